@@ -3,7 +3,7 @@
     python benchmarks/chunks.py mlr --sizes 10,17,25,34,50 --gather-kb 512,1024,2048 --repeats 15
 
 Every setting takes its turn in every repeat, so a busy moment of the machine meets all of them. The answer is what
-CHUNK_BYTES, STEP_FLOPS (kinfed.pools.local_pool) and GATHER_BYTES (kinfed.data.batches) are set from.
+CHUNK_BYTES, STEP_FLOPS (kinfed.pools.local_pool) and GATHER_BYTES (kinfed.data.examples.batches) are set from.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.console import Console
 from kinfed.bench.contest import Timing
 from kinfed.bench.timing import engine
 from kinfed.bench.workload import WORKLOADS, synthetic
-from kinfed.data import batches
+from kinfed.data.examples import batches
 from kinfed.pools.local_pool import available_cores
 from kinfed.report.tables import TextTable
 from kinfed.server.loop import Loop

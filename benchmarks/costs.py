@@ -32,20 +32,20 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from kinfed.algorithms import ALGORITHMS, make_algorithm, prepare_data
+from kinfed.algorithms.algorithm_names import ALGORITHMS, make_algorithm, prepare_data
 from kinfed.algorithms.base import Algorithm, RoundInfo
 from kinfed.algorithms.cgpfl.cgpfl import CGPFL, Server
-from kinfed.algorithms.clustering import Clusters
+from kinfed.algorithms.common.clustering import Clusters
 from kinfed.algorithms.pfedme import PFedMe
 from kinfed.algorithms.selffl.selffl import SelfFL
 from kinfed.bench.machine import describe_machine
 from kinfed.bench.workload import WORKLOADS, Workload, synthetic
-from kinfed.data.batches import Batch
-from kinfed.data.federation import Federation
-from kinfed.data.ragged import Ragged
-from kinfed.engine.cut import Cut
-from kinfed.engine.descent import Descent, Pull
-from kinfed.engine.task import Task, make_task
+from kinfed.data.examples.batches import Batch
+from kinfed.data.examples.ragged import Ragged
+from kinfed.data.federations.federation import Federation
+from kinfed.engine.contract.descent import Descent, Pull
+from kinfed.engine.contract.feature_loss import Cut
+from kinfed.engine.task_factory import Task, make_task
 from kinfed.errors import ConfigError, ModelError, unknown_name
 from kinfed.pools.local_pool import LocalPool
 from kinfed.report.tables import TableColumn, TextTable

@@ -29,13 +29,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from flower_network import Network, network
 from loopback import write_nodes
 
-from kinfed.data.federation import Federation
-from kinfed.deploy.certs import make_certificates
+from kinfed.data.federations.federation import Federation
+from kinfed.deploy.node.vault import Vault
+from kinfed.deploy.operator.certs import make_certificates
 from kinfed.deploy.settings import Deployment
-from kinfed.deploy.vault import Vault
-from kinfed.engine.task import ModuleTask
-from kinfed.runs.pipeline import ModelPipeline
+from kinfed.engine.task_factory import ModuleTask
 from kinfed.runs.simulation import simulate
+from kinfed.serving.pipeline import ModelPipeline
 
 NODES = ["x", "y", "z"]
 METHODS = {"fedavg": "", "ditto": "", "selffl": "", "fedfomo": "models=2", "cgpfl": "contexts=2"}  # options

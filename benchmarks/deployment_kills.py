@@ -26,13 +26,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from flower_network import Network, network
 from loopback import write_nodes
 
-from kinfed.data.federation import Federation
-from kinfed.deploy.certs import make_certificates
+from kinfed.data.federations.federation import Federation
+from kinfed.deploy.node.vault import Vault
+from kinfed.deploy.operator.certs import make_certificates
 from kinfed.deploy.settings import Deployment
-from kinfed.deploy.vault import Vault
-from kinfed.engine.task import ModuleTask
-from kinfed.runs.pipeline import ModelPipeline
+from kinfed.engine.task_factory import ModuleTask
 from kinfed.runs.simulation import simulate
+from kinfed.serving.pipeline import ModelPipeline
 
 NAMES = ["a", "b", "c"]
 ROUNDS = 5

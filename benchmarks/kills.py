@@ -24,7 +24,7 @@ from pathlib import Path
 
 import deployment_kills
 
-from kinfed.runs.compare import same_results
+from kinfed.records.compare import same_results
 
 MARK = "KINFED_KILLS"  # a variable that all descendants of a command inherit
 KINFED = [sys.executable, "-m", "kinfed"]

@@ -24,7 +24,7 @@ import torch
 from kinfed_side import KinfedSide
 from work import WORKS, make_images
 
-from kinfed.engine.fused_task import FusedTask
+from kinfed.engine.compiled.fused_task import FusedTask
 
 compiled_seconds: list[float] = []
 

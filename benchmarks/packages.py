@@ -32,7 +32,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import kinfed
-from kinfed.data.batches import LocalTraining
+from kinfed.data.examples.batches import LocalTraining
 from kinfed.errors import ConfigError, unknown_name
 from kinfed.report.tables import TableColumn, TextTable
 

@@ -22,10 +22,10 @@ from ray.cluster_utils import Cluster
 from rich.console import Console
 from torch import nn
 
-from kinfed.algorithms import make_algorithm
-from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Federation
-from kinfed.engine.task import make_task
+from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.federations.federation import Federation
+from kinfed.engine.task_factory import make_task
 from kinfed.pools.local_pool import LocalPool
 from kinfed.pools.ray_pool import RayCluster
 from kinfed.report.tables import TableColumn, TextTable

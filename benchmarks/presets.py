@@ -35,18 +35,18 @@ from typing import Any
 import tomli_w
 import torch
 
-from kinfed.algorithms import ALGORITHMS, make_algorithm, tuning_space
+from kinfed.algorithms.algorithm_names import ALGORITHMS, make_algorithm, tuning_space
+from kinfed.config.config import RunConfig
+from kinfed.config.config_reading import make_config
+from kinfed.config.preset_files import PRESETS
 from kinfed.core import storage
 from kinfed.core.options import Range
-from kinfed.data.federation import Federation
+from kinfed.data.federations.federation import Federation
 from kinfed.errors import ConfigError, ModelError, unknown_name
 from kinfed.runs.build import build_federation
-from kinfed.runs.config import RunConfig
-from kinfed.runs.config_reading import make_config
 from kinfed.runs.experiment import Experiment
-from kinfed.runs.preset_files import PRESETS
 from kinfed.runs.run_checks import check_run
-from kinfed.runs.trial_score import validation_score
+from kinfed.tuning.trial_score import validation_score
 
 LOGS = Path(__file__).with_suffix("")
 MARGIN = 0.003  # by which a setting must be better than the best so far to take its place

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import kinfed
-from kinfed.algorithms.facade import (
+from kinfed.author import (
     Algorithm,
     Cohort,
     DeltaUp,

@@ -1,5 +1,5 @@
 """`python -m kinfed` is the command `kinfed`."""
 
-from kinfed.cli.app import main
+from kinfed.cli import main
 
 main()

@@ -14,8 +14,8 @@ out. A row of weight 2 counts twice in the loss; it is not drawn twice into batc
 table in which it stands twice, but close to them.
 
 A client that was not there gets the server's model. `adopt` gives it one of its own, from labelled rows of its own and
-what the others have learnt: by the method's own rule for newcomers (kinfed.runs.adopt), with "auto" by what serves the
-clients of the fit best on average. Nobody else's model changes.
+what the others have learnt: by the method's own rule for newcomers (kinfed.newcomers.adoption), with "auto" by what
+serves the clients of the fit best on average. Nobody else's model changes.
 
 In pipelines, searches and cross-validation clients are best a column of the frame, which every step and every scorer
 sees:
@@ -41,9 +41,8 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from kinfed.data.example_weights import BALANCED, BY_CLIENT, NONE
-from kinfed.sites.estimator_base import PersonalizedEstimator
-from kinfed.sites.estimator_rows import Array, rows_that_count
+from kinfed.data import BALANCED, BY_CLIENT, NONE
+from kinfed.tabular import Array, PersonalizedEstimator, rows_that_count
 
 
 class PersonalizedClassifier(ClassifierMixin, PersonalizedEstimator):  # type: ignore[misc]

@@ -13,10 +13,10 @@ import torch
 from hypothesis import settings
 from torch import Tensor
 
-from kinfed.data.batches import Batch, Split
-from kinfed.data.features import Features
-from kinfed.data.federation import Federation
-from kinfed.engine.base import Task
+from kinfed.data.examples.batches import Batch, Split
+from kinfed.data.examples.features import Features
+from kinfed.data.federations.federation import Federation
+from kinfed.engine.contract.task import Task
 
 torch.set_num_threads(1)
 # A busy machine must not fail a test, and a test run must not depend on luck: examples are the same every time.

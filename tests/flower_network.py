@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kinfed.deploy.app_folder import make_app
-from kinfed.deploy.site_kit import node_toml
+from kinfed.deploy.operator.app_folder import make_app
+from kinfed.deploy.operator.site_kit import node_toml
 
 BIN = Path(sys.executable).parent
 CONNECTION = "net"

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from kinfed.deploy.exchange import Answer, Sent
-from kinfed.deploy.node import Node
-from kinfed.deploy.wire import Packet, arrays
+from kinfed.deploy.node.node import Node
+from kinfed.deploy.transport.exchange import Answer, Sent
+from kinfed.deploy.transport.wire import Packet, arrays
 from kinfed.errors import KinfedError
 
 Tamper = Callable[[str, Sent, Packet], Packet | list[Packet] | None]  # (client, question, answer) -> what arrives

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from kinfed.algorithms.base import RoundInfo
 from kinfed.core import rng
-from kinfed.data.batches import LocalTraining
-from kinfed.data.features import Features
-from kinfed.data.federation import Federation, Population
-from kinfed.data.problem import Problem
-from kinfed.data.ragged import Ragged
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.examples.features import Features
+from kinfed.data.examples.problem import Problem
+from kinfed.data.examples.ragged import Ragged
+from kinfed.data.federations.federation import Federation, Population
 from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.testing import Bench, tiny_federation
+from kinfed.testing.method_contract import Bench, tiny_federation
 from kinfed.testing.workbench import SEED, outcome
 from kinfed.theory.gaussian import Case, GaussianTask, GaussianWorld, draw
 

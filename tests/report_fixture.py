@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from kinfed.data.description import Description
-from kinfed.data.problem import Problem
+from kinfed.data.descriptions.description import Description
+from kinfed.data.examples.problem import Problem
 
 # What a method adds to local training (in accuracy), how fast, and how many models it moves per client and round.
 CHARACTER = {
@@ -285,7 +285,7 @@ def _own_figures(rng: np.random.Generator, method: str, number: int, clients: in
 
 
 def main(target: Path) -> None:
-    from kinfed.report import build
+    from kinfed.report.writing import build
 
     build([write_run(target / "demo")])
     many = ("local", "fedavg", "fedprox", "ditto", "selffl", "fedfomo", "cgpfl", "pfedme", "perfedavg", "ifca", "apfl")

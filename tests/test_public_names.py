@@ -26,7 +26,7 @@ def test_public_names() -> None:
 
 
 def test_importing_kinfed_is_cheap() -> None:
-    script = "import sys, kinfed, kinfed.runs.config, kinfed.core.registries; assert 'torch' not in sys.modules"
+    script = "import sys, kinfed, kinfed.config.config, kinfed.core.registries; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 

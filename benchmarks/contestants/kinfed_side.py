@@ -26,17 +26,17 @@ from work import (
 )
 
 import kinfed
-from kinfed.algorithms import make_algorithm, prepare_data
-from kinfed.data.batches import LocalTraining
-from kinfed.data.features import Features
-from kinfed.data.federation import Federation
-from kinfed.data.problem import Problem
-from kinfed.data.ragged import Ragged
-from kinfed.engine.models import build_model
-from kinfed.engine.task import make_task
+from kinfed.algorithms.algorithm_names import make_algorithm, prepare_data
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.examples.features import Features
+from kinfed.data.examples.problem import Problem
+from kinfed.data.examples.ragged import Ragged
+from kinfed.data.federations.federation import Federation
+from kinfed.engine.task_factory import make_task
+from kinfed.engine.zoo.models import build_model
 from kinfed.pools.local_pool import LocalPool
 from kinfed.pools.memory import keep_freed_memory
-from kinfed.report import build
+from kinfed.report.writing import build
 from kinfed.server.loop import Loop
 
 OPTIONS: dict[str, dict[str, Any]] = {

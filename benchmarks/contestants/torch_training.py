@@ -41,7 +41,7 @@ def network(work: Work) -> nn.Module:
     if work.model == "transformer":
         return RowTransformer(*work.shape, work.classes)
     if work.model == "resnet18":  # no rival has it: those who do have kinfed
-        from kinfed.engine.models import build_model
+        from kinfed.engine.zoo.models import build_model
 
         return build_model("resnet18", work.shape, work.classes, {"width": RESNET_WIDTH})
     channels, size = work.shape[0], prod(work.shape)

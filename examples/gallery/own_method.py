@@ -11,8 +11,8 @@ import matplotlib.pyplot as plt
 import torch
 
 import kinfed
-from kinfed.algorithms.facade import option
 from kinfed.algorithms.fedavg import FedAvg
+from kinfed.author import option
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.common.server_memory import check_memory
+from kinfed.author import (
     Algorithm,
     Cohort,
     ConfigError,
@@ -51,7 +52,6 @@ from kinfed.algorithms.facade import (
     gradient_steps,
     option,
 )
-from kinfed.algorithms.server_memory import check_memory
 
 
 @dataclass

@@ -22,17 +22,10 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.averaging import own_or_server
-from kinfed.core import rng
-from kinfed.core.options import check_options, option
-from kinfed.core.short_repr import changed_repr
-from kinfed.core.tree import Nothing, Tree, take_rows
-from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Cohort, Population
-from kinfed.engine.neighbours import with_neighbours
-from kinfed.engine.personal import task_for, trained_columns
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import Task
+from kinfed.algorithms.common.averaging import own_or_server
+from kinfed.core import Nothing, Tree, changed_repr, check_options, option, rng, take_rows
+from kinfed.data import Cohort, LocalTraining, Population
+from kinfed.engine import Task, sgd, task_for, trained_columns, with_neighbours
 from kinfed.errors import ConfigError, ModelError
 
 Server = TypeVar("Server", bound=Tree)
@@ -154,8 +147,8 @@ class Algorithm(Generic[Server, Client, Down, Up]):
         """[n, P]: the model each client would deploy now, or several by name, of which the first is deployed and the
         others are scored beside it. May use training and validation data, never test.
 
-        Wider rows are mixtures of K models, [n, K (P + 1)] (kinfed.engine.mixture), or models with a second network
-        at their features, [n, P + E + 1] (kinfed.engine.extended)."""
+        Wider rows are mixtures of K models, [n, K (P + 1)] (kinfed.engine.personal.mixture), or models with a second
+        network at their features, [n, P + E + 1] (kinfed.engine.personal.extended)."""
         raise NotImplementedError
 
     # ---- written by some ----

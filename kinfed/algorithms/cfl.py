@@ -35,8 +35,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.clustering import agglomerate, join_best_cluster
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.common.clustering import agglomerate, join_best_cluster
+from kinfed.author import (
     Algorithm,
     Cohort,
     ModelDown,
@@ -54,7 +54,7 @@ from kinfed.algorithms.facade import (
     sgd,
     take_rows,
 )
-from kinfed.core.kernels import cosines, norm
+from kinfed.core import cosines, norm
 
 
 @dataclass

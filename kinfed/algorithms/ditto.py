@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.author import (
     Algorithm,
     Cohort,
     ConfigError,

@@ -36,7 +36,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.common.server_memory import check_memory
+from kinfed.author import (
     Algorithm,
     Cohort,
     ConfigError,
@@ -53,7 +54,6 @@ from kinfed.algorithms.facade import (
     pairwise_squared_distances,
     sgd,
 )
-from kinfed.algorithms.server_memory import check_memory
 
 
 @dataclass

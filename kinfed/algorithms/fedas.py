@@ -15,7 +15,7 @@ Decisions. Alignment is plain SGD at `align_lr`, on batches of its own, with dz 
 whatever their share (released code). A client's first round has no old body and no alignment. F is a mean over
 examples, so that it does not grow with a client's data; `fisher = "batch"` is the released code's sum over batches of
 the squared norm of the batch's gradient, which does. Under models with running statistics an example's gradient is
-that of a batch of one (kinfed.engine.running_norms). More F is more weight: converged clients lose weight.
+that of a batch of one (kinfed.engine.rows.running_norms). More F is more weight: converged clients lose weight.
 
 The personal model is the client's own, as its training left it (released code); beside it, "current_body" has the
 server's current body under the client's head. Who has not trained yet has that. There is no server model. Not private
@@ -30,7 +30,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.common.heads import class_means, required_body
+from kinfed.author import (
     Algorithm,
     Batch,
     Cohort,
@@ -50,7 +51,6 @@ from kinfed.algorithms.facade import (
     own_or_server,
     sgd,
 )
-from kinfed.algorithms.heads import class_means, required_body
 
 
 @dataclass

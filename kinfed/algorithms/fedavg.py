@@ -20,7 +20,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.common.last_model import Client, DeploysLastModel
+from kinfed.author import (
     Cohort,
     DeltaUp,
     ModelDown,
@@ -34,7 +35,6 @@ from kinfed.algorithms.facade import (
     option,
     sgd,
 )
-from kinfed.algorithms.last_model import Client, DeploysLastModel
 
 
 @dataclass

@@ -29,9 +29,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import ConfigError, Federation, Population, PrivacyProfile, Task, option, sgd
 from kinfed.algorithms.fedavg import FedAvg, Server
-from kinfed.data import sharing
+from kinfed.author import ConfigError, Federation, Population, PrivacyProfile, Task, option, sgd
+from kinfed.data import share_examples as add_shared_examples
 
 
 @dataclass(frozen=True)
@@ -71,4 +71,4 @@ def share_examples(
     examples = len(torch.unique(federation.train.rows))
     base = examples if algorithm.share_base == "global" else examples / population.num_clients
     size = max(round(algorithm.share * base), 1)
-    return sharing.share_examples(federation, population, size, algorithm.alpha, population.key("shared-examples"))
+    return add_shared_examples(federation, population, size, algorithm.alpha, population.key("shared-examples"))

@@ -22,7 +22,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.common.partial import Down, Up
+from kinfed.author import (
     Algorithm,
     Cohort,
     ColumnSplit,
@@ -44,7 +45,6 @@ from kinfed.algorithms.facade import (
     parse_patterns,
     sgd,
 )
-from kinfed.algorithms.partial import Down, Up
 
 
 @dataclass

@@ -33,10 +33,10 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from kinfed.algorithms.distillation import digest, public_scores
-from kinfed.algorithms.facade import ConfigError, DeltaUp, Population, Range, RoundInfo, Task, option, rng
+from kinfed.algorithms.common.distillation import digest, public_scores
+from kinfed.algorithms.common.heads import required_head
 from kinfed.algorithms.fedavg import FedAvg, Server
-from kinfed.algorithms.heads import required_head
+from kinfed.author import ConfigError, DeltaUp, Population, Range, RoundInfo, Task, option, rng
 
 CYCLE_END = 0.4  # of the rate that a cycle begins with
 

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kinfed.algorithms.facade import ColumnSplit, ConfigError, Task, option, parse_patterns
-from kinfed.algorithms.partial import PartlyShared
+from kinfed.algorithms.common.partial import PartlyShared
+from kinfed.author import ColumnSplit, ConfigError, Task, option, parse_patterns
 
 
 @dataclass(frozen=True)

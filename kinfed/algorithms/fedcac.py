@@ -30,7 +30,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.common.last_model import Client, DeploysLastModel
+from kinfed.algorithms.common.server_memory import check_memory
+from kinfed.author import (
     Cohort,
     ModelDown,
     Population,
@@ -45,9 +47,7 @@ from kinfed.algorithms.facade import (
     sgd,
     weighted_mean,
 )
-from kinfed.algorithms.last_model import Client, DeploysLastModel
-from kinfed.algorithms.server_memory import check_memory
-from kinfed.core.bits import packed, unpacked
+from kinfed.core import packed, unpacked
 
 
 @dataclass

@@ -29,7 +29,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.common.heads import linear_start, required_body
+from kinfed.author import (
     Algorithm,
     Batch,
     Cohort,
@@ -50,9 +51,7 @@ from kinfed.algorithms.facade import (
     rng,
     sgd,
 )
-from kinfed.algorithms.heads import linear_start, required_body
-from kinfed.engine.extended import ExtendedTask, extended_rows
-from kinfed.engine.feature_gate import FeatureGate, context, gate_logits, gated_logits, split_gate
+from kinfed.engine import ExtendedTask, FeatureGate, context, extended_rows, gate_logits, gated_logits, split_gate
 
 KERNELS = (10.0, 15.0, 20.0, 50.0)  # a
 LEAST = 1e-9  # of a uniform draw and its complement, whose logit is taken

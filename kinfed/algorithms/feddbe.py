@@ -25,7 +25,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.common.heads import required_body
+from kinfed.author import (
     Algorithm,
     Batch,
     Cohort,
@@ -48,7 +49,6 @@ from kinfed.algorithms.facade import (
     option,
     sgd,
 )
-from kinfed.algorithms.heads import required_body
 
 
 @dataclass

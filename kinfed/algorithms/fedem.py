@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.author import (
     Algorithm,
     Batch,
     Cohort,
@@ -45,7 +45,7 @@ from kinfed.algorithms.facade import (
     sgd,
     take_rows,
 )
-from kinfed.engine.mixture import LEAST, MixtureTask, mixture_rows, responsibilities, shared_out
+from kinfed.engine import LEAST, MixtureTask, mixture_rows, responsibilities, shared_out
 
 
 @dataclass

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import AnyAlgorithm, Trait
-from kinfed.algorithms.facade import (
+from kinfed.author import (
     Algorithm,
     Cohort,
     ConfigError,
@@ -41,7 +41,7 @@ from kinfed.algorithms.facade import (
     option,
     rng,
 )
-from kinfed.engine.personal import task_for
+from kinfed.engine import task_for
 
 
 @dataclass

@@ -22,20 +22,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
-    Batch,
-    Cohort,
-    Deltas,
-    Population,
-    PrivacyProfile,
-    Range,
-    Task,
-    logit_delta,
-    option,
-    sgd,
-)
+from kinfed.algorithms.common.heads import class_counts, required_head
 from kinfed.algorithms.fedavg import FedAvg
-from kinfed.algorithms.heads import class_counts, required_head
+from kinfed.author import Batch, Cohort, Deltas, Population, PrivacyProfile, Range, Task, logit_delta, option, sgd
 
 
 @dataclass(frozen=True)

@@ -29,17 +29,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.distillation import OwnModels, digest, public_examples, public_scores
-from kinfed.algorithms.facade import (
-    Cohort,
-    Population,
-    Range,
-    RoundInfo,
-    Task,
-    Tree,
-    option,
-    sgd,
-)
+from kinfed.algorithms.common.distillation import OwnModels, digest, public_examples, public_scores
+from kinfed.author import Cohort, Population, Range, RoundInfo, Task, Tree, option, sgd
 
 
 @dataclass

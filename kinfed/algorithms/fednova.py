@@ -31,7 +31,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.common.last_model import Client
+from kinfed.algorithms.fedprox import FedProx
+from kinfed.author import (
     Algorithm,
     Cohort,
     ConfigError,
@@ -50,8 +52,6 @@ from kinfed.algorithms.facade import (
     mean_update,
     option,
 )
-from kinfed.algorithms.fedprox import FedProx
-from kinfed.algorithms.last_model import Client
 
 
 @dataclass

@@ -21,21 +21,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
-    Batch,
-    Cohort,
-    Deltas,
-    Population,
-    Range,
-    Task,
-    logit_delta,
-    option,
-    separable,
-    sgd,
-    take_rows,
-)
+from kinfed.algorithms.common.heads import required_head
 from kinfed.algorithms.fedavg import FedAvg
-from kinfed.algorithms.heads import required_head
+from kinfed.author import Batch, Cohort, Deltas, Population, Range, Task, logit_delta, option, separable, sgd, take_rows
 
 
 def not_true_softmax(z: Tensor, y: Tensor, tau: float) -> Tensor:

@@ -31,7 +31,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.common.last_model import Client
+from kinfed.author import (
     Algorithm,
     Cohort,
     Collect,
@@ -54,7 +55,6 @@ from kinfed.algorithms.facade import (
     sgd,
     train_models,
 )
-from kinfed.algorithms.last_model import Client
 
 
 @dataclass

@@ -41,7 +41,9 @@ from scipy.linalg import solve_triangular
 from scipy.optimize import nnls
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.common.heads import class_means, mean_prototypes, required_body
+from kinfed.algorithms.fedproto import PrototypePull
+from kinfed.author import (
     Algorithm,
     ClassSums,
     Cohort,
@@ -60,8 +62,6 @@ from kinfed.algorithms.facade import (
     option,
     sgd,
 )
-from kinfed.algorithms.fedproto import PrototypePull
-from kinfed.algorithms.heads import class_means, mean_prototypes, required_body
 
 NEGLIGIBLE = 1e-3  # weights of heads below this are dropped
 RIDGE = 1e-12  # of the mean diagonal, added to the diagonal

@@ -26,7 +26,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.common.heads import required_body
+from kinfed.algorithms.common.last_model import Client
+from kinfed.algorithms.fedavg import FedAvg
+from kinfed.author import (
     Batch,
     Cohort,
     Deltas,
@@ -42,9 +45,6 @@ from kinfed.algorithms.facade import (
     sgd,
     take_rows,
 )
-from kinfed.algorithms.fedavg import FedAvg
-from kinfed.algorithms.heads import required_body
-from kinfed.algorithms.last_model import Client
 
 SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)  # s
 

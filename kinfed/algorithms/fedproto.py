@@ -27,7 +27,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.common.heads import class_means, mean_prototypes, required_body
+from kinfed.author import (
     Algorithm,
     Batch,
     Cohort,
@@ -43,7 +44,6 @@ from kinfed.algorithms.facade import (
     option,
     sgd,
 )
-from kinfed.algorithms.heads import class_means, mean_prototypes, required_body
 
 NEVER = -1e9  # the logit of a class without a prototype: below all others, and finite
 

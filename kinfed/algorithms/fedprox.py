@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kinfed.algorithms.facade import Cohort, ConfigError, Range, Task, option, sgd
 from kinfed.algorithms.fedavg import FedAvg
+from kinfed.author import Cohort, ConfigError, Range, Task, option, sgd
 
 
 @dataclass(frozen=True)

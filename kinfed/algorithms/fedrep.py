@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.common.partial import PartlyShared
+from kinfed.author import (
     Cohort,
     ColumnSplit,
     LocalTraining,
@@ -30,7 +31,6 @@ from kinfed.algorithms.facade import (
     parse_patterns,
     sgd,
 )
-from kinfed.algorithms.partial import PartlyShared
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.common.heads import class_counts, required_head
+from kinfed.author import (
     Algorithm,
     Batch,
     Cohort,
@@ -50,7 +51,6 @@ from kinfed.algorithms.facade import (
     option,
     sgd,
 )
-from kinfed.algorithms.heads import class_counts, required_head
 
 
 @dataclass

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kinfed.algorithms.facade import ConfigError, Population, Task
 from kinfed.algorithms.fedavg import FedAvg
-from kinfed.engine.columns import matches
+from kinfed.author import ConfigError, Population, Task
+from kinfed.engine import matches
 
 
 @dataclass(frozen=True)

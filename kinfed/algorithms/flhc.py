@@ -31,8 +31,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.clustering import Linkage, agglomerate, join_best_cluster
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.common.clustering import Linkage, agglomerate, join_best_cluster
+from kinfed.author import (
     Algorithm,
     Cohort,
     ConfigError,
@@ -55,7 +55,7 @@ from kinfed.algorithms.facade import (
     sgd,
     take_rows,
 )
-from kinfed.core.kernels import pairwise_distances
+from kinfed.core import pairwise_distances
 
 
 @dataclass

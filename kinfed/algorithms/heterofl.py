@@ -31,7 +31,9 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.common.last_model import Client
+from kinfed.algorithms.common.masked_rows import MaskedDown, MaskedUp, mean_where_held, train_masked
+from kinfed.author import (
     Algorithm,
     Cohort,
     ConfigError,
@@ -49,10 +51,8 @@ from kinfed.algorithms.facade import (
     rng,
     take_rows,
 )
-from kinfed.algorithms.last_model import Client
-from kinfed.algorithms.masked_rows import MaskedDown, MaskedUp, mean_where_held, train_masked
-from kinfed.core.bits import packed, unpacked
-from kinfed.engine.columns import ParameterSlot
+from kinfed.core import packed, unpacked
+from kinfed.engine import ParameterSlot
 
 CHAINED = ("Linear", "Conv1d", "Conv2d", "Conv3d")
 NORMALIZATION = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d")

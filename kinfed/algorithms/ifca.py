@@ -23,8 +23,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.clustering import k_means, num_distinct
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.common.clustering import k_means, num_distinct
+from kinfed.author import (
     Algorithm,
     Cohort,
     Nothing,
@@ -43,7 +43,7 @@ from kinfed.algorithms.facade import (
     sgd,
     take_rows,
 )
-from kinfed.core.kernels import coordinates
+from kinfed.core import coordinates
 
 
 @dataclass

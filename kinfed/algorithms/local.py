@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.author import (
     Algorithm,
     Cohort,
     Nothing,

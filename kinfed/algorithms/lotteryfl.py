@@ -30,7 +30,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.common.masked_rows import MaskedDown, MaskedUp, mean_where_held, train_masked
+from kinfed.author import (
     Algorithm,
     Cohort,
     Population,
@@ -46,9 +47,8 @@ from kinfed.algorithms.facade import (
     option,
     own_or_server,
 )
-from kinfed.algorithms.masked_rows import MaskedDown, MaskedUp, mean_where_held, train_masked
-from kinfed.core.bits import packed, unpacked
-from kinfed.engine.columns import ParameterSlot
+from kinfed.core import packed, unpacked
+from kinfed.engine import ParameterSlot
 
 
 @dataclass

@@ -45,7 +45,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.author import (
     Algorithm,
     Cohort,
     ConfigError,
@@ -58,9 +58,7 @@ from kinfed.algorithms.facade import (
     option,
     rng,
 )
-from kinfed.engine.dense import FeedForwardNet
-from kinfed.engine.linear import Dense
-from kinfed.engine.task import ModuleTask
+from kinfed.engine import Dense, FeedForwardNet, ModuleTask
 from kinfed.errors import ModelError
 
 LEAST_EIGENVALUE = 1e-7  # of Σ

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.author import (
     Algorithm,
     Cohort,
     ConfigError,

@@ -28,7 +28,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.author import (
     Add,
     Algorithm,
     Cohort,

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.common.partial import PartlyShared
+from kinfed.author import (
     Cohort,
     ColumnSplit,
     ConfigError,
@@ -34,8 +35,7 @@ from kinfed.algorithms.facade import (
     parse_patterns,
     sgd,
 )
-from kinfed.algorithms.partial import PartlyShared
-from kinfed.engine.columns import matches
+from kinfed.engine import matches
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.common.feature_distribution import EPS, Distribution, best_beta, local_distribution
+from kinfed.algorithms.common.heads import class_counts, required_body
+from kinfed.author import (
     Algorithm,
     Cohort,
     ColumnSplit,
@@ -54,10 +56,7 @@ from kinfed.algorithms.facade import (
     rng,
     sgd,
 )
-from kinfed.algorithms.feature_distribution import EPS, Distribution, best_beta, local_distribution
-from kinfed.algorithms.heads import class_counts, required_body
-from kinfed.engine.client_features import features_by_client
-from kinfed.engine.linear import Dense
+from kinfed.engine import Dense, features_by_client
 
 
 @dataclass

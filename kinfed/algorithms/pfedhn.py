@@ -40,7 +40,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.author import (
     Algorithm,
     Cohort,
     ConfigError,
@@ -57,7 +57,7 @@ from kinfed.algorithms.facade import (
     rng,
     sgd,
 )
-from kinfed.core.kernels import IN_CACHE
+from kinfed.core import IN_CACHE
 
 ROWS_AT_ONCE = 4096  # of the head, drawn in float64
 

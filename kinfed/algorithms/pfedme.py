@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.author import (
     Algorithm,
     Cohort,
     ConfigError,

@@ -29,7 +29,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.common.heads import required_body
+from kinfed.algorithms.common.last_model import Client, DeploysLastModel
+from kinfed.algorithms.common.server_memory import check_memory
+from kinfed.author import (
     Cohort,
     DeltaUp,
     ModelDown,
@@ -44,9 +47,6 @@ from kinfed.algorithms.facade import (
     option,
     sgd,
 )
-from kinfed.algorithms.heads import required_body
-from kinfed.algorithms.last_model import Client, DeploysLastModel
-from kinfed.algorithms.server_memory import check_memory
 
 MOST_ALIKE = 0.9999
 

@@ -38,7 +38,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.common.last_model import Client
+from kinfed.author import (
     Algorithm,
     Cohort,
     ModelDown,
@@ -56,7 +57,6 @@ from kinfed.algorithms.facade import (
     own_or_server,
     sgd,
 )
-from kinfed.algorithms.last_model import Client
 
 LEAST_LOSS = 1e-10
 

@@ -9,17 +9,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kinfed.algorithms import prepare_data
-from kinfed.algorithms.fedavg import FedAvg
+from kinfed.algorithms import FedAvg, prepare_data
 from kinfed.bench.plain_loop import Example, PlainLoop
-from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Federation
-from kinfed.engine.draws import Draws
-from kinfed.engine.random_operations import KeyedDraws
-from kinfed.engine.task import ModuleTask
+from kinfed.data import Federation, LocalTraining
+from kinfed.engine import Draws, KeyedDraws, ModuleTask
 from kinfed.errors import KinfedError
-from kinfed.pools.local_pool import LocalPool
-from kinfed.server.loop import Loop
+from kinfed.pools import LocalPool
+from kinfed.server import Loop
 
 AGREEMENT = 1e-4  # largest difference of any parameter between engine and loop after one round on equal batches
 

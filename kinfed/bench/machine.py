@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from kinfed.bench.workload import Workload
-from kinfed.pools.local_pool import available_cores
+from kinfed.pools import available_cores
 
 
 @dataclass

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.bench.workload import Workload
-from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Federation
-from kinfed.engine.task import make_task
-from kinfed.server.schedule import Schedule
+from kinfed.data import Federation, LocalTraining
+from kinfed.engine import make_task
+from kinfed.server import Schedule
 
 Example = tuple[Tensor, Tensor]
 

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from kinfed.bench.step_timing import PARITY_STEPS, StepComparison
 from kinfed.bench.timing import BenchComparison, BenchResult
-from kinfed.report.tables import TableColumn, TextTable
+from kinfed.report import TableColumn, TextTable
 
 
 def print_result(result: BenchResult, console: Console | None = None) -> None:

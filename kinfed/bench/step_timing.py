@@ -15,9 +15,8 @@ from torch import nn
 from kinfed.bench.contest import Timing, disagreement, fedavg
 from kinfed.bench.plain_loop import PlainLoop
 from kinfed.bench.step_workload import StepWorkload
-from kinfed.data.federation import Federation
-from kinfed.engine.frozen_prefix import frozen_prefix
-from kinfed.engine.task import ModuleTask, make_task
+from kinfed.data import Federation
+from kinfed.engine import ModuleTask, frozen_prefix, make_task
 from kinfed.errors import KinfedError
 
 PARITY_CLIENTS, PARITY_STEPS = 2, 20

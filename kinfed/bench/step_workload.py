@@ -10,13 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from kinfed.data.batches import LocalTraining
-from kinfed.data.features import Features
-from kinfed.data.federation import Federation
-from kinfed.data.problem import Problem
-from kinfed.data.ragged import Ragged
-from kinfed.engine.bert import minilm, random_minilm
-from kinfed.engine.models import build_model
+from kinfed.data import Features, Federation, LocalTraining, Problem, Ragged
+from kinfed.engine import build_model, minilm, random_minilm
 
 CLASSES = 10
 BATCHES = 2  # of different examples that every client has

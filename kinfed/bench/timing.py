@@ -20,11 +20,11 @@ from kinfed.bench.plain_loop import PlainLoop
 from kinfed.bench.step_timing import StepComparison, compare_steps
 from kinfed.bench.step_workload import STEP_WORKLOADS
 from kinfed.bench.workload import WORKLOADS, Workload, synthetic
-from kinfed.data.federation import Federation
-from kinfed.engine.task import make_task
+from kinfed.data import Federation
+from kinfed.engine import make_task
 from kinfed.errors import ConfigError, unknown_name
-from kinfed.pools.local_pool import available_cores
-from kinfed.server.loop import Loop
+from kinfed.pools import available_cores
+from kinfed.server import Loop
 
 
 @dataclass

@@ -8,12 +8,8 @@ import torch
 from torch import nn
 
 from kinfed.core import rng
-from kinfed.data.batches import LocalTraining
-from kinfed.data.features import Features
-from kinfed.data.federation import Federation
-from kinfed.data.problem import Problem
-from kinfed.data.ragged import Ragged
-from kinfed.engine.models import build_model
+from kinfed.data import Features, Federation, LocalTraining, Problem, Ragged
+from kinfed.engine import build_model
 
 CLASSES = 10
 

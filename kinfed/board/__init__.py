@@ -1,1 +1,5 @@
-"""The board: a local page with all runs of a folder and a live view of each. It reads files and writes none."""
+"""A live page of runs in a browser."""
+
+from kinfed.core.door import open_door
+
+__getattr__, __dir__, __all__ = open_door(__name__, __file__)

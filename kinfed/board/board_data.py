@@ -5,13 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from kinfed.report.comparison import single_run
-from kinfed.report.figures import learning_curves
-from kinfed.report.palette import DARK
-from kinfed.report.sentences import headline
-from kinfed.runs.metrics import headline_text
-from kinfed.runs.reader import Run, load_run
-from kinfed.runs.run_index import RunEntry
+from kinfed.analysis import single_run
+from kinfed.records import Run, RunEntry, headline_text, load_run
+from kinfed.report import DARK, headline, learning_curves, style_of
 
 
 def listed(entry: RunEntry) -> dict[str, Any]:
@@ -42,7 +38,7 @@ def live_view(entry: RunEntry) -> dict[str, Any]:
         "notes": list(run.notes),
         "trials": [_trial(trial, run) for trial in run.trials],
         "figure": None if figure is None else figure.payload,
-        "methods": [{"label": method.label, "color": method.style.color} for method in comparison.methods],
+        "methods": [{"label": method.label, "color": style_of(method).color} for method in comparison.methods],
         "dark": DARK,
     }
 

@@ -22,10 +22,10 @@ from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 from kinfed.board.board_data import listed, live_view
-from kinfed.core.storage import to_json
+from kinfed.core import to_json
 from kinfed.errors import ConfigError, KinfedError
-from kinfed.report.html import render
-from kinfed.runs.run_index import RunEntry, find_runs
+from kinfed.records import RunEntry, find_runs
+from kinfed.report import render
 
 HOST, PORT = "127.0.0.1", 8050
 _SEARCH_EVERY = 1.0  # seconds for which a search of the folder is good
@@ -155,9 +155,9 @@ def _plotly() -> bytes:
 
 def _report(entry: RunEntry) -> str:
     """The run's page as it would be written now."""
-    from kinfed.report.comparison import compare
-    from kinfed.report.page import report_page
-    from kinfed.runs.reader import load_run
+    from kinfed.analysis import compare
+    from kinfed.records import load_run
+    from kinfed.report import report_page
 
     run = load_run(entry.path.resolve(), entry.name)
     return report_page([run], compare([run]))

@@ -19,13 +19,13 @@ from kinfed.cli import (
     results_command,
     run_command,
     runs_command,
-    site_commands,
     tune_command,
 )
+from kinfed.cli import deploy_up_command as site_commands
 from kinfed.cli.parameters import CommandGroup, SettingsCommand
 from kinfed.cli.reproduce_command import reproduce
 from kinfed.errors import KinfedError, StorageError
-from kinfed.pools.memory import keep_freed_memory
+from kinfed.pools import keep_freed_memory
 from kinfed.version import __version__
 
 app = CommandGroup(

@@ -14,7 +14,7 @@ from kinfed.cli.terminal import console, say
 from kinfed.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kinfed.runs.pipeline import Predictions
+    from kinfed.serving import Predictions
 
 deploy = CommandGroup(help="Real clients with Flower: an app folder, keys and certificates.", no_args_is_help=True)
 vault = CommandGroup(help="On a node: the personal states and models it keeps.", no_args_is_help=True)
@@ -28,7 +28,7 @@ DEFAULT = Path("~/.kinfed/vault")
 @deploy.command()
 def init(folder: Annotated[Path, typer.Argument(help="Folder to make.")]) -> None:
     """Write an app folder: a configuration to edit, what Flower starts, and an example of a node's data."""
-    from kinfed.deploy.app_folder import make_app
+    from kinfed.deploy import make_app
 
     for path in make_app(folder):
         say(f"wrote    {path}")
@@ -43,7 +43,7 @@ def certs(
 ) -> None:
     """Make a CA, the server's certificate and the nodes' keys; an existing CA and existing keys stay."""
     try:
-        from kinfed.deploy.certs import make_certificates
+        from kinfed.deploy import make_certificates
     except ModuleNotFoundError as error:
         raise ConfigError(f"certificates need the extra: pip install 'kinfed[flower]' ({error})") from None
 
@@ -59,9 +59,8 @@ def messages(
 ) -> None:
     """What leaves a node in every round, by method: the fields of its updates; (some) only with some options."""
     from kinfed.algorithms import ALGORITHMS, make_algorithm
-    from kinfed.data.batches import LocalTraining
-    from kinfed.deploy.settings import not_for_nodes
-    from kinfed.deploy.wire import sent_fields
+    from kinfed.data import LocalTraining
+    from kinfed.deploy import not_for_nodes, sent_fields
 
     table = Table("method", "sends", box=None, padding=(0, 2, 0, 0), show_edge=False)
     for name in method or ALGORITHMS:
@@ -76,7 +75,7 @@ def messages(
 @vault.command("list")
 def list_(folder: VaultFolder = DEFAULT) -> None:
     """List what this node keeps: runs, clients, rounds, sizes."""
-    from kinfed.deploy.vault import Vault
+    from kinfed.deploy import Vault
 
     entries = Vault(folder).entries()
     if not entries:
@@ -94,8 +93,8 @@ def list_(folder: VaultFolder = DEFAULT) -> None:
 @vault.command()
 def budget(folder: VaultFolder = DEFAULT) -> None:
     """Show the privacy spent by each client over all runs and servers, and the owner's limit."""
-    from kinfed.deploy.vault import Vault
-    from kinfed.privacy.epsilon import epsilon_over_noises
+    from kinfed.deploy import Vault
+    from kinfed.privacy import epsilon_over_noises
 
     pages = {books.client: books.read() for books in Vault(folder).booked_clients()}
     if not pages:
@@ -128,7 +127,7 @@ def export(
 ) -> None:
     """Copy a personal model out of the vault, as safetensors that plain PyTorch loads."""
     from kinfed.core import storage
-    from kinfed.deploy.vault import Vault
+    from kinfed.deploy import Vault
 
     path = Vault(folder).model_path(run, client)
     with storage.storage_errors("write", out):
@@ -144,7 +143,7 @@ def clear(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Remove a run from the vault. This cannot be undone: personal models exist nowhere else."""
-    from kinfed.deploy.vault import Vault
+    from kinfed.deploy import Vault
 
     if not yes:
         typer.confirm(f"remove all personal states and models of run {run}?", abort=True)
@@ -171,10 +170,10 @@ def predict(
     plugin: Plugins = None,
 ) -> None:
     """Predict classes with probabilities, or numbers, for new examples with one model; needs no server."""
-    from kinfed.deploy.vault import Vault
-    from kinfed.runs import predict as predicting
-    from kinfed.runs.pipeline import ModelPipeline
-    from kinfed.sites.fit_result import FitResult, is_fit
+    from kinfed.deploy import Vault
+    from kinfed.serving import ModelPipeline
+    from kinfed.serving import predict as predicting
+    from kinfed.tabular import FitResult, is_fit
 
     if client_column is not None:
         if run is None or not Path(run).is_dir() or client is not None:
@@ -201,9 +200,9 @@ def predict(
 def _predictions_by_client(
     table: Path, folder: Path, column: str, algorithm: str | None, seed: int | None, name_column: str | None
 ) -> Predictions:
-    from kinfed.runs.predict import model_of_run, predict_by_client
-    from kinfed.runs.run_files import RunFiles
-    from kinfed.sites.fit_result import FitResult, is_fit
+    from kinfed.records import RunFiles
+    from kinfed.serving import model_of_run, predict_by_client
+    from kinfed.tabular import FitResult, is_fit
 
     if is_fit(folder):
         result = FitResult.read(folder)

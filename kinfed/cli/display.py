@@ -12,16 +12,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kinfed.api import LiveDisplay, Speed
 from kinfed.cli.terminal import say
-from kinfed.engine.measure_catalogue import MEASURES, Measure, find_measure
-from kinfed.interactive.progress import LiveDisplay, Speed
-from kinfed.runs.metrics import headline_text
-from kinfed.runs.observer import NullObserver
+from kinfed.engine import MEASURES, Measure, find_measure
+from kinfed.records import headline_text
+from kinfed.runs import NullObserver
 
 if TYPE_CHECKING:
-    from kinfed.runs.baseline import Baseline
-    from kinfed.runs.config import RunConfig
-    from kinfed.server.loop import RoundReport
+    from kinfed.config import RunConfig
+    from kinfed.runs import Baseline
+    from kinfed.server import RoundReport
 
 PLAIN_EVERY = 10.0  # seconds between lines where there is no terminal
 
@@ -75,7 +75,7 @@ def display(console: Console, total_rounds: int, metric: str | None = None) -> L
 
 def run_sentence(config: RunConfig) -> str:
     """What a run is about to do."""
-    from kinfed.runs.build import partition_name
+    from kinfed.runs import partition_name
 
     seeds = "seed" if len(config.seeds) == 1 else "seeds"
     return (

@@ -38,7 +38,7 @@ def doctor() -> None:
 
 
 def _show_machine() -> None:
-    from kinfed.pools.memory import physical_memory
+    from kinfed.pools import physical_memory
 
     memory = physical_memory()
     say(f"kinfed   {__version__} in {Path(__file__).parents[1]}")
@@ -63,8 +63,8 @@ def _show_packages(base: list[Package], extras: dict[str, list[Package]]) -> Non
 def _show_engine() -> None:
     import torch
 
-    from kinfed.engine.fused_task import is_installed
-    from kinfed.pools.local_pool import available_cores
+    from kinfed.engine import is_installed
+    from kinfed.pools import available_cores
 
     devices = ["cpu", *(f"cuda ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count()))]
     if torch.backends.mps.is_available():
@@ -75,8 +75,8 @@ def _show_engine() -> None:
 
 
 def _show_data() -> None:
-    from kinfed.core.cache import cache_folder
-    from kinfed.data.sources.hub import data_folder
+    from kinfed.core import cache_folder
+    from kinfed.data import data_folder
 
     folder = data_folder(None)
     named = "KINFED_DATA" if os.environ.get("KINFED_DATA") else "KINFED_DATA or --data name another"

@@ -10,8 +10,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from kinfed.data.description import Description
-from kinfed.data.preprocessing import TablePreprocessing
+from kinfed.data import Description, TablePreprocessing
 
 MOST_CLIENTS = 30  # lines shown; more clients are sampled by size
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")

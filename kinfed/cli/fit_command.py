@@ -15,7 +15,7 @@ from kinfed.cli.terminal import console, say
 from kinfed.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kinfed.sites.fit_result import FitResult
+    from kinfed.tabular import FitResult
 
 TABLE, SEARCH, FILES = "Table", "Search", "Files and time"
 DEMO = "breast_cancer"
@@ -95,9 +95,9 @@ def fit(
     demo: Annotated[bool, typer.Option("--demo", help="Use a small built-in table; works offline.")] = False,
 ) -> None:
     """Train and explain a good model for every site of a table."""
-    from kinfed.runs.method_run import Interrupted
-    from kinfed.sites.fit import fit as fit_table
-    from kinfed.sites.fit_result import PAGE
+    from kinfed.runs import Interrupted
+    from kinfed.tabular import PAGE
+    from kinfed.tabular import fit as fit_table
 
     typed = {
         "client_column": client_column, "label_column": label_column, "task": task, "columns": columns,
@@ -144,8 +144,7 @@ MOST_SENTENCES = 12  # on a terminal; the page has all
 
 def show_gains(result: FitResult, limit: int) -> None:
     """What every site has alone and takes: a table, the balance, and a sentence for each."""
-    from kinfed.sites.site_page import short_table
-    from kinfed.sites.site_sentences import Wording
+    from kinfed.tabular import Wording, short_table
 
     words = Wording(result)
     console.print(short_table(result, limit))
@@ -158,7 +157,7 @@ def show_gains(result: FitResult, limit: int) -> None:
 
 def _started_with(folder: Path) -> tuple[str | list[str], dict[str, Any]]:
     """The table and options of a folder, so that `kinfed fit --out DIR --resume` alone is enough."""
-    from kinfed.runs.run_files import RunFiles
+    from kinfed.records import RunFiles
 
     settings = dict(RunFiles(folder).settings)
     if "table" not in settings or "folds" not in settings:

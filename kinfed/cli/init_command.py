@@ -18,8 +18,8 @@ def init(
     file: Annotated[Path, typer.Argument(help="TOML file to write; one that exists is left alone.")] = Path("run.toml"),
 ) -> None:
     """Write a TOML file to edit, with every setting explained; the options given here are set in it."""
+    from kinfed.config import config_toml
     from kinfed.core import storage
-    from kinfed.runs.config_template import config_toml
 
     if file.exists():
         raise ConfigError(f"{file} exists already; name another file, or remove it first")

@@ -111,8 +111,8 @@ def describe(
 ) -> None:
     """Show who holds what: sizes, classes per client, how far apart label distributions are."""
     from kinfed.cli.federation_view import FederationView
-    from kinfed.data.describe import describe as description_of
-    from kinfed.runs.build import build_federation
+    from kinfed.data import describe as description_of
+    from kinfed.runs import build_federation
 
     federation = build_federation(settings_of(context).make_config(), seed)
     console.print(FederationView(description_of(federation)))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import sys
 
-from kinfed.core.options import OptionDoc
-from kinfed.core.registries import registry_of
+from kinfed.core import OptionDoc, registry_of
 from kinfed.errors import unknown_name
 
 # As `kinfed list` calls them, and as their registries do. Only the registries that are asked for are imported.
@@ -39,7 +38,7 @@ def model_sizes(name: str) -> tuple[str, str]:
         return "", ""
     trained, frozen = facts.get("trained"), facts.get("frozen", 0)
     if trained is None:
-        from kinfed.engine.model_outline import model_outline
+        from kinfed.engine import model_outline
 
         outline = model_outline(name)
         assert outline is not None  # it has an example
@@ -53,7 +52,7 @@ def gradient_path(name: str) -> str:
     """How a model's gradients are computed; "" where it was registered without an example."""
     if known := registry_of("model")[name].facts.get("path"):
         return str(known)
-    from kinfed.engine.model_outline import model_outline
+    from kinfed.engine import model_outline
 
     outline = model_outline(name)
     return "" if outline is None else outline.backend
@@ -68,7 +67,7 @@ def _short(count: int) -> str:
 
 def preset_rows(name: str) -> tuple[list[str], dict[str, list[str]]]:
     """Of a preset: the families it has, and for every method its settings in each of them ("" where there are none)."""
-    from kinfed.runs.preset_files import in_words, preset_families, preset_methods
+    from kinfed.config import in_words, preset_families, preset_methods
 
     families = preset_families(name)
     by_family = [preset_methods(name, family) for family in families]

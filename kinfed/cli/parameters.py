@@ -30,7 +30,7 @@ from kinfed.errors import ConfigError, KinfedError
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-    from kinfed.runs.config import RunConfig
+    from kinfed.config import RunConfig
 
     ParamType = click.ParamType[Any]  # generic for type checkers, but in older versions of click not when it runs
 else:
@@ -51,12 +51,12 @@ class TypedSettings:
     @property
     def change_results(self) -> bool:
         """Whether anything was typed that decides results, and not only how and where they are computed."""
-        from kinfed.runs.config import NON_RESULT_SETTINGS
+        from kinfed.config import NON_RESULT_SETTINGS
 
         return self.file is not None or bool(self.sets) or not self.values.keys() <= set(NON_RESULT_SETTINGS)
 
     def make_config(self) -> RunConfig:
-        from kinfed.runs.config_reading import make_config
+        from kinfed.config import make_config
 
         return make_config(self.file, self.values, self.sets)
 
@@ -107,8 +107,7 @@ class SettingsCommand(Command):
 
     @cached_property
     def _made(self) -> list[click.Parameter]:
-        from kinfed.runs.config import RunConfig
-        from kinfed.runs.config_fields import PANELS
+        from kinfed.config import PANELS, RunConfig
 
         names = RunConfig.model_fields if self.settings is None else self.settings
         options = [_option(name, RunConfig.model_fields[name], self.texts.get(name)) for name in names]
@@ -131,7 +130,7 @@ class SettingsCommand(Command):
 
 
 def _is_table(file: str) -> bool:
-    from kinfed.data.sources.table_files import is_table
+    from kinfed.data import is_table
 
     return is_table(file)
 
@@ -176,7 +175,7 @@ def _option(name: str, declaration: FieldInfo, text: str | None) -> TyperOption:
 
 def _kind(hint: Any) -> Any:
     """The type that a value is typed as, without "or none"."""
-    from kinfed.runs.requirements import alternatives
+    from kinfed.config import alternatives
 
     kinds = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in alternatives(hint)]
     return kinds[0] if len(kinds) == 1 else tuple(kinds)
@@ -229,8 +228,7 @@ class RegisteredName(Text):
         self._registry = registry
 
     def words(self, ctx: click.Context) -> Iterable[str]:
-        from kinfed.core.registries import registry_of
-        from kinfed.core.registry import load_plugin
+        from kinfed.core import load_plugin, registry_of
 
         try:
             for file in ctx.params.get("plugins") or ():
@@ -248,7 +246,7 @@ class RegisteredName(Text):
 
 
 def _load(files: list[Path] | None) -> list[Path] | None:
-    from kinfed.core.registry import load_plugin
+    from kinfed.core import load_plugin
 
     for file in files or ():
         load_plugin(file)

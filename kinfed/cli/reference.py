@@ -13,15 +13,11 @@ from typing import Any
 
 import torch
 
-from kinfed.algorithms import ALGORITHMS, make_algorithm
-from kinfed.algorithms.base import Algorithm, AnyAlgorithm, PrivacyProfile
-from kinfed.core.options import OptionDoc, declared, describe_options
-from kinfed.core.registries import registry_of
-from kinfed.core.tree import Tree
-from kinfed.data.batches import LocalTraining
-from kinfed.deploy.wire import message_types
-from kinfed.runs.config import RunConfig
-from kinfed.runs.config_fields import PANELS
+from kinfed.algorithms import ALGORITHMS, Algorithm, AnyAlgorithm, PrivacyProfile, make_algorithm
+from kinfed.config import PANELS, RunConfig
+from kinfed.core import OptionDoc, Tree, declared, describe_options, registry_of
+from kinfed.data import LocalTraining
+from kinfed.deploy import message_types
 
 HEAD = """# Reference
 

@@ -103,7 +103,7 @@ def _one_recipe(
     from kinfed.reproduce.judge import verdicts
     from kinfed.reproduce.publishing import reproduction_folder
     from kinfed.reproduce.recipe_page import write_reproduction
-    from kinfed.runs.method_run import Interrupted
+    from kinfed.runs import Interrupted
 
     recipe = whole if only is None else whole.limited_to(only, scale)
     folder = reproduction_folder(out, recipe.name, scale)

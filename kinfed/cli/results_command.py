@@ -42,10 +42,9 @@ def export(
     onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX, preprocessing included (extra onnx).")] = False,
 ) -> None:
     """Write one client's personal model, or the server's, as safetensors that plain PyTorch loads, or as ONNX."""
-    from kinfed.core.storage import file_name
-    from kinfed.runs.export import export_model
-    from kinfed.runs.predict import model_of_run
-    from kinfed.sites.fit_result import FitResult, is_fit
+    from kinfed.core import file_name
+    from kinfed.serving import export_model, model_of_run
+    from kinfed.tabular import FitResult, is_fit
 
     if not onnx and not is_fit(folder):
         exported = export_model(folder, client, algorithm, seed, out)
@@ -55,7 +54,7 @@ def export(
     name = file_name(client or "server", any_letters=True)
     path = out or Path(f"{name}.{'onnx' if onnx else 'safetensors'}")
     if onnx:
-        from kinfed.runs.onnx_export import write_onnx
+        from kinfed.serving import write_onnx
 
         write_onnx(model, path)
     else:
@@ -82,8 +81,8 @@ def adopt(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File for the model (.safetensors).")] = None,
 ) -> None:
     """Let a new client join a finished run; compares its model with training alone and the server's."""
-    from kinfed.runs.adopt import adopt as adopt_client
-    from kinfed.runs.newcomer import newcomer_from_table
+    from kinfed.newcomers import adopt as adopt_client
+    from kinfed.newcomers import newcomer_from_table
 
     newcomer = newcomer_from_table(
         folder, table, label_column, split_column=split_column, weight_column=weight_column,
@@ -108,8 +107,8 @@ def gain(
 ) -> None:
     """Who gains from federating: every client's figure alone and with a method, as measured in a run that has local.
     Of Self-FL runs and of tables, also each client's theoretical error."""
-    from kinfed.runs.gain import gain_from_run, gain_from_table, render, summary
-    from kinfed.sites.fit_result import FitResult, is_fit
+    from kinfed.analysis import gain_from_run, gain_from_table, render, summary
+    from kinfed.tabular import FitResult, is_fit
 
     if is_fit(source):
         from kinfed.cli.fit_command import show_gains
@@ -121,7 +120,7 @@ def gain(
         show_gains(FitResult.read(source), limit)
         return
     if source.is_dir():
-        from kinfed.report.measured_gain import measured_gain
+        from kinfed.report import measured_gain
 
         reason = None
         try:
@@ -149,7 +148,7 @@ def compare(
     tolerance: Annotated[float, typer.Option(help="Largest difference between numbers that counts as none.")] = 0.0,
 ) -> None:
     """Check whether two runs have the same results, apart from times; exit status 1 if they differ."""
-    from kinfed.runs.compare import same_results
+    from kinfed.records import same_results
 
     differences = same_results(first, second, tolerance=tolerance)
     for line in differences:

@@ -15,7 +15,7 @@ from kinfed.cli.terminal import console, say
 from kinfed.errors import ConfigError, PoolError
 
 if TYPE_CHECKING:
-    from kinfed.runs.config import RunConfig
+    from kinfed.config import RunConfig
 
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the run (default: runs/<time>).")]
 
@@ -35,11 +35,9 @@ def run(
     ] = None,
 ) -> None:
     """Compare methods on the same clients, batches and starting models; without arguments, on digits."""
+    from kinfed.api import total_rounds
     from kinfed.cli.display import display, outsiders_sentence, results_table, run_sentence
-    from kinfed.interactive.progress import total_rounds
-    from kinfed.runs import experiment
-    from kinfed.runs.method_run import Interrupted
-    from kinfed.runs.observer import Observers
+    from kinfed.runs import Interrupted, Observers, experiment
     from kinfed.trackers import make_trackers
 
     config = _config(settings_of(context), out, resume, extend)
@@ -70,13 +68,13 @@ def run(
 
 
 def _config(typed: TypedSettings, out: Path | None, resume: bool, extend: bool) -> RunConfig:
-    from kinfed.runs.config_reading import make_config
-    from kinfed.runs.experiment import read_config
+    from kinfed.config import make_config
+    from kinfed.runs import read_config
 
     if extend:
         if out is None:
             raise ConfigError("--extend needs --out, the folder of the run to extend")
-        from kinfed.runs.growth import grown_config
+        from kinfed.runs import grown_config
 
         return grown_config(out, typed.file, typed.values, typed.sets)
     if resume and out is None:

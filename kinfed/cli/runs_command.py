@@ -30,7 +30,7 @@ def runs(
     from rich.table import Table
     from rich.text import Text
 
-    from kinfed.runs.run_index import find_runs, matching
+    from kinfed.records import find_runs, matching
 
     pairs = [text.partition("=") for text in where or ()]
     if wrong := [name + equals for name, equals, value in pairs if not equals or not value]:
@@ -73,7 +73,7 @@ def board(
     show: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
     """Serve a local, read-only page with all runs in a folder, and running ones live."""
-    from kinfed.board.board_server import BoardServer
+    from kinfed.board import BoardServer
 
     with BoardServer(folder, port) as server:
         say(f"board    {server.url}  (this machine only, read-only; Ctrl-C ends it)")

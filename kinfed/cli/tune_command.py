@@ -15,7 +15,7 @@ from kinfed.cli.terminal import console, say
 from kinfed.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kinfed.runs.tune import Started
+    from kinfed.tuning import Started
 
 DEFAULT_TRIALS = 20
 # Not among them: privacy, which tuning cannot account for, and what concerns files that trials do not write.
@@ -60,9 +60,9 @@ def tune(
 ) -> None:
     """Choose each method's settings on validation data, with the same budget for every method."""
     from kinfed.cli.display import TuningLines, run_sentence, tuning_table
-    from kinfed.runs.method_run import Interrupted
-    from kinfed.runs.tune import read_tuning
-    from kinfed.runs.tune import tune as search
+    from kinfed.runs import Interrupted
+    from kinfed.tuning import read_tuning
+    from kinfed.tuning import tune as search
 
     if resume and out is None:
         raise ConfigError("--resume needs --out, the folder of the tuning to continue")
@@ -98,9 +98,9 @@ def tune(
 
 def _tune_while_training(plan: Started, configurations: int, folder: Path, resume: bool) -> None:
     from kinfed.cli.display import TuningLines, run_sentence
-    from kinfed.engine.measures import MEASURES
-    from kinfed.runs.method_run import Interrupted
-    from kinfed.runs.tuning_while_training import tune_while_training
+    from kinfed.engine import MEASURES
+    from kinfed.runs import Interrupted
+    from kinfed.tuning import tune_while_training
 
     if plan.prune:
         raise ConfigError("--prune stops trials, of which tuning while training has none; leave it out")
@@ -123,8 +123,7 @@ def _tune_while_training(plan: Started, configurations: int, folder: Path, resum
 
 
 def _new_plan(typed: TypedSettings, ranges: tuple[str, ...], prune: bool) -> Started:
-    from kinfed.runs.tune import Started
-    from kinfed.runs.tuning_space import parse_ranges
+    from kinfed.tuning import Started, parse_ranges
 
     config = typed.make_config()
     varied = parse_ranges(ranges, {label: options["method"] for label, options in config.algorithms.items()})
@@ -137,6 +136,6 @@ def _with_place(plan: Started, typed: TypedSettings) -> Started:
     """The plan of a folder, computed how and where it is said now."""
     from dataclasses import replace
 
-    from kinfed.runs.config_reading import make_config
+    from kinfed.config import make_config
 
     return replace(plan, config=make_config(None, {**plan.config.dump(), **typed.values}))

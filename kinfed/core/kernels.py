@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.core.large_rows import empty_rows
+from kinfed.core.buffers import empty_rows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

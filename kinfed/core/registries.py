@@ -18,16 +18,16 @@ from kinfed.errors import unknown_name
 
 REGISTRIES = {
     "algorithm": "kinfed.algorithms:ALGORITHMS",
-    "dataset": "kinfed.data.registered:SOURCES",
-    "partition": "kinfed.data.registered:PARTITIONS",
-    "model": "kinfed.engine.models:MODELS",
-    "metric": "kinfed.runs.metrics:METRICS",
-    "robust rule": "kinfed.server.robust:RULES",
-    "codec": "kinfed.core.codecs:CODECS",
-    "mode": "kinfed.server.staleness:MODES",
-    "clock": "kinfed.server.clock:CLOCKS",
-    "preset": "kinfed.runs.preset_files:PRESETS",
-    "panel": "kinfed.report.panels:PANELS",
+    "dataset": "kinfed.data:SOURCES",
+    "partition": "kinfed.data:PARTITIONS",
+    "model": "kinfed.engine:MODELS",
+    "metric": "kinfed.records:METRICS",
+    "robust rule": "kinfed.updates:RULES",
+    "codec": "kinfed.updates:CODECS",
+    "mode": "kinfed.server:MODES",
+    "clock": "kinfed.server:CLOCKS",
+    "preset": "kinfed.config:PRESETS",
+    "panel": "kinfed.report:PANELS",
 }
 _OTHER_WORDS = {"method": "algorithm", "data set": "dataset", "rule": "robust rule"}
 

@@ -17,15 +17,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
-from kinfed.algorithms import changes_data, make_algorithm
-from kinfed.algorithms.base import AnyAlgorithm
-from kinfed.data.example_weights import BALANCED, BY_CLIENT, parse_class_weights
-from kinfed.data.example_weights import NONE as NO_WEIGHTS
-from kinfed.data.problem import Problem
+from kinfed.algorithms import AnyAlgorithm, changes_data, make_algorithm
+from kinfed.config import Named, RunConfig, make_config
+from kinfed.data import BALANCED, BY_CLIENT, Problem, parse_class_weights
+from kinfed.data import NONE as NO_WEIGHTS
 from kinfed.errors import ConfigError, DataError, unknown_name
-from kinfed.runs.config import RunConfig
-from kinfed.runs.config_fields import Named
-from kinfed.runs.config_reading import make_config
 
 STANDARD, NONE = "standard", "none"
 AUTOMATIC_VALIDATION = 0.2  # share of training examples, where a method needs validation and none is asked for

@@ -1,1 +1,5 @@
-"""Pools: the processes in which clients have their data and states, and train."""
+"""Where clients are computed: in this process or by Ray."""
+
+from kinfed.core.door import open_door
+
+__getattr__, __dir__, __all__ = open_door(__name__, __file__)

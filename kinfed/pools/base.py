@@ -17,24 +17,12 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from kinfed.engine.task import Score
-from kinfed.privacy.dpsgd import Record
+from kinfed.engine import Score
+from kinfed.privacy import Record
+from kinfed.updates import Reply
 
 Download = Callable[[Tensor], Any]  # ids [n] -> rows of the method's Down
 ServerModelOf = Callable[[Tensor], Tensor | None]  # ids [n] -> [n, P]
-
-
-@dataclass
-class Reply:
-    """What came back from a cohort: rows of `up` belong to `ids`, in ascending order."""
-
-    ids: Tensor
-    up: Any  # None where nobody replied
-    nbytes: int  # of all updates sent, the rejected ones too
-    rejected: list[int] = field(default_factory=list)  # clients whose update or new state could not be used
-    reasons: dict[int, str] = field(default_factory=dict)  # of rejections, where there is more to say than "not finite"
-    record: Record | None = None  # of private tasks in other processes; None where the loop's own task recorded it
-    nbytes_down: int = 0  # of messages to the clients beside what `download` made
 
 
 @dataclass
@@ -45,7 +33,9 @@ class Evaluation:
     personal: Score | None
     server_model: Score | None  # the server's model for the client
     figures: dict[str, Tensor] = field(default_factory=dict)
-    models: Tensor | None = None  # [n, P] personal models, with `keep_models`; wider rows: kinfed.engine.mixture
+    models: Tensor | None = (
+        None  # [n, P] personal models, with `keep_models`; wider rows: kinfed.engine.personal.mixture
+    )
     alternatives: dict[str, Score] = field(default_factory=dict)  # other models that the method reports, by name
     record: Record | None = None  # as in a reply
     took_part: Tensor | None = None  # bool [n]: whose update has come back in some round; filled in by the server loop

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kinfed.core.loop_memory import Moments
-from kinfed.core.tree import Tree
-from kinfed.pools.base import Reply
+from kinfed.core import Tree
+from kinfed.data import Moments
 from kinfed.pools.collect import ReplyCollector
 from kinfed.pools.store import ClientStore, MomentStore
+from kinfed.updates import Reply
 
 
 @dataclass

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from kinfed.core.large_rows import empty_rows
-from kinfed.core.tree import Tree
-from kinfed.engine.task import Score
-from kinfed.pools.base import Evaluation, Reply
-from kinfed.privacy.dpsgd import Record
+from kinfed.core import Tree, empty_rows
+from kinfed.engine import Score
+from kinfed.pools.base import Evaluation
+from kinfed.privacy import Record
+from kinfed.updates import Reply
 
 
 class ReplyCollector:

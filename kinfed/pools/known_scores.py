@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.data.batches import Split
-from kinfed.engine.score import Score
-from kinfed.engine.task import Task
+from kinfed.data import Split
+from kinfed.engine import Score, Task
 
 FEW_EXAMPLES = 16  # of a client, on average: fewer are scored in the time that the digest of a model takes
 MOST_CLIENTS = 100_000  # whose scores are kept: a few hundred bytes each

@@ -15,27 +15,18 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import AnyAlgorithm, deployed_models, deploys_state
-from kinfed.core import rng
-from kinfed.core.large_rows import forget_free_blocks
-from kinfed.core.loop_memory import LoopMemory, Moments
-from kinfed.core.threads import OneCoreThreads, idle_threads, one_thread
-from kinfed.core.tree import Tree
-from kinfed.data.augment import augmentation
-from kinfed.data.batches import Split
-from kinfed.data.federation import Cohort, Federation, with_memory
-from kinfed.data.ragged import Ragged
-from kinfed.engine.personal import task_for
-from kinfed.engine.score import Score
-from kinfed.engine.task import Task
+from kinfed.algorithms import AnyAlgorithm, deployed_models, deploys_state
+from kinfed.core import OneCoreThreads, Tree, forget_free_blocks, idle_threads, one_thread, rng
+from kinfed.data import Cohort, Federation, LoopMemory, Moments, Ragged, Split, augmentation, with_memory
+from kinfed.engine import Score, Task, task_for
 from kinfed.errors import CheckpointError
-from kinfed.pools.base import Download, Evaluation, Reply, ServerModelOf
+from kinfed.pools.base import Download, Evaluation, ServerModelOf
 from kinfed.pools.chunk_updates import ChunkUpdate, OrderedUpdates
 from kinfed.pools.collect import join_evaluations
-from kinfed.pools.compression import Compression
 from kinfed.pools.known_scores import KnownScores
 from kinfed.pools.memory import device_memory
 from kinfed.pools.store import ClientStore, MomentStore
+from kinfed.updates import Compression, Reply
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")

@@ -25,17 +25,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import AnyAlgorithm
-from kinfed.core.registry import PLUGIN_PREFIX
-from kinfed.core.tree import is_broadcast
-from kinfed.data.federation import Federation
-from kinfed.engine.task import ModuleTask, Task
+from kinfed.algorithms import AnyAlgorithm
+from kinfed.core import PLUGIN_PREFIX, is_broadcast
+from kinfed.data import Federation
+from kinfed.engine import ModuleTask, Task
 from kinfed.errors import CheckpointError, ConfigError, PoolError
-from kinfed.pools.base import Download, Evaluation, Reply, ServerModelOf
+from kinfed.pools.base import Download, Evaluation, ServerModelOf
 from kinfed.pools.collect import ReplyCollector, join_evaluations
-from kinfed.pools.compression import Compression
 from kinfed.pools.shard import balance, expected_work, make_shard
 from kinfed.pools.worker import compact
+from kinfed.updates import Compression, Reply
 
 try:
     import ray

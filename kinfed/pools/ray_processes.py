@@ -19,12 +19,12 @@ import torch
 from ray import exceptions
 from torch import Tensor
 
-from kinfed.core.silence import Silence
-from kinfed.core.tree import Tree
+from kinfed.core import Silence, Tree
 from kinfed.errors import ConfigError, PoolError
-from kinfed.pools.base import Evaluation, Reply
+from kinfed.pools.base import Evaluation
 from kinfed.pools.local_pool import available_cores
 from kinfed.pools.worker import StateSnapshot, Worker
+from kinfed.updates import Reply
 
 START_SECONDS = 300  # for workers to start: they import torch, perhaps from a slow disk on a busy machine
 SIGN_SECONDS = 10.0  # for a worker to say what it does, before it is said to be silent

@@ -12,10 +12,8 @@ from dataclasses import dataclass, field, fields, replace
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import AnyAlgorithm
-from kinfed.data.features import Features
-from kinfed.data.federation import Cohort, Federation
-from kinfed.data.ragged import SPLITS, Ragged
+from kinfed.algorithms import AnyAlgorithm
+from kinfed.data import SPLITS, Cohort, Features, Federation, Ragged
 
 
 def expected_work(algorithm: AnyAlgorithm, federation: Federation) -> Tensor:

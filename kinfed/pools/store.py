@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from kinfed.core.loop_memory import Moments
-from kinfed.core.tree import Tree, as_slice
+from kinfed.core import Tree, as_slice
+from kinfed.data import Moments
 from kinfed.errors import CheckpointError, StorageError
 
 Client = TypeVar("Client", bound=Tree)

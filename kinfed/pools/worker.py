@@ -14,16 +14,16 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import AnyAlgorithm
-from kinfed.core.loop_memory import Moments
-from kinfed.core.tree import Nothing, Tree, is_broadcast
-from kinfed.engine.task import ModuleTask, Task
+from kinfed.algorithms import AnyAlgorithm
+from kinfed.core import Nothing, Tree, is_broadcast
+from kinfed.data import Moments
+from kinfed.engine import ModuleTask, Task
 from kinfed.errors import CheckpointError
-from kinfed.pools.base import Download, Evaluation, Reply
-from kinfed.pools.compression import Compression
+from kinfed.pools.base import Download, Evaluation
 from kinfed.pools.local_pool import LocalPool
 from kinfed.pools.shard import Shard
-from kinfed.privacy.dpsgd import EVALUATION, TRAINING, recorded
+from kinfed.privacy import EVALUATION, TRAINING, recorded
+from kinfed.updates import Compression, Reply
 
 
 @dataclass

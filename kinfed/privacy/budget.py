@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import AnyAlgorithm, PrivacyProfile, privacy_profile
-from kinfed.engine.task import Task
+from kinfed.algorithms import AnyAlgorithm, PrivacyProfile, privacy_profile
+from kinfed.engine import Task
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.privacy.dpsgd import EVALUATION, PrivateTask, Record
 from kinfed.privacy.ledger import Event, Events, Ledger, dominates, merge
@@ -39,7 +39,7 @@ def make_budget(
     spent = Ledger() if spent is None else spent
     noise = privacy.noise
     if noise is None:
-        from kinfed.privacy.epsilon import noise_for
+        from kinfed.privacy.accountant import noise_for
 
         assert privacy.epsilon is not None  # one of the two is given
         profile = _declared(algorithm, count)
@@ -92,7 +92,7 @@ class PrivacyBudget:
 
     def _renew_allowance(self, ids: Tensor, limit: float) -> None:
         """Find for these clients how many more rounds the limit allows, up to as many as they will be called."""
-        from kinfed.privacy.epsilon import most_rounds
+        from kinfed.privacy.accountant import most_rounds
 
         assert self._round is not None  # checked before the run
         spent = self.ledger.events(len(self.refused))
@@ -155,12 +155,12 @@ class PrivacyBudget:
         return [merge(before, after) for before, after in zip(spent, self._after, strict=True)]
 
     def epsilon(self) -> list[float]:
-        from kinfed.privacy.epsilon import epsilon
+        from kinfed.privacy.accountant import epsilon
 
         return [epsilon(events, self.noise, self.delta) for events in self.events()]
 
     def largest_epsilon(self) -> float:
-        from kinfed.privacy.epsilon import largest
+        from kinfed.privacy.accountant import largest
 
         return largest(self.events(), self.noise, self.delta)
 
@@ -173,7 +173,7 @@ class PrivacyBudget:
 
     def summary(self, names: list[str]) -> dict[str, Any]:
         """For the summary; an epsilon that is not finite stands as null."""
-        from kinfed.privacy.epsilon import largest, renyi_epsilon
+        from kinfed.privacy.accountant import largest, renyi_epsilon
 
         each = self.epsilon()
         return {

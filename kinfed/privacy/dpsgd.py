@@ -22,10 +22,8 @@ import torch
 from torch import Tensor
 
 from kinfed.core import rng
-from kinfed.data.batches import Batch, PoissonSample, Split
-from kinfed.engine.cut import Cut, is_separable, weighing_ones
-from kinfed.engine.head import Head
-from kinfed.engine.task import ModuleTask, Score, Task
+from kinfed.data import Batch, PoissonSample, Split
+from kinfed.engine import Cut, Head, ModuleTask, Score, Task, is_separable, weighing_ones
 from kinfed.errors import ConfigError, ModelError
 from kinfed.privacy.ledger import Ledger
 from kinfed.privacy.noise import Source

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from kinfed.core import rng
-from kinfed.data.federation import Cohort
+from kinfed.data import Cohort
 from kinfed.errors import ConfigError
 
 Source = Callable[[Tensor, Tensor], Tensor]

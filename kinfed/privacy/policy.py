@@ -9,10 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import AnyAlgorithm, privacy_profile
-from kinfed.data.example_weights import BALANCED, BY_CLIENT
-from kinfed.data.federation import Federation
-from kinfed.data.federation_changes import PUBLIC_EXAMPLES
+from kinfed.algorithms import AnyAlgorithm, privacy_profile
+from kinfed.data import BALANCED, BY_CLIENT, PUBLIC_EXAMPLES, Federation
 from kinfed.errors import ConfigError
 
 # Far beyond what anybody would choose, and as far as the accountant's numbers neither overflow nor vanish.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from kinfed.report.comparison import Comparison
+from kinfed.analysis import Comparison, average
+from kinfed.records import KINDS
 from kinfed.report.method_tables import ALL_COLUMNS, COST_COLUMNS, METRICS
-from kinfed.report.statistics import average
 from kinfed.report.tables import csv_text
-from kinfed.runs.reader import KINDS
 
 _METRIC_KEYS = [(kind, metric) for kind in KINDS for metric in METRICS]
 

@@ -24,9 +24,9 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from kinfed.report.formats import plural
-from kinfed.report.palette import DARK
-from kinfed.report.still import palette_rules, still_picture
+from kinfed.report.drawing.formats import plural
+from kinfed.report.drawing.palette import DARK
+from kinfed.report.drawing.svg import palette_rules, still_picture
 from kinfed.report.template_cache import TemplateCache
 
 REPORT = "kinfed.report"

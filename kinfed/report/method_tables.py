@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kinfed.engine.measure_catalogue import MEASURES
-from kinfed.report.comparison import Comparison, Method
-from kinfed.report.formats import format_number, natural_order
-from kinfed.report.metric_style import MetricStyle, metric_style
-from kinfed.report.statistics import Difference, Gain, average, clear_winner, client_gains, summarize_gains
+from kinfed.analysis import (
+    Comparison,
+    Difference,
+    Gain,
+    Method,
+    MetricStyle,
+    average,
+    clear_winner,
+    client_gains,
+    metric_style,
+    summarize_gains,
+)
+from kinfed.engine import MEASURES
+from kinfed.records import KINDS, Baseline, Kind, Trial, finite
+from kinfed.report.drawing.formats import format_number, natural_order
+from kinfed.report.drawing.palette import style_of
 from kinfed.report.tables import TableCell, TableColumn, TextTable
-from kinfed.runs.baseline_record import Baseline
-from kinfed.runs.reader import KINDS, Kind, Trial, finite
 
 KIND_NAMES: dict[Kind, str] = {"personal": "Personal models", "server": "Server model"}
 
@@ -220,7 +229,7 @@ def _participants(method: Method) -> str:
 
 
 def method_cell(method: Method) -> TableCell:
-    return TableCell(method.label, style=method.style)
+    return TableCell(method.label, style=style_of(method))
 
 
 def leads_table(
@@ -260,7 +269,7 @@ def balance_table(by_method: Sequence[tuple[Method, list[Gain]]], style: MetricS
         rows.append(
             [
                 method_cell(method),
-                TableCell("", style=method.style, shares=shares),
+                TableCell("", style=style_of(method), shares=shares),
                 *(TableCell(str(count), sort_value=count) for _, count in shares),
                 *(TableCell(_signed(gain, style), sort_value=gain) for gain in (s.mean, s.median, s.lowest)),
             ]

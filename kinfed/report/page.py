@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kinfed.report.comparison import Comparison, cautions
+from kinfed.analysis import Comparison, cautions
+from kinfed.records import Run
 from kinfed.report.html import render
 from kinfed.report.sections import Section, sections
 from kinfed.report.sentences import findings, headline, other_data
-from kinfed.runs.reader import Run
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kinfed.report import class_map, csv_downloads, figures, method_tables
-from kinfed.report.clock_figures import metric_over_time
-from kinfed.report.comparison import Comparison
-from kinfed.report.gain_figures import gain_against_size, sorted_gains
+from kinfed.analysis import Comparison, gains
+from kinfed.report import csv_downloads, method_tables
+from kinfed.report.charts import class_map, figures
+from kinfed.report.charts.clock_figures import metric_over_time
+from kinfed.report.charts.gain_figures import gain_against_size, sorted_gains
+from kinfed.report.charts.site_curves import FEWEST_IN_A_BIN, site_curves
 from kinfed.report.html import Download
-from kinfed.report.panels import panels
+from kinfed.report.panels import method_panels
 from kinfed.report.panels.privacy_panel import accuracy_against_epsilon
 from kinfed.report.sentences import (
     best_federated,
@@ -26,8 +28,6 @@ from kinfed.report.sentences import (
     outsiders_sentence,
     seeds_of,
 )
-from kinfed.report.site_curves import FEWEST_IN_A_BIN, site_curves
-from kinfed.report.statistics import gains
 from kinfed.report.tables import TableColumn, TextTable
 
 MAX_OPEN_PANEL_FIGURES = 16  # more are drawn only when asked for
@@ -180,7 +180,7 @@ def _data(comparison: Comparison) -> Values | None:
 
 
 def _method_panels(comparison: Comparison) -> Values | None:
-    by_method = {method.label: entries for method in comparison.methods if (entries := panels(method))}
+    by_method = {method.label: entries for method in comparison.methods if (entries := method_panels(method))}
     counts = {label: sum(len(panel.figures) for panel in entries) for label, entries in by_method.items()}
     folded = sum(counts.values()) > MAX_OPEN_PANEL_FIGURES
     return {"by_method": by_method, "counts": counts, "folded": folded} if by_method else None

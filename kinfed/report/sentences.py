@@ -6,23 +6,26 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any
 
-from kinfed.data.description import Description
-from kinfed.report.comparison import Comparison, Method, display_name, options_of
-from kinfed.report.formats import format_number, plural
-from kinfed.report.metric_style import metric_style
-from kinfed.report.panels.kin_panel import in_short
-from kinfed.report.statistics import (
+from kinfed.analysis import (
+    Comparison,
     Difference,
+    Method,
     average,
     clear_winner,
     client_gains,
     difference,
+    display_name,
     gains,
     leader,
+    metric_style,
+    options_of,
     summarize_gains,
 )
-from kinfed.runs.presets import PresetUse
-from kinfed.runs.reader import Kind, Run
+from kinfed.config import PresetUse
+from kinfed.data import Description
+from kinfed.records import Kind, Run
+from kinfed.report.drawing.formats import format_number, plural
+from kinfed.report.panels.kin_panel import in_short
 
 FEW_NAMES = 4  # clients that a sentence names
 MOSTLY_ONE_CLASS = 0.8  # of test examples in their client's most frequent class

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
-from kinfed.core.spreadsheet import escape_formula
-from kinfed.report.palette import Style
+from kinfed.core import escape_formula
+from kinfed.report.drawing.palette import Style
 
 if TYPE_CHECKING:
     from rich.table import Table

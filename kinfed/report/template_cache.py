@@ -13,8 +13,7 @@ import jinja2
 from jinja2 import BytecodeCache
 from jinja2.bccache import Bucket
 
-from kinfed.core import storage
-from kinfed.core.cache import cache_folder, sealed, unsealed
+from kinfed.core import cache_folder, sealed, storage, unsealed
 from kinfed.errors import StorageError
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kinfed.report import write_page
-from kinfed.report.html import render
+from kinfed.report import render, write_page
 from kinfed.reproduce.benchmark_records import BenchmarkRecord
 from kinfed.reproduce.benchmark_tables import (
     certainty_table,

@@ -20,11 +20,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kinfed.core import storage
-from kinfed.core.spreadsheet import unescape_formula
+from kinfed.analysis import MOST_SEEDS, Interval, student_quantile
+from kinfed.core import storage, unescape_formula
 from kinfed.errors import StorageError
-from kinfed.report.statistics import MOST_SEEDS, Interval, student_quantile
-from kinfed.report.tables import csv_text
+from kinfed.report import csv_text
 from kinfed.reproduce.judge import verdicts
 from kinfed.reproduce.measure import Reproduction
 from kinfed.reproduce.part_records import PartRecord, processor_seconds_per_seed, settings_hash

@@ -27,7 +27,7 @@ from itertools import combinations
 from types import MappingProxyType
 from typing import Literal
 
-from kinfed.report.statistics import MOST_SEEDS, Interval, interval, seeds_to_decide
+from kinfed.analysis import MOST_SEEDS, Interval, interval, seeds_to_decide
 from kinfed.reproduce.recipe import BySeed, Claim, Recipe, Results, Scale, Untestable
 from kinfed.reproduce.verdict import (
     Status,

@@ -19,14 +19,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from kinfed.config import RunConfig
 from kinfed.core import storage
 from kinfed.errors import MissingDataError, StorageError
+from kinfed.records import load_run
 from kinfed.reproduce.part_records import PartRecord, identity, part_config, record_path, settings_hash
 from kinfed.reproduce.recipe import DIVERGED, Measurements, Recipe, Results, RunPart, Scale, Study
-from kinfed.runs.config import RunConfig
-from kinfed.runs.experiment import run
-from kinfed.runs.observer import NullObserver, Observer
-from kinfed.runs.reader import load_run
+from kinfed.runs import NullObserver, Observer, run
 from kinfed.version import __version__
 
 log = logging.getLogger(__name__)

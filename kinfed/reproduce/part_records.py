@@ -15,12 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kinfed.config import NON_RESULT_SETTINGS, RunConfig, make_config
 from kinfed.core import storage
 from kinfed.errors import KinfedError
 from kinfed.reproduce.recipe import BySeed, Measurements, RunPart, Study
-from kinfed.runs.config import NON_RESULT_SETTINGS, RunConfig
-from kinfed.runs.config_reading import make_config
-from kinfed.runs.experiment import read_config
+from kinfed.runs import read_config
 
 # A recipe needs final figures, curves, and no models; what a part says itself has the last word.
 DEFAULT_SETTINGS: Mapping[str, Any] = {"eval_every": 10, "save_models": False}

@@ -21,11 +21,10 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
+from kinfed.analysis import Comparison
 from kinfed.errors import ConfigError, unknown_name
-from kinfed.report.chart import Figure
-from kinfed.report.comparison import Comparison
-from kinfed.report.panels import Panel
-from kinfed.runs.reader import Run
+from kinfed.records import Run
+from kinfed.report import Figure, Panel
 
 Scale = Literal["smoke", "small", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "small", "paper")

@@ -6,10 +6,24 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle, product
 
-from kinfed.report.chart import Figure, Layout, Trace, View, axis, escape, layout, y_title
-from kinfed.report.marks import dots, in_view, level, line
-from kinfed.report.palette import HUES, MUTED, Style
-from kinfed.report.statistics import average
+from kinfed.analysis import average
+from kinfed.report import (
+    HUES,
+    MUTED,
+    Figure,
+    Layout,
+    Style,
+    Trace,
+    View,
+    axis,
+    dots,
+    escape,
+    in_view,
+    layout,
+    level,
+    line,
+    y_title,
+)
 from kinfed.reproduce.recipe import BySeed
 from kinfed.reproduce.result_tables import FilledTable
 

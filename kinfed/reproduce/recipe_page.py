@@ -6,25 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kinfed.report import build, figures, write_page
-from kinfed.report.chart import Figure
-from kinfed.report.comparison import Comparison, single_run
-from kinfed.report.html import Download, render
-from kinfed.report.panels import Panel, panels
+from kinfed.analysis import Comparison, single_run
+from kinfed.records import load_run
+from kinfed.report import Download, Figure, Panel, build, method_panels, render, write_page
+from kinfed.report.charts import figures
 from kinfed.reproduce.benchmark_index import PACKAGE
 from kinfed.reproduce.judge import NOT_RUN, verdicts
 from kinfed.reproduce.markdown_page import commands, markdown_page, provenance_text
 from kinfed.reproduce.measure import Reproduction
 from kinfed.reproduce.recipe_figures import beside_published
-from kinfed.reproduce.result_tables import (
-    FilledTable,
-    claims_not_run,
-    filled_tables,
-    results_csv,
-    verdict_table,
-)
+from kinfed.reproduce.result_tables import FilledTable, claims_not_run, filled_tables, results_csv, verdict_table
 from kinfed.reproduce.verdict import Verdict
-from kinfed.runs.reader import load_run
 
 PAGE = "index.html"
 
@@ -110,10 +102,10 @@ def _learning_curves(comparisons: dict[str, Comparison]) -> list[tuple[str, Figu
 def _method_panels(reproduction: Reproduction, comparisons: dict[str, Comparison]) -> list[tuple[str, list[Panel]]]:
     """Of every method that the recipe shows from inside: its name and run, and its panels."""
     by_method = [
-        (f"{method.label}, {part}" if len(comparisons) > 1 else method.label, panels(method))
+        (f"{method.label}, {part}" if len(comparisons) > 1 else method.label, method_panels(method))
         for part, algorithm in reproduction.recipe.method_figures
         if part in comparisons
         for method in comparisons[part].methods
         if method.algorithm == algorithm
     ]
-    return [(heading, method_panels) for heading, method_panels in by_method if method_panels]
+    return [(heading, panels) for heading, panels in by_method if panels]

@@ -25,8 +25,7 @@ from kinfed.reproduce import measure
 from kinfed.reproduce.recipe import Scale
 from kinfed.reproduce.recipe_page import PAGE, write_reproduction
 from kinfed.reproduce.recipes import MINUTES, load_recipe
-from kinfed.runs.method_run import Interrupted
-from kinfed.runs.observer import NullObserver, RunInfo
+from kinfed.runs import Interrupted, NullObserver, RunInfo
 
 LEAST_SHARE = 0.002  # of a recipe, before it says again how far it is
 LOOK_EVERY = 1.0  # seconds

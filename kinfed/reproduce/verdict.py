@@ -9,8 +9,8 @@ from typing import Literal
 
 from scipy.special import stdtr
 
-from kinfed.report.formats import format_number
-from kinfed.report.statistics import Interval, student_quantile
+from kinfed.analysis import Interval, student_quantile
+from kinfed.report import format_number
 from kinfed.reproduce.recipe import Source
 
 Status = Literal["reproduced", "contradicted", "tied", "undecided", "cannot be tested here", "not judged"]

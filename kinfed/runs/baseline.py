@@ -12,13 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.data.federation import Federation
-from kinfed.data.problem import Problem
-from kinfed.engine.measures import Judged, client_sums, deviation_of_draws, error_draws, headline_measure
-from kinfed.engine.objective import Objective
-from kinfed.engine.score import Score
-from kinfed.runs.baseline_record import Baseline as Baseline
-from kinfed.runs.metrics import summarize
+from kinfed.data import Federation, Problem
+from kinfed.engine import Judged, Objective, Score, client_sums, deviation_of_draws, error_draws, headline_measure
+from kinfed.records import Baseline as Baseline
+from kinfed.records import summarize
 from kinfed.runs.results import ClientTable
 
 MAJORITY, MEAN = "majority class", "mean"

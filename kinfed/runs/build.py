@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kinfed.core.options import option_types
-from kinfed.data.federation import Federation
-from kinfed.data.partitions import make_federation
-from kinfed.data.partitions.resplit import Resplit, fold_of_federation
-from kinfed.data.problem import Problem
-from kinfed.data.registered import SOURCES, names_clients
-from kinfed.engine.columns import parse_patterns
-from kinfed.engine.measures import headline_measure
-from kinfed.engine.models import Builder, build_model, own_model
-from kinfed.engine.objective import make_objective
-from kinfed.engine.task import ModuleTask, make_task
+from kinfed.core import option_types
+from kinfed.data import SOURCES, Federation, Problem, Resplit, fold_of_federation, make_federation, names_clients
+from kinfed.engine import (
+    Builder,
+    ModuleTask,
+    build_model,
+    headline_measure,
+    make_objective,
+    make_task,
+    own_model,
+    parse_patterns,
+)
 from kinfed.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kinfed.runs.config import RunConfig
+    from kinfed.config import RunConfig
 
 DEFAULT_CLIENTS = 20
 DEFAULT_PARTITION = "dirichlet"
@@ -32,8 +33,10 @@ COLUMNS = ("client_column", "label_column", "group_column", "split_column", "wei
 def build_federation(config: RunConfig, seed: int, fold: int = 0) -> Federation:
     """The clients of a run: a saved federation's folder, a user's table, or a named data set, shared out; with `folds`
     in that fold of its cross-validation."""
-    from kinfed.data.sources import load_source  # with pyarrow, which a federation in memory does not need
-    from kinfed.data.sources.table_files import is_table
+    from kinfed.data import (
+        is_table,
+        load_source,  # with pyarrow, which a federation in memory does not need
+    )
 
     name, source_options = config.dataset.name, dict(config.dataset.options)
     columns = {column: getattr(config, column) for column in COLUMNS if getattr(config, column) is not None}

@@ -7,14 +7,13 @@ from collections.abc import Callable
 from torch import Tensor
 
 from kinfed.algorithms import make_algorithm
-from kinfed.pools.local_pool import LocalPool
-from kinfed.privacy.ledger import Ledger
-from kinfed.runs.checkpoint import Checkpoints
+from kinfed.pools import LocalPool
+from kinfed.privacy import Ledger
+from kinfed.records import Checkpoints
 from kinfed.runs.loop_factory import CommonStart, LoopFactory
 from kinfed.runs.method_run import Interrupted
 from kinfed.runs.observer import Observer
-from kinfed.server.loop import Loop
-from kinfed.server.schedule import Schedule
+from kinfed.server import Loop, Schedule
 
 
 class StartMaker:

@@ -1,11 +1,11 @@
 """A run in folds: every method and seed is trained once per fold, and its folds are joined before anything is compared.
 
 Every row of a client is tested in one fold, by a model that was not trained on it. A measure is two sums over test rows
-of a client (kinfed.engine.measures), and the sums of its folds are added: its figure is that of all its rows. Rankings
-(AUROC) compare rows of one fold only, as scores of two models are not on one scale.
+of a client (kinfed.engine.scoring.measures), and the sums of its folds are added: its figure is that of all its rows.
+Rankings (AUROC) compare rows of one fold only, as scores of two models are not on one scale.
 
 Folds of one seed share most of their training rows, so they are no independent repetitions: a joined result counts as
-one seed, and differences between methods are judged over seeds (kinfed.report.statistics). The bootstrap's error of a
+one seed, and differences between methods are judged over seeds (kinfed.analysis.statistics). The bootstrap's error of a
 client adds up the variances of its folds, whose test rows are disjoint; what the folds' models have in common is not
 in it. Costs are those of one training, the mean over folds. Models are not kept: each has not seen some rows, and what
 is to be deployed is trained on all of them, in a run without folds.
@@ -20,16 +20,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kinfed.data.federation import Federation
-from kinfed.engine.measures import headline_measure
-from kinfed.engine.models import Builder
-from kinfed.engine.score import Score
-from kinfed.pools.base import Evaluation
+from kinfed.config import RunConfig
+from kinfed.data import Federation
+from kinfed.engine import Builder, Score, headline_measure
+from kinfed.pools import Evaluation
+from kinfed.records import Curves, RunFolder
 from kinfed.runs.baseline import Baseline, make_baseline
-from kinfed.runs.config import RunConfig
-from kinfed.runs.curves import Curves
 from kinfed.runs.experiment import Experiment
-from kinfed.runs.folder import RunFolder
 from kinfed.runs.observer import Observer
 from kinfed.runs.results import ClientTable, EvaluationMetrics, MethodResult, RunOutcome, took_part
 from kinfed.runs.run_checks import check_privacy, check_run

@@ -15,28 +15,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kinfed.algorithms.base import AnyAlgorithm
-from kinfed.data.federation import Federation
-from kinfed.engine.models import Builder
-from kinfed.engine.score import Score
+from kinfed.algorithms import AnyAlgorithm
+from kinfed.config import RunConfig, make_config
+from kinfed.data import Federation
+from kinfed.engine import Builder, Score
 from kinfed.errors import ConfigError
+from kinfed.records import RunFiles, RunFolder, evaluated_curves
 from kinfed.runs.baseline import Baseline, baseline_score, make_baseline
 from kinfed.runs.common_start import StartMaker
-from kinfed.runs.config import RunConfig
-from kinfed.runs.config_reading import make_config
-from kinfed.runs.curves import evaluated_curves
-from kinfed.runs.export import save_layout
-from kinfed.runs.folder import RunFolder
 from kinfed.runs.growth import grown_config, refuse_changes
 from kinfed.runs.loop_factory import CommonStart, LoopFactory
 from kinfed.runs.method_run import MethodRun
 from kinfed.runs.observer import NullObserver, Observer, RunInfo
 from kinfed.runs.results import ClientTable, MethodResult, RunOutcome
 from kinfed.runs.run_checks import check_privacy, check_run, leave_out_what_cannot_run
-from kinfed.runs.run_files import RunFiles
 from kinfed.runs.run_inputs import RunInputs
 from kinfed.runs.run_notes import description, run_notes
-from kinfed.server.loop import Loop
+from kinfed.server import Loop
+from kinfed.serving import save_layout
 
 
 def run(
@@ -53,7 +49,7 @@ def run(
     **settings: Any,
 ) -> RunOutcome:
     """Run a configuration (a RunConfig, a TOML file, or settings by name). `kinfed.run` is this with a display, and
-    gives its results as tables, figures and pages (kinfed.interactive).
+    gives its results as tables, figures and pages (kinfed.api).
 
     `federation` replaces the data set and its partition; `model` is a name, with options
     {"name": ..., ...}, or a function that makes an nn.Module: without arguments, or from the shape of an example and

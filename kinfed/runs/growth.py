@@ -20,16 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kinfed.config import METHOD, RunConfig, as_numbers, make_config, parse_algorithms, read_toml
 from kinfed.errors import ConfigError
-from kinfed.runs.algorithm_choice import METHOD, parse_algorithms
-from kinfed.runs.compare import differences
-from kinfed.runs.config import NON_RESULT_SETTINGS, RunConfig
-from kinfed.runs.config_fields import as_numbers
-from kinfed.runs.config_reading import make_config, read_toml
-from kinfed.runs.run_files import RunFiles
-from kinfed.runs.run_inputs import FUSED_CONTENT, RunInputs
-
-GROWING = ("rounds", "seeds", "algorithms")
+from kinfed.records import RunFiles
+from kinfed.runs.run_inputs import RunInputs
 
 
 def grown_config(
@@ -74,38 +68,6 @@ def _with_methods(before: Mapping[str, Mapping[str, Any]], value: Any) -> dict[s
         raise ConfigError(str(error)) from error
     named_again = {label for label in more.keys() & before.keys() if more[label] == {METHOD: before[label][METHOD]}}
     return dict(before) | {label: choice for label, choice in more.items() if label not in named_again}
-
-
-def growth_differences(
-    there: Mapping[str, Any], config: Mapping[str, Any], contents: Mapping[str, str], backend: str | None
-) -> list[str]:
-    """What keeps a run from growing into this configuration, one phrase each. `there` is the folder's config.json,
-    `contents` are the digests of the data and code now, `backend` is what the folder's gradients were computed by."""
-    before, now = dict(there["config"]), dict(config)
-    changes = []
-    if now["rounds"] < before["rounds"]:
-        changes.append(f"rounds: {before['rounds']} there, {now['rounds']} now, but rounds can only be added")
-    for label, choice in before["algorithms"].items():
-        if (other := now["algorithms"].get(label)) != choice:
-            changes += [f"{label}.{change}" for change in differences(choice, other or {})]
-    if before["backend"] == "auto" and now["backend"] == backend:  # what it was, said aloud
-        before["backend"] = now["backend"]
-    fixed = [name for name in now if name not in (*GROWING, *NON_RESULT_SETTINGS)]
-    before["preset"], now["preset"] = (_choice_of_preset(config.get("preset")) for config in (before, now))
-    changes += differences({name: before.get(name) for name in fixed}, {name: now[name] for name in fixed})
-    digests = there.get("contents", {})
-    changes += [f"other {name}" for name in sorted(digests.keys() & contents.keys()) if digests[name] != contents[name]]
-    if not changes and (FUSED_CONTENT in digests) != (FUSED_CONTENT in contents):
-        changes.append(
-            f"gradients were computed by the backend {backend}, and a run of this size would use another one; to "
-            f"keep the first: --backend {backend}"
-        )
-    return changes
-
-
-def _choice_of_preset(use: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Without what it has set for which method, which is compared with the methods."""
-    return None if use is None else {name: use[name] for name in ("name", "family", "model", "own_lr")}
 
 
 def refuse_changes(before: RunConfig, digests: Mapping[str, str], now: RunInputs, contents: Mapping[str, str]) -> None:

@@ -10,31 +10,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kinfed.algorithms import prepare_data
-from kinfed.algorithms.averaging import COUNT, DELTA
-from kinfed.algorithms.base import AnyAlgorithm
-from kinfed.algorithms.update_template import averaged_changes, update_template
-from kinfed.core.loop_memory import Moments
-from kinfed.data.federation import Federation, Population
-from kinfed.engine.task import Task
-from kinfed.pools.base import Pool
-from kinfed.pools.compression import Compression
-from kinfed.pools.local_pool import LocalPool
-from kinfed.pools.memory import physical_memory
-from kinfed.privacy.budget import make_budget
-from kinfed.privacy.ledger import Ledger
-from kinfed.privacy.noise import seeded_noise
-from kinfed.privacy.policy import check_weights
-from kinfed.privacy.secure_sum import SecureSum
-from kinfed.privacy.user_level import UserLevel
-from kinfed.runs.config import RunConfig
+from kinfed.algorithms import COUNT, DELTA, AnyAlgorithm, averaged_changes, prepare_data, update_template
+from kinfed.config import RunConfig
+from kinfed.data import Federation, Moments, Population
+from kinfed.engine import Task
+from kinfed.pools import LocalPool, Pool, physical_memory
+from kinfed.privacy import Ledger, check_weights, make_budget, seeded_noise
 from kinfed.runs.run_inputs import RunInputs
-from kinfed.server.async_loop import AsyncLoop, check_asynchronous
-from kinfed.server.clock import Clock, gradients_per_round
-from kinfed.server.loop import Loop
+from kinfed.server import AsyncLoop, Clock, Loop, check_asynchronous, gradients_per_round
+from kinfed.updates import Compression, SecureSum, UserLevel
 
 if TYPE_CHECKING:
-    from kinfed.pools.ray_pool import RayCluster
+    from kinfed.pools import RayCluster
 
 
 @dataclass(frozen=True)
@@ -109,7 +96,7 @@ class LoopFactory:
         if self._owner is not self:
             return self._owner._ray()
         if self._cluster is None:
-            from kinfed.pools.ray_pool import RayCluster
+            from kinfed.pools import RayCluster
 
             config = self.inputs.config
             self._cluster = RayCluster(config.ray_address, config.workers, self._note, gpus=config.ray_gpus)

@@ -8,15 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from kinfed.core import storage
-from kinfed.runs.folder import run_versions
-from kinfed.runs.reader import ClientResult, Final, Key, Run, finals, join_records, last_planned_round, make_trials
+from kinfed.records import (
+    ClientResult,
+    Final,
+    Key,
+    Run,
+    finals,
+    join_records,
+    last_planned_round,
+    make_trials,
+    run_versions,
+)
 from kinfed.runs.results import MethodResult, RunOutcome
 
 LABEL = "this run"
 
 
 def run_in_memory(outcome: RunOutcome) -> Run:
-    """All that `kinfed.runs.reader.load_run` would read, had the run been written; its results have their journal."""
+    """All that `kinfed.records.reader.load_run` would read, had the run been written; its results have their
+    journal."""
     config: dict[str, Any] = _as_read(outcome.config.dump())
     about, describe = run_versions(), outcome.describe
     lines = [("a round", json.loads(line)) for result in outcome.results for line in result.journal]

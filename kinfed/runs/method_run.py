@@ -22,19 +22,15 @@ from typing import Any
 
 from torch import Tensor
 
-from kinfed.algorithms.local import Local
-from kinfed.core import storage
-from kinfed.core.threads import one_thread
-from kinfed.engine.measures import headline_measure
-from kinfed.engine.score import Score
+from kinfed.algorithms import Local
+from kinfed.core import one_thread, storage
+from kinfed.engine import Score, headline_measure
 from kinfed.errors import KinfedError
-from kinfed.pools.base import Evaluation
-from kinfed.runs.checkpoint import Snapshot
-from kinfed.runs.folder import RunFolder
-from kinfed.runs.metrics import has_diverged
+from kinfed.pools import Evaluation
+from kinfed.records import RunFolder, Snapshot, has_diverged
 from kinfed.runs.observer import NullObserver, Observer
 from kinfed.runs.results import ClientTable, EvaluationMetrics, MethodResult, took_part
-from kinfed.server.loop import Loop, RoundReport
+from kinfed.server import Loop, RoundReport
 
 CHECKPOINT_SECONDS = 20.0  # what a killed run loses at most, or a round; states of many clients take long to write
 DIVERGED = "losses or updates are not finite or out of all bounds, so its figures mean nothing; try a lower lr"

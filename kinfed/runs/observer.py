@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from kinfed.runs.results import MethodSummary
-    from kinfed.server.loop import RoundReport
+    from kinfed.server import RoundReport
 
 Metrics = dict[str, float]
 

@@ -10,21 +10,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from kinfed.algorithms.base import ServerModels
-from kinfed.data.federation import Federation
-from kinfed.engine.personal import module_for
-from kinfed.engine.task import ModuleTask, Score
+from kinfed.algorithms import ServerModels
+from kinfed.config import RunConfig
+from kinfed.data import Federation
+from kinfed.engine import ModuleTask, Score, module_for
 from kinfed.errors import ConfigError
-from kinfed.pools.base import Evaluation
-from kinfed.runs.config import RunConfig
-from kinfed.runs.metrics import headline_text, summarize
-from kinfed.runs.model_inputs import ModelInputs
-from kinfed.runs.pipeline import ModelPipeline
+from kinfed.pools import Evaluation
+from kinfed.records import client_number, headline_text, summarize
+from kinfed.serving import ModelInputs, ModelPipeline
 
 if TYPE_CHECKING:
-    from kinfed.data.description import Description
+    from kinfed.data import Description
+    from kinfed.records import Curves
     from kinfed.runs.baseline import Baseline
-    from kinfed.runs.curves import Curves
 
 Metrics = dict[str, float]
 
@@ -160,7 +158,7 @@ def _per_example(score: Score | None, field: str, length: int) -> list[float | N
 
 @dataclass
 class RunOutcome:
-    """A run in this process: results, models, data. People see it through kinfed.interactive.run_result."""
+    """A run in this process: results, models, data. People see it through kinfed.api.run_result."""
 
     config: RunConfig
     results: list[MethodResult]
@@ -225,17 +223,6 @@ def pick_result(
         if result.label == label and result.seed == seed:
             return result
     raise ConfigError(f"no result of {label!r} with seed {seed}; there are {', '.join(labels)}, {tuple(seeds)}")
-
-
-def client_number(names: list[str], client: str | int) -> int:
-    if isinstance(client, int):
-        if not 0 <= client < len(names):
-            raise ConfigError(f"clients are numbered 0..{len(names) - 1}; got {client}")
-        return client
-    if client in names:
-        return names.index(client)
-    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-    raise ConfigError(f"no client is called {client!r}; there are {shown}")
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from kinfed.algorithms import prepare_data
-from kinfed.algorithms.base import AnyAlgorithm, check_algorithm_settings
-from kinfed.algorithms.update_template import averaged_changes
-from kinfed.data.augment import augmentation
+from kinfed.algorithms import AnyAlgorithm, averaged_changes, check_algorithm_settings, prepare_data
+from kinfed.config import METHOD, OPTIONAL, split_choice
+from kinfed.data import augmentation
 from kinfed.errors import ConfigError, KinfedError
-from kinfed.pools.memory import physical_memory
-from kinfed.privacy.policy import check_public, check_statistics
-from kinfed.runs.algorithm_choice import METHOD, OPTIONAL, split_choice
+from kinfed.pools import physical_memory
+from kinfed.privacy import check_public, check_statistics
 from kinfed.runs.loop_factory import secure_sum
 from kinfed.runs.run_inputs import RunInputs
-from kinfed.server.async_loop import check_asynchronous
-from kinfed.server.robust import check_robust
+from kinfed.server import check_asynchronous
+from kinfed.updates import check_robust
 
 OUTPUT_COPIES = 5  # of all outputs: what judging them holds at once (measured: 4.5 with 20,000 classes)
 
@@ -95,7 +93,7 @@ def check_privacy(inputs: RunInputs, label: str) -> None:
     privacy, user_privacy = inputs.config.privacy, inputs.config.user_privacy
     if privacy is None and user_privacy is None:
         return
-    import kinfed.privacy.epsilon  # noqa: F401  (says what to install where it is missing)
+    import kinfed.privacy.accountant  # noqa: F401  (says what to install where it is missing)
 
     algorithm = inputs.algorithms[label]
     for seed in inputs.config.seeds:

@@ -10,22 +10,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kinfed.algorithms import make_algorithm
-from kinfed.algorithms.base import AnyAlgorithm
-from kinfed.algorithms.local import Local
-from kinfed.data.example_weights import NONE
-from kinfed.data.features import Features, features_digest
-from kinfed.data.federation import Federation
-from kinfed.data.partitions.resplit import fold_of_federation
-from kinfed.engine.frozen_prefix import FrozenPrefix, frozen_prefix
-from kinfed.engine.models import Builder
-from kinfed.engine.task import ModuleTask
+from kinfed.algorithms import AnyAlgorithm, Local, make_algorithm
+from kinfed.config import RunConfig, split_choice
+from kinfed.data import NONE, Features, Federation, features_digest, fold_of_federation
+from kinfed.engine import Builder, FrozenPrefix, ModuleTask, frozen_prefix
 from kinfed.errors import ConfigError
-from kinfed.runs.algorithm_choice import split_choice
+from kinfed.records import FUSED_CONTENT
 from kinfed.runs.build import build_federation, build_task, example_batch, local_examples
-from kinfed.runs.config import RunConfig
-
-FUSED_CONTENT = "backend (fused needs numba)"  # among the contents of a run whose gradients compiled loops compute
 
 
 class RunInputs:

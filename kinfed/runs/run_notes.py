@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kinfed.data.describe import describe
-from kinfed.data.description import Description
-from kinfed.engine.measures import headline_measure
-from kinfed.engine.task import would_compile
+from kinfed.data import Description, describe
+from kinfed.engine import headline_measure, would_compile
 from kinfed.runs.build import local_examples
 from kinfed.runs.run_inputs import RunInputs
 

@@ -13,19 +13,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from kinfed.algorithms import make_algorithm, prepare_data
-from kinfed.algorithms.base import AnyAlgorithm
-from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Federation
-from kinfed.engine.models import Builder, build_model, own_model
-from kinfed.engine.objective import make_objective
-from kinfed.engine.task import Task, make_task
+from kinfed.algorithms import AnyAlgorithm, make_algorithm, prepare_data
+from kinfed.data import Federation, LocalTraining
+from kinfed.engine import Builder, Task, build_model, make_objective, make_task, own_model
 from kinfed.errors import ConfigError
-from kinfed.pools.local_pool import LocalPool
-from kinfed.privacy.user_policy import Sampling
+from kinfed.pools import LocalPool
 from kinfed.runs.build import example_batch
-from kinfed.server.loop import Loop
-from kinfed.server.schedule import Schedule
+from kinfed.server import Loop, Schedule
+from kinfed.updates import Sampling
 
 
 def simulate(

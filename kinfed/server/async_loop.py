@@ -23,18 +23,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, AnyAlgorithm
-from kinfed.core import rng
-from kinfed.core.threads import one_thread
-from kinfed.core.tree import Tree
-from kinfed.data.federation import Population
-from kinfed.engine.task import Task
+from kinfed.algorithms import Algorithm, AnyAlgorithm
+from kinfed.core import Tree, one_thread, rng
+from kinfed.data import Population
+from kinfed.engine import Task
 from kinfed.errors import CheckpointError, ConfigError
-from kinfed.pools.base import Pool, Reply
+from kinfed.pools import Pool
 from kinfed.server.clock import Clock
 from kinfed.server.loop import Loop, RoundReport
 from kinfed.server.schedule import Schedule
 from kinfed.server.staleness import FedAsync, StalenessRule
+from kinfed.updates import Reply
 
 
 @dataclass
@@ -54,7 +53,7 @@ class InFlight(Tree):
 
 def check_asynchronous(algorithm: AnyAlgorithm, changes: tuple[str, ...] | str, rule: StalenessRule) -> tuple[str, ...]:
     """The fields of updates that staleness shortens. Refuses methods that need synchronous rounds, with the reason.
-    `changes`: what the method averages (kinfed.algorithms.update_template.averaged_changes)."""
+    `changes`: what the method averages (kinfed.algorithms.common.message_shape.averaged_changes)."""
     label = type(algorithm).__name__
     if type(algorithm).plan is not Algorithm.plan:
         raise ConfigError(

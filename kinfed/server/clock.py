@@ -19,10 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import AnyAlgorithm
-from kinfed.core import rng
-from kinfed.core.options import check_options, make_options, option
-from kinfed.core.registry import Registry
+from kinfed.algorithms import AnyAlgorithm
+from kinfed.core import Registry, check_options, make_options, option, rng
 
 
 @dataclass(frozen=True)

@@ -11,22 +11,29 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, RoundInfo, check_algorithm_settings
-from kinfed.core.threads import one_thread
-from kinfed.core.tree import Tree
-from kinfed.data.federation import Population
-from kinfed.engine.task import Task
+from kinfed.algorithms import Algorithm, RoundInfo, check_algorithm_settings
+from kinfed.core import Tree, one_thread
+from kinfed.data import Population
+from kinfed.engine import Task
 from kinfed.errors import CheckpointError, ConfigError
-from kinfed.pools.base import Evaluation, Pool, Reply
-from kinfed.privacy.budget import PrivacyBudget
-from kinfed.privacy.dpsgd import PrivateTask
-from kinfed.privacy.secure_sum import SecureSettings, SecureSum
-from kinfed.privacy.user_level import UserLevel
-from kinfed.privacy.user_policy import NO_ROBUST_RULE
+from kinfed.pools import Evaluation, Pool
+from kinfed.privacy import PrivacyBudget, PrivateTask
 from kinfed.server.clock import Clock
-from kinfed.server.robust import Rule, averaged_fields, check_robust, robust_rows
 from kinfed.server.schedule import Schedule
-from kinfed.server.screening import screen, trained_columns, without
+from kinfed.updates import (
+    NO_ROBUST_RULE,
+    Reply,
+    Rule,
+    SecureSettings,
+    SecureSum,
+    UserLevel,
+    averaged_fields,
+    check_robust,
+    robust_rows,
+    screen,
+    trained_columns,
+    without,
+)
 
 
 @dataclass

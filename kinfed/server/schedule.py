@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kinfed.core import rng
 from kinfed.errors import ConfigError
-from kinfed.privacy.user_policy import ClientSampling, Sampling
+from kinfed.updates import ClientSampling, Sampling
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kinfed.core.options import check_options, make_options, option
-from kinfed.core.registry import Registry
+from kinfed.core import Registry, check_options, make_options, option
 from kinfed.errors import ConfigError
 
 POLYNOMIAL_EXPONENT, HINGE_SLOPE = 0.5, 10.0  # a of the two papers

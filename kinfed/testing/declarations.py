@@ -9,19 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import EXAMPLE_COUNT, RoundInfo, privacy_profile
-from kinfed.core import rng
-from kinfed.core.tree import Tree
-from kinfed.data.batches import Batch
-from kinfed.data.federation import Federation
-from kinfed.deploy.wire import message_types
-from kinfed.engine.cut import Cut
+from kinfed.algorithms import EXAMPLE_COUNT, RoundInfo, privacy_profile
+from kinfed.core import Tree, rng
+from kinfed.data import Batch, Federation
+from kinfed.deploy import message_types
+from kinfed.engine import Cut
 from kinfed.errors import ConfigError
-from kinfed.privacy.budget import make_budget
-from kinfed.privacy.dpsgd import PrivateTask
-from kinfed.privacy.noise import seeded_noise
-from kinfed.privacy.policy import Privacy
-from kinfed.server.schedule import Schedule
+from kinfed.privacy import Privacy, PrivateTask, make_budget, seeded_noise
+from kinfed.server import Schedule
 from kinfed.testing.workbench import SEED, Bench, ContractError, Method, State, check, expect, expect_equal, hooked
 
 

@@ -9,20 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import RoundInfo
-from kinfed.core.tree import Tree
-from kinfed.data.federation import Federation
-from kinfed.server.schedule import Schedule
-from kinfed.testing.workbench import (
-    Bench,
-    State,
-    check,
-    expect,
-    expect_equal,
-    hooked,
-    outcome,
-    state_of,
-)
+from kinfed.algorithms import RoundInfo
+from kinfed.core import Tree
+from kinfed.data import Federation
+from kinfed.server import Schedule
+from kinfed.testing.workbench import Bench, State, check, expect, expect_equal, hooked, outcome, state_of
 
 
 @check

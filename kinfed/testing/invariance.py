@@ -8,12 +8,11 @@ import torch
 from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 
-from kinfed.algorithms.base import deploys_state
+from kinfed.algorithms import deploys_state
 from kinfed.core import rng
-from kinfed.engine.fused_task import compiles, is_installed
-from kinfed.engine.task import StackedTask
-from kinfed.pools.local_pool import LocalPool
-from kinfed.server.schedule import Schedule
+from kinfed.engine import StackedTask, compiles, is_installed
+from kinfed.pools import LocalPool
+from kinfed.server import Schedule
 from kinfed.testing.workbench import ROUNDS, SEED, Bench, check, expect, expect_equal, outcome, state_of
 
 

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import RoundInfo, option_values
-from kinfed.core.bits import unpacked
-from kinfed.core.tree import MASKED_BY, Tree
-from kinfed.server.schedule import Schedule
+from kinfed.algorithms import RoundInfo, option_values
+from kinfed.core import MASKED_BY, Tree, unpacked
+from kinfed.server import Schedule
 from kinfed.testing.workbench import Bench, ContractError, State, check, expect, expect_equal, hooked
 
 

@@ -12,15 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import RoundInfo, check_algorithm_settings
-from kinfed.core.tree import Tree
-from kinfed.engine.personal import task_for
-from kinfed.engine.task import Task
+from kinfed.algorithms import RoundInfo, check_algorithm_settings
+from kinfed.core import Tree
+from kinfed.engine import Task, task_for
 from kinfed.errors import ConfigError, ModelError
-from kinfed.server.loop import Loop
-from kinfed.server.screening import trained_columns
+from kinfed.server import Loop
 from kinfed.testing.tiny_models import normalized_model
 from kinfed.testing.workbench import SEED, Bench, Method, State, check, expect, expect_equal, hooked, outcome
+from kinfed.updates import trained_columns
 
 ROUNDS = 3
 STEPS = 2

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from kinfed.engine.lora import lora
+from kinfed.engine import lora
 
 HIDDEN = 6
 

@@ -13,21 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kinfed.algorithms import make_algorithm, prepare_data
-from kinfed.algorithms.base import Algorithm, check_algorithm_settings
+from kinfed.algorithms import Algorithm, check_algorithm_settings, make_algorithm, prepare_data
 from kinfed.core import rng
-from kinfed.data.batches import LocalTraining
-from kinfed.data.features import Features
-from kinfed.data.federation import Federation
-from kinfed.data.problem import Problem
-from kinfed.data.ragged import Ragged
-from kinfed.engine.objective import make_objective
-from kinfed.engine.task import ModuleTask, Task, make_task
+from kinfed.data import Features, Federation, LocalTraining, Problem, Ragged
+from kinfed.engine import ModuleTask, Task, make_objective, make_task
 from kinfed.errors import ConfigError, ModelError
-from kinfed.pools.local_pool import LocalPool
-from kinfed.privacy.budget import PrivacyBudget
-from kinfed.server.loop import Loop
-from kinfed.server.schedule import Schedule
+from kinfed.pools import LocalPool
+from kinfed.privacy import PrivacyBudget
+from kinfed.server import Loop, Schedule
 from kinfed.testing.tiny_models import MODELS, tiny_model
 
 Method = Algorithm[Any, Any, Any, Any]

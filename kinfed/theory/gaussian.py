@@ -24,15 +24,8 @@ import torch
 from torch import Tensor
 
 from kinfed.core import rng
-from kinfed.data.batches import Batch, Split
-from kinfed.data.features import Features
-from kinfed.data.federation import Federation
-from kinfed.data.problem import Problem
-from kinfed.data.ragged import Ragged
-from kinfed.engine.base import Task
-from kinfed.engine.columns import ParameterSlot
-from kinfed.engine.cut import Cut, refuse_cut
-from kinfed.engine.score import Score
+from kinfed.data import Batch, Features, Federation, Problem, Ragged, Split
+from kinfed.engine import Cut, ParameterSlot, Score, Task, refuse_cut
 from kinfed.errors import ConfigError
 from kinfed.theory.two_level import Posterior, TwoLevel
 

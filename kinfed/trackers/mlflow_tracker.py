@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
-from kinfed.runs.observer import RunInfo
+from kinfed.runs import RunInfo
 from kinfed.trackers.track import Tracker, Values, flat_settings
 
 EXPERIMENT = "kinfed"

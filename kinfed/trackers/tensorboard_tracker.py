@@ -11,7 +11,7 @@ from pathlib import Path
 from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: F401  (torch's writer says less about its absence)
 from torch.utils.tensorboard import SummaryWriter
 
-from kinfed.runs.observer import RunInfo
+from kinfed.runs import RunInfo
 from kinfed.trackers.track import Tracker, Values
 
 

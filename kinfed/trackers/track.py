@@ -6,15 +6,15 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from kinfed.core.storage import file_name
+from kinfed.core import file_name
 from kinfed.errors import ConfigError
-from kinfed.runs.observer import Metrics, NullObserver, RunInfo
+from kinfed.runs import Metrics, NullObserver, RunInfo
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kinfed.runs.results import MethodSummary
-    from kinfed.server.loop import RoundReport
+    from kinfed.runs import MethodSummary
+    from kinfed.server import RoundReport
 
 Track = TypeVar("Track")  # what a tracker has open for one method and seed
 Values = dict[str, float]

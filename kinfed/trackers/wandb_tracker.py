@@ -12,8 +12,8 @@ from typing import Any
 
 import wandb
 
-from kinfed.core.storage import make_folder
-from kinfed.runs.observer import RunInfo
+from kinfed.core import make_folder
+from kinfed.runs import RunInfo
 from kinfed.trackers.track import Tracker, Values
 
 PROJECT = "kinfed"

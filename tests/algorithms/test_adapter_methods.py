@@ -10,22 +10,22 @@ import torch
 from method_bench import ALL, SIZES, WORKS, by_hand, close, models, server, state, weighted
 from torch import Tensor, nn
 
-from kinfed.algorithms import make_algorithm
+from kinfed.algorithms.algorithm_names import make_algorithm
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.ffa_lora import FFALoRA
 from kinfed.algorithms.personal_adapters import PersonalAdapters
 from kinfed.core import rng
-from kinfed.data.batches import LocalTraining
-from kinfed.data.features import Features
-from kinfed.data.federation import Federation
-from kinfed.data.problem import Problem
-from kinfed.data.ragged import Ragged
-from kinfed.engine.lora import lora
-from kinfed.engine.task import ModuleTask, make_task
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.examples.features import Features
+from kinfed.data.examples.problem import Problem
+from kinfed.data.examples.ragged import Ragged
+from kinfed.data.federations.federation import Federation
+from kinfed.engine.task_factory import ModuleTask, make_task
+from kinfed.engine.zoo.lora import lora
 from kinfed.errors import ConfigError
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.testing import Bench, tiny_federation
+from kinfed.testing.method_contract import Bench, tiny_federation
 from kinfed.testing.tiny_models import adapted_model, tiny_model
 from kinfed.testing.workbench import SEED
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from method_bench import ALL, LR, by_hand, close, gradient, mean, models, quadratic, run, server, state, weighted
 
-from kinfed.algorithms import make_algorithm
+from kinfed.algorithms.algorithm_names import make_algorithm
 from kinfed.algorithms.apfl import APFL
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.local import Local
-from kinfed.data.batches import LocalTraining
+from kinfed.data.examples.batches import LocalTraining
 from kinfed.errors import ConfigError
 from kinfed.testing.workbench import SEED
 

@@ -11,19 +11,19 @@ import torch
 from method_bench import accuracy_on, one_body, two_bowls
 from torch import Tensor, nn
 
-from kinfed.algorithms import make_algorithm
-from kinfed.algorithms.averaging import DeltaUp
+from kinfed.algorithms.algorithm_names import make_algorithm
 from kinfed.algorithms.base import RoundInfo
+from kinfed.algorithms.common.averaging import DeltaUp
 from kinfed.algorithms.ditto import Ditto
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedopt import FedOpt
 from kinfed.algorithms.fedprox import FedProx
 from kinfed.algorithms.local import Local
-from kinfed.data.batches import LocalTraining
+from kinfed.data.examples.batches import LocalTraining
 from kinfed.errors import ConfigError
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.testing import Bench, tiny_federation
+from kinfed.testing.method_contract import Bench, tiny_federation
 from kinfed.testing.workbench import SEED, outcome
 
 SIZES = (2, 6, 4)

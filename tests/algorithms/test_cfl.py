@@ -11,16 +11,16 @@ import torch
 from method_bench import ALL, LR, WORKS, by_hand, close, gradient, info, mean, models, run, server
 from torch import Tensor
 
-from kinfed.algorithms import make_algorithm
+from kinfed.algorithms.algorithm_names import make_algorithm
 from kinfed.algorithms.cfl import CFL, Server, Up
 from kinfed.algorithms.fedavg import FedAvg
-from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Federation, Population
-from kinfed.engine.task import make_task
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.federations.federation import Federation, Population
+from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
-from kinfed.testing import CHECKS, VARIANT_CHECKS, Bench, tiny_model
+from kinfed.testing.method_contract import CHECKS, VARIANT_CHECKS, Bench, tiny_model
 
 EAGER = {"eps1": 0.5, "eps2": 0.9, "t_min": 0, "min_size": 3}
 

@@ -14,20 +14,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kinfed.algorithms.averaging import ModelDown
 from kinfed.algorithms.base import RoundInfo, check_algorithm_settings
 from kinfed.algorithms.cgpfl.cgpfl import CGPFL, NONE, Choice, Client, Server, Up
-from kinfed.algorithms.clustering import match_labels
+from kinfed.algorithms.common.averaging import ModelDown
+from kinfed.algorithms.common.clustering import match_labels
 from kinfed.algorithms.pfedme import PFedMe
 from kinfed.algorithms.selffl.cluster import SelfFLCluster
-from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Federation, Population
-from kinfed.engine.task import make_task
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.federations.federation import Federation, Population
+from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.testing import Bench, check_variant, tiny_federation
+from kinfed.testing.method_contract import Bench, check_variant, tiny_federation
 from kinfed.testing.workbench import SEED, outcome
 
 WORK = LocalTraining(lr=0.05, batch=10, steps=5)

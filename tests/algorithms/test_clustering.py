@@ -14,14 +14,7 @@ from sklearn.cluster import KMeans
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from kinfed.algorithms.clustering import (
-    RESOLUTION,
-    Array,
-    k_means,
-    k_means_path,
-    lloyd,
-    num_distinct,
-)
+from kinfed.algorithms.common.clustering import RESOLUTION, Array, k_means, k_means_path, lloyd, num_distinct
 from kinfed.core.kernels import coordinates, pairwise_distances
 
 

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 
 import kinfed
 from kinfed.algorithms.base import check_algorithm_settings
-from kinfed.algorithms.distillation import public_scores
+from kinfed.algorithms.common.distillation import public_scores
 from kinfed.algorithms.fedmd import FedMD
 from kinfed.algorithms.ktpfl import KTpFL, Server, Up
 from kinfed.algorithms.local import Local
 from kinfed.core import rng
-from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Federation
-from kinfed.engine.task import make_task
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.federations.federation import Federation
+from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
 from kinfed.server.schedule import Schedule
-from kinfed.testing import Bench, tiny_federation, tiny_model
+from kinfed.testing.method_contract import Bench, tiny_federation, tiny_model
 from kinfed.testing.workbench import SEED
 
 

@@ -25,7 +25,7 @@ from method_bench import (
 from kinfed.algorithms.fedala import Client, FedALA
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.local import Local
-from kinfed.data.batches import LocalTraining
+from kinfed.data.examples.batches import LocalTraining
 from kinfed.errors import ModelError
 
 

@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 from method_bench import ALL, LR, SIZES, by_hand, close, gradient, linear, run, server, weighted
 
 import kinfed
-from kinfed.algorithms import make_algorithm, prepare_data
+from kinfed.algorithms.algorithm_names import make_algorithm, prepare_data
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedavg_data import FedAvgData
 from kinfed.core import rng
-from kinfed.data.batches import LocalTraining
-from kinfed.data.features import Features
-from kinfed.data.federation import Federation
-from kinfed.data.sharing import SharedFeatures, share_examples
-from kinfed.engine.task import make_task
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.examples.features import Features
+from kinfed.data.federations.federation import Federation
+from kinfed.data.federations.sharing import SharedFeatures, share_examples
+from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.testing import tiny_federation
+from kinfed.testing.method_contract import tiny_federation
 from kinfed.testing.workbench import SEED, state_of
 
 KEY = rng.root(0, "tests")

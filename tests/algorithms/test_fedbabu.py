@@ -26,8 +26,8 @@ from method_bench import (
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedbabu import FedBABU
 from kinfed.algorithms.local import Local
-from kinfed.data.batches import LocalTraining
-from kinfed.data.ragged import Ragged
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.examples.ragged import Ragged
 from kinfed.errors import ConfigError
 
 

@@ -10,15 +10,15 @@ from method_bench import TWO_STEPS, WORKS, deep
 from scipy import stats
 from torch import Tensor
 
-from kinfed.algorithms.distillation import public_scores
+from kinfed.algorithms.common.distillation import public_scores
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedbe import FedBE
 from kinfed.core import rng
-from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Federation
-from kinfed.engine.base import Task
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.federations.federation import Federation
+from kinfed.engine.contract.task import Task
 from kinfed.server.schedule import Schedule
-from kinfed.testing import Bench, tiny_federation
+from kinfed.testing.method_contract import Bench, tiny_federation
 from kinfed.testing.workbench import SEED
 
 

@@ -12,12 +12,12 @@ from torch import nn
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedbn import FedBN
 from kinfed.algorithms.local import Local
-from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Federation
-from kinfed.engine.task import make_task
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.federations.federation import Federation
+from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
 from kinfed.server.schedule import Schedule
-from kinfed.testing import Bench, tiny_federation
+from kinfed.testing.method_contract import Bench, tiny_federation
 from kinfed.testing.running_statistics import normalized_model
 from kinfed.testing.workbench import SEED
 

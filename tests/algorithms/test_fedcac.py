@@ -10,13 +10,13 @@ from torch import Tensor
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedcac import FedCAC, Server, Up, overlaps
 from kinfed.algorithms.local import Local
-from kinfed.core.bits import packed, unpacked
-from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Population
-from kinfed.engine.task import make_task
+from kinfed.core.bitpack import packed, unpacked
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.federations.federation import Population
+from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
 from kinfed.server.schedule import Schedule
-from kinfed.testing import Bench, tiny_federation
+from kinfed.testing.method_contract import Bench, tiny_federation
 
 SLOTS = (slice(0, 16), slice(16, 20), slice(20, 32), slice(32, 35), slice(35, 44), slice(44, 47))  # of `deep`
 

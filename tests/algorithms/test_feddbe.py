@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.feddbe import Consensus, FedDBE
-from kinfed.data.batches import Batch, LocalTraining
+from kinfed.data.examples.batches import Batch, LocalTraining
 from kinfed.errors import ConfigError
 from kinfed.testing.workbench import SEED
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from kinfed.algorithms.feddyn import FedDyn
 from kinfed.algorithms.fedprox import FedProx
-from kinfed.data.batches import LocalTraining
+from kinfed.data.examples.batches import LocalTraining
 from kinfed.errors import ConfigError
 
 WORK = LocalTraining(batch=3, steps=None, epochs=2, lr=LR, lr_decay=0.8)  # unequal steps, another rate every round

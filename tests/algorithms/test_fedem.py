@@ -16,24 +16,24 @@ from method_bench import ALL, LR, SIZES, WORKS, by_hand, close, deep, linear, qu
 from torch import Tensor, nn
 
 import kinfed
-from kinfed.algorithms import make_algorithm
+from kinfed.algorithms.algorithm_names import make_algorithm
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedem import FedEM, proportions
-from kinfed.data.batches import Batch, LocalTraining
-from kinfed.data.federation import Federation
-from kinfed.engine.mixture import (
+from kinfed.data.examples.batches import Batch, LocalTraining
+from kinfed.data.federations.federation import Federation
+from kinfed.engine.personal.mixture import (
     MixtureModule,
     MixtureTask,
     mixture_rows,
     num_components,
     responsibilities,
 )
-from kinfed.engine.personal import module_for, task_for
-from kinfed.engine.task import make_task
+from kinfed.engine.personal.personal_models import module_for, task_for
+from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError, ModelError, StorageError
-from kinfed.runs.export import export_model, state_dict
-from kinfed.runs.run_files import RunFiles
-from kinfed.testing import Bench
+from kinfed.records.run_files import RunFiles
+from kinfed.serving.export import export_model, state_dict
+from kinfed.testing.method_contract import Bench
 from kinfed.testing.workbench import SEED
 
 P = 15

@@ -25,17 +25,17 @@ from kinfed.algorithms.fedfomo.weights import mixing_weights, validation_or_trai
 from kinfed.algorithms.local import Local
 from kinfed.core import rng
 from kinfed.core.kernels import weighted_sum
-from kinfed.data.batches import LocalTraining
-from kinfed.data.features import Features
-from kinfed.data.federation import Federation
-from kinfed.data.problem import Problem
-from kinfed.data.ragged import Ragged
-from kinfed.engine.task import make_task
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.examples.features import Features
+from kinfed.data.examples.problem import Problem
+from kinfed.data.examples.ragged import Ragged
+from kinfed.data.federations.federation import Federation
+from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.testing import Bench, check_variant, tiny_federation, tiny_model
+from kinfed.testing.method_contract import Bench, check_variant, tiny_federation, tiny_model
 from kinfed.testing.workbench import hooked
 from kinfed.theory.gaussian import GaussianTask
 

@@ -9,15 +9,15 @@ import torch
 from method_bench import ALL, LR, WORKS, by_hand, close, cut_gradient, deep, linear, run, server, weighted
 from torch import Tensor, nn
 
+from kinfed.algorithms.common.heads import class_counts
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedlc import FedLC, ShiftedLogits
-from kinfed.algorithms.heads import class_counts
-from kinfed.data.batches import Batch, LocalTraining
-from kinfed.data.features import Features
-from kinfed.data.federation import Federation
-from kinfed.data.problem import Problem
-from kinfed.data.ragged import Ragged
-from kinfed.testing import Bench
+from kinfed.data.examples.batches import Batch, LocalTraining
+from kinfed.data.examples.features import Features
+from kinfed.data.examples.problem import Problem
+from kinfed.data.examples.ragged import Ragged
+from kinfed.data.federations.federation import Federation
+from kinfed.testing.method_contract import Bench
 
 
 def one_example(z: list[float], y: int) -> tuple[Tensor, Batch]:

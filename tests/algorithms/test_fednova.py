@@ -9,11 +9,11 @@ import torch
 from method_bench import LR, TWO_STEPS, by_hand, info, run, server, two_bowls
 from torch import nn
 
-from kinfed.algorithms.averaging import ModelState
+from kinfed.algorithms.common.averaging import ModelState
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fednova import FedNova, Up, accumulation
 from kinfed.algorithms.fedprox import FedProx
-from kinfed.data.batches import LocalTraining
+from kinfed.data.examples.batches import LocalTraining
 from kinfed.errors import ConfigError
 
 STEPS = LocalTraining(batch=5, steps=4)

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from method_bench import ALL, LR, by_hand, close, gradient, run, server, state, two_bowls, weighted
 from torch import nn
 
-from kinfed.algorithms import make_algorithm
-from kinfed.algorithms.averaging import DeltaUp
+from kinfed.algorithms.algorithm_names import make_algorithm
 from kinfed.algorithms.base import RoundInfo
+from kinfed.algorithms.common.averaging import DeltaUp
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedopt import FedOpt, Server
 from kinfed.algorithms.fedprox import FedProx
 from kinfed.core import rng
-from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Federation, Population
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.federations.federation import Federation, Population
 from kinfed.errors import ConfigError
 from kinfed.server.schedule import Schedule
-from kinfed.testing import Bench
+from kinfed.testing.method_contract import Bench
 
 OPTIMIZERS = ("adam", "yogi", "adagrad")
 

@@ -9,11 +9,11 @@ from method_bench import ALL, LR, WORKS, by_hand, close, info, models, run, serv
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedpa import FedPA, posterior_delta
 from kinfed.core import rng
-from kinfed.data.batches import LocalTraining
-from kinfed.data.features import Features
-from kinfed.data.federation import Federation
-from kinfed.data.problem import Problem
-from kinfed.data.ragged import Ragged
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.examples.features import Features
+from kinfed.data.examples.problem import Problem
+from kinfed.data.examples.ragged import Ragged
+from kinfed.data.federations.federation import Federation
 from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
 from kinfed.theory.gaussian import GaussianTask

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedphp import SCALES, FedPHP, mmd_slope
-from kinfed.data.batches import LocalTraining
+from kinfed.data.examples.batches import LocalTraining
 
 
 def mmd(phi: Tensor, other: Tensor, p: Tensor) -> Tensor:

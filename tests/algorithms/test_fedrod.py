@@ -23,15 +23,15 @@ from method_bench import (
 )
 from torch import Tensor, nn
 
+from kinfed.algorithms.common.heads import class_counts
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedrod import Client, FedRoD, TwoHeads
-from kinfed.algorithms.heads import class_counts
 from kinfed.core import rng
-from kinfed.data.batches import Batch, LocalTraining
-from kinfed.data.federation import Federation
+from kinfed.data.examples.batches import Batch, LocalTraining
+from kinfed.data.federations.federation import Federation
 from kinfed.errors import ConfigError
 from kinfed.server.schedule import Schedule
-from kinfed.testing import Bench
+from kinfed.testing.method_contract import Bench
 
 
 @pytest.mark.parametrize("training", WORKS.values(), ids=WORKS.keys())

@@ -9,12 +9,12 @@ import torch
 from method_bench import ALL, LR, SIZES, accuracy_on, by_hand, close, deep, models, one_body, server, state, weighted
 from torch import Tensor, nn
 
-from kinfed.algorithms.facade import Population, Task
 from kinfed.algorithms.fedper import FedPer
 from kinfed.algorithms.gpfl import GPFL, Server, ValveLoss
 from kinfed.algorithms.local import Local
-from kinfed.data.batches import Batch, LocalTraining
-from kinfed.engine.feature_valve import valve_size
+from kinfed.author import Population, Task
+from kinfed.data.examples.batches import Batch, LocalTraining
+from kinfed.engine.personal.feature_valve import valve_size
 from kinfed.testing.workbench import SEED
 
 HEAD = slice(35, 47)  # of the deep model

@@ -10,20 +10,20 @@ import torch
 from method_bench import ALL, LR, WORKS, by_hand, close, deep, gradient, linear, models, run, server, state
 from torch import Tensor, nn
 
+from kinfed.algorithms.common.masked_rows import MaskedUp, mean_where_held
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.heterofl import HeteroFL, width_mask
-from kinfed.algorithms.masked_rows import MaskedUp, mean_where_held
 from kinfed.core import rng
-from kinfed.core.bits import packed, unpacked
-from kinfed.data.batches import LocalTraining
-from kinfed.data.features import Features
-from kinfed.data.federation import Federation, Population
-from kinfed.data.problem import Problem
-from kinfed.data.ragged import Ragged
-from kinfed.engine.task import make_task
+from kinfed.core.bitpack import packed, unpacked
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.examples.features import Features
+from kinfed.data.examples.problem import Problem
+from kinfed.data.examples.ragged import Ragged
+from kinfed.data.federations.federation import Federation, Population
+from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
 from kinfed.server.schedule import Schedule
-from kinfed.testing import Bench
+from kinfed.testing.method_contract import Bench
 from kinfed.testing.tiny_models import normalized_model
 from kinfed.testing.workbench import SEED
 

@@ -14,7 +14,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import cdist, squareform
 from torch import Tensor
 
-from kinfed.algorithms.clustering import Linkage, agglomerate
+from kinfed.algorithms.common.clustering import Linkage, agglomerate
 from kinfed.core.kernels import cosines
 from kinfed.core.kernels import pairwise_distances as distances
 

@@ -20,17 +20,17 @@ from kinfed.algorithms.kin.groups import centres, find_groups, sketch
 from kinfed.algorithms.kin.kin import COMMON, GROUPED, TRIAL, Kin
 from kinfed.algorithms.kin.shares import LEAST, TEMPERATURES, UNKNOWN, VARIANCES, calibrated, evidence
 from kinfed.algorithms.local import Local
-from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Federation
-from kinfed.data.ragged import Ragged
-from kinfed.engine.mixture import MixtureTask
-from kinfed.engine.objective import make_objective
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import make_task
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.examples.ragged import Ragged
+from kinfed.data.federations.federation import Federation
+from kinfed.engine.contract.objective import make_objective
+from kinfed.engine.personal.mixture import MixtureTask
+from kinfed.engine.task_factory import make_task
+from kinfed.engine.training.sgd import sgd
 from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.testing import Bench
+from kinfed.testing.method_contract import Bench
 
 WORK = LocalTraining(lr=0.2, batch=10, steps=5)
 UNIT = TEMPERATURES.index(1.0)

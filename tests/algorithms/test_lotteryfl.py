@@ -10,11 +10,11 @@ from method_bench import LR, WORKS, by_hand, close, deep, gradient, models, run,
 
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.lotteryfl import LotteryFL, pruned
-from kinfed.core.bits import unpacked
-from kinfed.data.batches import LocalTraining
-from kinfed.engine.task import make_task
+from kinfed.core.bitpack import unpacked
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.engine.task_factory import make_task
 from kinfed.server.schedule import Schedule
-from kinfed.testing import Bench, tiny_federation
+from kinfed.testing.method_contract import Bench, tiny_federation
 
 ALL = LocalTraining(lr=LR, batch=100, steps=2)
 

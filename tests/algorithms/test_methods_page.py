@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from kinfed.algorithms import ALGORITHMS
+from kinfed.algorithms.algorithm_names import ALGORITHMS
 from kinfed.algorithms.base import Algorithm
 from kinfed.cli.method_pages import BEGIN, methods_of, with_table
 from kinfed.core.options import declared
-from kinfed.data.batches import LocalTraining
+from kinfed.data.examples.batches import LocalTraining
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "methods.md").read_text(encoding="utf-8")

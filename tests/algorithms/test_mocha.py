@@ -17,17 +17,17 @@ from method_bench import deep, linear
 from sklearn.svm import LinearSVC
 from torch import Tensor, nn
 
-from kinfed.algorithms import make_algorithm
+from kinfed.algorithms.algorithm_names import make_algorithm
 from kinfed.algorithms.base import check_algorithm_settings
 from kinfed.algorithms.mocha import Mocha, coordinates, joined, linear_layer, relations
 from kinfed.algorithms.mocha_deep import MochaDeep
-from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Federation
-from kinfed.engine.task import make_task
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.federations.federation import Federation
+from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError, ModelError
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.testing import Bench, check_variant, tiny_federation
+from kinfed.testing.method_contract import Bench, check_variant, tiny_federation
 from kinfed.testing.workbench import SEED, outcome
 
 WORK = LocalTraining(batch=5, steps=5)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.moon import MOON, ModelContrast, cosine_and_slope
-from kinfed.data.batches import Batch, LocalTraining
+from kinfed.data.examples.batches import Batch, LocalTraining
 
 
 class Features:

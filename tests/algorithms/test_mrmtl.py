@@ -12,7 +12,7 @@ from torch import nn
 from kinfed.algorithms.local import Local
 from kinfed.algorithms.mocha_deep import MochaDeep
 from kinfed.algorithms.mrmtl import MRMTL
-from kinfed.data.batches import LocalTraining
+from kinfed.data.examples.batches import LocalTraining
 from kinfed.errors import ConfigError
 
 

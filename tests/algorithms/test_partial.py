@@ -27,14 +27,14 @@ from method_bench import (
 )
 from torch import Tensor
 
-from kinfed.algorithms import make_algorithm
+from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms.common.partial import PartlyShared
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedper import FedPer
 from kinfed.algorithms.fedrep import FedRep
 from kinfed.algorithms.lgfedavg import LGFedAvg
 from kinfed.algorithms.local import Local
-from kinfed.algorithms.partial import PartlyShared
-from kinfed.data.batches import LocalTraining
+from kinfed.data.examples.batches import LocalTraining
 from kinfed.errors import ConfigError, ModelError
 from kinfed.testing.workbench import SEED
 

@@ -10,10 +10,10 @@ import torch
 from method_bench import ALL, LR, by_hand, close, gradient, mean, models, quadratic, run, server, two_bowls
 from torch import Tensor
 
-from kinfed.algorithms import make_algorithm
+from kinfed.algorithms.algorithm_names import make_algorithm
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.perfedavg import PerFedAvg
-from kinfed.data.batches import LocalTraining
+from kinfed.data.examples.batches import LocalTraining
 from kinfed.errors import ConfigError
 from kinfed.server.loop import Loop
 

@@ -10,18 +10,18 @@ from method_bench import ALL, LR, SIZES, TWO_STEPS, by_hand, close, deep, featur
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor, nn
 
-from kinfed.algorithms.feature_distribution import Distribution, Pencil, best_beta, local_distribution
+from kinfed.algorithms.common.feature_distribution import Distribution, Pencil, best_beta, local_distribution
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.pfedfda import PFedFDA, folds, packed, unpacked
 from kinfed.core import rng
-from kinfed.data.batches import LocalTraining
-from kinfed.data.features import Features
-from kinfed.data.federation import Federation
-from kinfed.data.problem import Problem
-from kinfed.data.ragged import Ragged
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.examples.features import Features
+from kinfed.data.examples.problem import Problem
+from kinfed.data.examples.ragged import Ragged
+from kinfed.data.federations.federation import Federation
 from kinfed.errors import ConfigError
 from kinfed.server.schedule import Schedule
-from kinfed.testing import Bench, tiny_federation
+from kinfed.testing.method_contract import Bench, tiny_federation
 from kinfed.testing.workbench import SEED
 
 DOUBLE = torch.float64

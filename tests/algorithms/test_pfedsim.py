@@ -12,13 +12,13 @@ from torch import Tensor
 
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.pfedsim import PFedSim, _shares
-from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Population
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import make_task
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.federations.federation import Population
+from kinfed.engine.task_factory import make_task
+from kinfed.engine.training.sgd import sgd
 from kinfed.errors import ConfigError
 from kinfed.server.schedule import Schedule
-from kinfed.testing import Bench, tiny_federation
+from kinfed.testing.method_contract import Bench, tiny_federation
 
 COLUMNS = torch.tensor([[1, 2], [3, 4]])  # of W, two classes and two features, behind one column of a body
 

@@ -7,10 +7,10 @@ import torch
 from method_bench import ALL, LR, TWO_STEPS, by_hand, gradient, info, run, server, two_bowls
 from torch import nn
 
-from kinfed.algorithms.averaging import ModelState
+from kinfed.algorithms.common.averaging import ModelState
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.qffl import QFFL, Up
-from kinfed.data.batches import LocalTraining
+from kinfed.data.examples.batches import LocalTraining
 
 WORK = LocalTraining(batch=3, steps=None, epochs=2, lr=LR, lr_decay=0.8)
 

@@ -11,19 +11,19 @@ import torch
 from method_bench import by_hand, close, info, models, server, state
 from torch import Tensor, nn
 
-from kinfed.algorithms import make_algorithm
-from kinfed.algorithms.averaging import DeltaUp
+from kinfed.algorithms.algorithm_names import make_algorithm
 from kinfed.algorithms.base import RoundInfo
+from kinfed.algorithms.common.averaging import DeltaUp
 from kinfed.algorithms.fedfomo.model_averages import FedFomoMA
 from kinfed.algorithms.fedfomo.weights import weigh
 from kinfed.algorithms.fedopt import FedOpt
 from kinfed.algorithms.l2gd import L2GD, Client, Down
 from kinfed.algorithms.pfedme import PFedMe
-from kinfed.data.batches import LocalTraining
-from kinfed.engine.mixture import MixtureTask, mixture_rows
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import ModuleTask, make_task
-from kinfed.testing import CHECKS, Bench, tiny_federation
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.engine.personal.mixture import MixtureTask, mixture_rows
+from kinfed.engine.task_factory import ModuleTask, make_task
+from kinfed.engine.training.sgd import sgd
+from kinfed.testing.method_contract import CHECKS, Bench, tiny_federation
 from kinfed.testing.running_statistics import normalized_model
 from kinfed.testing.workbench import SEED
 

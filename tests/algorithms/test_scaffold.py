@@ -12,9 +12,9 @@ from torch import nn
 from kinfed.algorithms.base import check_algorithm_settings
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.scaffold import Scaffold
-from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Population
-from kinfed.engine.task import make_task
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.federations.federation import Population
+from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
 
 WORK = LocalTraining(batch=3, steps=None, epochs=2, lr=LR, lr_decay=0.8)  # unequal steps, another rate every round

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfed.algorithms import make_algorithm
+from kinfed.algorithms.algorithm_names import make_algorithm
 from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.selffl.augmented import SelfFLAugmented
 from kinfed.algorithms.selffl.cluster import SelfFLCluster, Server
 from kinfed.algorithms.selffl.selffl import Up
-from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Federation, Population
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.federations.federation import Federation, Population
 from kinfed.errors import ConfigError
 from kinfed.runs.simulation import simulate
 from kinfed.server.loop import Loop
-from kinfed.testing import tiny_federation, tiny_model
+from kinfed.testing.method_contract import tiny_federation, tiny_model
 from kinfed.theory.gaussian import Case, GaussianTask, draw
 
 F64 = torch.float64

@@ -29,8 +29,8 @@ from kinfed.bench.plain_loop import PlainLoop, conventional
 from kinfed.bench.step_timing import compare_steps
 from kinfed.bench.timing import engine
 from kinfed.bench.workload import synthetic
-from kinfed.engine import bert
-from kinfed.engine.models import build_model
+from kinfed.engine.zoo import bert
+from kinfed.engine.zoo.models import build_model
 from kinfed.errors import ConfigError, KinfedError
 
 TINY = WORKLOADS["mlr"].quick()

@@ -11,11 +11,11 @@ from costs import Cost, compare, cost_table, counted, measure_costs, setting_of,
 from rich.console import Console
 from torch import nn
 
-from kinfed.algorithms import make_algorithm
+from kinfed.algorithms.algorithm_names import make_algorithm
 from kinfed.algorithms.selffl.selffl import SelfFL
 from kinfed.bench.workload import synthetic
-from kinfed.data.batches import Batch
-from kinfed.engine.task import RowsTask, make_task
+from kinfed.data.examples.batches import Batch
+from kinfed.engine.task_factory import RowsTask, make_task
 from kinfed.errors import ConfigError, KinfedError, ModelError
 
 TINY = setting_of("mlr").quick()

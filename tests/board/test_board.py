@@ -19,11 +19,11 @@ import torch
 from kinfed.board.board_data import live_view
 from kinfed.board.board_server import BoardServer
 from kinfed.core.storage import to_json
-from kinfed.data.federation import Federation
+from kinfed.data.federations.federation import Federation
 from kinfed.errors import ConfigError
+from kinfed.records.run_index import find_runs, is_running, matching
 from kinfed.runs.experiment import run
 from kinfed.runs.method_run import Interrupted
-from kinfed.runs.run_index import find_runs, is_running, matching
 
 SETTINGS: dict[str, Any] = {"model": "mlr", "rounds": 2, "steps": 1, "workers": 1, "seeds": (0,), "eval_every": 1}
 HOSTILE = "<img src=x onerror=alert(1)>"

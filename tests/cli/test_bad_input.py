@@ -14,15 +14,15 @@ import torch
 from command_line import Done, kinfed
 from torch import nn
 
-from kinfed.core.spreadsheet import escape_formula, unescape_formula
-from kinfed.data.federation import Federation
+from kinfed.config.config_reading import make_config
+from kinfed.core.csv_safety import escape_formula, unescape_formula
+from kinfed.data.federations.federation import Federation
 from kinfed.errors import ConfigError
 from kinfed.privacy.policy import Privacy
+from kinfed.records.reader import load_run
 from kinfed.runs import build, run_checks
 from kinfed.runs.build import build_federation
-from kinfed.runs.config_reading import make_config
 from kinfed.runs.experiment import run
-from kinfed.runs.reader import load_run
 
 ROLES = ("--client-column", "c", "--label-column", "y")
 QUICK = ("--rounds", "2", "--seeds", "0", "--algorithms", "fedavg", "--model", "mlr")
@@ -162,11 +162,11 @@ def test_absurd_privacy_is_refused(options: dict[str, float], word: str) -> None
 
 
 def test_fedfomo_with_too_many_clients_is_refused_before_it_takes_the_memory() -> None:
-    from kinfed.algorithms import make_algorithm
+    from kinfed.algorithms.algorithm_names import make_algorithm
     from kinfed.algorithms.base import check_algorithm_settings
-    from kinfed.data.batches import LocalTraining
-    from kinfed.data.federation import Population
-    from kinfed.engine.task import make_task
+    from kinfed.data.examples.batches import LocalTraining
+    from kinfed.data.federations.federation import Population
+    from kinfed.engine.task_factory import make_task
 
     many, task = Population(10_000_000, 0), make_task(lambda: nn.Linear(100, 10))
     for name in ("fedfomo", "fedfomo_ma"):

@@ -14,11 +14,11 @@ import typer
 from command_line import kinfed
 from typer.main import get_command
 
-from kinfed.algorithms import ALGORITHMS
+from kinfed.algorithms.algorithm_names import ALGORITHMS
 from kinfed.cli.app import app
 from kinfed.cli.parameters import SettingsCommand, TypedSettings
-from kinfed.runs.config import RunConfig
-from kinfed.runs.config_fields import PANELS
+from kinfed.config.config import RunConfig
+from kinfed.config.config_fields import PANELS
 
 GROUP = get_command(app)
 assert isinstance(GROUP, click.Group)

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import kinfed
-from kinfed.data.augment import AUGMENTATIONS, draws
-from kinfed.data.batches import Batches, LocalTraining
-from kinfed.data.features import Features
-from kinfed.data.federation import Federation
-from kinfed.data.problem import Problem
-from kinfed.engine.task import make_task
+from kinfed.data.examples.augment import AUGMENTATIONS, draws
+from kinfed.data.examples.batches import Batches, LocalTraining
+from kinfed.data.examples.features import Features
+from kinfed.data.examples.problem import Problem
+from kinfed.data.federations.federation import Federation
+from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
-from kinfed.testing import tiny_federation, tiny_model
+from kinfed.testing.method_contract import tiny_federation, tiny_model
 
 CROP, FLIP, BOTH = (AUGMENTATIONS[name] for name in ("crop", "flip", "crop_flip"))
 
@@ -106,8 +106,8 @@ def test_batches_are_the_usual_ones_changed(poisson: bool) -> None:
 def test_changes_do_not_depend_on_company_or_on_how_many_steps_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     federation, training = image_federation(), LocalTraining(batch=4, epochs=3, steps=None, augment="crop_flip")
     together = [batch.x for _, batch in batches_of(federation, training, [0, 1, 2])]
-    monkeypatch.setattr("kinfed.data.batches.GATHER_BYTES", 1)
-    monkeypatch.setattr("kinfed.data.batches.PLAN_EXAMPLES", 1)
+    monkeypatch.setattr("kinfed.data.examples.batches.GATHER_BYTES", 1)
+    monkeypatch.setattr("kinfed.data.examples.batches.PLAN_EXAMPLES", 1)
     for client in range(3):
         for step, (_, batch) in enumerate(batches_of(federation, training, [client])):
             real = int((batch.weight > 0).sum())

@@ -16,9 +16,9 @@ from scipy import stats
 from torch import Tensor
 
 from kinfed.core import rng
-from kinfed.data import batches as module
-from kinfed.data.batches import Batch, Batches, LocalTraining, Split
-from kinfed.data.features import Features
+from kinfed.data.examples import batches as module
+from kinfed.data.examples.batches import Batch, Batches, LocalTraining, Split
+from kinfed.data.examples.features import Features
 from kinfed.errors import ConfigError
 
 sizes_of_clients = st.lists(st.integers(1, 40), min_size=1, max_size=6)

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from kinfed.cli.federation_view import MOST_CLIENTS, FederationView
-from kinfed.data.describe import describe, emd, emd_code
-from kinfed.data.description import Description
-from kinfed.data.features import Features
-from kinfed.data.federation import Federation
+from kinfed.data.descriptions.describe import describe, emd, emd_code
+from kinfed.data.descriptions.description import Description
+from kinfed.data.examples.features import Features
+from kinfed.data.examples.problem import Problem
+from kinfed.data.examples.ragged import Ragged
+from kinfed.data.federations.federation import Federation
 from kinfed.data.partitions import make_federation
-from kinfed.data.problem import Problem
-from kinfed.data.ragged import Ragged
 from kinfed.data.sources import load_source
 from kinfed.errors import StorageError
 

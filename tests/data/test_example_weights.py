@@ -13,22 +13,22 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 
 import kinfed
-from kinfed.algorithms import make_algorithm
+from kinfed.algorithms.algorithm_names import make_algorithm
 from kinfed.algorithms.base import check_algorithm_settings
-from kinfed.algorithms.candidates import mean_losses
+from kinfed.algorithms.common.candidates import mean_losses
 from kinfed.algorithms.fedavg import FedAvg
-from kinfed.data.batches import LocalTraining
-from kinfed.data.example_weights import parse_class_weights
-from kinfed.data.federation import Federation
-from kinfed.data.problem import Problem
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import make_task
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.examples.problem import Problem
+from kinfed.data.federations.example_weights import parse_class_weights
+from kinfed.data.federations.federation import Federation
+from kinfed.engine.task_factory import make_task
+from kinfed.engine.training.sgd import sgd
 from kinfed.errors import ConfigError, DataError
+from kinfed.newcomers.adoption import adopt
 from kinfed.pools.local_pool import LocalPool
 from kinfed.pools.shard import make_shard
 from kinfed.privacy.dpsgd import PrivateTask
 from kinfed.privacy.noise import seeded_noise
-from kinfed.runs.adopt import adopt
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinfed.core import rng, storage
-from kinfed.data.features import Features, fingerprint
-from kinfed.data.federation import Federation
-from kinfed.data.problem import Problem
-from kinfed.data.ragged import Ragged, hold_out
+from kinfed.data.examples.features import Features, fingerprint
+from kinfed.data.examples.problem import Problem
+from kinfed.data.examples.ragged import Ragged, hold_out
+from kinfed.data.federations.federation import Federation
 from kinfed.errors import ConfigError, DataError, StorageError
 
 LISTS = st.lists(st.lists(st.integers(0, 50), max_size=7), min_size=1, max_size=6)

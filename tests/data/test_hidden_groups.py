@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from kinfed.data.features import Features
+from kinfed.data.examples.features import Features
+from kinfed.data.examples.problem import Problem
 from kinfed.data.partitions import HiddenGroups, make_federation
-from kinfed.data.problem import Problem
-from kinfed.data.source import Source
+from kinfed.data.sources.source import Source
 from kinfed.errors import ConfigError
 
 

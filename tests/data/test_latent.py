@@ -16,14 +16,14 @@ from realdata import real_data
 from sklearn.decomposition import PCA
 from torch import Tensor
 
-from kinfed.data.describe import describe
-from kinfed.data.features import Features
+from kinfed.data.descriptions.describe import describe
+from kinfed.data.examples.features import Features
+from kinfed.data.examples.problem import Problem
 from kinfed.data.partitions import embedding, latent, make_federation
 from kinfed.data.partitions.embedding import Embedder, principal_components, small_cnn, vgg11
 from kinfed.data.partitions.latent import Latent
-from kinfed.data.problem import Problem
-from kinfed.data.source import Source
 from kinfed.data.sources import load_source
+from kinfed.data.sources.source import Source
 from kinfed.errors import ConfigError
 
 

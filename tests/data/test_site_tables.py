@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from realdata import real_data
 
-from kinfed.data.federation import Federation
+from kinfed.data.federations.federation import Federation
 from kinfed.data.partitions import make_federation
 from kinfed.data.sources import SITE_TABLES, load_source
 from kinfed.errors import DataError

@@ -18,12 +18,12 @@ from realdata import real_data
 from sklearn.datasets import load_digits
 
 from kinfed.core.cache import cache_folder
-from kinfed.data.features import Features
-from kinfed.data.problem import Problem
-from kinfed.data.registered import names_clients
-from kinfed.data.source import Source
+from kinfed.data.examples.features import Features
+from kinfed.data.examples.problem import Problem
 from kinfed.data.sources import SOURCES, class_names, hub, images, load_source
 from kinfed.data.sources.image_sets import standardized
+from kinfed.data.sources.registered import names_clients
+from kinfed.data.sources.source import Source
 from kinfed.errors import ConfigError, DataError
 
 

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfed.core import rng
-from kinfed.data.federation import Federation
+from kinfed.data.examples.problem import Problem
+from kinfed.data.examples.ragged import Ragged
+from kinfed.data.federations.federation import Federation
+from kinfed.data.federations.stratified import fold_numbers, split_stratified
 from kinfed.data.partitions.resplit import Resplit, fold_of_federation
 from kinfed.data.preprocessing import as_table
-from kinfed.data.problem import Problem
-from kinfed.data.ragged import Ragged
 from kinfed.data.sources.table import TableOptions, make_federation, source_from_table
-from kinfed.data.stratified import fold_numbers, split_stratified
 from kinfed.errors import ConfigError
 
 sizes = st.lists(st.integers(0, 30), min_size=1, max_size=5)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from kinfed.data.federation import Federation
+from kinfed.data.examples.problem import Problem
+from kinfed.data.examples.target import FEW_VALUES, read_target
+from kinfed.data.federations.federation import Federation
 from kinfed.data.partitions import make_federation
-from kinfed.data.problem import Problem
 from kinfed.data.sources import load_source
-from kinfed.data.target import FEW_VALUES, read_target
 from kinfed.errors import ConfigError, DataError
 
 

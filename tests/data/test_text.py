@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from realdata import real_data
 
 import kinfed
-from kinfed.data.features import Features
-from kinfed.data.federation import Federation
+from kinfed.data.examples.features import Features
+from kinfed.data.federations.federation import Federation
 from kinfed.data.partitions import make_federation
 from kinfed.data.sources import hub, load_source
 from kinfed.data.sources.text import PADDING, UNKNOWN, numbers, read_vectors, tokens

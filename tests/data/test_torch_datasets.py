@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from kinfed.data.federation import Federation
+from kinfed.data.federations.federation import Federation
 from kinfed.errors import DataError
 
 

@@ -15,22 +15,16 @@ import torch
 from realdata import real_data
 
 import kinfed
-from kinfed.data.federation import Federation
+from kinfed.config.config import RunConfig
+from kinfed.data.federations.federation import Federation
 from kinfed.data.partitions import make_federation
 from kinfed.data.sources import load_source, speech, wakeword
 from kinfed.data.sources.speech import RATE, Clips, one_second
 from kinfed.data.sources.wakeword import DEVICES, SIZES, STATES, TYPES, WakewordDataOptions
-from kinfed.engine.models import build_model
-from kinfed.engine.task import make_task
+from kinfed.engine.task_factory import make_task
+from kinfed.engine.zoo.models import build_model
 from kinfed.errors import ConfigError, DataError
-from kinfed.reproduce.studies.detection import (
-    by_cell,
-    detections,
-    operating_threshold,
-    relative_false_accepts,
-    scores,
-)
-from kinfed.runs.config import RunConfig
+from kinfed.reproduce.studies.detection import by_cell, detections, operating_threshold, relative_false_accepts, scores
 
 SMALL = {"examples": 60, "least_test": 6, "mels": 16}
 

@@ -19,9 +19,9 @@ from kinfed.data.partitions import make_federation
 from kinfed.data.sources import load_source
 from kinfed.data.sources.wordpiece import WordPiece
 from kinfed.errors import ConfigError, DataError
-from kinfed.runs.export import export_model
-from kinfed.runs.pipeline import ModelPipeline
-from kinfed.runs.predict import predict
+from kinfed.serving.export import export_model
+from kinfed.serving.pipeline import ModelPipeline
+from kinfed.serving.predict import predict
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "book", "##s", "a", "!", "##y", "Good"]
 PAD, UNK, CLS, SEP, GOOD, BAD, BOOK, S, A, MARK, Y, CAPITAL = range(12)

@@ -19,16 +19,16 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from kinfed.cli.app import app
-from kinfed.data.batches import Batch
-from kinfed.deploy.books import Books
-from kinfed.deploy.node import Node
-from kinfed.deploy.node_data import Enrolment, load_client_data
-from kinfed.deploy.node_errors import Withheld
-from kinfed.deploy.node_settings import NodeSettings
-from kinfed.deploy.rules import NodeRules, Refused
+from kinfed.data.examples.batches import Batch
+from kinfed.deploy.node.node import Node
+from kinfed.deploy.node.node_data import Enrolment, load_client_data
+from kinfed.deploy.node.node_errors import Withheld
+from kinfed.deploy.node.node_settings import NodeSettings
+from kinfed.deploy.node.owner_policy import NodeRules, Refused
+from kinfed.deploy.node.privacy_log import Books
+from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.settings import Deployment
-from kinfed.deploy.vault import Vault
-from kinfed.deploy.wire import MessageError, Packet
+from kinfed.deploy.transport.wire import MessageError, Packet
 from kinfed.errors import ConfigError, StorageError
 from kinfed.privacy.dpsgd import PrivateTask
 from kinfed.privacy.ledger import Event
@@ -214,7 +214,7 @@ def books(config: dict[str, Any]) -> Books:
 
 def test_four_hundred_questions_stop_at_the_budget(config: dict[str, Any]) -> None:
     """All for one round, with models 1e-7 apart, of two runs and under two noises."""
-    accounting = pytest.importorskip("kinfed.privacy.epsilon", reason="the extra dp is not installed")
+    accounting = pytest.importorskip("kinfed.privacy.accountant", reason="the extra dp is not installed")
     config["epsilon"], config["delta"] = "0.5", "1e-6"
     nodes = {noise: Node.of(config, RUN | {"dp-noise": noise}) for noise in (4.0, 5.0)}
     answered, refusals = 0, set()
@@ -275,7 +275,7 @@ def test_evaluations_that_take_gradients_are_counted(config: dict[str, Any]) -> 
 
 _KILLED = """
 import os, sys
-from kinfed.deploy.vault_entry import VaultEntry
+from kinfed.deploy.node.vault_entry import VaultEntry
 VaultEntry.keep = lambda *_: os._exit(9)  # the machine fails before the new state is kept
 sys.path.insert(0, sys.argv[1])
 import json, test_attacks
@@ -397,7 +397,7 @@ def test_orders_that_make_no_sense_are_refused(config: dict[str, Any], header: d
 
 
 def test_the_command_shows_budget_and_rules(config: dict[str, Any]) -> None:
-    epsilon = pytest.importorskip("kinfed.privacy.epsilon", reason="the extra dp is not installed")
+    epsilon = pytest.importorskip("kinfed.privacy.accountant", reason="the extra dp is not installed")
 
     def show() -> str:
         return CliRunner().invoke(app, ["vault", "budget", "--vault", config["vault"]], terminal_width=200).output

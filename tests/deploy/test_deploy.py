@@ -15,22 +15,22 @@ import torch
 from loopback import Loopback, write_nodes
 from torch import Tensor
 
-from kinfed.algorithms import ALGORITHMS, make_algorithm
-from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Federation
-from kinfed.deploy.exchange import Sent
-from kinfed.deploy.node import Node
-from kinfed.deploy.rules import Refused
-from kinfed.deploy.server import TooFewClients, serve
+from kinfed.algorithms.algorithm_names import ALGORITHMS, make_algorithm
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.federations.federation import Federation
+from kinfed.deploy.node.node import Node
+from kinfed.deploy.node.owner_policy import Refused
+from kinfed.deploy.node.vault import Vault
+from kinfed.deploy.server.deployment_server import TooFewClients, serve
 from kinfed.deploy.settings import Deployment
-from kinfed.deploy.vault import Vault
-from kinfed.deploy.wire import MessageError, Packet, message_types, tree_of
-from kinfed.engine.personal import module_for
+from kinfed.deploy.transport.exchange import Sent
+from kinfed.deploy.transport.wire import MessageError, Packet, message_types, tree_of
+from kinfed.engine.personal.personal_models import module_for
 from kinfed.errors import ConfigError, DataError, KinfedError, StorageError
-from kinfed.runs.folder import RunFolder
-from kinfed.runs.pipeline import ModelPipeline
+from kinfed.records.folder import RunFolder
 from kinfed.runs.simulation import simulate
 from kinfed.server.loop import Loop
+from kinfed.serving.pipeline import ModelPipeline
 
 NAMES = ["a", "b", "c"]
 SETTINGS: dict[str, Any] = {

@@ -20,18 +20,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfed.data.federation import Federation
+from kinfed.data.federations.federation import Federation
+from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.settings import Deployment
-from kinfed.deploy.vault import Vault
-from kinfed.runs.pipeline import ModelPipeline
 from kinfed.runs.simulation import simulate
+from kinfed.serving.pipeline import ModelPipeline
 
 pytest.importorskip("flwr", reason="the extra flower is not installed: pip install 'kinfed[flower]'")
 
 from flower_network import network
 from loopback import write_nodes
 
-from kinfed.deploy.certs import make_certificates
+from kinfed.deploy.operator.certs import make_certificates
 
 pytestmark = pytest.mark.flower
 
@@ -150,7 +150,7 @@ import resource, signal
 import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
-from kinfed.deploy.flower import client_app as honest, from_records, server_app
+from kinfed.deploy.programs.flower import client_app as honest, from_records, server_app
 
 __all__ = ["client_app", "server_app"]  # by which Flower finds them
 client_app = ClientApp()
@@ -188,8 +188,8 @@ def train(message, context):
 
 
 _GOES_AWAY = """
-from kinfed.deploy.flower import client_app, from_records, server_app
-import kinfed.deploy.node as node
+from kinfed.deploy.programs.flower import client_app, from_records, server_app
+import kinfed.deploy.node.node as node
 
 __all__ = ["client_app", "server_app"]  # by which Flower finds them
 answer = node.Node.answer

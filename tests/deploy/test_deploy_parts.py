@@ -19,20 +19,20 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from kinfed.algorithms import ALGORITHMS, make_algorithm
+from kinfed.algorithms.algorithm_names import ALGORITHMS, make_algorithm
 from kinfed.cli.app import app
-from kinfed.data.batches import LocalTraining
-from kinfed.data.problem import Problem
-from kinfed.deploy.app_folder import make_app
-from kinfed.deploy.enrol import Roster
-from kinfed.deploy.node_data import Enrolment, load_client_data
-from kinfed.deploy.node_pool import sample_update
-from kinfed.deploy.node_settings import NodeSettings
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.examples.problem import Problem
+from kinfed.deploy.node.node_data import Enrolment, load_client_data
+from kinfed.deploy.node.node_settings import NodeSettings
+from kinfed.deploy.node.vault import Vault
+from kinfed.deploy.operator.app_folder import make_app
+from kinfed.deploy.server.enrol import Roster
+from kinfed.deploy.server.node_pool import sample_update
 from kinfed.deploy.settings import SETTINGS, Deployment, not_for_nodes
-from kinfed.deploy.vault import Vault
-from kinfed.engine.lora import lora
-from kinfed.engine.models import build_model
-from kinfed.engine.task import make_task
+from kinfed.engine.task_factory import make_task
+from kinfed.engine.zoo.lora import lora
+from kinfed.engine.zoo.models import build_model
 from kinfed.errors import ConfigError, DataError, StorageError
 
 ROOT = Path(__file__).parents[2]
@@ -153,7 +153,7 @@ def test_bad_node_configs_are_refused(tmp_path: Path) -> None:
 
 def test_certificates_are_good_for_tls(tmp_path: Path) -> None:
     """A handshake in memory: the client trusts the CA and checks the name."""
-    certs = pytest.importorskip("kinfed.deploy.certs", reason="the extra flower is not installed")
+    certs = pytest.importorskip("kinfed.deploy.operator.certs", reason="the extra flower is not installed")
     certs.make_certificates(tmp_path, ["fl.example.org", "10.0.0.7"], ["hospital-a"])
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
@@ -180,7 +180,7 @@ def test_certificates_are_good_for_tls(tmp_path: Path) -> None:
 
 
 def test_more_nodes_later_keep_the_authority_and_the_keys(tmp_path: Path) -> None:
-    certs = pytest.importorskip("kinfed.deploy.certs", reason="the extra flower is not installed")
+    certs = pytest.importorskip("kinfed.deploy.operator.certs", reason="the extra flower is not installed")
     certs.make_certificates(tmp_path, ["localhost"], ["a"])
     before = {name: (tmp_path / name).read_bytes() for name in ("ca.crt", "ca.key", "a", "a.pub")}
     written = certs.make_certificates(tmp_path, ["localhost"], ["a", "b"])

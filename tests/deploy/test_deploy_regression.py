@@ -14,17 +14,17 @@ from loopback import Loopback, write_nodes
 from rich.console import Console
 from torch import Tensor
 
-from kinfed.data.federation import Federation
-from kinfed.deploy.server import serve
+from kinfed.config.config_reading import make_config
+from kinfed.data.federations.federation import Federation
+from kinfed.deploy.node.vault import Vault
+from kinfed.deploy.operator.trial_sites import deployment_settings
+from kinfed.deploy.server.deployment_server import serve
 from kinfed.deploy.settings import Deployment
-from kinfed.deploy.trial_sites import deployment_settings
-from kinfed.deploy.vault import Vault
 from kinfed.errors import ConfigError
-from kinfed.runs.adopt import adopt
-from kinfed.runs.config_reading import make_config
+from kinfed.newcomers.adoption import adopt
+from kinfed.newcomers.newcomer import newcomer_from_table
 from kinfed.runs.experiment import run
-from kinfed.runs.newcomer import newcomer_from_table
-from kinfed.runs.pipeline import ModelPipeline
+from kinfed.serving.pipeline import ModelPipeline
 
 NAMES = ["a", "b", "c"]
 TRAINING: dict[str, Any] = {

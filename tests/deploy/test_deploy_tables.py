@@ -14,20 +14,20 @@ import pytest
 import torch
 from loopback import Loopback
 
-from kinfed.data.federation import Federation
-from kinfed.deploy.exchange import Sent
-from kinfed.deploy.node import Node
-from kinfed.deploy.node_data import load_client_data
-from kinfed.deploy.node_settings import NodeSettings
-from kinfed.deploy.rules import Refused
-from kinfed.deploy.server import serve
+from kinfed.data.federations.federation import Federation
+from kinfed.deploy.node.node import Node
+from kinfed.deploy.node.node_data import load_client_data
+from kinfed.deploy.node.node_settings import NodeSettings
+from kinfed.deploy.node.owner_policy import Refused
+from kinfed.deploy.node.vault import Vault
+from kinfed.deploy.server.deployment_server import serve
 from kinfed.deploy.settings import Deployment
-from kinfed.deploy.vault import Vault
-from kinfed.deploy.wire import Packet
-from kinfed.engine.personal import module_for
+from kinfed.deploy.transport.exchange import Sent
+from kinfed.deploy.transport.wire import Packet
+from kinfed.engine.personal.personal_models import module_for
 from kinfed.errors import ConfigError, DataError
-from kinfed.runs.pipeline import ModelPipeline
 from kinfed.runs.simulation import simulate
+from kinfed.serving.pipeline import ModelPipeline
 
 NAMES = ["a", "b", "c"]
 SETTINGS: dict[str, Any] = {

@@ -13,15 +13,15 @@ from opinions import OPINIONS, write_opinions
 from tiny_bert import write_bert
 
 import kinfed
-from kinfed.deploy.node_settings import NodeSettings
-from kinfed.deploy.server import TooFewClients, serve
+from kinfed.deploy.node.node_settings import NodeSettings
+from kinfed.deploy.node.vault import Vault
+from kinfed.deploy.server.deployment_server import TooFewClients, serve
 from kinfed.deploy.settings import Deployment
-from kinfed.deploy.vault import Vault
 from kinfed.errors import ConfigError, DataError
-from kinfed.runs.adopt import adopt
-from kinfed.runs.newcomer import newcomer_from_table
-from kinfed.runs.pipeline import ModelPipeline
-from kinfed.runs.predict import model_of_run, predict
+from kinfed.newcomers.adoption import adopt
+from kinfed.newcomers.newcomer import newcomer_from_table
+from kinfed.serving.pipeline import ModelPipeline
+from kinfed.serving.predict import model_of_run, predict
 
 NAMES = ["a", "b", "c"]
 

@@ -15,15 +15,15 @@ from loopback import Loopback
 from test_deploy import expected, make, models, records, run, simulated, up, without
 from torch import Tensor
 
-from kinfed.deploy.exchange import HELLO_SECONDS, RETRY_SECONDS, Answer, Sent
-from kinfed.deploy.greeting import Greeting, read_greetings
-from kinfed.deploy.server import TooFewClients
-from kinfed.deploy.wire import MessageError, Packet, plain_text
+from kinfed.deploy.server.deployment_server import TooFewClients
+from kinfed.deploy.transport.enrolment_message import Greeting, read_greetings
+from kinfed.deploy.transport.exchange import HELLO_SECONDS, RETRY_SECONDS, Answer, Sent
+from kinfed.deploy.transport.wire import MessageError, Packet, plain_text
 
 pytest.importorskip("cryptography", reason="the extra flower is not installed")
 
-from kinfed.deploy.certs import make_certificates
-from kinfed.deploy.client_keys import fingerprint, is_signed, new_private_key, sign_greeting
+from kinfed.deploy.operator.certs import make_certificates
+from kinfed.deploy.transport.client_keys import fingerprint, is_signed, new_private_key, sign_greeting
 
 MALLORY = 300  # the number of a registered node that is nobody's
 

@@ -14,27 +14,27 @@ import torch
 from loopback import Loopback, write_nodes
 from torch import Tensor
 
-from kinfed.data.federation import Federation
-from kinfed.deploy.exchange import Sent
-from kinfed.deploy.node import Node
-from kinfed.deploy.questions import CONFIRM, MASK, SECURE_KINDS, SHARE, TRAIN, UNMASK
-from kinfed.deploy.rules import Refused
-from kinfed.deploy.server import TooFewClients, serve
+from kinfed.data.federations.federation import Federation
+from kinfed.deploy.node.node import Node
+from kinfed.deploy.node.owner_policy import Refused
+from kinfed.deploy.node.requests import CONFIRM, MASK, SECURE_KINDS, SHARE, TRAIN, UNMASK
+from kinfed.deploy.node.vault import Vault
+from kinfed.deploy.server.deployment_server import TooFewClients, serve
 from kinfed.deploy.settings import Deployment
-from kinfed.deploy.vault import Vault
-from kinfed.deploy.wire import MessageError, Packet
+from kinfed.deploy.transport.exchange import Sent
+from kinfed.deploy.transport.wire import MessageError, Packet
 from kinfed.errors import ConfigError
-from kinfed.pools.base import Reply
-from kinfed.privacy.secure_sum import ProtocolSize
-from kinfed.runs.pipeline import ModelPipeline
 from kinfed.runs.simulation import simulate
+from kinfed.serving.pipeline import ModelPipeline
+from kinfed.updates.reply import Reply
+from kinfed.updates.secure_sum import ProtocolSize
 
 pytest.importorskip("cryptography", reason="the extra flower is not installed")
 
-from kinfed.deploy.certs import make_certificates
-from kinfed.deploy.client_keys import sign
-from kinfed.deploy.masks import agreed_key, join_secret, mask, new_secret, public_key, seal, split_secret, unseal
-from kinfed.deploy.secure_messages import KeyRecord, Member, threshold_of
+from kinfed.deploy.operator.certs import make_certificates
+from kinfed.deploy.secure.masks import agreed_key, join_secret, mask, new_secret, public_key, seal, split_secret, unseal
+from kinfed.deploy.secure.secure_messages import KeyRecord, Member, threshold_of
+from kinfed.deploy.transport.client_keys import sign
 
 NAMES = ["a", "b", "c", "d", "e"]
 WIDTH = 18  # numbers in an update: logistic regression of 5 features and 3 classes

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import kinfed
-from kinfed.deploy.vault import Vault
-from kinfed.runs.pipeline import ModelPipeline
-from kinfed.runs.predict import model_of_run
+from kinfed.deploy.node.vault import Vault
+from kinfed.serving.pipeline import ModelPipeline
+from kinfed.serving.predict import model_of_run
 
 pytest.importorskip("flwr", reason="the extra flower is not installed: pip install 'kinfed[flower]'")
 

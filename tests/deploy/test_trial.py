@@ -13,16 +13,16 @@ from loopback import Loopback
 from opinions import write_opinions
 from tiny_bert import write_bert
 
-from kinfed.data.federation import Federation
-from kinfed.deploy.server import serve
+from kinfed.config.config import RunConfig
+from kinfed.config.config_reading import make_config
+from kinfed.data.federations.federation import Federation
+from kinfed.deploy.operator.trial import DEFAULTS
+from kinfed.deploy.operator.trial_sites import class_names, deployment_settings, site_names, write_sites
+from kinfed.deploy.server.deployment_server import serve
 from kinfed.deploy.settings import Deployment
-from kinfed.deploy.trial import DEFAULTS
-from kinfed.deploy.trial_sites import class_names, deployment_settings, site_names, write_sites
 from kinfed.errors import ConfigError
 from kinfed.runs import experiment
 from kinfed.runs.build import build_federation
-from kinfed.runs.config import RunConfig
-from kinfed.runs.config_reading import make_config
 
 
 def config(sets: tuple[str, ...] = (), **values: Any) -> RunConfig:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from kinfed.deploy.status import DONE, read_status
-from kinfed.deploy.trial import DEFAULTS
-from kinfed.deploy.vault import Vault
+from kinfed.config.config_reading import make_config
+from kinfed.deploy.node.vault import Vault
+from kinfed.deploy.operator.trial import DEFAULTS
+from kinfed.deploy.server.status import DONE, read_status
 from kinfed.runs import experiment
-from kinfed.runs.config_reading import make_config
 
 pytest.importorskip("flwr", reason="the extra flower is not installed: pip install 'kinfed[flower]'")
 pytestmark = [

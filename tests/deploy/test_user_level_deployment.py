@@ -12,22 +12,22 @@ import torch
 from loopback import Loopback, write_nodes
 from torch import Tensor
 
-from kinfed.algorithms.update_template import update_template
-from kinfed.data.federation import Federation
-from kinfed.deploy.exchange import Sent
-from kinfed.deploy.questions import EVALUATE, TRAIN
-from kinfed.deploy.server import serve
-from kinfed.deploy.server_privacy import FILE, SecretSchedule, SumBooks
+from kinfed.algorithms.common.message_shape import update_template
+from kinfed.data.federations.federation import Federation
+from kinfed.deploy.node.requests import EVALUATE, TRAIN
+from kinfed.deploy.node.vault import Vault
+from kinfed.deploy.server.deployment_server import serve
+from kinfed.deploy.server.server_privacy import FILE, SecretSchedule, SumBooks
 from kinfed.deploy.settings import Deployment
-from kinfed.deploy.vault import Vault
+from kinfed.deploy.transport.exchange import Sent
 from kinfed.errors import CheckpointError, ConfigError, StorageError
 from kinfed.privacy.noise import seeded_noise
-from kinfed.privacy.user_level import UserLevel
-from kinfed.privacy.user_policy import ClientSampling
-from kinfed.runs.checkpoint import Checkpoints
-from kinfed.runs.pipeline import ModelPipeline
+from kinfed.records.checkpoint import Checkpoints
 from kinfed.runs.simulation import simulate
 from kinfed.server.schedule import Schedule
+from kinfed.serving.pipeline import ModelPipeline
+from kinfed.updates.user_level import UserLevel
+from kinfed.updates.user_policy import ClientSampling
 
 pytest.importorskip("dp_accounting", reason="the extra dp is not installed")
 pytest.importorskip("cryptography", reason="the extra flower is not installed")

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfed.deploy.vault import Vault
-from kinfed.deploy.wire import Packet
+from kinfed.deploy.node.vault import Vault
+from kinfed.deploy.transport.wire import Packet
 from kinfed.errors import ConfigError, StorageError
 
 
@@ -198,7 +198,7 @@ def test_a_model_is_found_by_run_and_client(tmp_path: Path) -> None:
 
 _WRITER = """
     import sys, torch
-    from kinfed.deploy.vault import Vault
+    from kinfed.deploy.node.vault import Vault
     entry = Vault(sys.argv[1]).entry("r1", "a")
     number = 0
     while True:
@@ -247,6 +247,7 @@ def test_a_full_disk_says_so_and_keeps_what_was_there(tmp_path: Path) -> None:
 
 
 def test_the_vault_needs_no_module_that_windows_lacks() -> None:
-    code = "import sys; sys.modules.update(fcntl=None, resource=None, pwd=None); import kinfed.deploy.server"
+    missing = "import sys; sys.modules.update(fcntl=None, resource=None, pwd=None)"
+    code = f"{missing}; import kinfed.deploy.server.deployment_server"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

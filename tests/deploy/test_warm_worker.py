@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kinfed.deploy.processes import Processes, free_port, is_listening
-from kinfed.deploy.warm_worker import CLIENT_PROGRAM
+from kinfed.deploy.programs.processes import Processes, free_port, is_listening
+from kinfed.deploy.programs.warm_worker import CLIENT_PROGRAM
 from kinfed.errors import PoolError
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has
 _WORKER = """
 import os, sys
 from pathlib import Path
-from kinfed.deploy.warm_worker import WarmWorker
+from kinfed.deploy.programs.warm_worker import WarmWorker
 
 folder = Path(sys.argv[1])
 
@@ -122,7 +122,7 @@ def test_processes_end_with_what_they_started_in_other_groups(tmp_path: Path) ->
 
 
 def test_a_process_that_ignores_the_request_is_ended_by_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinfed.deploy.processes.ALL_SECONDS", 0.2)
+    monkeypatch.setattr("kinfed.deploy.programs.processes.ALL_SECONDS", 0.2)
     processes = Processes(tmp_path / "logs")
     started = processes.start(
         "stubborn", ["sh", "-c", "trap '' TERM; echo here; while :; do sleep 0.1; done"], os.environ
@@ -136,7 +136,7 @@ def test_a_process_that_ignores_the_request_is_ended_by_force(tmp_path: Path, mo
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with a killed parent")
 def test_processes_end_with_a_killed_parent(tmp_path: Path) -> None:
     code = (
-        "import os, sys, time; from pathlib import Path; from kinfed.deploy.processes import Processes\n"
+        "import os, sys, time; from pathlib import Path; from kinfed.deploy.programs.processes import Processes\n"
         "p = Processes(Path(sys.argv[1])).start('child', ['sleep', '600'], os.environ); print(p.pid, flush=True)\n"
         "time.sleep(600)"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kinfed.engine.aten_ops import pull_back
+from kinfed.engine.contract.aten_ops import pull_back
 
 
 def test_pull_back_is_autograd_without_its_checks() -> None:

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from kinfed.data.batches import Batch
-from kinfed.engine.cnn import ConvolutionalNet, GradientTarget
-from kinfed.engine.models import MODELS, build_model
-from kinfed.engine.task import RowsTask, make_task
+from kinfed.data.examples.batches import Batch
+from kinfed.engine.backends.cnn import ConvolutionalNet, GradientTarget
+from kinfed.engine.task_factory import RowsTask, make_task
+from kinfed.engine.zoo.models import MODELS, build_model
 from kinfed.errors import ModelError
 
 CLASSES = 3
@@ -183,8 +183,8 @@ def test_examples_of_another_shape_are_named() -> None:
 STRIDED_POINTWISE = """
 import itertools, sys, torch
 from torch import nn
-from kinfed.engine.cnn import GradientTarget
-from kinfed.engine.task import make_task
+from kinfed.engine.backends.cnn import GradientTarget
+from kinfed.engine.task_factory import make_task
 
 torch.set_num_threads(int(sys.argv[1]))
 for inputs, side, by_hand in itertools.product((1, 2, 3, 4, 8), (6, 7, 8), (True, False)):
@@ -212,7 +212,7 @@ print("same gradients")
 def test_pointwise_convolutions_with_a_stride_have_the_right_gradient(threads: int) -> None:
     """oneDNN corrupts the heap (one thread) or returns another gradient (two) for these layers in channels-last
     layout; an abort must not take the other tests along."""
-    script = "from kinfed.data.batches import Batch\n" + STRIDED_POINTWISE
+    script = "from kinfed.data.examples.batches import Batch\n" + STRIDED_POINTWISE
     environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}  # threads that spin for a busy core take minutes
     done = subprocess.run(
         [sys.executable, "-c", script, str(threads)],

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinfed.engine.columns import (
+from kinfed.engine.contract.columns import (
     ColumnSplit,
     ParameterSlot,
     last_layers,

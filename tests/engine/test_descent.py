@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kinfed.data.batches import Batch, LocalTraining
-from kinfed.data.federation import Federation
-from kinfed.engine.descent import TRANSPOSE_FROM_STEPS, LayerwiseDescent, Pull, StepwiseDescent
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import ModuleTask, make_task
+from kinfed.data.examples.batches import Batch, LocalTraining
+from kinfed.data.federations.federation import Federation
+from kinfed.engine.contract.descent import TRANSPOSE_FROM_STEPS, LayerwiseDescent, Pull, StepwiseDescent
+from kinfed.engine.task_factory import ModuleTask, make_task
+from kinfed.engine.training.sgd import sgd
 
 CLASSES = 3
 NETS: dict[str, tuple[Callable[[], nn.Module], int]] = {

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 import kinfed
-from kinfed.data.federation import Federation
-from kinfed.data.problem import Problem
-from kinfed.engine.measures import MEASURES, Judged
-from kinfed.engine.mixture import mixture_rows
-from kinfed.engine.personal import task_for
-from kinfed.engine.task import make_task
+from kinfed.data.examples.problem import Problem
+from kinfed.data.federations.federation import Federation
+from kinfed.engine.personal.mixture import mixture_rows
+from kinfed.engine.personal.personal_models import task_for
+from kinfed.engine.scoring.measures import MEASURES, Judged
+from kinfed.engine.task_factory import make_task
 
 
 def logits(scores: list[float]) -> np.ndarray:

@@ -15,11 +15,11 @@ from tiny_bert import CONFIG, write_bert
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from kinfed.engine.adapter_files import load_adapter, save_adapter
-from kinfed.engine.bert import minilm, minilm_outline
-from kinfed.engine.client_linear import runs_batched
-from kinfed.engine.encoder import EncoderLayer, EncoderNet, MeanPool, PatchEmbeddings, pack
-from kinfed.engine.models import build_model
+from kinfed.engine.contract.client_linear import runs_batched
+from kinfed.engine.zoo.adapter_files import load_adapter, save_adapter
+from kinfed.engine.zoo.bert import minilm, minilm_outline
+from kinfed.engine.zoo.encoder import EncoderLayer, EncoderNet, MeanPool, PatchEmbeddings, pack
+from kinfed.engine.zoo.models import build_model
 from kinfed.errors import ModelError, StorageError
 
 TOKENS = torch.tensor([[2, 7, 5, 3, 0, 0], [2, 9, 3, 0, 0, 0], [2, 4, 4, 8, 6, 3], [2, 3, 0, 0, 0, 0]])

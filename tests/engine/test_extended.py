@@ -13,17 +13,17 @@ import kinfed
 from kinfed.algorithms.base import deployed_models
 from kinfed.algorithms.gpfl import GPFL
 from kinfed.core import rng
-from kinfed.data.batches import LocalTraining
-from kinfed.engine.extended import ExtendedTask, extended_rows
-from kinfed.engine.feature_gate import FeatureGate, gate_logits, policy_size
-from kinfed.engine.feature_valve import FeatureValve, through_valve, valve_size
-from kinfed.engine.mixture import MixtureTask, mixture_rows
-from kinfed.engine.personal import module_for, module_from, named_parameters, task_for
-from kinfed.engine.task import make_task
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.engine.personal.extended import ExtendedTask, extended_rows
+from kinfed.engine.personal.feature_gate import FeatureGate, gate_logits, policy_size
+from kinfed.engine.personal.feature_valve import FeatureValve, through_valve, valve_size
+from kinfed.engine.personal.mixture import MixtureTask, mixture_rows
+from kinfed.engine.personal.personal_models import module_for, module_from, named_parameters, task_for
+from kinfed.engine.task_factory import make_task
 from kinfed.errors import ModelError
-from kinfed.runs.export import export_model
-from kinfed.runs.pipeline import ModelPipeline
-from kinfed.testing import tiny_federation, tiny_model
+from kinfed.serving.export import export_model
+from kinfed.serving.pipeline import ModelPipeline
+from kinfed.testing.method_contract import tiny_federation, tiny_model
 from kinfed.testing.tiny_models import normalized_model
 
 SIZES: dict[str, tuple[Any, int]] = {

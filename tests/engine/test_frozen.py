@@ -9,7 +9,7 @@ import torch
 from conftest import MakeBatch
 from torch import Tensor, nn
 
-from kinfed.engine.task import FEW_PARAMETERS, make_task
+from kinfed.engine.task_factory import FEW_PARAMETERS, make_task
 from kinfed.errors import ModelError
 
 

@@ -15,20 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from kinfed.algorithms.candidates import mean_losses
+from kinfed.algorithms.common.candidates import mean_losses
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.core import threads
 from kinfed.core.threads import OneCoreThreads, idle_threads
-from kinfed.data.batches import LocalTraining, Split
-from kinfed.data.features import Features
-from kinfed.data.federation import Federation
-from kinfed.data.problem import Problem
-from kinfed.engine import fused_task
-from kinfed.engine.fused_task import FusedTask
-from kinfed.engine.objective import ABSOLUTE, CROSS_ENTROPY, SQUARED, Huber, Objective, Squared
-from kinfed.engine.score import Score
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import ModuleTask, make_task, worth_compiling
+from kinfed.data.examples.batches import LocalTraining, Split
+from kinfed.data.examples.features import Features
+from kinfed.data.examples.problem import Problem
+from kinfed.data.federations.federation import Federation
+from kinfed.engine.compiled import fused_task
+from kinfed.engine.compiled.fused_task import FusedTask
+from kinfed.engine.contract.objective import ABSOLUTE, CROSS_ENTROPY, SQUARED, Huber, Objective, Squared
+from kinfed.engine.scoring.score import Score
+from kinfed.engine.task_factory import ModuleTask, make_task, worth_compiling
+from kinfed.engine.training.sgd import sgd
 from kinfed.errors import KinfedError, ModelError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.runs.experiment import run
@@ -316,11 +316,11 @@ def test_a_run_goes_on_with_the_backend_it_began_with(
     def go(resume: bool = False) -> None:
         run(federation=federation, out=tmp_path / "run", algorithms="fedavg", rounds=2, batch=4, resume=resume)
 
-    monkeypatch.setattr("kinfed.engine.task.FUSED_FROM", 1.0)
+    monkeypatch.setattr("kinfed.engine.task_factory.FUSED_FROM", 1.0)
     go()
     assert '"backend": "fused"' in (tmp_path / "run" / "model.json").read_text()
     go(resume=True)
-    monkeypatch.setattr("kinfed.engine.task.is_installed", lambda: False)
+    monkeypatch.setattr("kinfed.engine.task_factory.is_installed", lambda: False)
     with pytest.raises(KinfedError, match=r"other backend \(fused needs numba\)"):
         go(resume=True)
 
@@ -334,8 +334,8 @@ class Notes(NullObserver):
 
 
 def test_a_long_run_says_that_numba_is_missing(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinfed.engine.task.LONG_RUN", 1.0)
-    monkeypatch.setattr("kinfed.engine.task.is_installed", lambda: False)
+    monkeypatch.setattr("kinfed.engine.task_factory.LONG_RUN", 1.0)
+    monkeypatch.setattr("kinfed.engine.task_factory.is_installed", lambda: False)
     observer = Notes()
     result = run(federation=federation, algorithms="fedavg", rounds=1, batch=4, observer=observer)
     assert result.task.backend == "stacked"

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from kinfed.data.batches import Batch, LocalTraining, Split
-from kinfed.data.features import Features
-from kinfed.engine.lstm import LastOutput
-from kinfed.engine.models import build_model
-from kinfed.engine.objective import SQUARED
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import ModuleTask, make_task
+from kinfed.data.examples.batches import Batch, LocalTraining, Split
+from kinfed.data.examples.features import Features
+from kinfed.engine.backends.lstm import LastOutput
+from kinfed.engine.contract.objective import SQUARED
+from kinfed.engine.task_factory import ModuleTask, make_task
+from kinfed.engine.training.sgd import sgd
+from kinfed.engine.zoo.models import build_model
 from kinfed.errors import ModelError
 
 pytestmark = pytest.mark.timeout(400)  # the first of these tests on a machine compiles

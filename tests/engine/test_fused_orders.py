@@ -1,4 +1,4 @@
-"""Orders of examples that compiled loops draw are those of kinfed.data.windows."""
+"""Orders of examples that compiled loops draw are those of kinfed.data.examples.windows."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinfed.data import windows
-from kinfed.data.windows import Windows
-from kinfed.engine.fused_orders import draw_orders
+from kinfed.data.examples import windows
+from kinfed.data.examples.windows import Windows
+from kinfed.engine.compiled.fused_orders import draw_orders
 
 pytestmark = pytest.mark.timeout(400)  # the first of these tests on a machine compiles
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from kinfed.data.batches import Batch
-from kinfed.engine.lstm import LastOutput, RecurrentNet
-from kinfed.engine.models import build_model
-from kinfed.engine.task import StackedTask, make_task
+from kinfed.data.examples.batches import Batch
+from kinfed.engine.backends.lstm import LastOutput, RecurrentNet
+from kinfed.engine.task_factory import StackedTask, make_task
+from kinfed.engine.zoo.models import build_model
 from kinfed.errors import ConfigError, ModelError
 
 CLASSES = 3

@@ -1,8 +1,7 @@
-"""Machine code that is compiled once and kept (kinfed.engine.machine_code)."""
+"""Machine code that is compiled once and kept (kinfed.engine.compiled.machine_code)."""
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import subprocess
@@ -15,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 from numba import types
-from test_rooms import OPTIONAL
+from test_rooms import modules, users_of
 
 import kinfed
-from kinfed.engine import machine_code
-from kinfed.engine.fused_kernels import compile_function
-from kinfed.engine.machine_code import CODE_FILES, KEPT_DAYS, Kernel, MachineCode, kept_kernel
+from kinfed.engine.compiled import machine_code
+from kinfed.engine.compiled.fused_kernels import compile_function
+from kinfed.engine.compiled.machine_code import CODE_FILES, KEPT_DAYS, Kernel, MachineCode, kept_kernel
 from kinfed.errors import ModelError
 
 pytestmark = pytest.mark.timeout(400)  # some compile
@@ -184,7 +183,7 @@ def test_code_of_files_that_change_meanwhile_is_not_kept(
 ) -> None:
     text = tmp_path / "kernels.py"
     text.write_text("before")
-    monkeypatch.setattr(machine_code, "CODE_FILES", [str(text)])
+    monkeypatch.setattr(machine_code, "CODE_FILES", [text])
     machine_code._identity.cache_clear()
 
     def compile_it() -> MachineCode:
@@ -230,9 +229,9 @@ def test_all_that_code_depends_on_is_part_of_its_identity(monkeypatch: pytest.Mo
     for number in range(len(CODE_FILES)):
         texts = [tmp_path / f"{number}-{place}" for place in range(len(CODE_FILES))]
         for place, (text, name) in enumerate(zip(texts, CODE_FILES, strict=True)):
-            original = (machine_code._PACKAGE / name).read_bytes()
+            original = name.read_bytes()
             text.write_bytes(original + b"#" if place == number else original)
-        changes.append(lambda patch, texts=texts: patch.setattr(machine_code, "CODE_FILES", list(map(str, texts))))  # type: ignore[misc]
+        changes.append(lambda patch, texts=texts: patch.setattr(machine_code, "CODE_FILES", texts))  # type: ignore[misc]
     seen = {normal}
     for change in changes:
         with monkeypatch.context() as patch:
@@ -243,19 +242,16 @@ def test_all_that_code_depends_on_is_part_of_its_identity(monkeypatch: pytest.Mo
     assert identity() == normal
 
 
-# What files of kernels import and takes no part in them: types, and how arguments get there.
+# What files of kernels import from other rooms and takes no part in them: types, and how arguments get there.
 NOT_COMPILED = {"core/cache.py", "core/storage.py", "errors.py"}
 
 
 def test_every_file_that_goes_into_kernels_is_part_of_the_identity() -> None:
+    numba = users_of("numba") | {"engine.compiled.fused_recurrent"}
+    needed = {name for user in numba for name in modules()[user].at_once & modules().keys()} | numba
+    files = {f"{name.replace('.', '/')}.py" for name in needed} - NOT_COMPILED
     package = Path(kinfed.__file__ or "").parent
-    compiled = {f"{name.replace('.', '/')}.py" for name in OPTIONAL["numba"]} | {"engine/fused_recurrent.py"}
-    imported = set()
-    for file in compiled:
-        for node in ast.walk(ast.parse((package / file).read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kinfed."):
-                imported.add(f"{str(node.module).removeprefix('kinfed.').replace('.', '/')}.py")
-    assert compiled | imported - NOT_COMPILED <= set(CODE_FILES)
+    assert files <= {file.relative_to(package).as_posix() for file in CODE_FILES}
 
 
 _TRAIN = """
@@ -267,7 +263,7 @@ print(json.dumps({"numba": "numba" in sys.modules, "model": result.result().serv
 
 _LINK = """
 import itertools, json, sys
-from kinfed.engine.machine_code import compiled_kernel
+from kinfed.engine.compiled.machine_code import compiled_kernel
 for name, types in itertools.product(
     ("train", "move", "step", "score"), (("dense", "classes"), ("recurrent", "numbers"))
 ):

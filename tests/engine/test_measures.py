@@ -9,8 +9,8 @@ import pytest
 import sklearn.metrics as reference
 import torch
 
-from kinfed.data.problem import Problem
-from kinfed.engine.measures import (
+from kinfed.data.examples.problem import Problem
+from kinfed.engine.scoring.measures import (
     MEASURES,
     Judged,
     bootstrap_draws,
@@ -20,9 +20,9 @@ from kinfed.engine.measures import (
     headline_measure,
     measures_of,
 )
-from kinfed.engine.score import Score
+from kinfed.engine.scoring.score import Score
 from kinfed.errors import ConfigError
-from kinfed.runs.metrics import summarize
+from kinfed.records.metrics import summarize
 
 SIZES = (30, 25, 90)
 

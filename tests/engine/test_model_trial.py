@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
-from kinfed.engine.task import make_task
+from kinfed.engine.task_factory import make_task
 from kinfed.errors import ModelError
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"

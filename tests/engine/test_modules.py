@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from kinfed.core.options import option
-from kinfed.data.batches import Batch
-from kinfed.engine.models import MODELS, build_model
-from kinfed.engine.task import make_task
+from kinfed.data.examples.batches import Batch
+from kinfed.engine.task_factory import make_task
+from kinfed.engine.zoo.models import MODELS, build_model
 from kinfed.errors import ConfigError, ModelError
 
 

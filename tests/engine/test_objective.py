@@ -6,14 +6,14 @@ import torch
 from torch import nn
 
 import kinfed
-from kinfed.algorithms import ALGORITHMS
-from kinfed.data.batches import Batch, LocalTraining
-from kinfed.data.federation import Federation
-from kinfed.data.problem import Problem
-from kinfed.engine.lora import lora
-from kinfed.engine.lstm import LastOutput
-from kinfed.engine.objective import ABSOLUTE, SQUARED, Huber, make_objective
-from kinfed.engine.task import make_task
+from kinfed.algorithms.algorithm_names import ALGORITHMS
+from kinfed.data.examples.batches import Batch, LocalTraining
+from kinfed.data.examples.problem import Problem
+from kinfed.data.federations.federation import Federation
+from kinfed.engine.backends.lstm import LastOutput
+from kinfed.engine.contract.objective import ABSOLUTE, SQUARED, Huber, make_objective
+from kinfed.engine.task_factory import make_task
+from kinfed.engine.zoo.lora import lora
 from kinfed.errors import ConfigError, ModelError
 from kinfed.privacy.dpsgd import PrivateTask
 from kinfed.privacy.noise import seeded_noise
@@ -179,7 +179,7 @@ def test_all_methods_train_on_numbers_or_say_that_they_need_classes():
 
 @pytest.mark.parametrize("name", ["fedavg", "ditto", "selffl", "fedfomo", "ifca"])
 def test_methods_keep_their_contract_on_numbers(name):
-    from kinfed.testing import check_algorithm
+    from kinfed.testing.method_contract import check_algorithm
 
     check_algorithm(name, federation=people(clients=6, each=24), model=dense)
 

@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from kinfed.core.loop_memory import LoopMemory, Moments
-from kinfed.data.batches import Batch, Batches, LocalTraining
-from kinfed.data.federation import Cohort, Federation, with_memory
-from kinfed.engine.columns import ParameterSlot
-from kinfed.engine.cut import Cut
-from kinfed.engine.gradient_pieces import GradientPieces
-from kinfed.engine.optimizers import clipped, make_optimizer
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import ModuleTask, Task, make_task
+from kinfed.data.examples.batches import Batch, Batches, LocalTraining
+from kinfed.data.examples.optimizer_state import LoopMemory, Moments
+from kinfed.data.federations.federation import Cohort, Federation, with_memory
+from kinfed.engine.contract.columns import ParameterSlot
+from kinfed.engine.contract.feature_loss import Cut
+from kinfed.engine.contract.gradient_pieces import GradientPieces
+from kinfed.engine.task_factory import ModuleTask, Task, make_task
+from kinfed.engine.training.optimizers import clipped, make_optimizer
+from kinfed.engine.training.sgd import sgd
 from kinfed.errors import ConfigError
 
 RULES: dict[str, dict[str, Any]] = {

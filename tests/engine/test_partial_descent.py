@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from kinfed.data.batches import LocalTraining
-from kinfed.data.features import Features
-from kinfed.engine.cut import Cut, logit_delta
-from kinfed.engine.descent import Pull
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import ModuleTask, make_task
-from kinfed.testing import tiny_federation
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.examples.features import Features
+from kinfed.engine.contract.descent import Pull
+from kinfed.engine.contract.feature_loss import Cut, logit_delta
+from kinfed.engine.task_factory import ModuleTask, make_task
+from kinfed.engine.training.sgd import sgd
+from kinfed.testing.method_contract import tiny_federation
 
 CLASSES, CLIENTS = 3, 6
 

@@ -9,11 +9,11 @@ from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.metrics import get_scorer, get_scorer_names, matthews_corrcoef
 
 import kinfed
-from kinfed.data.federation import Federation
-from kinfed.data.problem import Problem
-from kinfed.engine.measures import MEASURES, Judged, find_measure, headline_measure
+from kinfed.data.examples.problem import Problem
+from kinfed.data.federations.federation import Federation
+from kinfed.engine.scoring.measures import MEASURES, Judged, find_measure, headline_measure
 from kinfed.errors import ConfigError
-from kinfed.runs.metrics import headline_text
+from kinfed.records.metrics import headline_text
 
 PROBLEMS = {
     "binary": Problem.of_classes(2),

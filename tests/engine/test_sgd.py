@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from kinfed.data.batches import Batch, Batches, LocalTraining, Split
-from kinfed.data.features import Features
-from kinfed.data.federation import Federation
-from kinfed.engine.columns import ParameterSlot
-from kinfed.engine.lstm import LastOutput
-from kinfed.engine.sgd import each_step, sgd
-from kinfed.engine.task import ModuleTask, Task, make_task
+from kinfed.data.examples.batches import Batch, Batches, LocalTraining, Split
+from kinfed.data.examples.features import Features
+from kinfed.data.federations.federation import Federation
+from kinfed.engine.backends.lstm import LastOutput
+from kinfed.engine.contract.columns import ParameterSlot
+from kinfed.engine.task_factory import ModuleTask, Task, make_task
+from kinfed.engine.training.sgd import each_step, sgd
 
 
 class Quadratic(Task):

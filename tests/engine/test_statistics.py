@@ -10,9 +10,9 @@ import torch
 from conftest import MakeBatch
 from torch import Tensor, nn
 
-from kinfed.data.batches import Batch
-from kinfed.engine.columns import ColumnSplit
-from kinfed.engine.task import make_task
+from kinfed.data.examples.batches import Batch
+from kinfed.engine.contract.columns import ColumnSplit
+from kinfed.engine.task_factory import make_task
 from kinfed.errors import ModelError
 
 

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kinfed
-from kinfed.algorithms import make_algorithm
-from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Federation
-from kinfed.engine.lstm import LastOutput
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import RowsTask, make_task
+from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.federations.federation import Federation
+from kinfed.engine.backends.lstm import LastOutput
+from kinfed.engine.task_factory import RowsTask, make_task
+from kinfed.engine.training.sgd import sgd
 
 WAITS = ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero", "aten::equal")
 

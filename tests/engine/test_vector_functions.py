@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numba import njit
 
-from kinfed.engine.products import products_of_rows
-from kinfed.engine.vector_functions import EXP_ENDS, add_sum_of_rows, add_to_rows, softmax_of, tanh_of
+from kinfed.engine.compiled.products import products_of_rows
+from kinfed.engine.compiled.vector_functions import EXP_ENDS, add_sum_of_rows, add_to_rows, softmax_of, tanh_of
 
 COUNTS = [1, 7, 8, 9, 10, 16, 17, 1003]
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import kinfed
 from kinfed.cli.listing import gradient_path, model_sizes
-from kinfed.engine.model_outline import ModelOutline, model_outline
-from kinfed.engine.models import MODELS, build_model
-from kinfed.engine.task import make_task
+from kinfed.engine.task_factory import make_task
+from kinfed.engine.zoo.model_outline import ModelOutline, model_outline
+from kinfed.engine.zoo.models import MODELS, build_model
 from kinfed.engine.zoo.resnet import Shortcut
 from kinfed.errors import ConfigError, ModelError
 

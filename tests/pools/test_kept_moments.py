@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 import torch
 
-from kinfed.algorithms import ALGORITHMS, make_algorithm, tuning_space
-from kinfed.algorithms.averaging import ModelDown
+from kinfed.algorithms.algorithm_names import ALGORITHMS, make_algorithm, tuning_space
 from kinfed.algorithms.base import check_algorithm_settings
+from kinfed.algorithms.common.averaging import ModelDown
+from kinfed.config.config_reading import make_config
 from kinfed.core.options import declared
-from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Federation
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import Task, make_task
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.federations.federation import Federation
+from kinfed.engine.task_factory import Task, make_task
+from kinfed.engine.training.sgd import sgd
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.pools.shard import balance, expected_work, make_shard
 from kinfed.pools.worker import Worker, compact
 from kinfed.privacy.dpsgd import PrivateTask
 from kinfed.privacy.noise import seeded_noise
-from kinfed.runs.config_reading import make_config
-from kinfed.testing import check_variant, tiny_federation, tiny_model
+from kinfed.testing.method_contract import check_variant, tiny_federation, tiny_model
 from kinfed.testing.workbench import Bench, expect_equal, outcome, state_of
 
 SEED = 3

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kinfed.algorithms.averaging import ModelDown
+from kinfed.algorithms.common.averaging import ModelDown
 from kinfed.algorithms.local import Local
-from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Federation
-from kinfed.engine.score import Score
-from kinfed.engine.task import make_task
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.federations.federation import Federation
+from kinfed.engine.scoring.score import Score
+from kinfed.engine.task_factory import make_task
 from kinfed.pools import known_scores
 from kinfed.pools.local_pool import LocalPool
-from kinfed.testing import tiny_federation, tiny_model
+from kinfed.testing.method_contract import tiny_federation, tiny_model
 
 WORK = LocalTraining(batch=5, steps=4)
 EVERYONE = torch.arange(6)

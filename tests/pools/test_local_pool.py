@@ -18,20 +18,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kinfed.algorithms.averaging import ModelDown
+from kinfed.algorithms.common.averaging import ModelDown
 from kinfed.algorithms.ditto import Ditto
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.local import Local
 from kinfed.core import threads
-from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Federation
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import make_task
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.federations.federation import Federation
+from kinfed.engine.task_factory import make_task
+from kinfed.engine.training.sgd import sgd
 from kinfed.errors import PoolError
 from kinfed.pools import local_pool
 from kinfed.pools.local_pool import LocalPool
 from kinfed.pools.memory import KEEP_BYTES, keep_freed_memory
-from kinfed.testing import tiny_federation, tiny_model
+from kinfed.testing.method_contract import tiny_federation, tiny_model
 from kinfed.testing.workbench import hooked
 
 WORK = LocalTraining(batch=5, steps=4)

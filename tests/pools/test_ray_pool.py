@@ -21,25 +21,25 @@ import torch
 from torch import nn
 
 import kinfed
-from kinfed.algorithms import make_algorithm, prepare_data
+from kinfed.algorithms.algorithm_names import make_algorithm, prepare_data
 from kinfed.algorithms.ditto import Ditto
+from kinfed.config.config_reading import make_config
+from kinfed.core.backoff import Silence
 from kinfed.core.registry import load_plugin
-from kinfed.core.silence import Silence
-from kinfed.data.batches import LocalTraining
-from kinfed.data.problem import Problem
-from kinfed.engine.objective import SQUARED
-from kinfed.engine.task import make_task
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.examples.problem import Problem
+from kinfed.engine.contract.objective import SQUARED
+from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError, PoolError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.pools.shard import make_shard
 from kinfed.pools.worker import Worker
-from kinfed.runs.compare import same_results
-from kinfed.runs.config_reading import make_config
+from kinfed.records.compare import same_results
 from kinfed.runs.method_run import Interrupted
 from kinfed.runs.run_inputs import RunInputs
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.testing import tiny_federation, tiny_model
+from kinfed.testing.method_contract import tiny_federation, tiny_model
 from kinfed.testing.workbench import expect_equal, outcome
 
 ray = pytest.importorskip("ray", reason='the ray pool needs the package ray: pip install "kinfed[ray]"')

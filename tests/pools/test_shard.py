@@ -11,23 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kinfed.algorithms import make_algorithm, prepare_data
-from kinfed.algorithms.averaging import ModelDown
+from kinfed.algorithms.algorithm_names import make_algorithm, prepare_data
+from kinfed.algorithms.common.averaging import ModelDown
 from kinfed.algorithms.ditto import Ditto
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.mocha import Mocha
 from kinfed.core.tree import Nothing
-from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Federation
-from kinfed.data.ragged import SPLITS
-from kinfed.engine.task import make_task
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.examples.ragged import SPLITS
+from kinfed.data.federations.federation import Federation
+from kinfed.engine.task_factory import make_task
 from kinfed.errors import CheckpointError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.pools.shard import balance, expected_work, make_shard
 from kinfed.pools.worker import StateSnapshot, Worker, compact
 from kinfed.privacy.dpsgd import PrivateTask
 from kinfed.privacy.noise import seeded_noise
-from kinfed.testing import tiny_federation, tiny_model
+from kinfed.testing.method_contract import tiny_federation, tiny_model
 
 SEED = 3
 WORK = LocalTraining(batch=5, steps=4)

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from kinfed.core import rng
-from kinfed.data.batches import Batch, LocalTraining, PoissonSample, Split
-from kinfed.data.features import Features
-from kinfed.engine.task import ModuleTask, make_task
+from kinfed.data.examples.batches import Batch, LocalTraining, PoissonSample, Split
+from kinfed.data.examples.features import Features
+from kinfed.engine.task_factory import ModuleTask, make_task
 from kinfed.errors import ConfigError
 from kinfed.privacy.dpsgd import EVALUATION, PrivateTask, Record
 from kinfed.privacy.ledger import Event
 from kinfed.privacy.noise import AnswerDraws, Secret, new_nonce, seeded_noise
-from kinfed.testing import tiny_federation
+from kinfed.testing.method_contract import tiny_federation
 
 CLASSES = 3
 

@@ -10,9 +10,9 @@ from conftest import MakeSplit
 from test_privacy import CLASSES, MODELS, private, sample, starts
 from torch import Tensor, nn
 
-from kinfed.data.batches import Batch
-from kinfed.engine.cut import Deltas, by_autograd, cross_entropy, logit_delta, on_rows, separable
-from kinfed.engine.task import ModuleTask, make_task
+from kinfed.data.examples.batches import Batch
+from kinfed.engine.contract.feature_loss import Deltas, by_autograd, cross_entropy, logit_delta, on_rows, separable
+from kinfed.engine.task_factory import ModuleTask, make_task
 from kinfed.errors import ConfigError
 from kinfed.privacy.dpsgd import PrivateTask
 from kinfed.privacy.noise import seeded_noise

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kinfed.engine.task import make_task
+from kinfed.engine.task_factory import make_task
 from kinfed.errors import ModelError
 from kinfed.privacy.dpsgd import PrivateTask
 from kinfed.privacy.noise import seeded_noise

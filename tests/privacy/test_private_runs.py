@@ -17,28 +17,28 @@ import torch
 from torch import Tensor
 
 import kinfed
-from kinfed.algorithms import ALGORITHMS, make_algorithm
+from kinfed.algorithms.algorithm_names import ALGORITHMS, make_algorithm
 from kinfed.algorithms.base import EXAMPLE_COUNT, Algorithm, PrivacyProfile, gradient_steps, privacy_profile
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.cli.app import main
-from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Cohort, Federation
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import Task, make_task
+from kinfed.config.config_reading import make_config
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.federations.federation import Cohort, Federation
+from kinfed.engine.task_factory import Task, make_task
+from kinfed.engine.training.sgd import sgd
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.privacy.budget import make_budget
 from kinfed.privacy.ledger import Event, dominates, merge
 from kinfed.privacy.noise import seeded_noise
 from kinfed.privacy.policy import Privacy
-from kinfed.runs.compare import same_results
-from kinfed.runs.config_reading import make_config
+from kinfed.records.compare import same_results
 from kinfed.runs.method_run import Interrupted
 from kinfed.runs.run_checks import leave_out_what_cannot_run
 from kinfed.runs.run_inputs import RunInputs
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.testing import Bench, tiny_federation, tiny_model
+from kinfed.testing.method_contract import Bench, tiny_federation, tiny_model
 
 Method = Algorithm[Any, Any, Any, Any]
 WORK = LocalTraining(batch=5, steps=4, poisson=True, lr=0.05)
@@ -334,7 +334,7 @@ def results(folder: Path) -> dict[str, Any]:
 
 def test_epsilon_counts_every_gradient_of_every_round(finished: Path) -> None:
     """By hand: how often each client was called, three batches each time, and what the method does with them."""
-    from kinfed.privacy.epsilon import epsilon, renyi_epsilon
+    from kinfed.privacy.accountant import epsilon, renyi_epsilon
 
     schedule = Schedule(0.67)
     calls = sum(torch.bincount(schedule.active(0, number, 6), minlength=6) for number in range(1, 7))
@@ -388,7 +388,7 @@ def test_a_private_run_resumes_to_the_same_bits(finished: Path, tmp_path: Path, 
 
 def test_a_budget_leaves_clients_out_before_they_exceed_it(tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting", reason="the extra dp is not installed")
-    from kinfed.privacy.epsilon import most_rounds
+    from kinfed.privacy.accountant import most_rounds
 
     settings = SMALL | {
         "algorithms": {"fedavg": {}, "selffl": {"l_max": 6}}, "participation": 1.0, "dp_budget": 4.0, "dp_noise": 2.5,
@@ -422,7 +422,7 @@ def test_a_budget_reserves_what_the_personal_model_will_cost() -> None:
     """Rounds of one gradient each, and three more for the model that a client uses in the end. A budget that forgot
     those would let every client exceed it."""
     pytest.importorskip("dp_accounting", reason="the extra dp is not installed")
-    from kinfed.privacy.epsilon import epsilon, most_rounds
+    from kinfed.privacy.accountant import epsilon, most_rounds
 
     noise, delta, budget = 2.5, 1e-3, 4.0
     privacy = Privacy(noise=noise, delta=delta, budget=budget)

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from plotly import graph_objects
 
-from kinfed.report import build, palette
-from kinfed.report.comparison import Comparison, Method, compare
-from kinfed.report.panels import Panel, panels
+from kinfed.analysis.comparison import Comparison, Method, compare
+from kinfed.records.reader import load_runs, read_parameters
+from kinfed.report.drawing import palette
+from kinfed.report.panels import Panel, method_panels
 from kinfed.report.panels.cgpfl_panel import accuracy_by_number, choice_of_number, distances
 from kinfed.report.panels.clusters_panel import clusters
+from kinfed.report.writing import build
 from kinfed.runs.experiment import run
-from kinfed.runs.reader import load_runs, read_parameters
 
 METHODS: dict[str, dict[str, Any]] = {
     "local": {},
@@ -168,7 +169,7 @@ def test_without_a_method_that_chooses_the_first_shows_the_accuracies(comparison
 
 
 def test_other_methods_have_none_of_these(comparison: Comparison) -> None:
-    assert panels(method(comparison, "local")) == []
+    assert method_panels(method(comparison, "local")) == []
 
 
 def test_figures_obey_plotlys_schema_and_the_palette(comparison: Comparison) -> None:
@@ -181,7 +182,7 @@ def test_figures_obey_plotlys_schema_and_the_palette(comparison: Comparison) -> 
         return [colour for part in parts for colour in colours(part)]
 
     for one in comparison.methods:
-        for panel in panels(one):
+        for panel in method_panels(one):
             for figure in panel.figures:
                 graph_objects.Figure(data=figure.data, layout=figure.layout)
                 json.dumps([figure.data, figure.layout], allow_nan=False)

@@ -16,16 +16,17 @@ from report_fixture import described
 from sklearn.metrics import adjusted_rand_score
 
 import kinfed
-from kinfed.report import build, palette
-from kinfed.report.chart import Figure
-from kinfed.report.comparison import Method, compare
-from kinfed.report.palette import HUES, styles
-from kinfed.report.panels import panels
+from kinfed.analysis.comparison import Method, compare
+from kinfed.analysis.statistics import adjusted_rand
+from kinfed.records.reader import Final, JournalRound, Run, Trial, load_runs
+from kinfed.report.drawing import palette
+from kinfed.report.drawing.chart import Figure
+from kinfed.report.drawing.palette import HUES, styles
+from kinfed.report.panels import method_panels
 from kinfed.report.panels.apfl_panel import mixing
 from kinfed.report.panels.clusters_panel import MAX_ROWS, cluster_history, clusters, color
-from kinfed.report.statistics import adjusted_rand
-from kinfed.runs.reader import Final, JournalRound, Run, Trial, load_runs
-from kinfed.testing import tiny_federation
+from kinfed.report.writing import build
+from kinfed.testing.method_contract import tiny_federation
 
 NAMES = ("anna", "<b>bert", "carl", "dora")
 
@@ -244,7 +245,7 @@ def test_panels_of_real_runs_are_on_the_page(tmp_path: Path) -> None:
         participation=1.0, batch=5, steps=3, out=out,
     )  # fmt: skip
     (comparison,) = compare(load_runs([out]))
-    titles = {m.algorithm: [p.title for p in panels(m)] for m in comparison.methods}
+    titles = {m.algorithm: [p.title for p in method_panels(m)] for m in comparison.methods}
     for name in ("ifca", "cfl", "flhc"):
         assert "Clusters of clients" in titles[name]
     assert "Own or server model" in titles["apfl"]

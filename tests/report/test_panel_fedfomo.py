@@ -11,14 +11,15 @@ from plotly import graph_objects
 from report_fixture import described
 
 import kinfed
-from kinfed.data.description import Description
-from kinfed.report import build, palette
-from kinfed.report.client_groups import ClientGroups
-from kinfed.report.comparison import Method
-from kinfed.report.palette import styles
+from kinfed.analysis.comparison import Method
+from kinfed.data.descriptions.description import Description
+from kinfed.records.reader import Final, JournalRound, Run, Trial
+from kinfed.report.charts.client_groups import ClientGroups
+from kinfed.report.drawing import palette
+from kinfed.report.drawing.palette import styles
 from kinfed.report.panels import Panel
 from kinfed.report.panels.fedfomo_panel import MAX_STEPS, kin_found, who_helps_whom
-from kinfed.runs.reader import Final, JournalRound, Run, Trial
+from kinfed.report.writing import build
 
 TWO_GROUPS = ClientGroups(("a", "b", "c", "d"), (0, 0, 1, 1), (0, 0, 1, 1), None)
 

@@ -26,18 +26,21 @@ from hypothesis import strategies as st
 from plotly import graph_objects
 from report_fixture import described, stop_early, write_run
 
-from kinfed.data.description import Description
+from kinfed.analysis.comparison import Comparison, Method, cautions, compare
+from kinfed.analysis.statistics import average, clear_winner, difference, gains, leader, summarize_gains
+from kinfed.data.descriptions.description import Description
 from kinfed.errors import KinfedError, StorageError
-from kinfed.report import build, csv_downloads, figures, method_tables, palette
-from kinfed.report.chart import Figure, axis, escape, layout, log_axis, numbers, short, subsampled
-from kinfed.report.class_map import MAX_COLUMNS, class_map, client_columns
-from kinfed.report.comparison import Comparison, Method, cautions, compare
-from kinfed.report.formats import format_number
-from kinfed.report.gain_figures import gain_against_size, sorted_gains
-from kinfed.report.panels import PANELS, Panel, panels, series
+from kinfed.records.reader import ClientResult, Final, Run, Trial, load_run, load_runs
+from kinfed.report import csv_downloads, method_tables
+from kinfed.report.charts import figures
+from kinfed.report.charts.class_map import MAX_COLUMNS, class_map, client_columns
+from kinfed.report.charts.gain_figures import gain_against_size, sorted_gains
+from kinfed.report.drawing import palette
+from kinfed.report.drawing.chart import Figure, axis, escape, layout, log_axis, numbers, short, subsampled
+from kinfed.report.drawing.formats import format_number
+from kinfed.report.panels import PANELS, Panel, method_panels, series
 from kinfed.report.sentences import brief, data_notes, facts, findings
-from kinfed.report.statistics import average, clear_winner, difference, gains, leader, summarize_gains
-from kinfed.runs.reader import ClientResult, Final, Run, Trial, load_run, load_runs
+from kinfed.report.writing import build
 
 SMALL: dict[str, Any] = {"algorithms": ("local", "fedavg", "ditto"), "clients": 12, "rounds": 10, "seeds": (0, 1)}
 
@@ -561,7 +564,7 @@ def every_figure(comparison: Comparison) -> Iterator[Figure]:
         class_map(comparison.federations),
         sorted_gains(others, others[0][0]),
         gain_against_size(others, others[0][0]),
-        *(figure for m in comparison.methods for panel in panels(m) for figure in panel.figures),
+        *(figure for m in comparison.methods for panel in method_panels(m) for figure in panel.figures),
     ]
     for figure in made:
         assert figure is not None
@@ -683,10 +686,10 @@ def test_a_task_without_accuracy_is_ranked_by_loss(tmp_path: Path) -> None:
 
 
 def test_plain_numbers_of_a_method_become_curves_and_constants_text(comparison: Comparison) -> None:
-    (panel,) = panels(comparison.methods[3])  # selffl: two that change, one that does not, lists per client
+    (panel,) = method_panels(comparison.methods[3])  # selffl: two that change, one that does not, lists per client
     assert [figure.layout["annotations"][0]["text"] for figure in panel.figures] == ["sigma0_sq", "sigma_sq_mean"]
     assert "Unchanged throughout: smoothing = 0.5." in panel.sentence
-    assert panels(comparison.methods[0]) == []
+    assert method_panels(comparison.methods[0]) == []
 
 
 def test_a_registered_panel_is_on_the_page(finished: Path, tmp_path: Path) -> None:

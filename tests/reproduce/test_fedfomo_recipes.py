@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from kinfed.algorithms import make_algorithm
+from kinfed.algorithms.algorithm_names import make_algorithm
 from kinfed.core.options import make_options
 from kinfed.data.partitions import PARTITIONS
 from kinfed.data.sources import SOURCES
-from kinfed.engine.models import MODELS
+from kinfed.engine.zoo.models import MODELS
+from kinfed.records.reader import load_run
 from kinfed.reproduce import Results, RunPart, difference
 from kinfed.reproduce.judge import verdicts
 from kinfed.reproduce.measure import reproduce
@@ -26,7 +27,6 @@ from kinfed.reproduce.recipes.fedfomo_exploration import label as exploration_la
 from kinfed.reproduce.recipes.fedfomo_privacy import accountant
 from kinfed.reproduce.result_tables import filled_tables
 from kinfed.reproduce.studies.kinship import differences_of_classes, kinship, top_places
-from kinfed.runs.reader import load_run
 
 NAMES = tuple(
     f"fedfomo-{what}"

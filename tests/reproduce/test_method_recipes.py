@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from kinfed.algorithms.kin.kin import Kin
+from kinfed.config.preset_files import PRESETS, preset_methods
 from kinfed.core.registry import Entry
-from kinfed.data.batches import LocalTraining
+from kinfed.data.examples.batches import LocalTraining
 from kinfed.reproduce import Results, RunPart
 from kinfed.reproduce.part_records import part_config
 from kinfed.reproduce.recipe import SCALES, Scale
 from kinfed.reproduce.recipes import kin_everywhere, methods_cifar10
 from kinfed.reproduce.recipes.common_presets import PRESET, own_defaults, preset_notes
-from kinfed.runs.preset_files import PRESETS, preset_methods
 
 
 @pytest.fixture

@@ -15,11 +15,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from kinfed.analysis.statistics import Interval, interval
 from kinfed.cli.app import app
 from kinfed.errors import ConfigError, DataError, StorageError
-from kinfed.report.chart import Figure
+from kinfed.records.reader import Final, JournalRound, Run, Trial
+from kinfed.report.drawing.chart import Figure
 from kinfed.report.panels import Panel
-from kinfed.report.statistics import Interval, interval
 from kinfed.reproduce import (
     Claim,
     Question,
@@ -73,7 +74,6 @@ from kinfed.reproduce.recipes.common_cgpfl import (
 from kinfed.reproduce.recipes.common_selffl import ROUGHNESS, roughness
 from kinfed.reproduce.result_tables import fill
 from kinfed.reproduce.verdict import Verdict, by_chance, certainty, firm_verdicts, interval_text, margin_text
-from kinfed.runs.reader import Final, JournalRound, Run, Trial
 from kinfed.runs.run_inputs import RunInputs
 
 PAPERS = {

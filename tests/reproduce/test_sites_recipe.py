@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kinfed.data.registered import SOURCES
-from kinfed.engine.measures import MEASURES
+from kinfed.data.sources.registered import SOURCES
+from kinfed.engine.scoring.measures import MEASURES
 from kinfed.reproduce.measure import reproduce
 from kinfed.reproduce.recipe import RunPart
 from kinfed.reproduce.recipes.sites import ALIASES, METHODS, RECIPE, TABLES, figures

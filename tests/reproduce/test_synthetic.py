@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfed.algorithms import make_algorithm
-from kinfed.data.batches import LocalTraining
+from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.data.examples.batches import LocalTraining
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.reproduce import Claim, Question, Results

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 import kinfed
-from kinfed.data.federation import Federation
+from kinfed.config.config_reading import make_config
+from kinfed.data.federations.federation import Federation
 from kinfed.data.partitions.resplit import fold_of_federation
 from kinfed.errors import ConfigError
-from kinfed.report import build
-from kinfed.runs.adopt import adopt
-from kinfed.runs.config_reading import make_config
+from kinfed.newcomers.adoption import adopt
+from kinfed.records.reader import load_run
+from kinfed.report.writing import build
 from kinfed.runs.experiment import Experiment
 from kinfed.runs.method_run import Interrupted
-from kinfed.runs.reader import load_run
 
 SETTINGS = {
     "algorithms": "local,fedavg", "rounds": 2, "seeds": (0, 1), "folds": 2, "model": "mlr", "participation": 1.0,

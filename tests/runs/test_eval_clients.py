@@ -11,10 +11,10 @@ import torch
 
 import kinfed
 from kinfed.errors import ConfigError
-from kinfed.report import build
+from kinfed.records.run_files import RunFiles
+from kinfed.report.writing import build
 from kinfed.runs import run_checks
-from kinfed.runs.export import export_model
-from kinfed.runs.run_files import RunFiles
+from kinfed.serving.export import export_model
 
 SETTINGS = {"rounds": 3, "seeds": (0,), "clients": 12, "model": "mlr", "participation": 0.25, "steps": 3}
 

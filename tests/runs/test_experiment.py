@@ -19,15 +19,15 @@ import torch
 from torch import nn
 
 import kinfed
-from kinfed.algorithms import ALGORITHMS
+from kinfed.algorithms.algorithm_names import ALGORITHMS
+from kinfed.config.config_reading import make_config
 from kinfed.errors import ConfigError, KinfedError, StorageError
-from kinfed.runs.checkpoint import Checkpoints
-from kinfed.runs.compare import same_results
-from kinfed.runs.config_reading import make_config
+from kinfed.records.checkpoint import Checkpoints
+from kinfed.records.compare import same_results
+from kinfed.records.run_files import RunFiles
 from kinfed.runs.experiment import Experiment, read_config
 from kinfed.runs.method_run import Interrupted
 from kinfed.runs.observer import NullObserver
-from kinfed.runs.run_files import RunFiles
 
 SMALL = {"algorithms": "local,ditto", "rounds": 4, "seeds": (0, 1), "clients": 5, "model": "mlr", "eval_every": 2}
 

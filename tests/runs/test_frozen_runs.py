@@ -10,11 +10,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import kinfed
-from kinfed.data.federation import Federation
+from kinfed.config.config_reading import make_config
+from kinfed.data.federations.federation import Federation
 from kinfed.errors import KinfedError
-from kinfed.runs.config_reading import make_config
-from kinfed.runs.export import export_model
 from kinfed.runs.run_inputs import RunInputs
+from kinfed.serving.export import export_model
 
 SETTINGS = {"algorithms": ["fedavg", "fedper"], "rounds": 3, "seeds": [0], "steps": 3, "batch": 4, "eval_every": 0}
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 import kinfed
-from kinfed.data.federation import Federation
-from kinfed.engine import task as tasks
+from kinfed.data.federations.federation import Federation
+from kinfed.engine import task_factory as tasks
 from kinfed.errors import ConfigError, KinfedError, StorageError
-from kinfed.runs.compare import same_results
+from kinfed.records.compare import same_results
+from kinfed.records.folder import RunFolder
+from kinfed.records.run_files import RunFiles
 from kinfed.runs.experiment import run
-from kinfed.runs.folder import RunFolder
 from kinfed.runs.growth import grown_config
 from kinfed.runs.method_run import Interrupted
-from kinfed.runs.run_files import RunFiles
 
 SETTINGS: dict[str, Any] = {
     "model": "mlr", "eval_every": 2, "steps": 2, "batch": 5, "participation": 0.5, "workers": 1, "backend": "stacked",

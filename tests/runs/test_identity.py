@@ -14,12 +14,12 @@ import torch
 import kinfed
 from kinfed.core import registry
 from kinfed.core.registries import registry_of
-from kinfed.data.federation import Federation
+from kinfed.data.federations.federation import Federation
 from kinfed.errors import StorageError
-from kinfed.runs.folder import RunFolder
+from kinfed.records.folder import RunFolder
+from kinfed.records.reader import load_run
 from kinfed.runs.observer import NullObserver
-from kinfed.runs.reader import load_run
-from kinfed.testing import tiny_federation
+from kinfed.testing.method_contract import tiny_federation
 
 QUICK: dict[str, Any] = {"algorithms": "fedavg", "rounds": 2, "seeds": (0, 1), "model": "mlr", "eval_every": 0}
 

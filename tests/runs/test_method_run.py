@@ -17,18 +17,18 @@ from kinfed.algorithms.base import ServerModels
 from kinfed.algorithms.ditto import Ditto
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.local import Local
-from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Federation
-from kinfed.engine.task import Score
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.federations.federation import Federation
+from kinfed.engine.task_factory import Score
 from kinfed.pools.base import Evaluation
-from kinfed.runs.folder import RunFolder
+from kinfed.records.folder import RunFolder
+from kinfed.records.run_files import RunFiles
 from kinfed.runs.method_run import Interrupted, MethodRun
 from kinfed.runs.observer import NullObserver
 from kinfed.runs.results import ClientTable, MethodResult
-from kinfed.runs.run_files import RunFiles
 from kinfed.server.loop import Loop, RoundReport
 from kinfed.server.schedule import Schedule
-from kinfed.testing import Bench, tiny_federation
+from kinfed.testing.method_contract import Bench, tiny_federation
 from kinfed.testing.workbench import SEED
 
 WORK = LocalTraining(batch=5, steps=2)

@@ -14,12 +14,12 @@ from rich.console import Console
 
 import kinfed
 from kinfed.cli.federation_view import picture
-from kinfed.data.describe import describe
+from kinfed.data.descriptions.describe import describe
 from kinfed.data.partitions import make_federation
 from kinfed.data.sources import load_source
-from kinfed.runs.compare import same_results
+from kinfed.records.compare import same_results
 from kinfed.runs.method_run import Interrupted
-from kinfed.runs.pipeline import ModelPipeline
+from kinfed.serving.pipeline import ModelPipeline
 
 SETTINGS = {
     "client_column": "site", "label_column": "score", "algorithms": "fedavg", "seeds": (0,), "model": "mlr",

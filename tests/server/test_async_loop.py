@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 import kinfed
-from kinfed.algorithms import make_algorithm
-from kinfed.algorithms.update_template import averaged_changes, update_template
+from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms.common.message_shape import averaged_changes, update_template
+from kinfed.analysis.comparison import compare
+from kinfed.config.config_reading import make_config
 from kinfed.core import rng
-from kinfed.data.batches import LocalTraining
+from kinfed.data.examples.batches import LocalTraining
 from kinfed.deploy.settings import Deployment
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools.local_pool import LocalPool
-from kinfed.report.clock_figures import metric_over_time
-from kinfed.report.comparison import compare
-from kinfed.runs.config_reading import make_config
-from kinfed.runs.reader import load_runs
+from kinfed.records.reader import load_runs
+from kinfed.report.charts.clock_figures import metric_over_time
 from kinfed.server.async_loop import AsyncLoop, check_asynchronous
 from kinfed.server.clock import Clock, Speeds, gradients_per_round, make_speeds
 from kinfed.server.loop import Loop

@@ -13,20 +13,27 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kinfed.algorithms import ALGORITHMS
-from kinfed.algorithms.averaging import DeltaUp, ModelDown
+from kinfed.algorithms.algorithm_names import ALGORITHMS
 from kinfed.algorithms.base import RoundInfo, deployed_models
+from kinfed.algorithms.common.averaging import DeltaUp, ModelDown
+from kinfed.algorithms.common.last_model import Client
+from kinfed.algorithms.common.masked_rows import MaskedDown, MaskedUp
 from kinfed.algorithms.fedavg import FedAvg, Server
 from kinfed.algorithms.heterofl import HeteroFL
-from kinfed.algorithms.last_model import Client
-from kinfed.algorithms.masked_rows import MaskedDown, MaskedUp
 from kinfed.algorithms.moon import MOON
-from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Cohort, Federation
-from kinfed.engine.task import Task
+from kinfed.data.examples.batches import LocalTraining
+from kinfed.data.federations.federation import Cohort, Federation
+from kinfed.engine.task_factory import Task
 from kinfed.errors import ConfigError
 from kinfed.pools import local_pool
-from kinfed.testing import CHECKS, VARIANT_CHECKS, Bench, ContractError, check_algorithm, tiny_federation
+from kinfed.testing.method_contract import (
+    CHECKS,
+    VARIANT_CHECKS,
+    Bench,
+    ContractError,
+    check_algorithm,
+    tiny_federation,
+)
 
 WORK = LocalTraining(batch=5, steps=5)
 METHOD_TESTS = Path(__file__).parents[1] / "algorithms"

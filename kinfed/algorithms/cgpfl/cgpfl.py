@@ -34,8 +34,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.clustering import Clusters, k_means, lloyd, match_labels
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.common.clustering import Clusters, k_means, lloyd, match_labels
+from kinfed.author import (
     Algorithm,
     Cohort,
     ConfigError,
@@ -57,7 +57,7 @@ from kinfed.algorithms.facade import (
     train_models,
     weighted_mean,
 )
-from kinfed.core.kernels import coordinates, pairwise_distances
+from kinfed.core import coordinates, pairwise_distances
 
 NONE = -1  # the context of a client that has not replied yet
 

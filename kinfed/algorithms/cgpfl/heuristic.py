@@ -29,8 +29,8 @@ from torch import Tensor
 
 from kinfed.algorithms.cgpfl.bound import complexity
 from kinfed.algorithms.cgpfl.cgpfl import CGPFL, NONE, Client, Server, Up
-from kinfed.algorithms.clustering import k_means_path
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.common.clustering import k_means_path
+from kinfed.author import (
     EXAMPLE_COUNT,
     Cohort,
     ConfigError,
@@ -42,7 +42,7 @@ from kinfed.algorithms.facade import (
     option,
     rng,
 )
-from kinfed.core.kernels import coordinates
+from kinfed.core import coordinates
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.core import rng
-from kinfed.core.tree import Tree
+from kinfed.core import Tree, rng
 
 ROWS_AT_ONCE = 256  # bounds the memory of a choice for very many clients
 _BITS = 32  # of a client's number in a pair

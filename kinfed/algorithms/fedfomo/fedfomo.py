@@ -38,7 +38,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.fedfomo.affinity import groups
+from kinfed.algorithms.fedfomo.fomo_server import FomoServer, Server, Up
+from kinfed.algorithms.fedfomo.weights import mixing_weights, validation_or_train, weigh
+from kinfed.author import (
     EXAMPLE_COUNT,
     Cohort,
     PrivacyProfile,
@@ -53,9 +56,6 @@ from kinfed.algorithms.facade import (
     weighted_mean,
     weighted_sum,
 )
-from kinfed.algorithms.fedfomo.affinity import groups
-from kinfed.algorithms.fedfomo.fomo_server import FomoServer, Server, Up
-from kinfed.algorithms.fedfomo.weights import mixing_weights, validation_or_train, weigh
 
 
 @dataclass

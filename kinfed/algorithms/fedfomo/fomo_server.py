@@ -10,7 +10,10 @@ from typing import Any, Generic, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.common.server_memory import check_memory
+from kinfed.algorithms.fedfomo.affinity import Affinity, choose_models
+from kinfed.algorithms.fedfomo.weights import TINY, Norm, mixing_weights, validation_or_train
+from kinfed.author import (
     Algorithm,
     Cohort,
     Population,
@@ -23,9 +26,6 @@ from kinfed.algorithms.facade import (
     mean_losses,
     option,
 )
-from kinfed.algorithms.fedfomo.affinity import Affinity, choose_models
-from kinfed.algorithms.fedfomo.weights import TINY, Norm, mixing_weights, validation_or_train
-from kinfed.algorithms.server_memory import check_memory
 
 MOST_IN_JOURNAL = 200  # clients up to which the matrices of who helps whom are written to the journal
 

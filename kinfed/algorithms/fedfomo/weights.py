@@ -12,9 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.core.kernels import l1_distances, squared_distances
-from kinfed.data.batches import Split
-from kinfed.data.federation import Cohort
+from kinfed.core import l1_distances, squared_distances
+from kinfed.data import Cohort, Split
 
 Norm = Literal["l2", "l1", "l2sq", "none"]
 

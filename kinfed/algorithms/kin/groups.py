@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.clustering import k_means
+from kinfed.algorithms.common.clustering import k_means
 from kinfed.core import rng
 
 BUCKETS = 256  # D

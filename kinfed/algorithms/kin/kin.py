@@ -40,7 +40,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.kin.groups import BUCKETS, centres, find_groups, sketch
+from kinfed.algorithms.kin.shares import LEAST, TEMPERATURES, UNKNOWN, WORST, calibrated, evidence, population_mean
+from kinfed.author import (
     Algorithm,
     Cohort,
     Population,
@@ -61,17 +63,7 @@ from kinfed.algorithms.facade import (
     sgd,
     take_rows,
 )
-from kinfed.algorithms.kin.groups import BUCKETS, centres, find_groups, sketch
-from kinfed.algorithms.kin.shares import (
-    LEAST,
-    TEMPERATURES,
-    UNKNOWN,
-    WORST,
-    calibrated,
-    evidence,
-    population_mean,
-)
-from kinfed.engine.mixture import mixture_rows
+from kinfed.engine import mixture_rows
 
 CANDIDATES = ("alone", "together", "adapted")
 NONE = -1  # the group of a client that has none

@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import Cohort, ConfigError, PrivacyProfile, Task, option, sgd
 from kinfed.algorithms.selffl.selffl import Client, SelfFL
+from kinfed.author import Cohort, ConfigError, PrivacyProfile, Task, option, sgd
 
 
 @dataclass(frozen=True)

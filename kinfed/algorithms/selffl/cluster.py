@@ -30,13 +30,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.clustering import k_means, match_labels
-from kinfed.algorithms.facade import ConfigError, Population, RoundInfo, Task, option, rng, take_rows, weighted_mean
+from kinfed.algorithms.common.clustering import k_means, match_labels
 from kinfed.algorithms.selffl import selffl
 from kinfed.algorithms.selffl.selffl import SelfFLClients, Up, variance_figures
 from kinfed.algorithms.selffl.uncertainty import UNKNOWN, positive_variance
-from kinfed.core.kernels import coordinates
-from kinfed.theory.two_level import others_sum
+from kinfed.author import ConfigError, Population, RoundInfo, Task, option, rng, take_rows, weighted_mean
+from kinfed.core import coordinates
+from kinfed.theory import others_sum
 
 DEFAULT_CLUSTERS = 5
 

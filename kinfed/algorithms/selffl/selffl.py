@@ -38,7 +38,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import (
+from kinfed.algorithms.selffl.uncertainty import UNKNOWN, LocalPlan, Rules, Running, start_of
+from kinfed.author import (
     EXAMPLE_COUNT,
     Algorithm,
     Cohort,
@@ -56,8 +57,7 @@ from kinfed.algorithms.facade import (
     sgd,
     weighted_mean,
 )
-from kinfed.algorithms.selffl.uncertainty import UNKNOWN, LocalPlan, Rules, Running, start_of
-from kinfed.theory.gaussian import GaussianTask
+from kinfed.theory import GaussianTask
 
 
 @dataclass

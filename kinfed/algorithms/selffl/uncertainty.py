@@ -20,10 +20,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from kinfed.core.kernels import IN_CACHE, spread, squared_norm
-from kinfed.core.options import Range, check_options, option
+from kinfed.core import IN_CACHE, Range, check_options, option, spread, squared_norm
 from kinfed.errors import ConfigError
-from kinfed.theory.two_level import log_shrink, others_sum, precision_of_others, shrink
+from kinfed.theory import log_shrink, others_sum, precision_of_others, shrink
 
 UNKNOWN = -1.0
 MIN_ROUNDS = 2  # models of a client that make a variance

@@ -11,7 +11,7 @@ from kinfed.data.partitions.hidden_groups import HiddenGroups
 from kinfed.data.partitions.iid import Iid, NaturalClients
 from kinfed.data.partitions.latent import Latent
 from kinfed.data.partitions.partition import make_federation
-from kinfed.data.registered import PARTITIONS
+from kinfed.data.sources.registered import PARTITIONS
 
 __all__ = [
     "PARTITIONS",

@@ -17,13 +17,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.core import rng
-from kinfed.core.options import check_options, option
-from kinfed.data.features import Features
+from kinfed.core import check_options, option, rng
+from kinfed.data.examples.features import Features
+from kinfed.data.examples.ragged import Ragged, hold_out
 from kinfed.data.partitions import dealing
-from kinfed.data.ragged import Ragged, hold_out
-from kinfed.data.registered import PARTITIONS
-from kinfed.data.source import Source
+from kinfed.data.sources.registered import PARTITIONS
+from kinfed.data.sources.source import Source
 from kinfed.errors import ConfigError
 
 TestRows = Literal["auto", "official", "pooled", "train"]

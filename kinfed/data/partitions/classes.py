@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.core import rng
-from kinfed.core.options import option
+from kinfed.core import option, rng
+from kinfed.data.examples.ragged import Ragged
 from kinfed.data.partitions import dealing
 from kinfed.data.partitions.base import (
     OVERLAP_TEXT,
@@ -19,8 +19,7 @@ from kinfed.data.partitions.base import (
     largest_factor,
     size_range,
 )
-from kinfed.data.ragged import Ragged
-from kinfed.data.source import Source
+from kinfed.data.sources.source import Source
 from kinfed.errors import ConfigError
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kinfed.core import rng
-from kinfed.data.ragged import Ragged
+from kinfed.data.examples.ragged import Ragged
 from kinfed.errors import ConfigError
 
 

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.core import rng
-from kinfed.core.options import option
+from kinfed.core import option, rng
 from kinfed.data.partitions.base import CountPartition
-from kinfed.data.source import Source
+from kinfed.data.sources.source import Source
 from kinfed.errors import ConfigError
 
 

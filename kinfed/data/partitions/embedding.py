@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.core import rng
-from kinfed.data.augment import AUGMENTATIONS
-from kinfed.data.features import Features
+from kinfed.data.examples.augment import AUGMENTATIONS
+from kinfed.data.examples.features import Features
 from kinfed.errors import ConfigError
 
 log = logging.getLogger(__name__)

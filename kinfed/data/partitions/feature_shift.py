@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kinfed.core import rng
-from kinfed.core.options import option
+from kinfed.core import option, rng
+from kinfed.data.examples.ragged import Ragged
 from kinfed.data.partitions.base import Assignment
 from kinfed.data.partitions.dirichlet import Dirichlet
-from kinfed.data.ragged import Ragged
-from kinfed.data.source import Source
+from kinfed.data.sources.source import Source
 from kinfed.errors import ConfigError
 
 _MIDDLE, _UNIT = 127.5, 127.5  # of the scale 0..255

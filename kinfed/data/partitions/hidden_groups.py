@@ -8,12 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.core import rng
-from kinfed.core.options import option
+from kinfed.core import option, rng
+from kinfed.data.examples.ragged import Ragged
 from kinfed.data.partitions.base import Assignment, check_has_classes
 from kinfed.data.partitions.iid import Iid
-from kinfed.data.ragged import Ragged
-from kinfed.data.source import Source
+from kinfed.data.sources.source import Source
 from kinfed.errors import ConfigError
 
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.core import rng
-from kinfed.core.options import option
-from kinfed.data.arrays import name_keys
+from kinfed.core import option, rng
+from kinfed.data.examples.arrays import name_keys
+from kinfed.data.examples.ragged import Ragged, hold_out
 from kinfed.data.partitions import dealing
 from kinfed.data.partitions.base import Assignment, Partition
-from kinfed.data.ragged import Ragged, hold_out
-from kinfed.data.source import Source
+from kinfed.data.sources.source import Source
 from kinfed.errors import ConfigError, DataError
 
 

@@ -19,14 +19,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kinfed.core import cache, rng, storage
-from kinfed.core.options import option
-from kinfed.data.features import fingerprint
+from kinfed.core import cache, option, rng, storage
+from kinfed.data.examples.features import fingerprint
+from kinfed.data.examples.ragged import Ragged
 from kinfed.data.partitions import dealing, embedding
 from kinfed.data.partitions.base import Assignment, Partition, check_has_classes
 from kinfed.data.partitions.embedding import Embedder
-from kinfed.data.ragged import Ragged
-from kinfed.data.source import Source
+from kinfed.data.sources.source import Source
 from kinfed.errors import ConfigError
 
 _CACHE_FORMAT = "embedded-1"

@@ -14,16 +14,16 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kinfed.core.options import make_options
-from kinfed.data.array_federation import fitted_problem
-from kinfed.data.example_weights import scaled_weights
-from kinfed.data.features import Features
-from kinfed.data.federation import Federation
+from kinfed.core import make_options
+from kinfed.data.examples.features import Features
+from kinfed.data.examples.ragged import Ragged
+from kinfed.data.federations.array_federation import fitted_problem
+from kinfed.data.federations.example_weights import scaled_weights
+from kinfed.data.federations.federation import Federation
 from kinfed.data.partitions.base import Assignment, Partition
 from kinfed.data.partitions.resplit import Resplit
-from kinfed.data.ragged import Ragged
-from kinfed.data.registered import PARTITIONS
-from kinfed.data.source import Source
+from kinfed.data.sources.registered import PARTITIONS
+from kinfed.data.sources.source import Source
 from kinfed.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 
 from kinfed.core import rng
-from kinfed.data.array_federation import fitted_problem
-from kinfed.data.arrays import name_keys
-from kinfed.data.federation import Federation
+from kinfed.data.examples.arrays import name_keys
+from kinfed.data.examples.ragged import Ragged
+from kinfed.data.federations.array_federation import fitted_problem
+from kinfed.data.federations.federation import Federation
+from kinfed.data.federations.stratified import split_fold, split_stratified
 from kinfed.data.partitions.base import Assignment
-from kinfed.data.ragged import Ragged
-from kinfed.data.source import Source
-from kinfed.data.stratified import split_fold, split_stratified
+from kinfed.data.sources.source import Source
 from kinfed.errors import ConfigError
 
 

@@ -22,7 +22,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from kinfed.data.features import Features
+from kinfed.data.examples.features import Features
 from kinfed.data.preprocessing.cells import KINDS, Cells, Codes, Kind, read_cells
 from kinfed.data.preprocessing.column_rule import CODES, choose_encoding
 from kinfed.data.preprocessing.column_statistics import ReadTable, TableStatistics

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from kinfed.data.examples.problem import Problem
 from kinfed.data.preprocessing.encodings import CategoryEncoding, Encoding, TextEncoding
-from kinfed.data.problem import Problem
 
 LEAST_ROWS = 100  # of fewer, bins say little
 MOST_ROWS = 20_000  # that are looked at, evenly spread over the table

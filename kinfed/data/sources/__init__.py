@@ -7,23 +7,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kinfed.data.registered import SOURCES
-    from kinfed.data.source import Source
     from kinfed.data.sources.catalogue import load_source
     from kinfed.data.sources.image_sets import ImageSet
+    from kinfed.data.sources.registered import SOURCES
     from kinfed.data.sources.reviews import ReviewOptions
     from kinfed.data.sources.site_tables import SITE_TABLES, SiteTable
+    from kinfed.data.sources.source import Source
     from kinfed.data.sources.table import TableOptions
     from kinfed.data.sources.text import TweetSet
     from kinfed.data.sources.wakeword import WakewordDataOptions
 
 _HOME = {
     "SITE_TABLES": "kinfed.data.sources.site_tables",
-    "SOURCES": "kinfed.data.registered",
+    "SOURCES": "kinfed.data.sources.registered",
     "ImageSet": "kinfed.data.sources.image_sets",
     "ReviewOptions": "kinfed.data.sources.reviews",
     "SiteTable": "kinfed.data.sources.site_tables",
-    "Source": "kinfed.data.source",
+    "Source": "kinfed.data.sources.source",
     "TableOptions": "kinfed.data.sources.table",
     "TweetSet": "kinfed.data.sources.text",
     "WakewordDataOptions": "kinfed.data.sources.wakeword",

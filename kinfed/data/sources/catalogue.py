@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kinfed.core.options import make_options
-from kinfed.data.registered import SOURCES
-from kinfed.data.source import Source
+from kinfed.core import make_options
 from kinfed.data.sources import table, table_files
+from kinfed.data.sources.registered import SOURCES
+from kinfed.data.sources.source import Source
 from kinfed.errors import ConfigError, unknown_name
 
 

@@ -13,12 +13,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.core.options import option
-from kinfed.data.problem import Problem
-from kinfed.data.source import Source, subsample
+from kinfed.core import option
+from kinfed.data.examples.problem import Problem
 from kinfed.data.sources import hub
 from kinfed.data.sources.hub import ParquetSet
 from kinfed.data.sources.image_sets import ImageOptions, read_images, standardized
+from kinfed.data.sources.source import Source, subsample
 from kinfed.errors import ConfigError, DataError
 
 FILES = ParquetSet("femnist", ("train",), "flwrlabs/femnist")

@@ -22,12 +22,12 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from kinfed.core.options import NoOptions, option
-from kinfed.data.features import Features
-from kinfed.data.problem import Problem
-from kinfed.data.source import Source, subsample
+from kinfed.core import NoOptions, option
+from kinfed.data.examples.features import Features
+from kinfed.data.examples.problem import Problem
 from kinfed.data.sources import class_names, hub, images
 from kinfed.data.sources.hub import ParquetSet
+from kinfed.data.sources.source import Source, subsample
 from kinfed.errors import ConfigError, DataError
 
 Standardize = Literal["unit", "centred", "pixel", "imagenet"]

@@ -16,13 +16,13 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from kinfed.core.options import option
-from kinfed.data.arrays import encode
-from kinfed.data.features import Features
-from kinfed.data.problem import Problem
-from kinfed.data.source import Source, subsample
+from kinfed.core import option
+from kinfed.data.examples.arrays import encode
+from kinfed.data.examples.features import Features
+from kinfed.data.examples.problem import Problem
 from kinfed.data.sources import hub
 from kinfed.data.sources.hub import ParquetSet
+from kinfed.data.sources.source import Source, subsample
 from kinfed.data.sources.wordpiece import LENGTH, TEXT_COLUMN, TextInput, WordPiece
 from kinfed.errors import DataError
 

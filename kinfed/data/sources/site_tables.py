@@ -28,14 +28,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from kinfed.core import rng
-from kinfed.core.options import option
-from kinfed.data.arrays import name_keys
-from kinfed.data.source import Source, subsample
+from kinfed.core import option, rng
+from kinfed.data.examples.arrays import name_keys
+from kinfed.data.examples.target import TaskName
 from kinfed.data.sources import hub
 from kinfed.data.sources.hub import ParquetSet
+from kinfed.data.sources.source import Source, subsample
 from kinfed.data.sources.table import TableOptions, source_from_table
-from kinfed.data.target import TaskName
 from kinfed.errors import DataError
 
 CLIENT, SPLIT = "client", "split"
@@ -69,7 +68,7 @@ class SiteTable:
     split: SplitRule = "random"
     split_by: str = ""  # the column of time, patients or official splits
     notes: tuple[str, ...] = ()
-    task: TaskName = "auto"  # where the rule of kinfed.data.target would take another
+    task: TaskName = "auto"  # where the rule of kinfed.data.examples.target would take another
     has_hours: bool = False  # year, month, day and hour are columns, which become one time
 
     def load(self, options: SiteTableOptions, data_dir: Path | None, seed: int) -> Source:

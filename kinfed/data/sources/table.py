@@ -2,10 +2,10 @@
 
     client_column   who owns the row (any labels); without it, share the rows out with a partition
     label_column    the class (any labels; they become 0..C-1 in natural order and keep their names), or a number to
-                    predict: kinfed.data.target decides, unless `task` does
+                    predict: kinfed.data.examples.target decides, unless `task` does
     group_column    device type, region, ...: the same for all rows of a client
     split_column    train, val or test
-    weight_column   how much the row counts in training (kinfed.data.example_weights)
+    weight_column   how much the row counts in training (kinfed.data.federations.example_weights)
     image_column    encoded images (bytes, hub structs, or paths relative to the file) instead of numbers
     text_column     texts, which become tokens (kinfed.data.sources.wordpiece), instead of numbers
 
@@ -29,23 +29,23 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from kinfed.core.options import make_options, option
-from kinfed.data.arrays import encode
-from kinfed.data.example_weights import read_weights
-from kinfed.data.features import Features
-from kinfed.data.federation import Federation
-from kinfed.data.hugging_face import hub_table, is_hub_dataset
+from kinfed.core import make_options, option
+from kinfed.data.examples.arrays import encode
+from kinfed.data.examples.features import Features
+from kinfed.data.examples.problem import Problem
+from kinfed.data.examples.target import Target, TaskName, read_known_target, read_target
+from kinfed.data.federations.example_weights import read_weights
+from kinfed.data.federations.federation import Federation
 from kinfed.data.partitions import make_federation
 from kinfed.data.partitions.resplit import Resplit
 from kinfed.data.preprocessing import ReadTable, TablePreprocessing, as_table, parse_kinds
 from kinfed.data.preprocessing.cells import Cells, Kind
 from kinfed.data.preprocessing.format_hints import format_hint
-from kinfed.data.problem import Problem
-from kinfed.data.source import Source
 from kinfed.data.sources import images
+from kinfed.data.sources.hugging_face import hub_table, is_hub_dataset
+from kinfed.data.sources.source import Source
 from kinfed.data.sources.table_files import read_table
 from kinfed.data.sources.wordpiece import LENGTH, TextInput
-from kinfed.data.target import Target, TaskName, read_known_target, read_target
 from kinfed.errors import ConfigError, DataError
 
 MANY_CLASSES = 100  # more than these must have two rows each on average

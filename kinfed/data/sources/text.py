@@ -26,13 +26,13 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from kinfed.core.options import option
-from kinfed.data.arrays import encode
-from kinfed.data.features import Features
-from kinfed.data.problem import Problem
-from kinfed.data.source import Source
+from kinfed.core import option
+from kinfed.data.examples.arrays import encode
+from kinfed.data.examples.features import Features
+from kinfed.data.examples.problem import Problem
 from kinfed.data.sources import hub
 from kinfed.data.sources.hub import ParquetSet
+from kinfed.data.sources.source import Source
 from kinfed.errors import DataError
 
 PADDING, UNKNOWN = 0, 1

@@ -22,13 +22,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kinfed.core import rng
-from kinfed.core.options import option
-from kinfed.data.features import Features
-from kinfed.data.problem import Problem
-from kinfed.data.ragged import Ragged
-from kinfed.data.source import Source
+from kinfed.core import option, rng
+from kinfed.data.examples.features import Features
+from kinfed.data.examples.problem import Problem
+from kinfed.data.examples.ragged import Ragged
 from kinfed.data.sources import audio, hub, speech
+from kinfed.data.sources.source import Source
 from kinfed.data.sources.speech import RATE, Clips, Speech
 from kinfed.errors import DataError
 

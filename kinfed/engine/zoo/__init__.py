@@ -1,1 +1,1 @@
-"""The models that come with kinfed; kinfed.engine.models names them."""
+"""The models that come with kinfed; kinfed.engine.zoo.models names them."""

@@ -12,8 +12,8 @@ from typing import Literal
 
 from torch import nn
 
-from kinfed.core.options import option
-from kinfed.engine.lstm import LastOutput
+from kinfed.core import option
+from kinfed.engine.backends.lstm import LastOutput
 from kinfed.engine.zoo.image_shape import image_shape
 from kinfed.errors import ModelError
 

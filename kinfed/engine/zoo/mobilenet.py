@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from kinfed.core.options import option
+from kinfed.core import option
 from kinfed.engine.zoo.image_shape import image_shape
 from kinfed.engine.zoo.norms import NormName, image_norm, start_convolutions
 

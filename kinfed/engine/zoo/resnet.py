@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from kinfed.core.options import option
+from kinfed.core import option
 from kinfed.engine.zoo.image_shape import image_shape
 from kinfed.engine.zoo.norms import NormName, image_norm, start_convolutions
 
@@ -27,7 +27,7 @@ class Shortcut(nn.Module):
     """Every `stride`-th pixel, with other channels: a 1x1 convolution that skips pixels.
 
     Pixels are skipped before the convolution, which is the same, and the faster way. The other way oneDNN's weight
-    gradient writes past its buffer where there are few input channels (see kinfed.engine.cnn.subsamples)."""
+    gradient writes past its buffer where there are few input channels (see kinfed.engine.backends.cnn.subsamples)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: nn.Module) -> None:
         super().__init__()

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from kinfed.core.options import option
-from kinfed.engine.encoder import EncoderLayer, EncoderNet, PatchEmbeddings, TokenEmbeddings
-from kinfed.engine.lora import lora
+from kinfed.core import option
+from kinfed.engine.zoo.encoder import EncoderLayer, EncoderNet, PatchEmbeddings, TokenEmbeddings
+from kinfed.engine.zoo.lora import lora
 from kinfed.errors import ModelError
 
 

@@ -13,19 +13,19 @@ what the panel needs. Registering it is all that is needed to have it on the pag
         figure = Figure(...)
         return Panel("Mixing weight", "How much of its own model each client keeps.", (figure,))
 
-Draw with `kinfed.report.marks` and `kinfed.report.chart`, in colours of `kinfed.report.palette` (they follow the
-reader's light or dark theme); pass every text from outside through `chart.escape`.
+Draw with `kinfed.report.drawing.marks` and `kinfed.report.drawing.chart`, in colours of `kinfed.report.drawing.palette`
+(they follow the reader's light or dark theme); pass every text from outside through `chart.escape`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from kinfed.core.registry import Registry
-from kinfed.report.comparison import Method
+from kinfed.analysis import Method
+from kinfed.core import Registry
 from kinfed.report.panels.base import Panel, series
 
-__all__ = ["PANELS", "Panel", "panels", "series"]
+__all__ = ["PANELS", "Panel", "method_panels", "series"]
 
 PANELS: Registry[Callable[[Method], Panel | None]] = Registry("panel")
 
@@ -46,6 +46,6 @@ for _name, _location, _summary in (
     PANELS.register(_name, f"{__name__}.{_location}", summary=_summary)
 
 
-def panels(method: Method) -> list[Panel]:
+def method_panels(method: Method) -> list[Panel]:
     """Everything there is to show about the method."""
     return [panel for entry in PANELS.values() if (panel := entry.target(method)) is not None]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median, quantiles
 
-from kinfed.report.chart import Figure, axis, client_label, layout, round_axis, size_axis, subsampled
-from kinfed.report.comparison import Method
-from kinfed.report.marks import band, dots, line
-from kinfed.report.palette import INK, faded
+from kinfed.analysis import Method
+from kinfed.report.drawing.chart import Figure, axis, client_label, layout, round_axis, size_axis, subsampled
+from kinfed.report.drawing.marks import band, dots, line
+from kinfed.report.drawing.palette import INK, faded, style_of
 from kinfed.report.panels.base import Panel, seed_note, series
 
 MAX_LINES = 60  # clients drawn one by one; beyond, the middle 80 %
@@ -73,7 +73,7 @@ def _over_rounds(method: Method, shares: MixingShares) -> Figure:
         above = "one line per client"
         data = [
             line(
-                x, [alpha[m] for _, alpha in columns], method.style.faded(0.35),
+                x, [alpha[m] for _, alpha in columns], style_of(method).faded(0.35),
                 f"{client_label(name)}, round %{{x}}: α = %{{y:.2f}}", name=name, width=1.2, size=5,
             )
             for m, name in enumerate(shares.names)
@@ -81,7 +81,7 @@ def _over_rounds(method: Method, shares: MixingShares) -> Figure:
     else:
         above = "band: four of five clients"
         tenths = [quantiles(alpha, n=10, method="inclusive") for _, alpha in columns]
-        data = [band(x, [q[0] for q in tenths], [q[-1] for q in tenths], method.style.faded(0.2), above)]
+        data = [band(x, [q[0] for q in tenths], [q[-1] for q in tenths], style_of(method).faded(0.2), above)]
     medians = [median(alpha) for _, alpha in columns]
     data.append(line(x, medians, INK, "round %{x}: median α = %{y:.2f}", name="median", width=2.2, size=5, dots=True))
     return Figure(
@@ -95,7 +95,7 @@ def _over_rounds(method: Method, shares: MixingShares) -> Figure:
 def _by_size(method: Method, shares: MixingShares, sizes: tuple[int, ...]) -> Figure:
     points = subsampled(list(zip(sizes, shares.alpha[-1], shares.names, strict=True)), 1500)
     marks = dots(
-        [size for size, _, _ in points], [alpha for _, alpha, _ in points], method.style.faded(0.5),
+        [size for size, _, _ in points], [alpha for _, alpha, _ in points], style_of(method).faded(0.5),
         "%{text}: α = %{y:.2f}", name=method.label, outline={"width": 0.5, "color": faded(INK, 0.3)},
         text=[f"{client_label(name)}, {size} training examples" for size, _, name in points],
     )  # fmt: skip

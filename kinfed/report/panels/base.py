@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kinfed.report.chart import Figure, Trace
-from kinfed.report.comparison import Method
-from kinfed.report.marks import bars
+from kinfed.analysis import Method
+from kinfed.report.drawing.chart import Figure, Trace
+from kinfed.report.drawing.marks import bars
+from kinfed.report.drawing.palette import style_of
 
 MAX_BARS = 200
 
@@ -36,7 +37,7 @@ def ranked_bars(method: Method, entries: Sequence[tuple[float, str]], hover: str
     step = math.ceil(len(entries) / MAX_BARS)
     subset = entries[::step]
     heights, texts = [height for height, _ in subset], [text for _, text in subset]
-    trace = bars(range(1, len(subset) + 1), heights, method.style.color, hover, name=method.label, text=texts)
+    trace = bars(range(1, len(subset) + 1), heights, style_of(method).color, hover, name=method.label, text=texts)
     return trace, "" if step == 1 else f", every {step}th"
 
 

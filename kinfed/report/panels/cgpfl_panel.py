@@ -14,16 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from kinfed.algorithms.cgpfl.bound import complexity, confidence, label_discrepancy
-from kinfed.data.description import Description
-from kinfed.report.chart import Figure, Layout, axis, escape, layout, round_axis, subsampled
-from kinfed.report.comparison import Method, family
-from kinfed.report.formats import plural
-from kinfed.report.marks import dots, heat, line
-from kinfed.report.palette import LOCAL, MUTED
+from kinfed.algorithms import complexity, confidence, label_discrepancy
+from kinfed.analysis import Average, Method, average, family
+from kinfed.data import Description
+from kinfed.records import Run, Trial
+from kinfed.report.drawing.chart import Figure, Layout, axis, escape, layout, round_axis, subsampled
+from kinfed.report.drawing.formats import plural
+from kinfed.report.drawing.marks import dots, heat, line
+from kinfed.report.drawing.palette import LOCAL, MUTED, style_of
 from kinfed.report.panels.base import Panel, seed_note, series
-from kinfed.report.statistics import Average, average
-from kinfed.runs.reader import Run, Trial
 
 MAX_CONTEXTS = 40  # in the map of distances
 DELTA = 0.05  # of the bound
@@ -88,7 +87,7 @@ def _cost_curve(method: Method, costs: dict[int, float]) -> Figure:
     points, hover = subsampled(list(costs.items())), "round %{x}: %{y:.3g}"
     return Figure(
         description=f"Mean squared distance of the personal models of {method.label} from their contexts, over rounds.",
-        data=[line([n for n, _ in points], [v for _, v in points], method.style.color, hover, dots=True)],
+        data=[line([n for n, _ in points], [v for _, v in points], style_of(method).color, hover, dots=True)],
         layout=layout(round_axis(costs), axis(nticks=5, rangemode="tozero"), "Personal models to contexts, squared"),
         height=280,
     )
@@ -180,7 +179,7 @@ def _context_choice(figures: dict[str, Any]) -> ContextChoice | None:
 
 
 def _terms(method: Method, choice: ContextChoice) -> Figure:
-    x, color = range(1, len(choice.e) + 1), method.style.color
+    x, color = range(1, len(choice.e) + 1), style_of(method).color
     terms = (
         ("first term: complexity", choice.complexity, MUTED, 1.5, "dash"),
         ("second term: μ · cost", choice.cost, MUTED, 1.5, "dot"),
@@ -251,7 +250,9 @@ def _against_number(method: Method, points: dict[str, ContextPoint], stars: dict
     ordered = dict(sorted(points.items(), key=lambda item: item[1].contexts))
     data = [line(**_coordinates(ordered), color=LOCAL, name="CGPFL", width=1.5, size=8, dots=True)]
     if stars:
-        data.append(dots(**_coordinates(stars), color=method.style.color, name="CGPFL-Heur", symbol="star", size=15))
+        data.append(
+            dots(**_coordinates(stars), color=style_of(method).color, name="CGPFL-Heur", symbol="star", size=15)
+        )
     return Figure(
         description="Personal accuracy against the number of contexts; a star marks what CGPFL-Heur chose.",
         data=data,

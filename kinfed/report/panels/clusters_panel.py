@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from kinfed.report.chart import Figure, Trace, axis, layout, note, round_axis, subsampled
-from kinfed.report.client_groups import ClientGroups
-from kinfed.report.comparison import Method
-from kinfed.report.formats import plural
-from kinfed.report.marks import flat, heat, line, stacked
-from kinfed.report.palette import GRID, HUES, INK, MUTED, faded
+from kinfed.analysis import Method, adjusted_rand
+from kinfed.report.charts.client_groups import ClientGroups
+from kinfed.report.drawing.chart import Figure, Trace, axis, layout, note, round_axis, subsampled
+from kinfed.report.drawing.formats import plural
+from kinfed.report.drawing.marks import flat, heat, line, stacked
+from kinfed.report.drawing.palette import GRID, HUES, INK, MUTED, faded
 from kinfed.report.panels.base import Panel, seed_note, series
-from kinfed.report.statistics import adjusted_rand
 
 MAX_ROWS = 150  # clients shown one by one
 MAX_COLUMNS = 120  # rounds

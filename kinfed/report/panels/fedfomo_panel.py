@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from kinfed.report.chart import Figure, Layout, Trace, axis, escape, layout, numbers, round_axis, subsampled
-from kinfed.report.client_groups import ClientGroups
-from kinfed.report.comparison import Method
-from kinfed.report.marks import heat, line, ramp, stacked
-from kinfed.report.palette import AXIS, DASHES, GRID, HUES, LOCAL, MUTED, faded
+from kinfed.analysis import Method
+from kinfed.report.charts.client_groups import ClientGroups
+from kinfed.report.drawing.chart import Figure, Layout, Trace, axis, escape, layout, numbers, round_axis, subsampled
+from kinfed.report.drawing.marks import heat, line, ramp, stacked
+from kinfed.report.drawing.palette import AXIS, DASHES, GRID, HUES, LOCAL, MUTED, faded, style_of
 from kinfed.report.panels.base import Panel, seed_note, series
 
 MAX_STEPS = 25  # rounds, or clients, that a slider stops at
@@ -162,7 +162,7 @@ def _shares(method: Method, mixes: dict[int, Matrix], clients: ClientGroups) -> 
         kin = sum(w for i, row in rows for n, w in enumerate(row) if n != i and clients.kin(i, n))
         for part, amount in zip(parts.values(), (own, kin, sum(sum(row) for _, row in rows) - own - kin), strict=True):
             part.append(100 * amount / len(rows))
-    colors = (LOCAL, method.style.color, AXIS)
+    colors = (LOCAL, style_of(method).color, AXIS)
     return Figure(
         description=f"Shares of the models that clients of {method.label} mix, over rounds.",
         data=[

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from kinfed.report.chart import Figure, axis, escape, layout
-from kinfed.report.comparison import Method, single_run
-from kinfed.report.formats import plural
-from kinfed.report.marks import bars
-from kinfed.report.palette import LOCAL, faded
+from kinfed.analysis import Interval, Method, gains, single_run
+from kinfed.report.drawing.chart import Figure, axis, escape, layout
+from kinfed.report.drawing.formats import plural
+from kinfed.report.drawing.marks import bars
+from kinfed.report.drawing.palette import LOCAL, faded, style_of
 from kinfed.report.panels.base import MAX_BARS, Panel, seed_note, series
-from kinfed.report.statistics import Interval, gains
 
 LEAST_SHOWN = 0.005  # share; below it is 0 %
 
@@ -159,7 +158,7 @@ def _bars(method: Method, answers: Sequence[ClientShares]) -> Figure:
     step = math.ceil(len(answers) / MAX_BARS)
     subset = answers[::step]
     place, names = list(range(1, len(subset) + 1)), [escape(str(answer)) for answer in subset]
-    color = method.style.color
+    color = style_of(method).color
     layers = (
         ("alone", [a.alone for a in subset], LOCAL),
         ("from others", [a.together for a in subset], faded(color, 0.45)),

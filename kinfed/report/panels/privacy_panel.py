@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from kinfed.report.chart import Figure, Trace, axis, client_label, escape, layout, log_axis
-from kinfed.report.comparison import Comparison, Method
-from kinfed.report.figures import metric_figure, over_rounds, reading
-from kinfed.report.marks import curve, method_level
+from kinfed.analysis import Comparison, Method
+from kinfed.records import ClientResult, Kind
+from kinfed.report.charts.figures import metric_figure, over_rounds, reading
+from kinfed.report.drawing.chart import Figure, Trace, axis, client_label, escape, layout, log_axis
+from kinfed.report.drawing.marks import curve, method_level
 from kinfed.report.panels.base import Panel, ranked_bars, series
-from kinfed.runs.reader import ClientResult, Kind
 
 
 def privacy(method: Method) -> Panel | None:

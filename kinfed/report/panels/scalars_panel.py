@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kinfed.report.chart import Figure, axis, escape, layout, round_axis
-from kinfed.report.comparison import Method
-from kinfed.report.marks import curve
+from kinfed.analysis import Method, average
+from kinfed.report.drawing.chart import Figure, axis, escape, layout, round_axis
+from kinfed.report.drawing.marks import curve
 from kinfed.report.panels.base import Panel, series
-from kinfed.report.statistics import average
 
 MAX_SCALARS = 12
 

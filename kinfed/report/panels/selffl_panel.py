@@ -14,11 +14,11 @@ from statistics import median
 
 import numpy as np
 
-from kinfed.report.chart import Figure, axis, escape, layout, round_axis
-from kinfed.report.comparison import Method
-from kinfed.report.formats import plural
-from kinfed.report.marks import bars, line
-from kinfed.report.palette import INK, faded
+from kinfed.analysis import Method
+from kinfed.report.drawing.chart import Figure, axis, escape, layout, round_axis
+from kinfed.report.drawing.formats import plural
+from kinfed.report.drawing.marks import bars, line
+from kinfed.report.drawing.palette import INK, faded, style_of
 from kinfed.report.panels.base import Panel, ranked_bars, series
 
 BINS = 20
@@ -111,7 +111,7 @@ def _histogram(method: Method, decisions: Sequence[Decision], last: int) -> Figu
     counts = histogram.tolist()
     data = [
         bars(
-            [(a + b) / 2 for a, b in pairwise(edges.tolist())], counts, method.style.color,
+            [(a + b) / 2 for a, b in pairwise(edges.tolist())], counts, style_of(method).color,
             "%{text} steps: %{y} clients", name=method.label, width=0.92 * top / BINS,
             text=[f"{a:.3g} to {b:.3g}" for a, b in pairwise(edges.tolist())],
         )
@@ -149,7 +149,7 @@ def _trajectory(method: Method, by_round: dict[int, list[Decision]]) -> Figure:
             width=1.5, dash="dot",
         ),
         line(
-            [number for number, _ in path], [d.raw for _, d in path], method.style.color,
+            [number for number, _ in path], [d.raw for _, d in path], style_of(method).color,
             f"{escape(one.client)}{seeds}, round %{{x}}: %{{y:.1f}}", name=one.client, shape="hv", dots=True,
         ),
     ]  # fmt: skip

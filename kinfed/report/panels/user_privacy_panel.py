@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kinfed.report.chart import Figure, axis, layout, round_axis
-from kinfed.report.comparison import Method
-from kinfed.report.marks import curve
+from kinfed.analysis import Method, average
+from kinfed.report.drawing.chart import Figure, axis, layout, round_axis
+from kinfed.report.drawing.marks import curve
 from kinfed.report.panels.base import Panel, series
-from kinfed.report.statistics import average
 
 
 def user_privacy(method: Method) -> Panel | None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
-from kinfed.report.comparison import Comparison
-from kinfed.report.panels.cgpfl_panel import accuracy_by_number, choice_of_number
+from kinfed.analysis import Comparison
+from kinfed.records import Run
+from kinfed.report import accuracy_by_number, choice_of_number
 from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, Results, ResultTable, RunPart
 from kinfed.reproduce.recipe import ACCURACY, CGPFL, BySeed, Measurements, RecipeFigure, Scale, difference
 from kinfed.reproduce.recipes.common_cgpfl import (
@@ -19,7 +20,6 @@ from kinfed.reproduce.recipes.common_cgpfl import (
     SETTINGS,
     model_settings,
 )
-from kinfed.runs.reader import Run
 
 HEADINGS = {"mnist-mlr": "MNIST MLR", "fmnist-mlr": "FMNIST MLR"}
 NUMBERS = tuple(range(1, 21))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
+from kinfed.records import JournalRound, Run
 from kinfed.reproduce.recipe import Measurements, parse_published
 from kinfed.reproduce.recipes.common_selffl import SEEDS
-from kinfed.runs.reader import JournalRound, Run
 
 METHODS = {
     "local": "Local (ours)",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from kinfed.records import Run
 from kinfed.reproduce.recipe import BySeed, Measurements, Results, Scale, difference
 from kinfed.reproduce.studies.kinship import differences_of_classes, kinship
-from kinfed.runs.reader import Run
 
 METHODS = {
     "local": "Local training",

@@ -9,12 +9,10 @@ from typing import Any
 
 import torch
 
-from kinfed.engine.personal import task_for
+from kinfed.engine import task_for
+from kinfed.records import Run, RunFiles
 from kinfed.reproduce.recipe import Claim, Measurements, Question, ResultColumn, RunPart, Scale
-from kinfed.runs.experiment import read_config
-from kinfed.runs.reader import Run
-from kinfed.runs.run_files import RunFiles
-from kinfed.runs.run_inputs import RunInputs
+from kinfed.runs import RunInputs, read_config
 
 NAMES = {
     "local": "Local",

@@ -7,8 +7,8 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from kinfed.report.chart import axis
-from kinfed.report.comparison import Comparison
+from kinfed.analysis import Comparison
+from kinfed.report import axis
 from kinfed.reproduce import (
     Claim,
     Question,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kinfed.report.chart import axis
-from kinfed.report.comparison import Comparison
+from kinfed.analysis import Comparison
+from kinfed.report import axis
 from kinfed.reproduce import (
     Claim,
     Question,
@@ -74,8 +74,7 @@ def private_settings(scale: Scale, data: str) -> dict[str, Any]:
 
 def accountant(seeds: Sequence[int] | None) -> Measurements:
     """Epsilon of the paper's local training. No chance is in it, so that seeds do not matter."""
-    from kinfed.privacy.epsilon import epsilon, renyi_epsilon  # needs the extra dp
-    from kinfed.privacy.ledger import Event
+    from kinfed.privacy import Event, epsilon, renyi_epsilon  # needs the extra dp
 
     measured: Measurements = {}
     for epochs in EPOCHS:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kinfed.report.chart import axis
-from kinfed.report.comparison import Comparison
+from kinfed.analysis import Comparison
+from kinfed.report import axis
 from kinfed.reproduce import (
     Claim,
     Question,

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
-from kinfed.report.comparison import single_run
-from kinfed.report.statistics import gains
+from kinfed.analysis import gains, single_run
+from kinfed.records import Run
 from kinfed.reproduce import Question, Recipe, ResultColumn, Results, ResultTable, RunPart
 from kinfed.reproduce.recipe import ACCURACY, SITES, BySeed, Measurements, Scale
 from kinfed.reproduce.recipes.common_presets import PRESET, own_defaults, preset_notes
-from kinfed.runs.reader import Run
 
 METHODS = {
     "local": "Local", "fedavg": "FedAvg, fine-tuned", "ditto": "Ditto", "selffl": "Self-FL", "fedfomo": "FedFomo",

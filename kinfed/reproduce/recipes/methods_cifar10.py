@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from kinfed.algorithms import ALGORITHMS
+from kinfed.config import preset_methods
 from kinfed.reproduce import Question, Recipe, ResultColumn, ResultTable, RunPart
 from kinfed.reproduce.recipe import SITES, Scale
 from kinfed.reproduce.recipes.common_presets import PRESET, preset_notes
-from kinfed.runs.preset_files import preset_methods
 
 TUNED = preset_methods(PRESET, "cnn")
 METHODS = {name: entry.title for name, entry in ALGORITHMS.items() if name in TUNED} | {"fedavg": "FedAvg, fine-tuned"}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from kinfed.records import Run
 from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, Results, ResultTable, RunPart
 from kinfed.reproduce.recipe import SCAFFOLD, BySeed, Measurements, Scale
 from kinfed.reproduce.recipes.common_popular import ABSTRACT, NO_NUMBERS, ONE_RATE
-from kinfed.runs.reader import Run
 
 METHODS = {"sgd": "SGD: one step a round", "fedprox": "FedProx, μ = 1", "fedavg": "FedAvg", "scaffold": "SCAFFOLD"}
 HEADINGS = {

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import fmean, median
 
-from kinfed.report.comparison import Comparison
-from kinfed.report.panels.selffl_panel import decisions
+from kinfed.analysis import Comparison
+from kinfed.records import Run
+from kinfed.report import decisions
 from kinfed.reproduce import Claim, Recipe, ResultColumn, Results, ResultTable, RunPart, Untestable, difference
 from kinfed.reproduce.recipe import SELF_FL, BySeed, Measurements, RecipeFigure, Scale
 from kinfed.reproduce.recipes.common_selffl import LETTERS_STAND_INS, letters_settings, method_options
-from kinfed.runs.reader import Run
 
 
 def mean_steps(run: Run) -> Measurements:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kinfed.report.chart import axis
-from kinfed.report.comparison import Comparison
-from kinfed.report.palette import styles
+from kinfed.analysis import Comparison
+from kinfed.report import axis, styles
 from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, Results, ResultTable, Study
 from kinfed.reproduce.recipe import SELF_FL, BySeed, Measurements, RecipeFigure, Scale, difference, either_way
 from kinfed.reproduce.recipe_figures import line_chart
 from kinfed.reproduce.recipes.common_selffl import SEEDS
 from kinfed.reproduce.studies.synthetic import ERRORS, RATES, methods, run_study
-from kinfed.theory.gaussian import CASES
+from kinfed.theory import CASES
 
 CONTROL = "control: FedAvg-w + smoothing"
 KNOWN, ESTIMATED = "Self-FL, known variances", "Self-FL, estimated"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kinfed.report import figures as report_figures
-from kinfed.report.comparison import Comparison
+from kinfed.analysis import Comparison
+from kinfed.report.charts import figures as report_figures
 from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, Results, ResultTable, RunPart
 from kinfed.reproduce.recipe import SELF_FL, RecipeFigure, Scale
 from kinfed.reproduce.recipes.common_selffl import (

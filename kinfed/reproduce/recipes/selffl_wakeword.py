@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kinfed.data.sources.wakeword import PAPER_EXAMPLES, SIZES, STATES, TYPES
+from kinfed.data import PAPER_EXAMPLES, SIZES, STATES, TYPES
+from kinfed.records import Run
 from kinfed.reproduce import (
     Claim,
     Question,
@@ -22,9 +23,7 @@ from kinfed.reproduce import (
 from kinfed.reproduce.recipe import SELF_FL, BySeed, Margins, Measurements, PublishedNumber, Scale, either_way
 from kinfed.reproduce.recipes.common_selffl import NAMES, SEEDS
 from kinfed.reproduce.studies.detection import ByCell, detections
-from kinfed.runs.experiment import read_config
-from kinfed.runs.reader import Run
-from kinfed.runs.run_inputs import RunInputs
+from kinfed.runs import RunInputs, read_config
 
 METHODS = {
     "selffl": "Self-FL",

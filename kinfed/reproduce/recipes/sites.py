@@ -9,15 +9,12 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from kinfed.engine.measures import MEASURES, Measure
-from kinfed.report.chart import Figure, axis, escape, layout
-from kinfed.report.comparison import Comparison
-from kinfed.report.marks import dots
-from kinfed.report.palette import HUES
-from kinfed.report.statistics import average
+from kinfed.analysis import Comparison, average
+from kinfed.engine import MEASURES, Measure
+from kinfed.records import Run
+from kinfed.report import HUES, Figure, axis, dots, escape, layout
 from kinfed.reproduce import Question, Recipe, ResultColumn, Results, ResultTable, RunPart
 from kinfed.reproduce.recipe import SITES, Measurements, RecipeFigure, Scale
-from kinfed.runs.reader import Run
 
 METHODS = {
     "local": "Local", "one_model": "FedAvg, one model", "fedavg": "FedAvg, fine-tuned", "ditto": "Ditto",

@@ -20,13 +20,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kinfed.data.federation import Federation
-from kinfed.engine.detection_rates import FALSE_REJECT, false_accepts_at, operating_points
-from kinfed.engine.personal import task_for
-from kinfed.engine.task import Task
+from kinfed.data import Federation
+from kinfed.engine import FALSE_REJECT, Task, false_accepts_at, operating_points, task_for
 from kinfed.errors import ConfigError, DataError
-from kinfed.runs.finished import FinishedRun
-from kinfed.runs.run_inputs import RunInputs
+from kinfed.newcomers import FinishedRun
+from kinfed.runs import RunInputs
 
 MIN_FALSE_REJECTS = 20  # fewer than this make a rate at which nothing can be compared
 _EXAMPLES_AT_ONCE = 500

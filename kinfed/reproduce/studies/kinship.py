@@ -17,11 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.data.describe import emd, emd_code
-from kinfed.report.client_groups import ClientGroups
-from kinfed.report.panels.fedfomo_panel import Matrix, kin_found
+from kinfed.data import emd, emd_code
+from kinfed.records import Run, Trial
+from kinfed.report import ClientGroups, Matrix, kin_found
 from kinfed.reproduce.recipe import Measurements
-from kinfed.runs.reader import Run, Trial
 
 
 def kinship(run: Run) -> Measurements:

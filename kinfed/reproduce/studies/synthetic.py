@@ -32,12 +32,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.selffl.uncertainty import UNKNOWN, Rules, Running, start_of
+from kinfed.algorithms import UNKNOWN, Rules, Running, start_of
 from kinfed.core import rng
 from kinfed.errors import unknown_name
-from kinfed.server.schedule import Schedule
-from kinfed.theory.gaussian import CASES, Case, draw
-from kinfed.theory.two_level import TwoLevel
+from kinfed.server import Schedule
+from kinfed.theory import CASES, Case, TwoLevel, draw
 
 RATES = (0.1, 0.2, 0.5, 0.8, 1.0)  # of participation
 

@@ -1,0 +1,63 @@
+"""What methods that work at features and logits ask of a model and of a client's labels."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from kinfed.author import ClassSums, ConfigError, Head, Split, Task, rng
+from kinfed.errors import ModelError
+
+
+def required_head(method: str, task: Task) -> Head:
+    """The last linear layer of the model, or a ConfigError that says why the method cannot do without."""
+    try:
+        return task.head
+    except ModelError as error:
+        raise ConfigError(
+            f"{method} changes the loss at the last linear layer of a model, which this one lacks: {error}"
+        ) from error
+
+
+def required_body(method: str, task: Task) -> Head:
+    """As `required_head`, of a model that also trains layers below it."""
+    head = required_head(method, task)
+    if bool(head.mask[task.trainable].all()):
+        raise ConfigError(
+            f"{method} shapes the features below the last layer, and this model trains no layer but {head.name!r}: its "
+            "features are fixed; choose a deeper model"
+        )
+    return head
+
+
+def class_counts(split: Split, classes: int) -> Tensor:
+    """[n, C] int64: N_mc, how many examples of each class a client holds. All of them count, whatever batches see."""
+    owner = torch.repeat_interleave(torch.arange(len(split.count)), split.count)
+    first = torch.cumsum(split.count, 0) - split.count
+    position = split.start[owner] + torch.arange(len(owner)) - first[owner]
+    place = owner * classes + split.labels[split.rows[position]]
+    return split.features.to_device(torch.bincount(place, minlength=len(split.count) * classes).view(-1, classes))
+
+
+def class_means(sums: ClassSums) -> Tensor:
+    """[n, C, d_f] float64: a client's mean feature of every class; zeros for classes that it lacks."""
+    return sums.total / sums.count.clamp_min(1)[..., None]
+
+
+def mean_prototypes(prototypes: Tensor, weight: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    """([C, d_f], [C] bool): the mean over clients of what they sent for every class, prototypes [n, C, d_f] by weight
+    [n, C], and which classes anyone sent; the others keep their `last` [C, d_f]."""
+    weight = weight.to(torch.float64)
+    total = weight.sum(0)
+    sums = torch.einsum("nc,ncd->cd", weight, prototypes.to(torch.float64))
+    fresh = (sums / total.clamp_min(1)[:, None]).to(last.dtype)
+    new = total > 0
+    return torch.where(new[:, None], fresh, last), new
+
+
+def linear_start(key: Tensor, inputs: int, outputs: int) -> Tensor:
+    """[inputs · outputs + outputs]: weights [inputs, outputs] and biases of a layer, drawn as torch starts one."""
+    draws = rng.uniform(key, inputs * outputs + outputs)
+    return ((2 * draws - 1) / math.sqrt(inputs)).to(torch.float32)

@@ -1,0 +1,51 @@
+"""What an update of a method looks like before anybody has sent one, and whether it changes the server's models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from kinfed.algorithms.base import AnyAlgorithm, RoundInfo
+from kinfed.core import Tree
+from kinfed.data import Federation, Population
+from kinfed.engine import Task
+
+
+def update_template(algorithm: AnyAlgorithm, task: Task, data: Federation, server: Tree) -> Tree:
+    """An update [1, ...] of zeros with the fields, shapes and types of the method's: from one local step of one client
+    of which nothing else is used."""
+    ids = data.train.count.argmax()[None]
+    brief = replace(algorithm, training=algorithm.training.with_steps(1))
+    cohort = data.cohort(ids, 0, 1)
+    _, up = brief.client_update(task, brief.init_client(task, cohort), brief.download(server, ids), cohort)
+    zeros: Tree = up.map(torch.zeros_like)
+    return zeros
+
+
+def averaged_changes(
+    algorithm: AnyAlgorithm, task: Task, data: Federation, population: Population
+) -> tuple[str, ...] | str:
+    """The averaged fields of the method's updates, where these are changes of what the server sends: an update of zeros
+    leaves that as it is, and the same update twice moves it twice. Otherwise the reason why there are none, to follow
+    the method's name."""
+    if isinstance(algorithm.averages, str) or not algorithm.averages:
+        return algorithm.averages
+    ids, info = torch.tensor([0]), RoundInfo(1, population, task.trainable, task)
+    start = algorithm.init_server(task, population)
+    template = update_template(algorithm, task, data, start)
+
+    def after(server: Tree, value: float) -> Tree:
+        fields = {name: torch.full_like(getattr(template, name), value) for name in algorithm.averages}
+        weights = {name: torch.ones_like(t) for name, t in template.named().items() if t.dim() == 1}  # such as counts
+        moved: Tree = algorithm.aggregate(server, ids, replace(template, **weights, **fields), info)
+        return moved
+
+    def same(one: Tree, other: Tree) -> bool:
+        sent = [algorithm.download(server, ids).named() for server in (one, other)]
+        return all(torch.equal(tensor, sent[1][name]) for name, tensor in sent[0].items())
+
+    once = after(start, 1e-3)
+    if same(after(start, 0.0), start) and not same(after(once, 1e-3), once):
+        return algorithm.averages
+    return "averages models or predictions, not changes of a model"

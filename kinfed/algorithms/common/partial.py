@@ -1,0 +1,102 @@
+"""Part of the model is shared, the rest stays with the client: what FedPer, FedRep and others have in common.
+
+    θ_m = (shared, own_m);   clients train both, the server averages the shared part, own parts never leave
+
+The personal model joins the current shared part and the client's own, as its last training left it; a client that has
+not trained yet has the common initial one. Running statistics (of BatchNorm, say) go with their layer: own layers keep
+them, shared ones have them averaged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kinfed.author import (
+    Algorithm,
+    Cohort,
+    ColumnSplit,
+    ConfigError,
+    Population,
+    PrivacyProfile,
+    RoundInfo,
+    Task,
+    Tree,
+    Weights,
+    example_counts,
+    gradient_steps,
+    mean_update,
+    option,
+    sgd,
+)
+
+
+@dataclass
+class Server(Tree):
+    shared: Tensor  # [G] the shared parameters
+
+
+@dataclass
+class Client(Tree):
+    own: Tensor  # [n, P − G] parameters that never leave the client
+
+
+@dataclass
+class Down(Tree):
+    shared: Tensor  # [n, G]
+
+
+@dataclass
+class Up(Tree):
+    delta: Tensor  # [n, G]
+    count: Tensor | None  # [n] examples; absent with equal weights
+
+
+@dataclass(frozen=True)
+class PartlyShared(Algorithm[Server, Client, Down, Up]):
+    weights: Weights = option("examples", "weights of the average: by N_m, or equal")
+
+    averages = ("delta",)
+
+    def split(self, task: Task) -> ColumnSplit:
+        """Which columns of a row stay with the client."""
+        raise NotImplementedError
+
+    def train(self, task: Task, theta: Tensor, split: ColumnSplit, data: Cohort) -> Tensor:
+        """Local training of the joined models [n, P]."""
+        return sgd(task, theta, data.train.batches(self.training))
+
+    def sent_columns(self, task: Task) -> Tensor:
+        return self.split(task).shared_mask
+
+    def check(self, task: Task, population: Population) -> None:
+        if not self.split(task).shared:
+            raise ConfigError(
+                f"{type(self).__name__} must leave some layers to share, but all of {', '.join(task.layer_names())} "
+                "stay with the clients; choose a deeper model or fewer own layers"
+            )
+
+    def init_server(self, task: Task, population: Population) -> Server:
+        return Server(self.split(task).take_shared(task.init(population.seed)).clone())
+
+    def init_client(self, task: Task, data: Cohort) -> Client:
+        return Client(self.split(task).take_own(task.init(data.seed)).expand(len(data), -1))
+
+    def download(self, server: Server, ids: Tensor) -> Down:
+        return Down(server.shared.expand(len(ids), -1))
+
+    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
+        split = self.split(task)
+        theta = self.train(task, split.join(client.own, down.shared), split, data)
+        delta = split.take_shared(theta) - down.shared
+        return Client(split.take_own(theta)), Up(delta, example_counts(self.weights, data))
+
+    def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
+        return Server(server.shared + mean_update(up.delta, up.count))
+
+    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
+        return self.split(task).join(client.own, down.shared)
+
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        return gradient_steps(self.training.num_steps(count), weights=self.weights)

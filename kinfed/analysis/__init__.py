@@ -1,0 +1,5 @@
+"""What results say: comparison of methods with intervals, what a client gains."""
+
+from kinfed.core.door import open_door
+
+__getattr__, __dir__, __all__ = open_door(__name__, __file__)

@@ -1,0 +1,270 @@
+"""Decides what may be compared with what.
+
+Methods stand in one comparison only if their runs share the data: the same settings of data, and, where both wrote
+down who holds what, the same number of examples per client and class for every shared seed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from kinfed.algorithms import ALGORITHMS
+from kinfed.analysis.metric_styles import MetricStyle, headline_of, metric_style
+from kinfed.data import Description
+from kinfed.records import KINDS, Baseline, Kind, Run, Trial
+
+DATA_KEYS = (
+    *("dataset", "partition", "clients", "client_column", "label_column", "group_column", "split_column", "columns"),
+    *("weight_column", "stratify", "folds", "validation", "foreign_targets", "eval_clients"),
+)
+# Settings that a federation's own description repeats with all defaults filled in.
+_DESCRIBED = {"partition", "clients", "validation"}
+
+# Settings that may differ between runs of one comparison without need to say so.
+_INDIFFERENT = {
+    *("algorithms", "seeds", "eval_every", "checkpoint_every", "save_models"),
+    *("pool", "device", "backend", "workers", "state", "data"),
+}
+
+
+# Methods met in most reports keep their hue from one report to the next.
+HABITUAL_HUES = {"fedavg": 0, "selffl": 1, "fedfomo": 2, "cgpfl": 3, "ditto": 4, "pfedme": 5, "perfedavg": 6}
+NUM_HUES = 7
+Slot = tuple[int | None, int]  # a method's place in the palette: its hue (None: local training), and which turn
+
+
+@dataclass(frozen=True)
+class Method:
+    """One algorithm of one run, over its seeds. This is what a method panel is given."""
+
+    algorithm: str  # its label in the configuration
+    label: str  # the name on the page, unique in the report
+    index: int  # its position in the report, the same in every figure
+    slot: Slot
+    run: Run
+    trials: tuple[Trial, ...]  # every seed, also the unfinished
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return options_of(self.run, self.algorithm)
+
+    @property
+    def family(self) -> str:
+        """The registered algorithm behind the label."""
+        return family(self.run, self.algorithm)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(sorted(trial.seed for trial in self.complete_trials))
+
+    @property
+    def final_round(self) -> int:
+        return max(trial.final.round for trial in self.trials)
+
+    @property
+    def complete_trials(self) -> tuple[Trial, ...]:
+        """The trials that averages are taken over: those as far as the farthest, so that no average mixes rounds."""
+        return tuple(trial for trial in self.trials if trial.final.round == self.final_round)
+
+    @property
+    def participation(self) -> dict[int, tuple[int, int]]:
+        """(clients that took part in a round, all clients) by seed, where both are known."""
+        return {
+            trial.seed: (trial.final.took_part, self.run.federations[trial.seed].num_clients)
+            for trial in self.complete_trials
+            if trial.final.took_part is not None and trial.seed in self.run.federations
+        }
+
+    def final_of_all(self, kind: Kind, metric: str) -> dict[int, float]:
+        """The metric of all clients after the final round, by seed; those who never took part count too."""
+        return {
+            trial.seed: trial.final.all_clients[kind][metric]
+            for trial in self.complete_trials
+            if metric in trial.final.all_clients.get(kind, {})
+        }
+
+    def final(self, kind: Kind, metric: str) -> dict[int, float]:
+        """The metric of the clients that took part, after the final round, by seed."""
+        return {
+            trial.seed: trial.final.metrics[kind][metric]
+            for trial in self.complete_trials
+            if metric in trial.final.metrics.get(kind, {})
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs on the same data and their methods."""
+
+    runs: tuple[Run, ...]
+    methods: tuple[Method, ...]
+
+    def __repr__(self) -> str:
+        return f"Comparison(runs={len(self.runs)}, methods={len(self.methods)})"
+
+    @property
+    def metric(self) -> str:
+        """What methods are ranked by: the metric of the first run, or what its problem is usually judged by."""
+        finals = [trial.final.metrics for method in self.methods for trial in method.complete_trials]
+        present = {name for final in finals for kind in KINDS for name in final.get(kind, {})}
+        return headline_of(self.runs[0].config, present)
+
+    @property
+    def style(self) -> MetricStyle:
+        return metric_style(self.metric)
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds of model that any method was evaluated with."""
+        return tuple(kind for kind in KINDS if any(method.final(kind, self.metric) for method in self.methods))
+
+    @property
+    def federations(self) -> dict[int, Description]:
+        return {seed: federation for run in reversed(self.runs) for seed, federation in run.federations.items()}
+
+    @property
+    def baselines(self) -> dict[int, Baseline]:
+        """What clients reach without a model, by seed."""
+        return {seed: baseline for run in reversed(self.runs) for seed, baseline in run.baselines.items()}
+
+    @property
+    def same_final_round(self) -> bool:
+        return len({method.final_round for method in self.methods}) <= 1
+
+    @property
+    def same_seeds(self) -> bool:
+        return len({method.seeds for method in self.methods}) <= 1
+
+    def local_trial(self, method: Method, seed: int) -> Trial | None:
+        """Local training with the same seed, from the method's own run if it is there."""
+        local = [candidate for candidate in self.methods if candidate.family == "local"]
+        own = [candidate for candidate in local if candidate.run is method.run]
+        return next((trial for candidate in (*own, *local) for trial in candidate.trials if trial.seed == seed), None)
+
+
+def compare(runs: Sequence[Run]) -> list[Comparison]:
+    groups: list[list[Run]] = []
+    for run in runs:
+        for group in groups:
+            if all(same_data(run, other) for other in group):
+                group.append(run)
+                break
+        else:
+            groups.append([run])
+    comparisons: list[Comparison] = []
+    for group in groups:
+        start = sum(len(comparison.methods) for comparison in comparisons)
+        comparisons.append(Comparison(tuple(group), _methods(group, start)))
+    return comparisons
+
+
+def single_run(run: Run, start: int = 0) -> Comparison:
+    """One run by itself; its methods are numbered from `start`, for pages with several."""
+    return Comparison((run,), _methods((run,), start))
+
+
+def _methods(runs: Sequence[Run], start: int) -> tuple[Method, ...]:
+    """Labels are unique: where several runs have a method of one name, it carries that of its run."""
+    pairs = [(run, algorithm) for run in runs for algorithm in run.algorithms]
+    names = [display_name(algorithm) for _, algorithm in pairs]
+    places = slots([family(run, algorithm) for run, algorithm in pairs])
+    return tuple(
+        Method(
+            algorithm=algorithm,
+            label=f"{name} · {run.label}" if names.count(name) > 1 else name,
+            index=index,
+            slot=slot,
+            run=run,
+            trials=tuple(trial for trial in run.trials if trial.algorithm == algorithm),
+        )
+        for index, ((run, algorithm), name, slot) in enumerate(zip(pairs, names, places, strict=True), start)
+    )
+
+
+def slots(algorithms: Sequence[str]) -> list[Slot]:
+    """A slot for each entry, in order, no two alike. An algorithm may occur more than once."""
+    taken: dict[int, Slot] = {}
+    for i, name in enumerate(algorithms):
+        if name == "local":
+            taken[i] = (None, sum(hue is None for hue, _ in taken.values()))
+        elif name in HABITUAL_HUES and (HABITUAL_HUES[name], 0) not in taken.values():
+            taken[i] = (HABITUAL_HUES[name], 0)
+    used = set(taken.values())
+    free = ((hue, turn) for turn in count() for hue in range(NUM_HUES) if (hue, turn) not in used)
+    return [taken[i] if i in taken else next(free) for i in range(len(algorithms))]
+
+
+def options_of(run: Run, algorithm: str) -> dict[str, Any]:
+    configured = run.config.get("algorithms")
+    options = configured.get(algorithm) if isinstance(configured, dict) else None
+    return options if isinstance(options, dict) else {}
+
+
+def family(run: Run, algorithm: str) -> str:
+    """The registered algorithm behind a label: {"weak": {"method": "ditto", "lam": 0.1}} is a ditto."""
+    return str(options_of(run, algorithm).get("method", algorithm))
+
+
+def display_name(algorithm: str) -> str:
+    """The name as papers write it, for methods known by one."""
+    return ALGORITHMS[algorithm].title if algorithm in ALGORITHMS else algorithm
+
+
+def same_data(one: Run, other: Run) -> bool:
+    pairs = [(one.federations[seed], other.federations[seed]) for seed in one.federations.keys() & other.federations]
+    described = bool(pairs) and all(a.description and b.description for a, b in pairs)
+    keys = [key for key in DATA_KEYS if not (described and key in _DESCRIBED)]
+    if any(one.config.get(key) != other.config.get(key) for key in keys):
+        return False
+    return all((a.description, a.train, a.test) == (b.description, b.train, b.test) for a, b in pairs)
+
+
+def cautions(comparison: Comparison) -> list[str]:
+    """What a reader must know before comparing the methods' figures."""
+    notes = []
+    if differences := _differences(comparison.runs):
+        notes.append("The runs share their data but differ in " + "; ".join(differences) + ".")
+    for method in comparison.methods:
+        if diverged := [str(trial.seed) for trial in method.trials if trial.final.diverged]:
+            seeds = "" if len(diverged) == len(method.trials) else f" with seed {', '.join(diverged)}"
+            notes.append(
+                f"{method.label} has diverged{seeds}: losses or updates are not finite or out of all bounds, so its "
+                "figures mean nothing. Try a lower learning rate."
+            )
+        behind = [trial for trial in method.trials if trial not in method.complete_trials]
+        if behind:
+            seeds = ", ".join(f"{trial.seed} (round {trial.final.round})" for trial in behind)
+            notes.append(
+                f"{method.label}: averages are over the seeds that reached round {method.final_round}; "
+                f"left out: seed {seeds}."
+            )
+    if not comparison.same_seeds:
+        seeds = ", ".join(f"{method.label} {'+'.join(map(str, method.seeds))}" for method in comparison.methods)
+        notes.append(f"The averages do not rest on the same seeds ({seeds}); differences use shared seeds only.")
+    if not comparison.same_final_round:
+        rounds = ", ".join(f"{method.label} {method.final_round}" for method in comparison.methods)
+        notes.append(f"The methods have reached different rounds ({rounds}), so no best is marked.")
+    return notes
+
+
+def _differences(runs: Sequence[Run]) -> list[str]:
+    flat = [dict(_flatten(run.config)) for run in runs]
+    keys = dict.fromkeys(key for entries in flat for key in entries)
+    parts = []
+    for key in keys:
+        values = list(dict.fromkeys(json.dumps(entries.get(key)) for entries in flat))
+        if len(values) > 1 and key.split(".")[0] not in (*_INDIFFERENT, *DATA_KEYS):
+            parts.append(f"{key} ({' / '.join(values)})")
+    return parts
+
+
+def _flatten(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,65 @@
+"""How the headline metric of a comparison is written: its name, unit and digits, and which way is better."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import floor, isfinite, log10
+from statistics import median
+from typing import Any
+
+from kinfed.engine import find_measure, headline_name
+
+LOSS = "loss"
+
+
+@dataclass(frozen=True)
+class MetricStyle:
+    name: str
+    title: str
+    scale: float  # from the stored to the shown unit
+    unit: str
+    digits: int
+    lower_is_better: bool
+
+    @property
+    def gain_unit(self) -> str:
+        """Of a difference of two values."""
+        return "percentage points" if self.unit else self.title
+
+    @property
+    def axis_title(self) -> str:
+        is_word = self.title[1:2].islower() and self.name != "brier"  # and no acronym, nor a person's name
+        title = self.title[0].lower() + self.title[1:] if is_word else self.title
+        return f"{title}{', %' if self.unit else ''}"
+
+    @property
+    def noun(self) -> str:
+        """In a sentence: accuracy, AUROC, RMSE."""
+        return self.axis_title.removesuffix(", %")
+
+    def for_values(self, values: Iterable[float]) -> MetricStyle:
+        """With three digits that count of values of this size: 0.729, 7.29, 72.9. Shares keep theirs."""
+        sizes = [abs(value) for value in values if isfinite(value) and value]
+        if self.unit or not sizes:
+            return self
+        return replace(self, digits=max(0, 2 - floor(log10(median(sizes)))))
+
+    def gain(self, own: float, other: float) -> float:
+        """How much better `own` is, in the stored unit."""
+        return other - own if self.lower_is_better else own - other
+
+
+def metric_style(name: str) -> MetricStyle:
+    one = find_measure(name)
+    if one is None:
+        return MetricStyle(name, "loss", 1.0, "", 3, lower_is_better=True)
+    scale, unit, digits = (100.0, " %", 1) if one.percent else (1.0, "", 3)
+    return MetricStyle(name, one.title, scale, unit, digits, not one.higher_is_better)
+
+
+def headline_of(config: Mapping[str, Any], present: Collection[str]) -> str:
+    """The metric that a run was configured to be judged by, or accuracy, RMSE or loss, whichever it has."""
+    chosen = config.get("metric")
+    names = [headline_name(chosen)] if isinstance(chosen, str) else []
+    return next((name for name in (*names, "accuracy", "rmse") if name in present), LOSS)

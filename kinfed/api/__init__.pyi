@@ -1,0 +1,3 @@
+from kinfed.api.progress import LiveDisplay as LiveDisplay
+from kinfed.api.progress import Speed as Speed
+from kinfed.api.progress import total_rounds as total_rounds

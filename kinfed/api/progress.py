@@ -1,0 +1,165 @@
+"""What a running experiment shows in Python: a bar on a terminal, one line that changes in a notebook, else nothing."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from kinfed.records import headline_text
+from kinfed.runs import Metrics, NullObserver, Observer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kinfed.config import RunConfig
+    from kinfed.server import RoundReport
+
+NOTEBOOK_EVERY = 0.2  # seconds between two forms of the line
+
+
+def total_rounds(config: RunConfig) -> int:
+    """Rounds of all methods, seeds and folds, with what comes before them."""
+    return (
+        (config.folds or 1)
+        * len(config.seeds)
+        * (len(config.algorithms) * config.rounds + config.warm_start + config.pretrain)
+    )
+
+
+class Speed:
+    """Rounds per second since it was made."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._rounds = 0
+
+    def after_round(self) -> float:
+        self._rounds += 1
+        return self._rounds / max(time.monotonic() - self._began, 1e-9)
+
+
+class LiveDisplay(NullObserver):
+    """A progress bar over all rounds of all methods and seeds. Use as a context manager."""
+
+    def __init__(self, console: Console, total_rounds: int, metric: str | None = None, *, transient: bool = False):
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._metric = metric
+        self._progress = Progress(
+            TextColumn("{task.fields[label]} seed {task.fields[seed]}", style="bold", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[accuracy]}"),
+            console=console,
+            transient=transient,
+        )
+        self._bar = self._progress.add_task("", total=total_rounds, label="", seed="", rate="", accuracy="")
+        self._speed = Speed()
+
+    def __enter__(self) -> LiveDisplay:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def started(self, label: str, seed: int, first: int, rounds: int) -> None:
+        self._speed = Speed()
+        self._progress.update(self._bar, advance=first, label=label, seed=str(seed), accuracy="")
+
+    def round(
+        self, label: str, seed: int, report: RoundReport, personal: Metrics | None, server: Metrics | None
+    ) -> None:
+        fields: dict[str, Any] = {"rate": f"{self._speed.after_round():.1f} rounds/s"}
+        if personal is not None:
+            fields["accuracy"] = headline_text(personal, self._metric)
+        self._progress.update(self._bar, advance=1, **fields)
+
+    def note(self, text: str) -> None:
+        self._progress.console.print(f"note: {text}", style="yellow", highlight=False, markup=False)
+
+
+class NotebookLine(NullObserver):
+    """One line that changes in place, without widgets, with the notes below it. `show` puts HTML in the place of what
+    it was given before."""
+
+    def __init__(self, show: Callable[[str], None], total_rounds: int, metric: str | None = None) -> None:
+        self._show, self._total, self._metric = show, total_rounds, metric
+        self._done = 0
+        self._where = self._figure = ""
+        self._notes: list[str] = []
+        self._drawn = 0.0
+        self._began = time.monotonic()
+
+    def started(self, label: str, seed: int, first: int, rounds: int) -> None:
+        self._done += first
+        self._where, self._figure = f"{label}, seed {seed}", ""
+        self._draw()
+
+    def round(
+        self, label: str, seed: int, report: RoundReport, personal: Metrics | None, server: Metrics | None
+    ) -> None:
+        self._done += 1
+        if personal is not None:
+            self._figure = headline_text(personal, self._metric)
+        if time.monotonic() - self._drawn >= NOTEBOOK_EVERY:
+            self._draw()
+
+    def note(self, text: str) -> None:
+        self._notes.append(text)
+        self._draw()
+
+    def ended(self) -> None:
+        seconds = time.monotonic() - self._began
+        self._where, self._figure = f"{self._done:,} rounds in {seconds:.1f} s", ""
+        self._draw(running=False)
+
+    def _draw(self, running: bool = True) -> None:
+        from kinfed.report import render  # with plotly, which a terminal need not wait for
+
+        self._drawn = time.monotonic()
+        share = min(self._done / max(self._total, 1), 1.0)
+        self._show(
+            render(
+                "progress.html", package="kinfed.api", share=share, done=self._done, total=self._total,
+                where=self._where, figure=self._figure, notes=self._notes, running=running,
+            )
+        )  # fmt: skip
+
+
+@contextmanager
+def progress_display(config: RunConfig, wanted: bool | None) -> Iterator[Observer]:
+    """The display for where this process runs. `wanted`: True always shows one, False none, None where someone looks
+    on: in a notebook, and where standard error is a terminal."""
+    metric, rounds = config.metric, total_rounds(config)
+    if wanted is False:
+        yield NullObserver()
+        return
+    if (show := notebook_cell()) is not None:
+        yield NotebookLine(show, rounds, metric)
+        return
+    if wanted is None and not sys.stderr.isatty():
+        yield NullObserver()
+        return
+    from rich.console import Console  # where nobody looks on, nobody waits for it
+
+    console = Console(stderr=True, markup=False, emoji=False, force_terminal=True)
+    with LiveDisplay(console, rounds, metric, transient=True) as display:
+        yield display
+
+
+def notebook_cell() -> Callable[[str], None] | None:
+    """How to show HTML below the cell that runs, and to replace it; None where this is no notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if shell is None or not hasattr(shell, "kernel"):  # a terminal's IPython has no kernel
+        return None
+    displays: Any = importlib.import_module("IPython.display")  # it is there: this code runs inside it
+    handle = displays.display(displays.HTML(""), display_id=True)
+    return lambda text: handle.update(displays.HTML(text))

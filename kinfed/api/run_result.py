@@ -1,0 +1,236 @@
+"""The results of a run: tables, curves, a report, models. `kinfed.run` returns them, and `kinfed.load` reads them from
+disk.
+
+    result = kinfed.run(algorithms="local,fedavg,ditto", rounds=10, seeds=(0,), out="runs/a")
+    result = kinfed.load("runs/a")
+    result.to_frame(), result.history(), result.clients()      frames of pandas or polars
+    result.answers()                                           what Kin found for every client
+    result.plot(), result.report()                             a plotly figure, an HTML page
+    result.personal_model("3", "ditto").predict(rows)
+
+All of it is made from `result.run`, the record that pages are made from (kinfed.records.reader).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kinfed.analysis import Comparison, average, single_run
+from kinfed.api.result_frames import client_rows, history_rows, summary_rows, to_native
+from kinfed.core import storage
+from kinfed.data import Description
+from kinfed.errors import ConfigError
+from kinfed.records import Kind, Run, RunFiles, RunFolderError, client_number, headline_text, load_run
+from kinfed.report import findings, headline, main_columns, render, results_table
+from kinfed.runs import MethodSummary, RunOutcome, pick_result, run_in_memory
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+    from kinfed.config import RunConfig
+    from kinfed.data import Federation
+    from kinfed.engine import Builder, ModuleTask
+    from kinfed.report import ClientShares
+    from kinfed.runs import Baseline
+    from kinfed.serving import ModelPipeline
+
+
+class RunResult:
+    """The results of `kinfed.run` and `kinfed.load`. `folder` is the run folder, or None for a run in memory."""
+
+    def __init__(self, *, folder: Path | None = None, outcome: RunOutcome | None = None) -> None:
+        if folder is None and outcome is None:
+            raise ValueError("a result needs a folder, or a run in this process")
+        self.folder = folder
+        self._outcome = outcome
+
+    @classmethod
+    def read(cls, folder: Path | str) -> RunResult:
+        """Read a run folder. An unfinished run has the results so far."""
+        result = cls(folder=Path(folder))
+        result.run  # noqa: B018  (a folder that is no run is refused here, not at the first use)
+        return result
+
+    @cached_property
+    def run(self) -> Run:
+        """The whole record: every method and seed with its rounds and clients, in plain values."""
+        if self.folder is not None:
+            return load_run(self.folder.resolve(), self.folder.resolve().name)
+        assert self._outcome is not None
+        return run_in_memory(self._outcome)
+
+    @cached_property
+    def config(self) -> RunConfig:
+        if self._outcome is not None:
+            return self._outcome.config
+        assert self.folder is not None
+        return RunFiles(self.folder).config
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        """Labels of the methods."""
+        return tuple(self.run.config["algorithms"])
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(self.run.config["seeds"])
+
+    # ---- results ----
+
+    @cached_property
+    def results(self) -> Sequence[MethodSummary]:
+        """One result per finished method and seed. After kinfed.run they also hold models and raw sums."""
+        if self._outcome is not None:
+            return self._outcome.results
+        assert self.folder is not None
+        path = self.folder / "summary.json"
+        if not path.exists():
+            return ()
+        try:
+            return tuple(MethodSummary.from_summary(entry) for entry in storage.read_json(path)["results"])
+        except (KeyError, TypeError) as error:
+            raise RunFolderError(f"{path} is not a summary of this version of kinfed ({error!r})") from None
+
+    def result(self, label: str | None = None, seed: int | None = None) -> Any:
+        """The final result of one method and seed; by default the only method and the first seed. A `MethodSummary`, or
+        for a run made in this process a `MethodResult`."""
+        return pick_result(self.results, self.algorithms, self.seeds, label, seed)
+
+    @property
+    def baselines(self) -> tuple[Baseline, ...]:
+        """What clients reach without a model, by seed."""
+        return tuple(self.run.baselines.values())
+
+    def describe(self, seed: int | None = None) -> Description:
+        """Who holds what under a seed, by default the first."""
+        chosen = self.seeds[0] if seed is None else seed
+        if chosen not in self.run.federations:
+            raise ConfigError(f"the run has no seed {chosen}; it has {', '.join(map(str, self.run.federations))}")
+        return self.run.federations[chosen]
+
+    # ---- tables ----
+
+    def to_frame(self, backend: str | None = None) -> Any:
+        """A table with a row per method and seed: the final results. `backend` is pandas, polars or pyarrow, by default
+        the first one installed."""
+        return to_native(summary_rows(self.run), backend)
+
+    def history(self, backend: str | None = None) -> Any:
+        """A table with a row per method, seed and round: costs, and metrics if the round was evaluated."""
+        return to_native(history_rows(self.run), backend)
+
+    def clients(self, backend: str | None = None) -> Any:
+        """A table with a row per method, seed and client, after the last round."""
+        return to_native(client_rows(self.run), backend)
+
+    def answers(self, label: str | None = None, seed: int | None = None) -> tuple[ClientShares, ...]:
+        """Of Kin: how much every client learns alone, from all and from its group, and what it gains over training
+        alone where the run has Local too. `str` of an answer is a sentence."""
+        from kinfed.report import answers
+
+        by_method = {method.algorithm: answers(method) for method in self.comparison.methods}
+        labels = [name for name, by_seed in by_method.items() if by_seed] if label is None else [label]
+        chosen = self.seeds[0] if seed is None else seed
+        if len(labels) != 1 or chosen not in by_method.get(labels[0], {}):
+            raise ConfigError(f"the run has no shares of clients by {label or 'one Kin'} with seed {chosen}")
+        return tuple(by_method[labels[0]][chosen])
+
+    # ---- pictures and pages ----
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        """The methods side by side, as pages compare them."""
+        return single_run(self.run)
+
+    def plot(self, what: str = "rounds", kind: Kind = "personal") -> Figure:
+        """A plotly figure of the headline metric over "rounds", over "bytes" sent, or by "clients"; for the clients'
+        "personal" models or the "server"'s."""
+        from kinfed.api.result_plots import plot
+
+        return plot(self.comparison, what, kind)
+
+    def report(self, out: Path | str | None = None) -> Path:
+        """Write the HTML report, by default report.html in the run folder (here, for a run in memory)."""
+        from kinfed.analysis import compare
+        from kinfed.report import report_page, write_page
+
+        place = Path() if self.folder is None else self.folder
+        target = place / "report.html" if out is None else Path(out)
+        return write_page(target, report_page([self.run], compare([self.run])))
+
+    def __repr__(self) -> str:
+        metric, figures = self.comparison.metric, []
+        for method in self.comparison.methods:
+            mean = average(method.final("personal", metric))
+            if mean is not None:
+                figures.append(f"{method.algorithm} {headline_text({metric: mean.mean}, metric).split()[-1]}")
+        seeds = f"{len(self.seeds)} seed{'' if len(self.seeds) == 1 else 's'}"
+        state = "" if all(trial.finished for trial in self.run.trials) and self.run.trials else ", unfinished"
+        place = "in memory" if self.folder is None else str(self.folder)
+        shown = ", ".join(figures[:6]) + (f", and {len(figures) - 6} more" if len(figures) > 6 else "")
+        return f"<RunResult {place}: {metric} {shown or 'of nothing yet'}; {seeds}{state}>"
+
+    def _repr_html_(self) -> str:
+        comparison, metric = self.comparison, self.comparison.metric
+        worst = "worst10" if metric == "accuracy" else f"{metric}_worst10"
+        shown = (f"personal_{metric}", f"personal_{worst}", f"server_{metric}", "mb_per_round", "seconds")
+        columns = [column for column in main_columns(comparison) if column.key in shown]
+        place = "in memory" if self.folder is None else str(self.folder)
+        return render(
+            "result.html",
+            package="kinfed.api",
+            heading=headline([self.run]),
+            place=place,
+            table=results_table(comparison, columns),
+            sentences=[*self.run.notes, *(findings(comparison)[:2] if self.run.trials else ())],
+        )
+
+    # ---- models ----
+
+    def personal_model(
+        self, client: str | int, label: str | None = None, seed: int | None = None, build: Builder | None = None
+    ) -> ModelPipeline:
+        """A client's own model, ready to use: raw rows in, classes out; `.module` is the plain torch module. Give the
+        client's name or number. Pass `build`, the function that builds the module, if the run was read from disk and
+        its model is not built in."""
+        if self._outcome is not None:
+            return self._outcome.personal_model(client, label, seed)
+        from kinfed.serving import model_of_run
+
+        assert self.folder is not None
+        names = self.describe(seed).names
+        return model_of_run(self.folder, names[client_number(names, client)], label, seed, build)
+
+    def server_model(
+        self, label: str | None = None, seed: int | None = None, build: Builder | None = None
+    ) -> ModelPipeline | None:
+        """The server's model, if there is a single one for all clients."""
+        if self._outcome is not None:
+            return self._outcome.server_model(label, seed)
+        from kinfed.serving import server_model_of_run
+
+        assert self.folder is not None
+        return server_model_of_run(self.folder, label, seed, build)
+
+    # ---- what only a run in this process has ----
+
+    @property
+    def federations(self) -> Mapping[int, Federation]:
+        """The data, by seed."""
+        return self._in_process("data").federations
+
+    @property
+    def task(self) -> ModuleTask:
+        """The model as an engine trains it."""
+        return self._in_process("task").task
+
+    def _in_process(self, what: str) -> RunOutcome:
+        if self._outcome is None:
+            raise ConfigError(
+                f"a run folder holds no {what}: ask the result of kinfed.run for it, in the process that ran it; "
+                "`describe` says who holds what"
+            )
+        return self._outcome

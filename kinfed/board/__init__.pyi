@@ -1,0 +1,1 @@
+from kinfed.board.board_server import BoardServer as BoardServer

@@ -1,0 +1,1 @@
+from kinfed.cli.app import main as main

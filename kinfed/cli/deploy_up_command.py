@@ -1,0 +1,171 @@
+"""`kinfed deploy up`, `server`, `node`, `kit` and `status`: what starts a deployment and shows how it goes."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from kinfed.cli.parameters import CommandGroup, SettingsCommand, settings_of
+from kinfed.cli.terminal import console, say
+from kinfed.errors import ConfigError, PoolError
+
+if TYPE_CHECKING:
+    from kinfed.deploy import Site
+
+SETTINGS = (
+    "dataset", "partition", "client_column", "label_column", "group_column", "split_column", "columns", "data",
+    "validation", "model", "algorithms", "rounds", "participation", "seeds", "lr", "batch", "steps", "epochs",
+    "optimizer", "momentum", "dp_noise", "dp_epsilon", "dp_clip", "dp_delta", "dp_budget", "sampling",
+    "user_noise", "user_epsilon", "user_clip", "user_delta", "user_quantile", "secure_sum", "secure_range",
+    "secure_least", "robust", "largest_norm", "eval_every",
+)  # fmt: skip
+TEXTS = {
+    "algorithms": "The method (default ditto).",
+    "rounds": "Communication rounds (default 5).",
+    "seeds": "The seed (default 0).",
+    "participation": "Share of clients active in a round, in (0, 1] (default 1).",
+    "eval_every": "Rounds between evaluations (default 0: only the last).",
+}
+
+
+def up(
+    context: typer.Context,
+    local: Annotated[int, typer.Option(help="Number of nodes to start on this machine.", min=1)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="New folder for the run, the sites and the logs.")] = Path(
+        "trial"
+    ),
+    seconds: Annotated[float, typer.Option(help="Time limit in seconds.", min=1)] = 1800.0,
+    cold: Annotated[bool, typer.Option("--cold", help="Start a Python for every message, as Flower does.")] = False,
+) -> None:
+    """Try a whole deployment on this machine: certificates, a superlink with TLS, nodes with their data, the run."""
+    from kinfed.config import make_config
+    from kinfed.deploy import DEFAULTS, LocalTrial, TrialStopped, stop_signals
+    from kinfed.report import build
+
+    typed = settings_of(context)
+    config = make_config(typed.file, DEFAULTS | typed.values | {"clients": local}, typed.sets)
+    trial = LocalTrial(out, config, seconds, warm=not cold)
+    with stop_signals() as should_stop:
+        try:
+            sites = trial.run(say, should_stop)
+        except TrialStopped:
+            say(f"stopped; no process is left. What was written is in {out}")
+            raise typer.Exit(130) from None
+        except PoolError as error:
+            raise PoolError(f"{error}\nall processes were ended; the logs are in {out / 'logs'}") from None
+    say(f"page     {build([trial.run_folder], trial.run_folder / 'report.html')}")
+    _say_what_next(out, sites)
+
+
+def _say_what_next(out: Path, sites: list[Site]) -> None:
+    vault = shlex.quote(str(sites[0].vault))
+    say(f"log      {out / 'run' / 'log.txt'}; of every process: {out / 'logs'}")
+    say("all processes were ended; keys and Flower's own files were removed")
+    say("what next:")
+    say(f"  kinfed deploy status {shlex.quote(str(out / 'run'))}          rounds, clients, bytes")
+    say(f"  kinfed vault list --vault {vault}         the personal model of {sites[0].client}")
+    say("  kinfed deploy init study                 on real machines: an app to edit, then")
+    say("  kinfed deploy certs certs --host SERVER --node NAME ...   keys, and for every site")
+    say("  kinfed deploy kit --client NAME --server SERVER:8000      a folder with one command to start the node")
+
+
+def server(
+    certs: Annotated[Path, typer.Argument(help="Folder of kinfed deploy certs.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000,
+    folder: Annotated[Path, typer.Option(help="Folder for its database and Flower's own files.")] = Path("superlink"),
+    cold: Annotated[bool, typer.Option("--cold", help="Start a Python for every run, as Flower does.")] = False,
+) -> None:
+    """Run the server: Flower's superlink with TLS, started again whenever it ends, and a warm process for runs."""
+    from kinfed.deploy import ServerPlace, run_server, stop_signals
+
+    with stop_signals() as should_stop:
+        run_server(ServerPlace(certs, host, port, folder), say, should_stop, warm=not cold)
+
+
+def node(
+    file: Annotated[Path, typer.Argument(help="The node's file, node.toml of its kit.")],
+    cold: Annotated[bool, typer.Option("--cold", help="Start a Python for every message, as Flower does.")] = False,
+    home: Annotated[
+        Path | None, typer.Option(help="Folder of Flower's own files (default: flower/ beside FILE).")
+    ] = None,
+) -> None:
+    """Run a node: its supernode, started again whenever it ends, and one warm process that answers messages."""
+    from kinfed.deploy import NodeFile, run_node, stop_signals
+
+    start = NodeFile.read(file)
+    with stop_signals() as should_stop:
+        run_node(start, say, should_stop, warm=not cold, home=home)
+
+
+def kit(
+    client: Annotated[str, typer.Option(help="Name of the client, as in kinfed deploy certs --node.")],
+    server: Annotated[str, typer.Option(help="The superlink as the site reaches it: host:port.")],
+    certs: Annotated[Path, typer.Option(help="Folder of kinfed deploy certs.")] = Path("certs"),
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder or .zip file to write (default: kit-<client>).")
+    ] = None,
+    data: Annotated[str, typer.Option(help="Path of the data at the site, which can change it later.")] = "data.csv",
+    label: Annotated[str, typer.Option(help="Column with the class, if the site uses another name.")] = "",
+    peers: Annotated[bool, typer.Option(help="Include the public keys of all clients, for secure aggregation.")] = True,
+) -> None:
+    """Write what a site needs to join: CA certificate, its key, a configuration and one command to start the node."""
+    from kinfed.deploy import kit_files, write_kit
+
+    files = kit_files(certs, client, server, {"data": data, "label": label}, peers)
+    for path in write_kit(out or Path(f"kit-{client}"), files):
+        say(f"wrote    {path}")
+    say(f"SECRET   {client} is the site's private key (mode 600): send it over a channel you trust")
+    say(f"before the node starts: flwr supernode register {certs / client}.pub <superlink>")
+
+
+def status(
+    folder: Annotated[Path, typer.Argument(help="The run's folder on the server: `out` of the app's settings.")],
+) -> None:
+    """Show the state of a deployment: rounds, clients and when they were last seen, bytes, privacy."""
+    from kinfed.deploy import ENDED, STALE_SECONDS, clock_of, read_progress, read_status
+    from kinfed.records import headline_text
+    from kinfed.runs import read_config
+
+    current = read_status(folder)
+    if current is None:
+        raise ConfigError(f"{folder} holds no status.json; name the folder `out` of a deployment that has begun")
+    progress = read_progress(folder)
+    say(f"{current.method}: {current.doing} since {clock_of(current.since)}; as of {clock_of(current.written)}")
+    if current.state not in ENDED and current.age > STALE_SECONDS:
+        say(
+            f"the server's part has not written for {current.age:.0f} s: it has probably died; see flwr list",
+            style="red",
+        )
+    if current.reason:
+        say(f"reason   {current.reason}", style="red")
+    config = read_config(folder)
+    figure = f"; personal {headline_text(progress.personal, config.metric)}" if progress.personal else ""
+    say(f"rounds   {progress.rounds} of {current.rounds}, {progress.seconds:.1f} s each{figure}")
+    say(f"bytes    {progress.bytes_down:,} to clients, {progress.bytes_up:,} from clients")
+    if config.privacy is not None:
+        spent = "known at the first evaluation" if progress.epsilon is None else f"{progress.epsilon:.4g}"
+        limit = "no budget set" if config.dp_budget is None else f"of {config.dp_budget:g}"
+        say(f"epsilon  {spent} ({limit})")
+    if config.user_privacy is not None:
+        hidden = "known at the first evaluation" if progress.user_epsilon is None else f"{progress.user_epsilon:.4g}"
+        say(f"epsilon  {hidden} (user level: per client, against anyone who sees the server's models)")
+    table = Table("client", "connected", "last seen", "last answer", "awaited since", "last error", box=None,
+                  padding=(0, 2, 0, 0), show_edge=False)  # fmt: skip
+    for name, client in current.clients.items():
+        times = [clock_of(client[key]) for key in ("last_seen", "last_answer")]
+        awaited = "-" if client["awaited_since"] is None else clock_of(client["awaited_since"])
+        table.add_row(name, "yes" if client["connected"] else "no", *times, awaited, client["last_error"] or "-")
+    console.print(table)
+    for sentence in current.nodes:
+        say(sentence)
+
+
+def add_to(group: CommandGroup) -> None:
+    group.command(cls=SettingsCommand.taking(*SETTINGS, texts=TEXTS))(up)
+    for command in (server, node, kit, status):
+        group.command()(command)

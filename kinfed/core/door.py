@@ -1,0 +1,49 @@
+"""The door of a room: the names that other rooms may use, each imported from its file on first use.
+
+The stub `__init__.pyi` beside a room's `__init__.py` is the one list of them. Type checkers and editors read it as it
+stands, and `open_door` reads it when the room is imported:
+
+    from kinfed.core.door import open_door
+
+    __getattr__, __dir__, __all__ = open_door(__name__, __file__)
+
+So `from kinfed.report import tables` waits for neither torch nor plotly, and a file behind a door may be renamed
+without touching another room. A test forbids imports around the door.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def open_door(room: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Make the `__getattr__`, `__dir__` and `__all__` of the room whose `__init__.py` is `file`."""
+    homes = read_stub(Path(file).with_suffix(".pyi"))
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {room!r} has no public name {name!r}")
+        home = homes[name]
+        module = importlib.import_module(f"{room}.{name}" if home == room else home)
+        value = module if home == room else getattr(module, name)
+        setattr(sys.modules[room], name, value)
+        return value
+
+    return get, lambda: sorted(homes), sorted(homes)
+
+
+def read_stub(path: Path) -> dict[str, str]:
+    """The module that every name of a stub is imported from; a room's own file is imported from the room."""
+    statements = ast.parse(path.read_text(encoding="utf-8")).body
+    return {
+        alias.name: str(statement.module)
+        for statement in statements
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+        if not alias.name.startswith("__")
+    }

@@ -1,0 +1,1 @@
+"""What a federation is like, in numbers, text and HTML."""

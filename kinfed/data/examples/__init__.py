@@ -1,0 +1,1 @@
+"""Examples in memory: features, targets, batches and their draws."""

@@ -1,0 +1,1 @@
+"""Federations: who has which examples, and changes to it."""

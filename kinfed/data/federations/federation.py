@@ -1,0 +1,326 @@
+"""A federation: one data set, held once, and who owns which of its rows.
+
+Splits are ragged and stored in CSR form (offsets [K+1], rows): no padding, whatever the client sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kinfed.core import rng, storage
+from kinfed.data.examples.batches import Split
+from kinfed.data.examples.features import Features
+from kinfed.data.examples.optimizer_state import LoopMemory, MemoryView
+from kinfed.data.examples.problem import Problem
+from kinfed.data.examples.ragged import SPLITS, Ragged
+from kinfed.data.examples.target import TaskName
+from kinfed.data.federations import federation_changes, federation_files
+from kinfed.data.federations.array_federation import fields_from_arrays
+from kinfed.data.federations.example_weights import BALANCED, BY_CLIENT, class_weight_table
+from kinfed.data.federations.federation_checks import check_federation
+from kinfed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kinfed.data.descriptions.description import Description
+    from kinfed.data.federations.torch_datasets import Datasets
+    from kinfed.data.preprocessing import TablePreprocessing
+
+
+@dataclass
+class Cohort:
+    """The data of some clients in one round: what the client side of an algorithm sees."""
+
+    ids: Tensor  # [n]
+    train: Split
+    val: Split
+    test: Split
+    seed: int
+    round: int
+    groups: Tensor | None = None  # [n] device type, latent distribution, ...: known to the client
+    public: Split | None = None  # examples that everyone knows, the same for all clients
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def with_memory(cohort: Cohort, memory: LoopMemory | None) -> Cohort:
+    """The cohort in a round of training, whose optimizers go on from `memory` and leave there what they end with."""
+    return cohort if memory is None else replace(cohort, train=replace(cohort.train, memory=MemoryView(memory)))
+
+
+@dataclass(frozen=True)
+class Population:
+    """What a server may know before training: how many clients there are, and how many take part in a round."""
+
+    num_clients: int
+    seed: int
+    participation: float = 1.0
+    groups: Tensor | None = None  # [K] public group labels, such as device types
+    num_groups: int = 0
+    pool: Split | None = None  # examples that the server holds: public ones, or what a method had clients share
+    exchanged: tuple[int, int] = (0, 0)  # bytes down and up before the first round
+    weighs_examples: bool = False  # whether some examples count more than others in training
+
+    def key(self, purpose: str) -> Tensor:
+        return rng.root(self.seed, purpose)
+
+
+@dataclass(repr=False)
+class Federation:
+    """Made from arrays (`from_arrays`), tables (`from_table`) or torch data sets (`from_datasets`), read from a folder
+    (`load`), or by a run from the names of a data set and a partition."""
+
+    features: Features
+    labels: Tensor  # [N] int64 classes, or float64 numbers in their own unit where the problem is a regression
+    problem: Problem
+    train: Ragged
+    val: Ragged
+    test: Ragged
+    names: list[str]
+    groups: Tensor | None = None  # [K] int64
+    group_names: list[str] | None = None
+    description: dict[str, Any] = field(default_factory=dict)  # data set, partition and their options
+    notes: list[str] = field(default_factory=list)  # what a reader of results must know (flags, substitutes)
+    tags: Tensor | None = None  # [N] int64 a circumstance of every example (a device's state): for evaluation only
+    tag_names: list[str] | None = None
+    preprocessing: TablePreprocessing | None = None  # how the rows of a table became features
+    public: Tensor | None = None  # [U] int64 rows that server and clients all know; nobody trains on them as its own
+    weights: Tensor | None = (
+        None  # [N] float32 how much every example counts in training (kinfed.data.federations.example_weights)
+    )
+    class_weights: Tensor | None = None  # [K, C] float32 the same for classes, at every client
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.train)
+
+    def __len__(self) -> int:
+        return self.num_clients
+
+    def __repr__(self) -> str:
+        counts = " + ".join(f"{len(self.split(name).rows):,} {name}" for name in SPLITS)
+        clients, shape = f"{self.num_clients:,} clients", list(self.features.shape)
+        name = self.description.get("dataset", "data")
+        return f"<Federation {name}: {clients}, {self.problem.in_words()}, {counts} examples of shape {shape}>"
+
+    def _repr_html_(self) -> str:
+        html: str = self.describe()._repr_html_()
+        return html
+
+    def describe(self) -> Description:
+        """Who holds what: sizes, classes, how far clients are from the whole. A notebook draws it."""
+        from kinfed.data.descriptions.describe import describe
+
+        return describe(self)
+
+    @property
+    def num_classes(self) -> int:
+        """0 for a regression."""
+        return self.problem.num_classes
+
+    @property
+    def class_names(self) -> list[str] | None:
+        return None if self.problem.class_names is None else list(self.problem.class_names)
+
+    @cached_property
+    def targets(self) -> Tensor:
+        """[N] what models learn: classes int64, or standardized numbers float32."""
+        return self.problem.standardized(self.labels).to(torch.float32) if self.problem.is_regression else self.labels
+
+    def split(self, name: str) -> Ragged:
+        if name not in SPLITS:
+            raise ConfigError(f"a split is one of {', '.join(SPLITS)}; got {name!r}")
+        rows: Ragged = getattr(self, name)
+        return rows
+
+    def cohort(self, ids: Tensor, seed: int, round: int, effort: Tensor | None = None) -> Cohort:
+        splits, after = {}, ids + 1
+        for name in SPLITS:
+            ragged = self.split(name)
+            start = ragged.offsets.index_select(0, ids)  # half of the time of general indexing, in every round
+            count = ragged.offsets.index_select(0, after) - start
+            splits[name] = Split(
+                self.features, self.targets, ids, start, count, ragged.rows, seed, round,
+                effort if name == "train" else None, ragged.longest, weights=self._example_weights.get(name),
+            )  # fmt: skip
+        groups = None if self.groups is None else self.groups[ids]
+        public = self.public_split(ids, seed, round)
+        return Cohort(ids, splits["train"], splits["val"], splits["test"], seed, round, groups, public)
+
+    @cached_property
+    def _example_weights(self) -> dict[str, Tensor]:
+        """Of every entry of a split's rows, float32; {} where all count alike. Test examples always do."""
+        if self.weights is None and self.class_weights is None:
+            return {}
+        entries = {}
+        for name in ("train", "val"):
+            ragged = self.split(name)
+            total = torch.ones(len(ragged.rows))
+            if self.weights is not None:
+                total *= self.weights[ragged.rows]
+            if self.class_weights is not None:
+                total *= self.class_weights[ragged.owner, self.labels[ragged.rows]]
+            entries[name] = total
+        return entries
+
+    def public_split(self, ids: Tensor, seed: int, round: int) -> Split | None:
+        """The public examples as each of these clients has them; None where there are none."""
+        if self.public is None:
+            return None
+        size = len(self.public)
+        start, count = torch.zeros_like(ids), torch.full_like(ids, size)
+        return Split(self.features, self.targets, ids, start, count, self.public, seed, round, None, size)
+
+    def population(self, seed: int, participation: float = 1.0) -> Population:
+        num_groups = 0 if self.groups is None else int(self.groups.max()) + 1
+        pool = self.public_split(torch.tensor([0]), seed, 0)
+        weighs = self.weights is not None or self.class_weights is not None
+        return Population(
+            self.num_clients, seed, participation, self.groups, num_groups, pool, self.statistics_bytes, weighs
+        )
+
+    @property
+    def statistics_bytes(self) -> tuple[int, int]:
+        """Down and up, before the first round: what became of columns, and the statistics that it was learnt from; sum
+        and number of weights of rows, and their mean; numbers of examples by class, and class weights."""
+        learnt, down, up = self.preprocessing, 0, 0
+        if learnt is not None and not learnt.learns_nothing:
+            down, up = self.num_clients * len(storage.to_json(learnt.to_json()).encode()), learnt.message_bytes
+        if self.weights is not None:
+            down, up = down + 8 * self.num_clients, up + 16 * self.num_clients
+        if self.description.get("class_weights") == BALANCED:
+            down, up = (total + 8 * self.num_clients * self.num_classes for total in (down, up))
+        return down, up
+
+    def class_counts(self, split: str = "train") -> Tensor:
+        """[K, C] examples of every class at every client; [K, 1] all examples where the problem is a regression."""
+        ragged = self.split(split)
+        if self.problem.is_regression:
+            return ragged.count[:, None]
+        flat = ragged.owner * self.num_classes + self.labels[ragged.rows]
+        return torch.bincount(flat, minlength=len(ragged) * self.num_classes).reshape(-1, self.num_classes)
+
+    def with_class_weights(self, rule: str) -> Federation:
+        """Classes count by a rule (kinfed.data.federations.example_weights) from the training rows as they are now."""
+        table = class_weight_table(rule, self.class_counts(), self.problem)
+        values = None if table is None or rule == BY_CLIENT else table[0].tolist()  # the same for all clients
+        about = {"class_weights": rule, "class_weight_values": values}
+        return replace(self, class_weights=table, description={**self.description, **about})
+
+    def with_validation(
+        self, fraction: float, seed: int, ids: Tensor | None = None, *, stratify: bool = False
+    ) -> Federation:
+        """Move a random part of every client's training rows to validation.
+
+        At least one example where a client has two or more (exactly one below five); a client with a single
+        example keeps it for training and validates on it too, which is noted. Clients that already have
+        validation rows keep theirs. `ids` [K] are the clients' numbers in the whole federation, by which draws are
+        keyed, where this is a part of it."""
+        return federation_changes.with_validation(self, fraction, seed, ids, stratify=stratify)
+
+    def with_public(self, fraction: float, seed: int) -> Federation:
+        """Make a random part of every client's training rows public: known to all, and no longer anyone's own. Whoever
+        has few gives none and keeps at least one; rows that are validated or tested on anywhere stay as they are."""
+        return federation_changes.with_public(self, fraction, seed)
+
+    def with_foreign_targets(self, seed: int) -> Federation:
+        """Shuffle the (val, test) pairs among clients: each is judged on another one's distribution.
+
+        `description["target_of"]` says whose pair each client has now; a few may keep their own."""
+        return federation_changes.with_foreign_targets(self, seed)
+
+    def pooled(self) -> Federation:
+        """The data of all clients in one place: a federation of one client."""
+        return federation_changes.pooled(self)
+
+    def on(self, device: torch.device) -> Federation:
+        return replace(self, features=self.features.on(device))
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x: Any,
+        y: Any,
+        clients: Any,
+        *,
+        test_fraction: float = 0.25,
+        test_rows: Any = None,
+        num_classes: int | None = None,
+        task: TaskName = "auto",
+        groups: Mapping[Any, Any] | None = None,
+        tokens: bool = False,
+        standardize: bool = False,
+        weights: Any = None,
+        stratify: bool = False,
+        seed: int = 0,
+        name: str = "arrays",
+    ) -> Federation:
+        """A federation from the caller's own arrays.
+
+        x [N, ...] numbers (uint8 stays as it is until a batch is made; whole numbers are token ids only with
+        `tokens`), y [N] classes (whole numbers 0..C-1 as they are, text by alphabet) or numbers to predict, which
+        `task` says, or the rule of kinfed.data.examples.target, clients [N] the owner of every example (any labels).
+        `test_rows` [N] bool marks test examples; otherwise `test_fraction` of each client's rows is drawn, keyed by the
+        client's name. `groups` maps a client's label to its group.
+        `standardize` scales every feature by mean and deviation of all training rows; `weights` [N] are positive
+        numbers by which examples count in training; `stratify` draws test rows in proportion to a client's labels."""
+        fields = fields_from_arrays(
+            x, y, clients, test_fraction=test_fraction, test_rows=test_rows, num_classes=num_classes, task=task,
+            groups=groups, tokens=tokens, standardize=standardize, weights=weights, stratify=stratify, seed=seed,
+            name=name,
+        )  # fmt: skip
+        return cls(**fields)
+
+    @classmethod
+    def from_table(
+        cls, table: Any, *, seed: int = 0, test_fraction: float = 0.25, stratify: bool = False, **options: Any
+    ) -> Federation:
+        """A federation from a table with a column of clients: a pandas, polars or pyarrow table, a dictionary of
+        columns, the path of a CSV or Parquet file, or a data set of Hugging Face's `datasets` (or several by split).
+
+        `options` are those of a table (`kinfed.data.sources.TableOptions`): label_column and client_column, and where
+        wanted split_column, group_column, ignore, columns, ... Where no column says which rows are for testing, a share
+        `test_fraction` of each client's is, drawn in proportion to its labels with `stratify`."""
+        from kinfed.data.sources.table import federation_from_table
+
+        return federation_from_table(table, options, test_fraction, seed, stratify)
+
+    @classmethod
+    def from_datasets(cls, train: Datasets, test: Datasets | None = None, **options: Any) -> Federation:
+        """A federation from torch data sets of pairs (x, y), {client: dataset}.
+
+        Where there are no data sets for testing, a share `test_fraction` of each client's examples is. `options` are
+        those of `from_arrays`. Examples are read once, in order: random transforms are fixed then."""
+        from kinfed.data.federations.torch_datasets import read_datasets
+
+        examples = read_datasets(train, test)
+        about = {"name": "datasets", **options} | ({} if examples.is_test is None else {"test_rows": examples.is_test})
+        return cls.from_arrays(examples.x, examples.y, examples.clients, **about)
+
+    def digest(self) -> str:
+        """Tells this federation from any other: all examples, who has which, names and groups. Where it came from
+        (description, notes) does not matter."""
+        return federation_files.digest(self)
+
+    def save(self, folder: Path | str) -> None:
+        """Write the federation to a folder, replacing one that is there."""
+        federation_files.save(self, folder)
+
+    @classmethod
+    def load(cls, folder: Path | str) -> Federation:
+        """Read what `save` wrote."""
+        return cls(**federation_files.load(folder))
+
+    def check(self) -> None:
+        """Refuse what would fail later or, worse, train on nonsense."""
+        check_federation(self)

@@ -1,0 +1,297 @@
+"""What a node does when the server asks: say whose it is, add to common sums, train a round, evaluate.
+
+A node trusts nothing but the numbers in a message, and sends nothing but what the method declares in its Up. Its
+personal state stays in the vault (kinfed.deploy.node.vault); which of the last two states a round starts from, the
+server says by naming the last round of this client that counted. So a round that was lost on the way, came too late,
+was rejected or is repeated after a restart leaves no trace in what follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithms import deployed_models
+from kinfed.core import Tree, storage
+from kinfed.data import SPLITS, LoopMemory, Moments, Split, with_memory
+from kinfed.deploy.node.node_data import load_client_data
+from kinfed.deploy.node.node_errors import withheld_errors
+from kinfed.deploy.node.node_settings import NodeSettings
+from kinfed.deploy.node.owner_policy import Refused
+from kinfed.deploy.node.preparation import Preparation, prepare, with_weights
+from kinfed.deploy.node.requests import EVALUATE, HELLO, SECURE_KINDS, SUMS, TRAIN
+from kinfed.deploy.node.vault import Vault
+from kinfed.deploy.node.vault_entry import VaultEntry
+from kinfed.deploy.settings import Deployment
+from kinfed.deploy.transport.wire import MessageError, Packet, message_types, sent_tensors, tree_of
+from kinfed.engine import Score, Task, module_for, task_for
+from kinfed.errors import ConfigError, StorageError
+from kinfed.privacy import EVALUATION, TRAINING, Record, recorded
+from kinfed.serving import ModelInputs
+from kinfed.updates import SecureSum, shortened
+
+if TYPE_CHECKING:
+    from kinfed.deploy.secure.secure_session import SecureSession
+
+_MOMENTS = "optimizer/"  # before names of moments in the vault; no field of a state has such a name
+
+
+class Node:
+    """A supernode with one client or several. A new one is made for every message: all memory is in the vaults."""
+
+    def __init__(self, clients: Mapping[str, NodeClient], number: int) -> None:
+        self.clients, self.number = clients, number
+
+    @classmethod
+    def of(cls, node_config: Mapping[str, Any], run_config: Mapping[str, Any], number: int = 0) -> Node:
+        """`number`: the one under which the transport knows this node."""
+        deployment = Deployment.parse(run_config)
+        return cls({one.client: NodeClient(one, deployment) for one in NodeSettings.parse_all(node_config)}, number)
+
+    def answer(self, kind: str, order: Packet) -> Packet:
+        if kind == HELLO:
+            nonce = order.require("nonce", str)
+            with withheld_errors(", ".join(self.clients)):
+                return Packet({"clients": [client.hello(nonce, self.number) for client in self.clients.values()]})
+        name = order.require("name", str)
+        if name not in self.clients:
+            raise MessageError(
+                f"a message for client {name!r} has come to the node of {', '.join(self.clients)}; nothing was done"
+            )
+        client = self.clients[name]
+        with withheld_errors(name):
+            if kind in SECURE_KINDS:
+                return client.secure_answer(kind, order)
+            return {SUMS: client.sums, TRAIN: client.train, EVALUATE: client.evaluate}[kind](order)
+
+
+class NodeClient:
+    """One client at a node."""
+
+    def __init__(self, settings: NodeSettings, deployment: Deployment) -> None:
+        self.settings, self.deployment = settings, deployment
+        self.algorithm, self.rules = deployment.algorithm, settings.rules
+        self.vault = Vault(settings.vault)
+        self.run = with_weights(deployment.run, settings.weights) if settings.weights else deployment.run
+        torch.set_num_threads(int(settings.threads))
+
+    def hello(self, nonce: str, node: int) -> dict[str, Any]:
+        """Who this is, signed, and the shape of its data: counts, not contents."""
+        from kinfed.deploy.transport.client_keys import sign_greeting
+
+        own = load_client_data(self.settings, self.deployment)
+        share, federation, features = self.deployment.validation_share, own.federation, own.federation.features
+        if share and not int(federation.val.count.sum()):
+            federation = federation.with_validation(share, self.deployment.seed)
+        greeting = {
+            "name": self.settings.client, "group": self.settings.group, "columns": own.inputs,
+            "counts": [int(federation.split(name).count[0]) for name in SPLITS], "shape": list(features.shape),
+            "rows": int(own.federation.train.count[0]), "tokens": features.is_tokens,
+        }  # fmt: skip
+        where, key = self._identity()
+        return sign_greeting(key, where, greeting, nonce, node)
+
+    def _identity(self) -> tuple[Path, bytes]:
+        """The client's private key, and where it is from."""
+        if not self.settings.key:
+            return self.vault.identity(self.settings.client)
+        path = Path(self.settings.key).expanduser()
+        with storage.storage_errors("read the node's key", path):
+            return path, path.read_bytes()
+
+    def sums(self, order: Packet) -> Packet:
+        """This client's contribution to the common encoding and scaling: the statistics of its columns or, for arrays,
+        the sum of every feature and, once the common mean is known, of squared distances from it."""
+        self.rules.check_sums(self.settings.client, self.deployment)
+        own = load_client_data(self.settings, self.deployment)
+        if own.table is not None:
+            statistics = own.statistics()
+            self.rules.check_categories(self.settings.client, self.deployment, statistics.columns_with_categories)
+            return Packet({"name": self.settings.client, "statistics": statistics.to_json()})
+        return Packet({"name": self.settings.client}, {"sums": {"total": own.sums(order.group("sums").get("mean"))}})
+
+    def train(self, order: Packet) -> Packet:
+        """A round. The new state is in the vault before the update leaves."""
+        round, accepted = order.require("round", int), order.require("accepted", int)
+        effort = order.require("effort", float)
+        if not 0 < effort <= 1:
+            raise MessageError(f"effort is a share of the local work in (0, 1]; the message says {effort}")
+        prepared = self._prepare(TRAIN, order)
+        entry = self._entry(order)
+        with prepared.books_locked(), entry.locked():
+            self._check_order(round, entry.newest_round)
+            if self.deployment.run.secure is not None:
+                self._session(order, entry).check_round(round)  # before anything is computed
+            client, moments, lost = self._state(entry, accepted, prepared)
+            question = prepared.question(entry, _stored(client, moments))
+            if (answer := question.stored()) is not None:
+                return self._sent(order, entry, answer)
+            task, cohort = question.protect(prepared.task, prepared.cohort(round, effort))
+            memory = LoopMemory(1, moments) if self.algorithm.training.optimizer_state == "kept" else None
+            with recorded(task, TRAINING) as record:
+                client, up = self.algorithm.client_update(task, client, prepared.down, with_memory(cohort, memory))
+            question.settle(record)
+            moments = Moments() if memory is None else memory.moments
+            header = self._reply_header(order) | {"lost": lost, "gradients": _gradient_counts(record)}
+            for what, tree in (("update", up), ("new state", client), ("optimizer", moments)):
+                if not bool(tree.finite_rows(1).all()):
+                    return question.keep(Packet(header | {"refused": f"its {what} is not finite"}))
+            entry.keep(round, _stored(client, moments), accepted, self.deployment.method)
+            return self._sent(order, entry, question.keep(Packet(header, {"up": sent_tensors(up)})))
+
+    def _sent(self, order: Packet, entry: VaultEntry, answer: Packet) -> Packet:
+        """What is sent in answer to a round: the update itself or, for a secure sum, the keys that will mask it."""
+        averages, secure = self.algorithm.averages, self.deployment.run.secure
+        if secure is None or not averages or "up" not in answer.groups:
+            return answer
+        assert not isinstance(averages, str)  # checked by the rules
+        update = tree_of(message_types(self.algorithm)[1], answer.group("up"))
+        secure.check_update(self.deployment.method, self.algorithm, answer.group("up"), secure.least)
+        user_privacy = self.deployment.run.user_privacy
+        if user_privacy is not None:
+            vector = shortened(user_privacy, update, averages, order.require("num_clients", int))
+        else:
+            sums = SecureSum(secure, averages, order.require("total", int))
+            if reasons := sums.out_of_range(update):
+                return Packet(answer.header | {"refused": reasons[0]})
+            vector = sums.encode(update)
+        return Packet(answer.header, self._session(order, entry).open(order.require("round", int), vector).groups)
+
+    def secure_answer(self, kind: str, order: Packet) -> Packet:
+        """A question after training, until the sum of a round is there."""
+        entry = self._entry(order)
+        with entry.locked():
+            answer = self._session(order, entry).answer(kind, order)
+        return Packet(self._reply_header(order), answer.groups)
+
+    def _session(self, order: Packet, entry: VaultEntry) -> SecureSession:
+        from kinfed.deploy.secure.secure_session import Owner, SecureSession
+
+        secure, rules = self.deployment.run.secure, self.rules
+        if secure is None:
+            raise Refused(f"the run declares no secure_sum, so {self.settings.client} takes part in none")
+        owner = Owner(
+            order.require("number", int), self.settings.client, self._identity(),
+            max(secure.least, rules.least_clients), self.deployment.secure_threshold, self.settings.peers,
+        )  # fmt: skip
+        return SecureSession(entry, owner)
+
+    def evaluate(self, order: Packet) -> Packet:
+        """The personal model on the client's own held-out examples; it is kept in the vault, ready to use."""
+        round, accepted = order.require("round", int), order.require("accepted", int)
+        split = order.require("split", str)
+        self.rules.check_split(self.settings.client, self.deployment, self.algorithm, split)
+        prepared = self._prepare(EVALUATE, order)
+        entry = self._entry(order)
+        with prepared.books_locked(), entry.locked():
+            self._check_order(round, entry.model_round)
+            client, moments, lost = self._state(entry, accepted, prepared)
+            question = prepared.question(entry, _stored(client, moments))
+            if (answer := question.stored()) is not None:
+                return answer
+            task, cohort = question.protect(prepared.task, prepared.cohort(round))
+            with recorded(task, EVALUATION) as record:
+                models = deployed_models(
+                    self.algorithm, task, client, prepared.down, cohort,
+                    trained=torch.tensor([accepted > 0 and not lost]),
+                    server_model=order.group("server_model").get("model"),
+                )  # fmt: skip
+            question.settle(record)
+            theta = next(iter(models.values()))
+            if not bool(torch.isfinite(theta).all()):
+                raise ConfigError(
+                    f"the personal model of {self.settings.client} holds NaN or infinity; it was not kept"
+                )
+            self._keep_model(entry, prepared, theta[0], round)
+            groups = self._scores(prepared.task, models, order, getattr(cohort, split))
+            groups["figures"] = dict(self.algorithm.client_figures(client))
+            header = self._reply_header(order) | {"lost": lost, "gradients": _gradient_counts(record)}
+            return question.keep(Packet(header, groups))
+
+    def _check_order(self, round: int, newest: int) -> None:
+        """Refuse orders of earlier rounds: what a server sent before it died may arrive after orders of its successor,
+        and the result would overwrite newer state."""
+        if round < newest:
+            raise Refused(
+                f"{self.settings.client} has done round {newest}, and round {round} is asked for: an old message. If "
+                "the server went back by more than a round, clear the run here (kinfed vault clear) to begin anew"
+            )
+
+    def _scores(
+        self, task: Task, models: Mapping[str, Tensor], order: Packet, part: Split
+    ) -> dict[str, dict[str, Tensor]]:
+        """Scores of the personal model, the server's model, and the method's other models."""
+        (_, theta), *others = models.items()
+        scores = {"personal": task_for(task, theta).evaluate(theta, part)}
+        if "model" in order.group("server_model"):
+            scores["server_model"] = task.evaluate(order.group("server_model")["model"], part)
+        scores |= {f"other.{name}": task_for(task, model).evaluate(model, part) for name, model in others}
+        return {name: _score(score) for name, score in scores.items()}
+
+    def _reply_header(self, order: Packet) -> dict[str, Any]:
+        """Fields that tell the server which question this answers."""
+        return {key: order.header.get(key) for key in ("run", "round", "number", "kind")} | {
+            "name": self.settings.client
+        }
+
+    def _prepare(self, kind: str, order: Packet) -> Preparation:
+        return prepare(kind, order, self.settings, self.deployment, self.run, self.vault)
+
+    def _entry(self, order: Packet) -> VaultEntry:
+        return self.vault.entry(order.require("run", str), self.settings.client)
+
+    def _state(self, entry: VaultEntry, accepted: int, prepared: Preparation) -> tuple[Tree, Moments, bool]:
+        """The state after the last round that counted, with the moments of local optimizers that belong to it; a new
+        one, and True, where the vault has lost it."""
+        fresh: Tree = self.algorithm.init_client(prepared.task, prepared.cohort(0))
+        if accepted == 0:
+            return fresh, Moments(), False
+        stored = entry.state(accepted)
+        if stored is None:
+            return fresh, Moments(), True
+        moments = {name.removeprefix(_MOMENTS): t for name, t in stored.items() if name.startswith(_MOMENTS)}
+        state = {name: tensor for name, tensor in stored.items() if not name.startswith(_MOMENTS)}
+        expected = fresh.named()
+        if state.keys() != expected.keys() or any(
+            state[name].shape != t.shape or state[name].dtype != t.dtype for name, t in expected.items()
+        ):
+            raise StorageError(
+                f"the state of {entry.client} in {entry.folder} does not fit this method and model; another version of "
+                "the data or of kinfed made it"
+            )
+        return fresh.like(state), Moments(moments), False
+
+    def _keep_model(self, entry: VaultEntry, prepared: Preparation, row: Tensor, round: int) -> None:
+        model, data, enrolment = self.run.model, prepared.data, prepared.enrolment
+        inputs = ModelInputs(
+            data.features.shape, data.problem, data.features.is_tokens, enrolment.mean, enrolment.std,
+            data.preprocessing, prepared.own.text, model.options,
+        )  # fmt: skip
+        metadata = {
+            "algorithm": self.deployment.method, "round": str(round), "seed": str(self.deployment.seed),
+            "model": model.name, "inputs": inputs.to_json(),
+        }  # fmt: skip
+        entry.keep_model(module_for(prepared.task, row.detach()).state_dict(), metadata)
+
+
+def _stored(client: Tree, moments: Moments) -> dict[str, Tensor]:
+    """A client's state as the vault keeps it."""
+    return client.named() | {_MOMENTS + name: tensor for name, tensor in moments.named().items()}
+
+
+def _score(score: Score) -> dict[str, Tensor]:
+    plain = {"correct": score.correct, "loss": score.loss, "count": score.count}
+    errors = {} if score.error is None else {"error": score.error}
+    return plain | errors | {f"sums.{name}": sums for name, sums in score.sums.items()}
+
+
+def _gradient_counts(record: Record | None) -> list[list[float]]:
+    """[q, gradients on each sample, samples] computed from this client's data. The keys of samples come from the
+    client's secret and are not sent."""
+    if record is None:
+        return []
+    return [[q, gradients, samples] for (_, q, gradients), samples in sorted(record.ledger().batches.items())]

@@ -1,0 +1,249 @@
+"""How a node loads its own examples, as its settings say (kinfed.deploy.node.node_settings), and prepares them as all
+are.
+
+Weights of rows are the node's own business: they are scaled to mean one over the client's training rows, here, and
+nothing of them leaves. (A simulation scales by the mean over all clients; the two agree where every client's weights
+have the same mean.)
+
+An .npz file holds x [n, ...] (or tokens [n, length], whole numbers that stand for pieces of text) and y [n], where the
+split is known test [n] and val [n], true or false, and where rows count differently weight [n]. A function returns
+(x, y), or `Examples`. Whole numbers and text are both fine as classes; all must be among the deployment's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kinfed.core import rng
+from kinfed.data import NONE as NO_WEIGHTS
+from kinfed.data import (
+    SUFFIXES,
+    Cohort,
+    Features,
+    Federation,
+    LabelledRows,
+    Problem,
+    Ragged,
+    TablePreprocessing,
+    TableStatistics,
+    TextInput,
+    as_features,
+    hold_out,
+    is_table,
+    load_like,
+    name_keys,
+    read_known_target,
+    read_weights,
+    scaled_weights,
+)
+from kinfed.deploy.node.node_settings import NodeSettings, calls_function
+from kinfed.deploy.settings import Deployment
+from kinfed.errors import ConfigError, DataError, StorageError
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What a node's own function returns."""
+
+    x: Any  # [n, ...] numbers
+    y: Any  # [n] classes
+    test: Any = None  # [n] bool
+    val: Any = None  # [n] bool
+    weight: Any = None  # [n] positive numbers: how much each counts in training
+    tokens: bool = False  # x holds token numbers
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's examples, before anything about the others is known."""
+
+    federation: Federation  # of one; features not scaled yet, those of a table not even encoded: one zero per column
+    columns: list[str]  # of a table; else empty
+    table: LabelledRows | None = None  # where its columns are features
+    names_test: bool = False  # the node says itself which rows are for the test, and the run's seed does not matter
+    names_val: bool = False  # likewise for validation
+    text: TextInput | None = None  # where a table's texts became the examples
+
+    @property
+    def inputs(self) -> list[str]:
+        """What all clients must have in common: columns of a table, or how texts are cut."""
+        return self.columns if self.text is None else [f"texts, cut by tokenizer {self.text.fingerprint()}"]
+
+    def names_rows(self, deployment: Deployment) -> bool:
+        """No choice of the server's decides which rows are trained on."""
+        return self.names_test and (self.names_val or not deployment.validation_share)
+
+    def sums(self, mean: Tensor | None) -> Tensor:
+        """What scaling needs of this client: sums of features over its training rows, or of squared distances from the
+        common mean. float64."""
+        raw = self.federation.features.raw[self.federation.train.rows].to(torch.float64)
+        total: Tensor = raw.sum(0) if mean is None else (raw - mean).square().sum(0)
+        return total
+
+    def statistics(self) -> TableStatistics:
+        """What encoding a table needs of this client: counts, moments and categories of its training rows' columns."""
+        assert self.table is not None
+        assert self.table.read is not None
+        return self.table.read.collect(self.federation.train.rows.numpy())[0]
+
+    def prepared(self, enrolment: Enrolment, deployment: Deployment) -> Federation:
+        """The client as one of the deployment's: encoded and scaled as all are, with its validation examples."""
+        federation = self.encoded(enrolment)
+        share, rule = deployment.validation_share, deployment.run.class_weights
+        if share and not int(federation.val.count.sum()):
+            federation = federation.with_validation(share, deployment.seed, torch.tensor([enrolment.number]))
+        return federation if rule == NO_WEIGHTS else federation.with_class_weights(rule)
+
+    def encoded(self, enrolment: Enrolment) -> Federation:
+        """With features as models are fed them."""
+        learnt, mean, std = enrolment.preprocessing, enrolment.mean, enrolment.std
+        raw = self.federation.features.raw
+        if self.table is not None:
+            learnt = learnt or TablePreprocessing.plain(self.columns)
+            raw = self.table.encode(learnt, self.federation.description["dataset"]).raw
+            mean, std = (learnt.mean, learnt.std) if learnt.standardize else (mean, std)
+        return replace(self.federation, features=Features(raw, mean, std), preprocessing=learnt)
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """A client among all: what the server tells it about the whole."""
+
+    number: int
+    num_clients: int
+    longest: tuple[int, int, int]  # most training, validation and test examples of any client
+    group: int = -1
+    mean: Tensor | None = None
+    std: Tensor | None = None
+    preprocessing: TablePreprocessing | None = None  # of tables whose columns were learnt together
+
+    def cohort(self, federation: Federation, seed: int, round: int, effort: float = 1.0) -> Cohort:
+        """The client's data in a round, under its number: every draw is as in a simulation of all clients."""
+        data = federation.cohort(torch.tensor([0]), seed, round, None if effort >= 1 else torch.tensor([effort]))
+        ids = torch.tensor([self.number])
+        train, val, test = (
+            replace(part, ids=ids, longest=most)
+            for part, most in zip((data.train, data.val, data.test), self.longest, strict=True)
+        )
+        return Cohort(ids, train, val, test, seed, round, None if self.group < 0 else torch.tensor([self.group]))
+
+
+def load_client_data(node: NodeSettings, deployment: Deployment) -> ClientData:
+    """This node's examples as a federation of one."""
+    problem, text = deployment.problem, None
+    table: LabelledRows | None
+    if not calls_function(node.data) and not Path(node.data).exists():
+        raise StorageError(f"{node.data} does not exist, which {node.client} names as its data in --node-config")
+    if is_table(node.data):
+        label = node.label or deployment.run.label_column
+        options = replace(node.table_options, label_column=label, columns=deployment.run.columns or "")
+        text = options.text
+        table = load_like(Path(node.data), options, deployment.feature_columns, problem)
+        labels, is_test, is_val, weights = table.labels, table.is_test, table.is_val, table.weights
+        if table.features is not None:
+            raw, columns, table = table.features.raw, [], None
+        else:
+            assert table.read is not None
+            columns = list(deployment.feature_columns or table.read.cells)
+            raw = torch.zeros(len(labels), len(columns))
+    else:
+        examples = _from_function(node) if calls_function(node.data) else _from_npz(Path(node.data))
+        raw = as_features(examples.x, examples.tokens)
+        labels = _labels(examples.y, problem, node.data)
+        weights = None if examples.weight is None else read_weights(examples.weight, f"weight in {node.data}")
+        is_test, is_val = (
+            None if flag is None else _flags(flag, len(labels), node.data) for flag in (examples.test, examples.val)
+        )
+        columns, table = [], None
+    for what, values in (("labels", labels), ("weights", weights)):
+        if values is not None and len(raw) != len(values):
+            raise DataError(f"{node.data} holds {len(raw)} examples but {len(values)} {what}")
+    if weights is not None:
+        _check_weights(node, deployment)
+    rows = Ragged.grouped(torch.arange(len(raw)), torch.zeros(len(raw), dtype=torch.int64), 1)
+    val = Ragged.empty(1) if is_val is None else rows.filter(is_val)
+    rest = rows if is_val is None else rows.filter(~is_val)
+    if is_test is None:
+        key = name_keys(rng.root(deployment.seed, "test-split"), [node.client])
+        train, test = hold_out(rest, deployment.test_fraction, key)
+    else:
+        train, test = rest.filter(~is_test[rest.rows]), rest.filter(is_test[rest.rows])
+    federation = Federation(
+        Features(raw), labels, problem, train, val, test, [node.client],
+        description={"dataset": node.data, "partition": "given"}, weights=scaled_weights(weights, train.rows),
+    )  # fmt: skip
+    is_split = is_test is not None, is_val is not None and bool(is_val.any())
+    return ClientData(federation, columns, table, *is_split, text)
+
+
+def _check_weights(node: NodeSettings, deployment: Deployment) -> None:
+    """Refuse weights of rows where they could not be what they say."""
+    if "no example weights" in deployment.algorithm.traits:
+        raise ConfigError(
+            f"{node.client} has weights of rows, which {deployment.method}'s local steps do not use; leave them out"
+        )
+    if deployment.run.privacy is not None:
+        raise ConfigError(
+            f"{node.client} has weights of rows, of mean one over its rows: the weight of a row would depend on the "
+            "others, which clipping single gradients does not bound; leave them out under differential privacy"
+        )
+
+
+def _from_function(node: NodeSettings) -> Examples:
+    path, _, name = node.data.rpartition(":")
+    spec = importlib.util.spec_from_file_location("kinfed_node_data", path)
+    if spec is None or spec.loader is None or not Path(path).is_file():
+        raise DataError(f"{path} does not exist; data names a Python file of this machine and a function in it")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    function: Callable[..., Any] | None = getattr(module, name, None)
+    if not callable(function):
+        raise DataError(f"{path} has no function {name!r}")
+    result = function(dict(node.extra or {}))
+    if isinstance(result, Examples):
+        return result
+    if isinstance(result, tuple) and len(result) == 2:
+        return Examples(*result)
+    raise DataError(
+        f"{node.data} should return (x, y) or kinfed.deploy.node.node_data.Examples; got {type(result).__name__}"
+    )
+
+
+def _from_npz(path: Path) -> Examples:
+    if path.suffix.lower() != ".npz":
+        raise DataError(f"data is a {', '.join(SUFFIXES)} or .npz file, or a function load.py:name; got {path}")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise DataError(f"cannot read {path}: {error}") from None
+    inputs = sorted({"x", "tokens"} & set(arrays))
+    if len(inputs) != 1 or "y" not in arrays or set(arrays) - {*inputs, "y", "test", "val", "weight"}:
+        raise DataError(
+            f"{path} should hold x (or tokens), y, and perhaps test, val and weight; it holds "
+            f"{', '.join(sorted(arrays))}"
+        )
+    x = arrays.pop(inputs[0])
+    return Examples(x, **arrays, tokens=inputs == ["tokens"])
+
+
+def _labels(y: Any, problem: Problem, where: str) -> Tensor:
+    column = np.asarray(y)
+    whole = column.astype(np.int64) if column.dtype.kind == "b" else column  # false and true are the classes 0 and 1
+    return read_known_target(whole, problem, f"y of {where}")
+
+
+def _flags(value: Any, count: int, where: str) -> Tensor:
+    flags = torch.as_tensor(np.asarray(value))
+    if flags.dtype != torch.bool or flags.shape != (count,):
+        raise DataError(f"test and val of {where} are {count} booleans; got {flags.dtype} of shape {list(flags.shape)}")
+    return flags

@@ -1,0 +1,150 @@
+"""What a site needs to join: one folder, or one .zip file, with one command to start the node.
+
+    ca.crt        the server's certificate authority; no secret
+    <client>      the site's private key: a secret, for its owner only (mode 600)
+    node.toml     the server's address, and where the data and the vault are: to be edited by the site
+    peers/        the public keys of all clients, by which the node knows the others in a secure sum; no secret
+    start.sh      starts the node
+    README.txt    says all this
+
+Nothing in it comes from the operator's other secrets: ca.key and server.key stay where they are.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kinfed.core import storage
+from kinfed.errors import ConfigError, StorageError
+from kinfed.version import __version__
+
+_NODE = """\
+# The node of {client}. Start it with:  kinfed deploy node node.toml
+# Paths are relative to this file's folder. All keys of [node]: docs/deployment.md, "Each node".
+
+server = {server}
+{keys}
+[node]
+{node}"""
+
+_START = """\
+#!/bin/sh
+# Starts the node of {client}, and starts it again whenever it ends. Ctrl-C stops it.
+exec kinfed deploy node "$(dirname "$0")/node.toml"
+"""
+
+_README = """\
+The node of {client}
+{line}
+
+1. Install the version that the server has:  pip install 'kinfed[flower]=={version}'
+2. Edit node.toml: where your data are (data, label), and where the personal model is to be kept (vault).
+   What this node will ever answer is yours to say there, too: min_noise, epsilon, methods, evaluate.
+3. Start it:  sh start.sh        (on Windows:  kinfed deploy node node.toml)
+   Under systemd:  ExecStart=kinfed deploy node /path/to/node.toml,  Restart=always
+
+SECRET: the file {client} is this site's private key. Whoever has it can take part as {client}. It is readable for its
+owner only (mode 600); keep it so, do not mail it, and delete other copies. If it may have leaked, tell the operator,
+who makes a new one. The vault, which the node makes, is personal and stays here; back it up.
+Not secret: ca.crt, by which the node knows the server; node.toml; start.sh; peers.
+{peers}
+After an upgrade of kinfed, stop and start the node: a running one goes on with what it has imported.
+To leave: stop the node, and tell the operator. Your personal model stays in the vault and needs no server.
+"""
+
+
+_PEERS = """\
+
+peers holds the public keys of all clients. In a secure sum this node takes part with these clients only, and no server
+can put others in their place. Where it counts, compare them with the other sites: sha256sum peers/*.pub
+When a site joins, the operator sends its .pub: put it there. Without `peers` in node.toml the keys that come first are
+believed. To send updates in secure sums only, add require_secure_aggregation = "yes" to node.toml.
+"""
+
+
+@dataclass(frozen=True)
+class KitFile:
+    name: str  # with / between folders
+    data: bytes
+    mode: int
+
+
+def node_toml(server: str, node: Mapping[str, str], *, ca: str = "", key: str = "") -> str:
+    """The file that `kinfed deploy node` starts from. A JSON string is a TOML string."""
+    keys = "".join(f"{name} = {json.dumps(value)}\n" for name, value in (("ca", ca), ("key", key)) if value)
+    lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in node.items())
+    return _NODE.format(client=node["client"], server=json.dumps(server), keys=keys, node=lines)
+
+
+def kit_files(certs: Path, client: str, server: str, node: Mapping[str, str], peers: bool = True) -> list[KitFile]:
+    """`certs`: the folder of `kinfed deploy certs`. `node`: keys of [node] that are known already. `peers`: with the
+    public keys of all clients that the folder knows."""
+    from kinfed.deploy.transport.client_keys import read_public_keys
+
+    host, colon, port = server.rpartition(":")
+    if not (host and colon and port.isdigit()):
+        raise ConfigError(f"--server is the superlink as the site reaches it, host:port; got {server!r}")
+    if storage.file_name(client) != client or client in ("ca", "server"):
+        raise ConfigError(f"{client!r} cannot be the name of a client's key file; use letters, digits, - and _")
+    for name in ("ca.crt", client):
+        if not (certs / name).is_file():
+            raise StorageError(
+                f"{certs / name} does not exist; make it with: kinfed deploy certs {certs} --host {host} "
+                f"--node {client}"
+            )
+    with storage.storage_errors("read the keys in", certs):
+        ca, key = (certs / "ca.crt").read_bytes(), (certs / client).read_bytes()
+    known = read_public_keys(certs) if peers else {}
+    folder = {"peers": "peers"} if peers else {}
+    table = {"client": client, "data": "data.csv", "label": "", "vault": "vault"} | folder | dict(node)
+    text = node_toml(server, {name: value for name, value in table.items() if value}, ca="ca.crt", key=client)
+    about = {
+        "client": client, "line": "=" * (12 + len(client)), "version": __version__,
+        "peers": _PEERS if peers else "",
+    }  # fmt: skip
+    return [
+        KitFile("ca.crt", ca, 0o644),
+        KitFile(client, key, 0o600),
+        KitFile("node.toml", text.encode(), 0o644),
+        KitFile("start.sh", _START.format(**about).encode(), 0o755),
+        KitFile("README.txt", _README.format(**about).encode(), 0o644),
+        *(KitFile(f"peers/{name}.pub", f"{public}\n".encode(), 0o644) for name, public in known.items()),
+    ]
+
+
+def write_kit(out: Path, files: list[KitFile]) -> list[Path]:
+    """A folder or, where the name ends in .zip, a file. What exists is not overwritten: a site may have edited it."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise StorageError(f"{out} exists already; choose another name with --out")
+    if out.suffix == ".zip":
+        storage.make_folder(out.parent)
+        storage.write_atomically(out, _zip(out.stem, files), private=True)
+        return [out]
+    storage.make_folder(out)
+    paths = []
+    for file in files:
+        path = out / file.name
+        storage.make_folder(path.parent)
+        with storage.storage_errors("write", path), storage.draft(path.parent, private=True) as new:
+            new.write(file.data)
+            os.chmod(new.path, file.mode)
+            new.commit(path)
+        paths.append(path)
+    return paths
+
+
+def _zip(folder: str, files: list[KitFile]) -> bytes:
+    """Modes go with the files, where the program that unpacks them keeps modes."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in files:
+            info = zipfile.ZipInfo(f"{folder}/{file.name}")
+            info.external_attr = (0o100000 | file.mode) << 16
+            archive.writestr(info, file.data)
+    return buffer.getvalue()

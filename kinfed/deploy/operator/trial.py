@@ -1,0 +1,220 @@
+"""A whole deployment on one machine, from data to personal models: what `kinfed deploy up --local 3` does.
+
+    <folder>/run        the run's folder, as the server writes it
+            sites/<c>   what the site of a client has: its data, node.toml, its vault
+            logs        what every process wrote
+            work        keys, certificates, Flower's files, the app; removed at the end
+
+The clients are those of a simulation with the same settings, data and seed, and so are the models.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kinfed.config import RunConfig
+from kinfed.core import storage
+from kinfed.deploy.operator.app_folder import make_app
+from kinfed.deploy.operator.site_kit import node_toml
+from kinfed.deploy.operator.trial_sites import Site, deployment_settings, site_names, write_sites
+from kinfed.deploy.programs.processes import Processes, flower_environment, flower_program, free_port, is_listening
+from kinfed.deploy.server.status import DONE, ENDED, read_status
+from kinfed.deploy.settings import Deployment
+from kinfed.errors import ConfigError, PoolError
+from kinfed.runs import build_federation
+
+CONNECTION = "trial"
+# Defaults that differ from a simulation's: short, one method, one seed, everybody in every round.
+DEFAULTS = {"algorithms": "ditto", "seeds": "0", "rounds": 5, "participation": 1.0, "eval_every": 0}
+START_SECONDS = 120.0  # for the superlink to listen, and for each of Flower's commands
+SILENCE_SECONDS = 60.0  # without a sign of the server's part, after which Flower is asked whether it lives
+STARTS_ANEW = (
+    "Flower has not started the server's part of the run yet. Its program must report within 30 s of being started; "
+    "if the machine is too busy for that, Flower keeps restarting it. Stop other work on the machine, and the run "
+    "will start by itself"
+)
+HOST = "127.0.0.1"
+Say = Callable[[str], None]
+
+
+class TrialStopped(Exception):
+    """Somebody asked the trial to stop."""
+
+
+@dataclass(frozen=True)
+class LocalTrial:
+    folder: Path
+    config: RunConfig
+    seconds: float = 1800.0  # that all of it may take
+    warm: bool = True
+
+    @property
+    def run_folder(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def _work(self) -> Path:
+        return self.folder / "work"
+
+    def run(self, say: Say, should_stop: Callable[[], bool] = lambda: False) -> list[Site]:
+        """Do it all; when this returns or raises, no process is left. The sites, with the vaults of their models."""
+        from kinfed.deploy.operator.certs import make_certificates
+
+        end = time.monotonic() + self.seconds
+        for program in ("flower-superlink", "flower-supernode", "flwr"):
+            flower_program(program)  # before anything is written
+        if self.folder.exists() and any(self.folder.iterdir()):
+            raise ConfigError(f"{self.folder} holds files already; choose a new folder for the trial")
+        federation = build_federation(self.config, self.config.seeds[0])
+        names = site_names(federation)
+        settings = deployment_settings(self.config, federation, names) | {
+            "out": str(self.run_folder.resolve()), "keys": str((self._work / "certs").resolve()),
+            "deadline": self.seconds, "wait": self.seconds,
+        }  # fmt: skip
+        Deployment.parse(settings)  # what cannot run is refused before anything is written
+        sites = write_sites(self.folder / "sites", federation, names)
+        make_certificates(self._work / "certs", [HOST, "localhost"], names)
+        make_app(self._work / "app", settings)
+        processes = Processes(self.folder / "logs")
+        try:
+            port = self._start_server(processes, say)
+            self._register(names, say)
+            for site in sites:
+                self._start_node(processes, site, port)
+            say(f"started  {len(sites)} nodes: {', '.join(names)}")
+            self._flwr("run", str(self._work / "app"), CONNECTION)
+            self._follow(processes, say, should_stop, end)
+        finally:
+            processes.stop()
+            shutil.rmtree(self._work, ignore_errors=True)
+        return sites
+
+    def _environment(self, home: str) -> dict[str, str]:
+        folder = self._work.resolve() / home
+        storage.make_folder(folder)
+        return flower_environment(folder) | {"OMP_NUM_THREADS": "1"}
+
+    def _start_server(self, processes: Processes, say: Say) -> int:
+        port, certs, work = free_port(), self._work.resolve() / "certs", self._work.resolve()
+        operator = Path(self._environment("operator")["FLWR_HOME"])
+        (operator / "config.toml").write_text(
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{HOST}:{port}"\n'
+            f"root-certificates = {json.dumps(str(certs / 'ca.crt'))}\n",
+            "utf-8",
+        )
+        command = ["server", str(certs), "--host", HOST, "--port", str(port), "--folder", str(work / "server")]
+        self._start(processes, "superlink", command, "server")
+        processes.wait("the superlink to listen", START_SECONDS, lambda: is_listening(HOST, port))
+        say(f"started  superlink on {HOST}:{port}, with TLS and node authentication")
+        return port
+
+    def _register(self, names: list[str], say: Say) -> None:
+        """All keys, at the same time: each takes a process."""
+        environment = self._environment("operator")
+        commands = [
+            [flower_program("flwr"), "supernode", "register", str(self._work / "certs" / f"{name}.pub"), CONNECTION]
+            for name in names
+        ]
+        running = [
+            subprocess.Popen(c, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for c in commands
+        ]
+        for name, process in zip(names, running, strict=True):
+            _finish(process, f"register the key of {name}")
+        say(f"registered the keys of {', '.join(names)}")
+
+    def _flwr(self, *arguments: str) -> str:
+        process = subprocess.Popen(
+            [flower_program("flwr"), *arguments], env=self._environment("operator"), stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        return _finish(process, f"flwr {arguments[0]}")
+
+    def _start_node(self, processes: Processes, site: Site, port: int) -> None:
+        certs = self._work.resolve() / "certs"
+        path = site.folder / "node.toml"
+        group = {"group": site.group} if site.group else {}
+        node = {"client": site.client, "data": f"{site.client}.npz", "vault": "vault", "peers": str(certs)} | group
+        text = node_toml(f"{HOST}:{port}", node, ca=str(certs / "ca.crt"), key=str(certs / site.client))
+        storage.write_atomically(path, text.encode())
+        home = f"node-{site.client}"
+        self._start(processes, home, ["node", str(path), "--home", str(self._work.resolve() / home)], home)
+
+    def _start(self, processes: Processes, name: str, command: list[str], home: str) -> None:
+        """One of `kinfed deploy`'s own commands."""
+        warm = [] if self.warm else ["--cold"]
+        processes.start(name, [sys.executable, "-m", "kinfed", "deploy", *command, *warm], self._environment(home))
+
+    def _follow(self, processes: Processes, say: Say, should_stop: Callable[[], bool], end: float) -> None:
+        """Show the run's log until it ends."""
+        log = _Follower(self.run_folder / "log.txt", say)
+        sign, last = "", time.monotonic()
+        while True:
+            status = read_status(self.run_folder)
+            log.show()
+            if status is not None and status.state in ENDED:
+                if status.state != DONE:
+                    raise PoolError(f"the run has stopped: {status.reason}")
+                return
+            now = time.monotonic()
+            if status is not None and status.written != sign:
+                sign, last = status.written, now
+            if should_stop():
+                raise TrialStopped
+            processes.check()
+            if now >= end:
+                raise PoolError(
+                    f"the trial has not ended within {self.seconds:g} s (--seconds); {self.run_folder / 'log.txt'} and "
+                    f"{processes.logs} say how far it came"
+                )
+            if now - last > SILENCE_SECONDS:
+                self._check_run(processes, say)
+                last = now
+            time.sleep(0.2)
+
+    def _check_run(self, processes: Processes, say: Say) -> None:
+        """PoolError where Flower says that the run is over, although the server's part has not said so. Says why it
+        may not have begun."""
+        text = self._flwr("list", CONNECTION, "--format", "json")
+        if '"starting"' in text or '"pending"' in text:
+            say(STARTS_ANEW)
+        if "finished" in text:
+            raise PoolError(
+                f"the server's part of the run ended without saying why; {processes.log_path('superlink')} says:\n"
+                + processes.tail("superlink")
+            )
+
+
+class _Follower:
+    """Shows what is new in a log, without the times."""
+
+    def __init__(self, path: Path, say: Say) -> None:
+        self._path, self._say, self._read = path, say, 0
+
+    def show(self) -> None:
+        if not self._path.exists():
+            return
+        text = self._path.read_bytes()[self._read :]
+        lines = text[: text.rfind(b"\n") + 1]
+        self._read += len(lines)
+        for line in lines.decode("utf-8", "replace").splitlines():
+            self._say(line.partition(" ")[2])
+
+
+def _finish(process: subprocess.Popen[bytes], what: str) -> str:
+    try:
+        output, _ = process.communicate(timeout=START_SECONDS)
+    except BaseException:
+        process.kill()
+        process.communicate()
+        raise
+    text = output.decode("utf-8", "replace")
+    if process.returncode != 0:
+        raise PoolError(f"cannot {what}: {text.strip()}")
+    return text

@@ -1,0 +1,1 @@
+"""Flower's programs: apps, processes, warm workers."""

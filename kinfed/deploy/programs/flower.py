@@ -1,0 +1,155 @@
+"""Flower's grid as a transport, and the two apps that Flower starts. Nothing else in kinfed needs Flower.
+
+An app folder made by `kinfed deploy init` names `server_app` and `client_app`. Flower starts a process for the server's
+part of a run, and one at a node for every message; both import the kinfed that is installed there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.common.logger import log
+from flwr.serverapp import Grid, ServerApp
+
+from kinfed.deploy.node.node import Node
+from kinfed.deploy.node.requests import CONFIRM, EVALUATE, HELLO, MASK, SECURE_KINDS, SHARE, SUMS, TRAIN, UNMASK
+from kinfed.deploy.server.deployment_server import serve
+from kinfed.deploy.settings import Deployment
+from kinfed.deploy.transport.exchange import Answer, Sent
+from kinfed.deploy.transport.wire import MessageError, Packet, arrays
+from kinfed.errors import KinfedError
+
+_HEADER, _JSON = "header", "json"  # names of the record of a packet's header, and of the text in it
+_TYPES = {HELLO: "query.hello", SUMS: "query.sums", TRAIN: "train", EVALUATE: "evaluate"} | {
+    kind: f"query.{kind}" for kind in SECURE_KINDS
+}
+_GONE = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+
+
+def to_records(packet: Packet) -> RecordDict:
+    records: dict[str, Any] = {_HEADER: ConfigRecord({_JSON: packet.header_json()})}
+    for name, tensors in packet.groups.items():
+        records[name] = ArrayRecord({key: Array(array) for key, array in arrays(tensors).items()})
+    return RecordDict(records)
+
+
+def from_records(content: RecordDict) -> Packet:
+    record = content.config_records.get(_HEADER)
+    text = "" if record is None else record.get(_JSON, "")
+    try:
+        groups = {
+            name: {key: array.numpy() for key, array in record.items()}
+            for name, record in content.array_records.items()
+        }
+    except (ValueError, TypeError, EOFError, OSError) as error:  # what numpy says of an array it cannot read
+        raise MessageError(f"an array that cannot be read ({error})") from None
+    return Packet.read(text, groups)
+
+
+class GridTransport:
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def nodes(self) -> Collection[int]:
+        return list(self.grid.get_node_ids())
+
+    def send(self, messages: Sequence[Sent]) -> list[str]:
+        flower_messages = [
+            Message(to_records(one.packet), dst_node_id=one.node, message_type=_TYPES[one.kind], ttl=one.seconds)
+            for one in messages
+        ]
+        ids = list(self.grid.push_messages(flower_messages))
+        return [str(one or "") for one in ids] if len(ids) == len(messages) else [""] * len(messages)
+
+    def receive(self, messages: Collection[str]) -> list[Answer]:
+        if not messages:
+            return []
+        return [_answer(reply) for reply in self.grid.pull_messages(list(messages))]
+
+
+def _answer(reply: Message) -> Answer:
+    question = reply.metadata.reply_to_message_id
+    if reply.has_error():
+        code, reason = reply.error.code, reply.error.reason or ""
+        crashed = code == ErrorCode.CLIENT_APP_CRASHED
+        return Answer(question, None, _sentence(code, reason), gone=code in _GONE, crashed=crashed)
+    try:
+        return Answer(question, from_records(reply.content))
+    except MessageError as error:
+        return Answer(question, None, str(error))
+
+
+def _sentence(code: int, reason: str) -> str:
+    """What Flower says of an error, without its wrapping: <class 'X'>:<'text'>"""
+    if code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION and ":<'" in reason:
+        kind, _, text = reason.partition(":<'")
+        name = kind.removeprefix("<class '").removesuffix("'>").rpartition(".")[2]
+        return f"{name}: {text.removesuffix(chr(39) + '>')}"
+    return f"{reason or 'no reason given'} (code {code})"
+
+
+def _say(text: str) -> None:
+    log(logging.INFO, "kinfed: %s", text)
+
+
+def _answer_order(kind: str, message: Message, context: Context) -> Message:
+    node = Node.of(context.node_config, context.run_config, message.metadata.dst_node_id)
+    return Message(to_records(node.answer(kind, from_records(message.content))), reply_to=message)
+
+
+server_app = ServerApp()
+client_app = ClientApp()
+
+
+@server_app.main()
+def main(grid: Grid, context: Context) -> None:
+    try:
+        serve(Deployment.parse(context.run_config), GridTransport(grid), _say)
+    except KinfedError as error:
+        log(logging.ERROR, "kinfed: %s", error)
+        raise
+
+
+@client_app.query("hello")
+def hello(message: Message, context: Context) -> Message:
+    return _answer_order(HELLO, message, context)
+
+
+@client_app.query("sums")
+def sums(message: Message, context: Context) -> Message:
+    return _answer_order(SUMS, message, context)
+
+
+@client_app.train()
+def train(message: Message, context: Context) -> Message:
+    return _answer_order(TRAIN, message, context)
+
+
+@client_app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    return _answer_order(EVALUATE, message, context)
+
+
+@client_app.query("share")
+def share(message: Message, context: Context) -> Message:
+    return _answer_order(SHARE, message, context)
+
+
+@client_app.query("mask")
+def mask(message: Message, context: Context) -> Message:
+    return _answer_order(MASK, message, context)
+
+
+@client_app.query("confirm")
+def confirm(message: Message, context: Context) -> Message:
+    return _answer_order(CONFIRM, message, context)
+
+
+@client_app.query("unmask")
+def unmask(message: Message, context: Context) -> Message:
+    return _answer_order(UNMASK, message, context)

@@ -1,0 +1,1 @@
+"""Secure sums, at client and server."""

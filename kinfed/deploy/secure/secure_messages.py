@@ -1,0 +1,132 @@
+"""What clients tell each other in a secure sum, through a server that must not be able to change it.
+
+Bonawitz et al.: Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017 (the variant against
+servers that lie). A round of n clients has five questions:
+
+    train      the client trains, and answers with two public keys and a commitment to a seed, signed with its own key
+    share      gets the keys of all; answers with its secrets (the seed b, the private masking key s) in shares, one
+               pair for every client, each sealed for its receiver
+    mask       gets its pair of everybody who answered (U1); answers with  y = x + PRG(b) + Σ ± PRG(s agreed with v)
+    confirm    gets the list of those who did (U2); answers with its signature on it
+    unmask     gets the signatures; answers with its share of b for clients in U2, of s for those in U1 but not in U2
+
+Whoever sent y has its b revealed and its s never, whoever did not has s revealed and b never. An honest client signs
+one list in a round, t of n clients must have signed it before one of them reveals anything, and t is more than a half:
+no two lists can both get there, so nobody's both secrets can.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kinfed.deploy.secure.masks import SECRET_BYTES
+from kinfed.deploy.transport.client_keys import has_signed
+from kinfed.deploy.transport.wire import MessageError, Packet
+from kinfed.updates import KEYS_BYTES
+
+
+def threshold_of(clients: int, share: float) -> int:
+    """t: how many of n clients reveal masks together. More than `share` of them, and never less than more than half."""
+    return min(int(max(share, 0.5) * clients) + 1, clients)
+
+
+@dataclass(frozen=True)
+class KeyRecord:
+    """What a client publishes for one sum."""
+
+    sealing: bytes  # public key: for shares that are sealed for this client
+    masking: bytes  # public key: for masks between two clients
+    commitment: bytes  # to the seed of the client's own mask
+    signature: bytes
+
+    @classmethod
+    def read(cls, row: bytes) -> KeyRecord:
+        if len(row) != KEYS_BYTES:
+            raise MessageError(f"keys of {KEYS_BYTES} bytes are wanted; got {len(row)}")
+        parts = [row[begin : begin + SECRET_BYTES] for begin in range(0, 3 * SECRET_BYTES, SECRET_BYTES)]
+        return cls(parts[0], parts[1], parts[2], row[3 * SECRET_BYTES :])
+
+    def packed(self) -> bytes:
+        return self.sealing + self.masking + self.commitment + self.signature
+
+    def text(self, run: str, round: int, member: Member) -> bytes:
+        """That is signed: an old record, or another client's, proves nothing."""
+        keys = [part.hex() for part in (self.sealing, self.masking, self.commitment)]
+        return json.dumps(["kinfed secure sum: keys", run, round, member.number, member.name, *keys]).encode()
+
+    def is_of(self, run: str, round: int, member: Member) -> bool:
+        return has_signed(member.key, self.signature, self.text(run, round, member))
+
+
+@dataclass(frozen=True)
+class Member:
+    """A client of a sum."""
+
+    number: int
+    name: str
+    key: str  # the public key that it belongs to
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """All clients of a sum, in the order of their numbers, with their keys. `place`: a client's position in it."""
+
+    run: str
+    round: int
+    members: tuple[Member, ...]
+    records: tuple[KeyRecord, ...]
+
+    @property
+    def digest(self) -> str:
+        """Equal for all who see the same clients with the same keys."""
+        members = [[m.number, m.name, m.key, r.packed().hex()] for m, r in zip(self.members, self.records, strict=True)]
+        return hashlib.sha256(json.dumps([self.run, self.round, members]).encode()).hexdigest()
+
+    def place(self, number: int) -> int:
+        return [member.number for member in self.members].index(number)
+
+    def purpose(self, what: str, sender: int, receiver: int) -> str:
+        """Of a key between two places."""
+        return f"kinfed secure sum: {what} {sender} {receiver} {self.digest}"
+
+    def mask_purpose(self, one: int, other: int) -> str:
+        return self.purpose("mask", min(one, other), max(one, other))
+
+    def confirmation(self, place: int, survivors: Sequence[int]) -> bytes:
+        """What the client at a place signs: who is in the sum."""
+        return json.dumps(["kinfed secure sum: list", self.digest, place, list(survivors)]).encode()
+
+
+def to_rows(rows: Sequence[bytes]) -> Tensor:
+    """uint8 [n, width]"""
+    return torch.tensor([list(row) for row in rows], dtype=torch.uint8)
+
+
+def to_bytes(packet: Packet, group: str, name: str, rows: int, width: int) -> list[bytes]:
+    """The rows of a uint8 table of a message."""
+    table = packet.group(group).get(name)
+    if table is None or table.dtype != torch.uint8 or tuple(table.shape) != (rows, width):
+        raise MessageError(f"a message should hold {name}: bytes of shape {[rows, width]}")
+    return [bytes(row.tolist()) for row in table]
+
+
+def to_flags(places: Sequence[int], count: int) -> Tensor:
+    """uint8 [count]: 1 at these places."""
+    flags = torch.zeros(count, dtype=torch.uint8)
+    flags[list(places)] = 1
+    return flags
+
+
+def to_places(packet: Packet, name: str, count: int) -> list[int]:
+    """Where the flags of a message are 1, in ascending order."""
+    flags = packet.group("lists").get(name)
+    if flags is None or flags.dtype != torch.uint8 or tuple(flags.shape) != (count,) or bool((flags > 1).any()):
+        raise MessageError(f"a message should hold the list {name} of {count} zeros and ones")
+    places: list[int] = flags.nonzero().squeeze(1).tolist()
+    return places

@@ -1,0 +1,103 @@
+"""The pool of all nodes where updates are added up securely: the server sees the sum of a round, and no update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from kinfed.algorithms import COUNT, with_mean
+from kinfed.core import Tree
+from kinfed.deploy.node.requests import TRAIN
+from kinfed.deploy.secure.secure_messages import Assembly, KeyRecord, Member
+from kinfed.deploy.secure.secure_round import NoSum, SecureRound, SecureTotal, read_record
+from kinfed.deploy.server.answer_checks import check_same_question
+from kinfed.deploy.server.node_pool import NodePool
+from kinfed.deploy.transport.wire import MessageError, Packet, tree_of
+from kinfed.updates import FixedPoint, Reply, SecureSettings, unit_sum
+
+
+class SecureNodePool(NodePool):
+    def __init__(self, settings: SecureSettings, *arguments: Any) -> None:
+        """The other arguments are those of a NodePool."""
+        super().__init__(*arguments)
+        averages = self.algorithm.averages
+        assert not isinstance(averages, str)  # checked with the settings
+        self.settings, self.averages = settings, averages
+        self._width = sum(self._sample[name].numel() for name in averages)
+        counts, self._user_privacy = self.roster.counts[:, 0], self.deployment.run.user_privacy
+        self._by_examples = COUNT in self._sample and self._user_privacy is None
+        if self._user_privacy is not None:
+            self._fixed_point = unit_sum(len(counts))
+        else:
+            declared = int(counts.sum()) if self._by_examples else len(counts)
+            self._fixed_point = FixedPoint(settings.largest, math.ceil(declared * (1 + self.deployment.drift)))
+
+    def _order(
+        self, kind: str, k: int, round: int, down: Tree, groups: Mapping[str, Any] | None = None, **more: Any
+    ) -> Packet:
+        if kind == TRAIN:
+            more["total"] = self._fixed_point.total
+        return super()._order(kind, k, round, down, groups, **more)
+
+    def _read_update(self, k: int, round: int, answer: Packet) -> KeyRecord:
+        """Keys, where a plain pool gets an update."""
+        if strange := answer.groups.keys() - {"keys"}:
+            raise MessageError(f"an answer to a secure round holds keys and nothing else; got {min(strange)} too")
+        return read_record(answer, self.run, round, self._member(k))
+
+    def _combine(self, updates: Mapping[int, Any], round: int, needed: int, reply: Reply) -> Reply:
+        numbers = sorted(updates)
+        members = tuple(self._member(k) for k in numbers)
+        assembly = Assembly(self.run, round, members, tuple(updates[k] for k in numbers))
+        secure = SecureRound(
+            self._ask(round), assembly, self._width, max(needed, self.settings.least), self.deployment.secure_threshold
+        )
+        try:
+            total = secure.total()
+            up = self._mean(total)
+        except NoSum as error:
+            self.exchange.say(f"round {round}: no secure sum: {error}; nothing was changed")
+            return replace(reply, nbytes=reply.nbytes + secure.nbytes_up, nbytes_down=secure.nbytes_down)
+        return replace(
+            reply, ids=torch.tensor(total.numbers), up=up, nbytes=reply.nbytes + secure.nbytes_up,
+            nbytes_down=secure.nbytes_down,
+        )  # fmt: skip
+
+    def _member(self, k: int) -> Member:
+        return Member(k, self.roster.names[k], self.roster.keys[k])
+
+    def _ask(self, round: int) -> Callable[..., None]:
+        def ask(kind: str, questions: Mapping[int, Packet], take: Callable[[int, Packet], None], needed: int) -> None:
+            orders = {}
+            for k, question in questions.items():
+                header = {"kind": kind, "run": self.run, "round": round, "number": k, "name": self.roster.names[k]}
+                orders[self.roster.names[k]] = Packet(header | question.header, question.groups)
+
+            def take_by_name(name: str, answer: Packet) -> None:
+                check_same_question(orders[name], answer)
+                take(self._number(name), answer)
+
+            reasons = self.exchange.request(kind, orders, self.deployment.deadline, take_by_name, needed)
+            for name, reason in sorted(reasons.items()):
+                self.exchange.say(f"round {round}, {kind}: without {name}: {reason}")
+
+        return ask
+
+    def _mean(self, total: SecureTotal) -> Tree:
+        """One row per client of the sum, each the mean of all."""
+        if not self._fixed_point.holds(total.vector):
+            raise NoSum("the sum is beyond what updates within secure_range can add up to; a client sent no update")
+        mean, weight = self._fixed_point.decode(total.vector)
+        declared = int(self.roster.counts[total.numbers, 0].sum()) if self._by_examples else len(total.numbers)
+        allowed = self.deployment.drift * declared if self._by_examples else 0
+        if abs(weight - declared) > allowed:
+            raise NoSum(f"the clients of the sum say {weight} examples together, and said {declared} at the start")
+        rows = tree_of(self._up, self._sample).map(lambda tensor: tensor.expand(len(total.numbers), *tensor.shape[1:]))
+        dtype = next(iter(self._sample[name] for name in self.averages)).dtype
+        if self._user_privacy is not None:
+            mean = mean * self._user_privacy.clip
+        return with_mean(rows, self.averages, mean.to(dtype))

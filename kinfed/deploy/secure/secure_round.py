@@ -1,0 +1,181 @@
+"""The server's part in secure sums: it carries messages between clients, and can take masks off their sum only.
+
+Clients may go away between any two questions; as long as enough of them answer the last one, the sum is that of all
+whose masked updates came. Where too few do, or shares do not give the secrets that their owners committed to, there is
+no sum, and the round is as if nobody had replied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kinfed.deploy.node.requests import CONFIRM, MASK, SHARE, UNMASK
+from kinfed.deploy.secure.masks import Ring, agreed_key, commitment, join_secret, mask, public_key
+from kinfed.deploy.secure.secure_messages import Assembly, KeyRecord, Member, threshold_of, to_bytes, to_flags, to_rows
+from kinfed.deploy.secure.secure_session import read_vector
+from kinfed.deploy.transport.client_keys import has_signed
+from kinfed.deploy.transport.wire import MessageError, Packet
+from kinfed.errors import KinfedError
+from kinfed.updates import KEYS_BYTES, SEALED_BYTES, SHARE_BYTES, SIGNATURE_BYTES
+
+# (kind, questions by client's number, what to do with an answer, how many are needed): reasons of those without one
+Ask = Callable[[str, Mapping[int, Packet], Callable[[int, Packet], None], int], None]
+
+
+class NoSum(KinfedError):
+    """Too few clients for a secure sum, or secrets that do not fit; nothing was learnt."""
+
+
+@dataclass(frozen=True)
+class SecureTotal:
+    numbers: list[int]  # of the clients in the sum
+    vector: Tensor  # int64 [W + 1]
+
+
+def read_record(answer: Packet, run: str, round: int, member: Member) -> KeyRecord:
+    """The keys in an answer to `train`."""
+    record = KeyRecord.read(to_bytes(answer, "keys", "record", 1, KEYS_BYTES)[0])
+    if not record.is_of(run, round, member):
+        raise MessageError(f"keys for a secure sum that {member.name} has not signed")
+    return record
+
+
+@dataclass
+class SecureRound:
+    """Of the clients that have trained."""
+
+    ask: Ask
+    assembly: Assembly
+    width: int  # W
+    least: int  # clients in the sum
+    threshold: float
+    nbytes_down: int = 0
+    nbytes_up: int = 0
+
+    @property
+    def needed(self) -> int:
+        """Clients that must answer every question."""
+        return max(self.least, threshold_of(len(self.assembly.members), self.threshold))
+
+    def total(self) -> SecureTotal:
+        """The sum; NoSum where there is none."""
+        assembly, count = self.assembly, len(self.assembly.members)
+        if count < self.least:
+            raise NoSum(f"{count} updates are too few to be added up, which takes {self.least}")
+        sealed = self._shares()
+        senders = sorted(sealed)
+        vectors = self._masked(senders, sealed)
+        survivors = sorted(vectors)
+        signatures = self._confirmed(survivors)
+        revealed = self._revealed(survivors, signatures)
+        total = sum(vectors.values(), np.zeros(self.width + 1, np.uint64))
+        for place in survivors:
+            seed = self._joined(place, revealed)
+            if commitment(seed) != assembly.records[place].commitment:
+                raise NoSum(f"the shares of {assembly.members[place].name}'s own mask do not fit what it announced")
+            total = total - mask(seed, len(total))
+        for gone in [place for place in senders if place not in vectors]:
+            total = total + self._left_over(gone, survivors, self._joined(gone, revealed))
+        numbers = [assembly.members[place].number for place in survivors]
+        return SecureTotal(numbers, torch.from_numpy(total.view(np.int64)))
+
+    # ---- the four questions after training ----
+
+    def _shares(self) -> dict[int, list[bytes]]:
+        """By place: what each client has sealed for the others."""
+        members, count = self.assembly.members, len(self.assembly.members)
+        clients = [[member.number, member.name, member.key] for member in members]
+        records = to_rows([record.packed() for record in self.assembly.records])
+        question = Packet({"clients": clients}, {"keys": {"records": records}})
+        return self._put(
+            SHARE, dict.fromkeys(range(count), question),
+            lambda answer: to_bytes(answer, "shares", "sealed", count, SEALED_BYTES), "shared their secrets",
+        )  # fmt: skip
+
+    def _masked(self, senders: Sequence[int], sealed: Mapping[int, list[bytes]]) -> dict[int, Ring]:
+        count, blank = len(self.assembly.members), bytes(SEALED_BYTES)
+        flags = {"senders": to_flags(senders, count)}
+        questions = {
+            place: Packet({}, {
+                "lists": flags,
+                "shares": {"sealed": to_rows([sealed[one][place] if one in sealed else blank for one in range(count)])},
+            })
+            for place in senders
+        }  # fmt: skip
+        return self._put(MASK, questions, lambda answer: read_vector(answer, self.width + 1), "sent masked updates")
+
+    def _confirmed(self, survivors: Sequence[int]) -> dict[int, bytes]:
+        assembly = self.assembly
+        question = Packet({}, {"lists": {"survivors": to_flags(survivors, len(assembly.members))}})
+        signatures = self._put(
+            CONFIRM, dict.fromkeys(survivors, question),
+            lambda answer: to_bytes(answer, "list", "signature", 1, SIGNATURE_BYTES)[0], "signed who is in the sum",
+            lambda place, signature: has_signed(
+                assembly.members[place].key, signature, assembly.confirmation(place, survivors)
+            ),
+        )  # fmt: skip
+        return signatures
+
+    def _revealed(self, survivors: Sequence[int], signatures: Mapping[int, bytes]) -> dict[int, list[bytes]]:
+        """By the place of who reveals: shares by the place of whose they are."""
+        count = len(self.assembly.members)
+        rows = to_rows([signatures.get(place, bytes(SIGNATURE_BYTES)) for place in range(count)])
+        lists = {"survivors": to_flags(survivors, count), "signatures": rows}
+        question = Packet({}, {"lists": lists})
+        return self._put(
+            UNMASK, dict.fromkeys(sorted(signatures), question),
+            lambda answer: to_bytes(answer, "shares", "revealed", count, SHARE_BYTES), "revealed their shares",
+        )  # fmt: skip
+
+    def _put(
+        self,
+        kind: str,
+        questions: Mapping[int, Packet],
+        read: Callable[[Packet], Any],
+        done: str,
+        check: Callable[[int, Any], bool] = lambda place, value: True,
+    ) -> dict[int, Any]:
+        """Ask the clients at these places; what those who answered have sent."""
+        members, values = self.assembly.members, dict[int, Any]()
+        self.nbytes_down += sum(question.nbytes for question in questions.values())
+
+        def take(number: int, answer: Packet) -> None:
+            place = self.assembly.place(number)
+            self.nbytes_up += answer.nbytes
+            value = read(answer)
+            if not check(place, value):
+                raise MessageError(f"an answer to {kind} that its client has not signed")
+            values[place] = value
+
+        needed = self.needed if kind in (SHARE, MASK) else threshold_of(len(members), self.threshold)
+        self.ask(kind, {members[place].number: question for place, question in questions.items()}, take, needed)
+        if len(values) < needed:
+            raise NoSum(f"{len(values)} of {len(questions)} clients have {done}, and {needed} must")
+        return values
+
+    # ---- taking masks off ----
+
+    def _joined(self, place: int, revealed: Mapping[int, list[bytes]]) -> bytes:
+        """The secret of the client at a place, from what the others revealed of it."""
+        shares = {holder: rows[place] for holder, rows in revealed.items() if any(rows[place])}
+        try:
+            return join_secret(shares, threshold_of(len(self.assembly.members), self.threshold))
+        except MessageError as error:
+            raise NoSum(f"{self.assembly.members[place].name}: {error}") from None
+
+    def _left_over(self, gone: int, survivors: Sequence[int], private: bytes) -> Ring:
+        """What cancels the masks that the survivors share with a client that went away after sharing its secrets."""
+        assembly, total = self.assembly, np.zeros(self.width + 1, np.uint64)
+        if public_key(private) != assembly.records[gone].masking:
+            raise NoSum(f"the shares of {assembly.members[gone].name}'s masking key do not fit what it announced")
+        for place in survivors:
+            key = agreed_key(private, assembly.records[place].masking, assembly.mask_purpose(gone, place))
+            stream = mask(key, len(total))
+            total = total - stream if place < gone else total + stream
+        return total

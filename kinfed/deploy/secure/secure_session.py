@@ -1,0 +1,271 @@
+"""A client's part in secure sums: what it remembers between questions, and what it refuses to be asked.
+
+A question may come twice, because an answer was lost on the way: the same one gets the same answer. Another one in its
+place is refused, and so is a round in which the client has masked an update already: in two sums of one update and
+different clients, whoever is in one of them alone stands in the difference. So a server that stops between masks and
+its checkpoint loses that round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kinfed.deploy.node.owner_policy import Refused
+from kinfed.deploy.node.requests import CONFIRM, MASK, SHARE, UNMASK
+from kinfed.deploy.node.vault_entry import VaultEntry
+from kinfed.deploy.secure.masks import (
+    Ring,
+    agreed_key,
+    commitment,
+    mask,
+    new_secret,
+    public_key,
+    seal,
+    split_secret,
+    unseal,
+)
+from kinfed.deploy.secure.secure_memory import SumMemory, SumState
+from kinfed.deploy.secure.secure_messages import Assembly, KeyRecord, Member, threshold_of, to_bytes, to_places, to_rows
+from kinfed.deploy.transport.client_keys import fingerprint, has_signed, read_public_keys, sign
+from kinfed.deploy.transport.wire import MessageError, Packet
+from kinfed.updates import KEYS_BYTES, SEALED_BYTES, SHARE_BYTES, SIGNATURE_BYTES
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who takes part, and on what terms."""
+
+    number: int
+    name: str
+    identity: tuple[Path, bytes]  # the private key that the client belongs to, and where it is from
+    least: int  # clients in a sum
+    threshold: float  # share of clients above which they reveal masks together
+    peers: str = ""  # folder with the public keys of all clients; "": the first that are seen are believed
+
+    def member(self, key: str) -> Member:
+        return Member(self.number, self.name, key)
+
+
+class SecureSession:
+    """Hold the entry's lock from before one is made until its answer is kept."""
+
+    def __init__(self, entry: VaultEntry, owner: Owner) -> None:
+        self.entry, self.owner = entry, owner
+        self._memory = SumMemory(entry, owner.name)
+        self._state = self._memory.read()
+
+    # ---- the five questions ----
+
+    def check_round(self, round: int) -> None:
+        """Before anything is computed for it."""
+        if round <= self._state.masked_round:
+            raise Refused(
+                f"{self.owner.name} has masked an update of round {self._state.masked_round} already, and round "
+                f"{round} is asked for: the same update in two sums could expose a single client; the round is lost"
+            )
+
+    def open(self, round: int, vector: Tensor) -> Packet:
+        """Keep an update, encoded as int64 [W + 1], and publish keys for its sum."""
+        self.check_round(round)
+        sealing, masking, seed = new_secret(), new_secret(), new_secret()
+        unsigned = KeyRecord(public_key(sealing), public_key(masking), commitment(seed), b"")
+        where, private = self.owner.identity
+        text = unsigned.text(self.entry.run, round, self.owner.member(""))
+        record = replace(unsigned, signature=sign(private, where, text)).packed()
+        self._memory.keep_update(round, vector)
+        self._write(
+            SumState(
+                round, sealing.hex(), masking.hex(), seed.hex(), record.hex(), masked_round=self._state.masked_round
+            )
+        )
+        return Packet({}, {"keys": {"record": to_rows([record])}})
+
+    def answer(self, kind: str, order: Packet) -> Packet:
+        if order.require("round", int) != self._state.round or not self._state.record:
+            raise Refused(f"{self.owner.name} has no update of round {order.header['round']} for a secure sum")
+        digest, before = order.digest(), self._state.questions.get(kind)
+        if before not in (None, digest):
+            raise Refused(f"{self.owner.name} was asked to {kind} in another way before; it answers once in a round")
+        answers: Mapping[str, Callable[[Packet], Packet]] = {
+            SHARE: self._share, MASK: self._mask, CONFIRM: self._confirm, UNMASK: self._unmask,
+        }  # fmt: skip
+        self._changes: dict[str, Any] = {}
+        answer = answers[kind](order)
+        if before is None:  # on the disk before it leaves
+            questions = {**self._state.questions, kind: digest}
+            self._write(replace(self._state, questions=questions, **self._changes))
+        return answer
+
+    def _share(self, order: Packet) -> Packet:
+        if self._state.sealed:
+            return Packet({}, {"shares": {"sealed": to_rows([bytes.fromhex(row) for row in self._state.sealed])}})
+        clients = order.require("clients", list)
+        records = to_bytes(order, "keys", "records", len(clients), KEYS_BYTES)
+        self._state = replace(self._state, clients=clients, records=[record.hex() for record in records])
+        assembly = self._assembly()
+        self._check_members(assembly)
+        me, count = assembly.place(self.owner.number), len(clients)
+        threshold = threshold_of(count, self.owner.threshold)
+        seeds = split_secret(bytes.fromhex(self._state.seed), threshold, count)
+        keys = split_secret(bytes.fromhex(self._state.masking), threshold, count)
+        private, sealed = bytes.fromhex(self._state.sealing), []
+        for place, record in enumerate(assembly.records):
+            if place == me:
+                sealed.append(bytes(SEALED_BYTES))
+                continue
+            purpose = assembly.purpose("shares", me, place)
+            sealed.append(seal(agreed_key(private, record.sealing, purpose), seeds[place] + keys[place], purpose))
+        self._changes = {
+            "sealed": [row.hex() for row in sealed], "kept": (seeds[me] + keys[me]).hex(),
+        }  # fmt: skip
+        return Packet({}, {"shares": {"sealed": to_rows(sealed)}})
+
+    def _mask(self, order: Packet) -> Packet:
+        assembly = self._assembly()
+        me, count = assembly.place(self.owner.number), len(assembly.members)
+        senders = to_places(order, "senders", count)
+        self._check_list(assembly, senders, "would share secrets")
+        sealed, private = to_bytes(order, "shares", "sealed", count, SEALED_BYTES), bytes.fromhex(self._state.sealing)
+        pairs = {}
+        for place in senders:
+            if place != me:
+                purpose = assembly.purpose("shares", place, me)
+                key = agreed_key(private, assembly.records[place].sealing, purpose)
+                pairs[str(place)] = unseal(key, sealed[place], purpose).hex()
+        vector = self._masked(assembly, me, senders)
+        self._changes = {"pairs": pairs, "senders": senders, "masked_round": self._state.round}
+        return Packet({}, {"sum": {"masked": torch.from_numpy(vector.view(np.int64))}})
+
+    def _masked(self, assembly: Assembly, me: int, senders: list[int]) -> Ring:
+        """y = x + PRG(b) + Σ ± PRG(agreed)"""
+        update = self._memory.update()
+        total: Ring = update.numpy().view(np.uint64) + mask(bytes.fromhex(self._state.seed), len(update))
+        private = bytes.fromhex(self._state.masking)
+        for place in senders:
+            if place != me:
+                key = agreed_key(private, assembly.records[place].masking, assembly.mask_purpose(me, place))
+                stream = mask(key, len(total))
+                total = total + stream if me < place else total - stream
+        return total
+
+    def _confirm(self, order: Packet) -> Packet:
+        assembly = self._assembly()
+        me, survivors = assembly.place(self.owner.number), to_places(order, "survivors", len(assembly.members))
+        self._check_list(assembly, survivors, "would be in the sum")
+        if strangers := sorted({*survivors} - {*self._state.senders}):
+            name = assembly.members[strangers[0]].name
+            raise Refused(f"{name} would be in the sum, and {self.owner.name} has no share of its secrets")
+        self._changes = {"survivors": survivors}
+        where, private = self.owner.identity
+        return Packet(
+            {}, {"list": {"signature": to_rows([sign(private, where, assembly.confirmation(me, survivors))])}}
+        )
+
+    def _unmask(self, order: Packet) -> Packet:
+        assembly = self._assembly()
+        me, count, state = assembly.place(self.owner.number), len(assembly.members), self._state
+        survivors = to_places(order, "survivors", count)
+        if not survivors or survivors != state.survivors:
+            raise Refused(f"{self.owner.name} has not signed this list of clients, and reveals nothing for it")
+        signatures = to_bytes(order, "lists", "signatures", count, SIGNATURE_BYTES)
+        signed = [
+            place
+            for place in survivors
+            if any(signatures[place])
+            and has_signed(assembly.members[place].key, signatures[place], assembly.confirmation(place, survivors))
+        ]
+        if len(signed) < (least := threshold_of(count, self.owner.threshold)):
+            raise Refused(
+                f"{len(signed)} clients have signed who is in the sum, and {least} must; nothing was revealed"
+            )
+        shares = []
+        for place in range(count):
+            pair = bytes.fromhex(state.kept if place == me else state.pairs.get(str(place), ""))
+            shares.append((pair[:SHARE_BYTES] if place in survivors else pair[SHARE_BYTES:]) or bytes(SHARE_BYTES))
+        return Packet({}, {"shares": {"revealed": to_rows(shares)}})
+
+    # ---- checks ----
+
+    def _check_members(self, assembly: Assembly) -> None:
+        """All keys are signed by whom they belong to, and the client's own are among them."""
+        owner, members = self.owner, assembly.members
+        numbers = [member.number for member in members]
+        if numbers != sorted(set(numbers)) or len({member.name for member in members}) < len(members):
+            raise MessageError("the clients of a secure sum should be different ones, in order")
+        if (owner.number, owner.name) not in [(member.number, member.name) for member in members]:
+            raise Refused(f"{owner.name} is not among the clients of the sum")
+        if assembly.records[assembly.place(owner.number)].packed().hex() != self._state.record:
+            raise Refused(f"the keys in the name of {owner.name} are not its own")
+        self._check_list(assembly, list(range(len(members))), "take part")
+        self._check_peers(members)
+        for member, record in zip(members, assembly.records, strict=True):
+            if not record.is_of(assembly.run, assembly.round, member):
+                raise Refused(f"the keys in the name of {member.name} are not signed by it")
+        public = [key for record in assembly.records for key in (record.sealing, record.masking)]
+        if len(set(public)) < len(public):
+            raise Refused("two clients of the sum have the same keys")
+
+    def _check_list(self, assembly: Assembly, places: list[int], what: str) -> None:
+        """Enough clients, of enough owners, and this one among them."""
+        least = self.owner.least
+        if what != "take part":
+            least = max(least, threshold_of(len(assembly.members), self.owner.threshold))
+        owners = len({assembly.members[place].key for place in places})
+        if len(places) < least or owners < self.owner.least:
+            raise Refused(
+                f"{len(places)} clients with {owners} keys {what}; {self.owner.name} adds up {least} at least, of "
+                f"{self.owner.least} owners"
+            )
+        if assembly.place(self.owner.number) not in places:
+            raise Refused(f"{self.owner.name} is not among the clients that {what}")
+
+    def _check_peers(self, members: tuple[Member, ...]) -> None:
+        """Names have the keys that the owner of the node wrote down, or else those that they had when first seen."""
+        if self.owner.peers:
+            known, where = read_public_keys(Path(self.owner.peers).expanduser()), self.owner.peers
+        else:
+            known, where = self._memory.peers(), str(self._memory.peers_path)
+        for member in members:
+            if self.owner.peers and member.name not in known:
+                raise Refused(f"{where} has no {member.name}.pub, so nobody vouches for {member.name}")
+            if known.get(member.name, member.key) != member.key:
+                raise Refused(
+                    f"{member.name} would have key {fingerprint(member.key)}; {where} has "
+                    f"{fingerprint(known[member.name])} for it"
+                )
+        if not self.owner.peers:
+            self._memory.keep_peers(known | {member.name: member.key for member in members})
+
+    # ---- memory ----
+
+    def _assembly(self) -> Assembly:
+        if not self._state.clients:
+            raise Refused(f"{self.owner.name} has not been told who takes part")
+        members = tuple(_member(client) for client in self._state.clients)
+        records = tuple(KeyRecord.read(bytes.fromhex(record)) for record in self._state.records)
+        return Assembly(self.entry.run, self._state.round, members, records)
+
+    def _write(self, state: SumState) -> None:
+        self._state = state
+        self._memory.write(state)
+
+
+def _member(client: Any) -> Member:
+    if not isinstance(client, list) or [type(part) for part in client] != [int, str, str]:
+        raise MessageError("a client of a secure sum has a number, a name and a key")
+    return Member(*client)
+
+
+def read_vector(packet: Packet, width: int) -> Ring:
+    """The masked update of an answer."""
+    vector = packet.group("sum").get("masked")
+    if vector is None or vector.dtype != torch.int64 or tuple(vector.shape) != (width,):
+        raise MessageError(f"a masked update is {width} whole numbers")
+    return np.ascontiguousarray(vector.numpy()).view(np.uint64)

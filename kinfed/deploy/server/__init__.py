@@ -1,0 +1,1 @@
+"""The server's side of a deployment: enrolment, checks of answers, the pool of all nodes, status."""

@@ -1,0 +1,249 @@
+"""A deployment on the server's side: clients are enrolled, then a run like any other, with a pool of nodes.
+
+    <out>/deployment.json    the run's own name, the clients in the order of their numbers, and the common scaling;
+                             written once (kinfed.deploy.server.enrol), so that a run that is resumed is the same run
+    <out>/log.txt            what happened, for people: tail -f it
+    <out>/status.json        what happens now: rounds, clients, who is awaited (kinfed.deploy.server.status)
+    <out>/...                otherwise a run folder like any other (kinfed.records.folder): rounds.jsonl, clients.csv,
+                             summary.json and a checkpoint after every round
+
+There are no models in it: personal ones are in the vaults of the nodes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithms import check_algorithm_settings, privacy_profile
+from kinfed.core import storage
+from kinfed.deploy.server.enrol import Roster, TooFewClients, enrol_clients
+from kinfed.deploy.server.node_pool import NodePool, sample_update
+from kinfed.deploy.server.server_privacy import SecretSchedule, make_user_level, notes
+from kinfed.deploy.server.status import DONE, RUNNING, STOPPED, WAITING, StatusWriter
+from kinfed.deploy.settings import STANDARD, Deployment
+from kinfed.deploy.transport.exchange import Exchange, Transport
+from kinfed.engine import ModuleTask, Task
+from kinfed.errors import ConfigError, KinfedError
+from kinfed.privacy import PrivacyBudget, make_budget, seeded_noise
+from kinfed.records import FolderInUse, RunFiles, RunFolder, headline_text
+from kinfed.runs import ClientTable, MethodResult, MethodRun, Metrics, NullObserver, build_task
+from kinfed.server import Loop, RoundReport
+from kinfed.serving import save_layout
+
+Say = Callable[[str], None]
+
+
+def serve(
+    deployment: Deployment,
+    transport: Transport,
+    say: Say = print,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Path:
+    """Run a deployment to its end, from where its folder says it stopped; the folder with the results."""
+    with _open_folder(deployment, say, clock, sleep) as folder:
+        log = _log_to(folder.path / "log.txt", say)
+        exchange = Exchange(transport, log, clock, sleep)
+        about = {"method": deployment.method, "rounds": deployment.run.rounds}
+        status = StatusWriter(folder.path, exchange, about, deployment.client_names or [])
+        exchange.watch = status.watch
+        if folder.version_change:
+            log(folder.version_change)
+        try:
+            status.update(WAITING, "waiting for clients to appear")
+            run, roster = enrol_clients(deployment, exchange, folder.path / "deployment.json")
+            log(
+                f"run {run} in {folder.path}: {deployment.method} with {deployment.run.model.name} for "
+                f"{deployment.run.rounds} rounds; clients {', '.join(roster.names)}"
+            )
+            status.names = roster.names
+            result = _run_rounds(deployment, run, roster, exchange, folder, status)
+        except BaseException as error:
+            reason = str(error) if isinstance(error, KinfedError) else f"{type(error).__name__}: {error}"
+            log(f"stopped: {reason}")
+            status.update(STOPPED, "stopped", reason=reason)
+            raise
+        absent = [name for k, name in enumerate(roster.names) if k not in result.evaluation.ids.tolist()]
+        if absent:
+            log(f"the last evaluation is without {', '.join(absent)}; their vaults hold an older model")
+        log(f"done; results in {folder.path}, personal models in the vaults of the nodes")
+        status.update(DONE, "done")
+    return folder.path
+
+
+def _log_to(path: Path, say: Say) -> Say:
+    """`say`, and a line with the time in a file."""
+
+    def log(text: str) -> None:
+        with storage.storage_errors("append to", path), path.open("a", encoding="utf-8") as file:
+            file.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {text}\n")
+        say(text)
+
+    return log
+
+
+def _open_folder(
+    deployment: Deployment, say: Say, clock: Callable[[], float], sleep: Callable[[float], None]
+) -> RunFolder:
+    """The run's folder. The server of a superlink that was killed may live on for some seconds and hold it: wait."""
+    end, waiting = clock() + deployment.wait, False
+    while True:
+        try:
+            return RunFolder.open(deployment.folder, deployment.run.dump(), deployment.fingerprint(), resume=True)
+        except FolderInUse as error:
+            if clock() >= end:
+                raise
+            if not waiting:
+                say(f"waiting: {error}")
+                waiting = True
+            sleep(1.0)
+
+
+def _run_rounds(
+    deployment: Deployment, run: str, roster: Roster, exchange: Exchange, folder: RunFolder, status: StatusWriter
+) -> MethodResult:
+    config = deployment.run
+    task = build_task(config, roster.shape, deployment.problem)
+    _check_weights(folder.path, task)
+    save_layout(folder.path, config.model.name, task)
+    pool, loop = _make_loop(deployment, run, roster, exchange, task, folder.path)
+    with loop:
+        method_run = MethodRun(
+            deployment.method,
+            loop,
+            ClientTable(roster.names, n_train=roster.counts[:, 0], n_test=roster.counts[:, 2]),
+            _num_rounds(deployment, folder, loop, exchange.say),
+            eval_every=config.eval_every,
+            checkpoint_every=config.checkpoint_every,
+            folder=folder,
+            observer=_LogObserver(exchange.say, config.rounds, status, config.metric),
+        )
+        for report in method_run.rounds():
+            if pool.rounds_without_quorum >= deployment.patience:
+                raise TooFewClients(
+                    f"{pool.rounds_without_quorum} rounds in a row had too few updates; the run stops after round "
+                    f"{report.round}. Start it again (flwr run) when clients are back, and it goes on from there"
+                )
+        result = method_run.finish()
+    folder.write_summary({"results": [result.summary()]})
+    return result
+
+
+def _num_rounds(deployment: Deployment, folder: RunFolder, loop: Loop, say: Say) -> int:
+    """As configured; less where rounds were repeated whose sums count against a promised user-level epsilon."""
+    rounds = deployment.run.rounds
+    if loop.user_level is None or deployment.run.user_epsilon is None:
+        return rounds
+    repeated = loop.user_level.spent - folder.checkpoints.newest_round(f"{deployment.method}-{deployment.seed}")
+    if repeated:
+        say(
+            f"{repeated} noisy sum(s) were released by rounds that did not finish; the run has {rounds - repeated} "
+            f"rounds, so that no more than {rounds} sums are released, the number that user_epsilon was planned for"
+        )
+    return rounds - repeated
+
+
+def _check_weights(folder: Path, task: ModuleTask) -> None:
+    """Refuse to go on with other frozen weights than a run began with."""
+    if (folder / "model.json").exists() and RunFiles(folder).layout().get("constants", "") != task.constants_digest():
+        raise ConfigError(
+            f"the model has other frozen weights than the run in {folder} began with; give it those again, or begin "
+            "another run (out)"
+        )
+
+
+def _make_loop(
+    deployment: Deployment, run: str, roster: Roster, exchange: Exchange, task: Task, folder: Path
+) -> tuple[NodePool, Loop]:
+    config, algorithm = deployment.run, deployment.algorithm
+    population = roster.population(deployment.seed, config.participation)
+    budget = None if config.privacy is None else _make_budget(deployment, roster, task, exchange.say)
+    task = task if budget is None else budget.task
+    check_algorithm_settings(algorithm, task, population)  # before a round is tried out
+    server = algorithm.init_server(task, population)
+    up = sample_update(algorithm, task, server, roster, deployment.problem)
+    pool, schedule = _make_pool(deployment, run, roster, exchange, task, up), config.schedule
+    user_level = make_user_level(deployment, run, folder, len(roster.names), task, up)
+    if user_level is not None:
+        schedule = SecretSchedule(schedule.participation, sampling=schedule.sampling)
+        for note in notes(deployment, user_level, len(roster.names)):
+            exchange.say(note)
+    return pool, Loop(
+        algorithm, task, pool, population, schedule, privacy=budget, user_level=user_level, robust=config.robust_rule
+    )  # fmt: skip
+
+
+def _make_pool(
+    deployment: Deployment, run: str, roster: Roster, exchange: Exchange, task: Task, up: Mapping[str, Tensor]
+) -> NodePool:
+    secure, algorithm = deployment.run.secure, deployment.algorithm
+    if secure is None or not algorithm.averages:
+        return NodePool(deployment, run, roster, exchange, task, up)
+    from kinfed.deploy.secure.secure_pool import SecureNodePool
+
+    secure.check_update(deployment.method, algorithm, up, deployment.run.schedule.size(len(roster.names)))
+    exchange.say(f"secure sums: no update leaves a node but masked, in a sum of {secure.least} clients at least")
+    return SecureNodePool(secure, deployment, run, roster, exchange, task, up)
+
+
+def _make_budget(deployment: Deployment, roster: Roster, task: Task, say: Say) -> PrivacyBudget:
+    config, algorithm, label = deployment.run, deployment.algorithm, deployment.method
+    privacy, count = config.privacy, roster.counts[:, 0]
+    assert privacy is not None
+    privacy.check_method(label, algorithm, count)
+    profile = privacy_profile(algorithm, count)
+    if profile is None or profile.per_round is None:
+        raise ConfigError(
+            f"{label} sets no limit on the gradients per round, so the privacy spent by a client that does not answer "
+            "could not be counted; limit its local steps, for example with l_max"
+        )
+    if "needs validation" in algorithm.traits and not bool((roster.counts[:, 1] > 0).all()):
+        raise ConfigError(f"{label} judges models on validation examples, and a client has none")
+    for note in privacy.notes(label, algorithm, count):
+        say(note)
+    if deployment.scaling == STANDARD:
+        say(f"{label}: not covered by epsilon: sums of features over each client's training examples")
+    num_clients, seed = len(roster.names), deployment.seed
+    if config.user_privacy is not None:  # who will be called is a secret: plan for everybody in every round
+        calls = torch.full((num_clients,), config.rounds)
+    else:
+        active = [config.schedule.active(seed, number, num_clients) for number in range(1, config.rounds + 1)]
+        calls = torch.bincount(torch.cat(active), minlength=num_clients)
+    return make_budget(privacy, algorithm, task, seeded_noise(seed), count, calls)
+
+
+@dataclass(frozen=True)
+class _LogObserver(NullObserver):
+    """Writes what a run reports into the log (kinfed.runs.observer)."""
+
+    say: Say
+    num_rounds: int
+    status: StatusWriter
+    metric: str | None
+
+    def started(self, label: str, seed: int, first: int, rounds: int) -> None:
+        if first:
+            self.say(f"resumed after round {first}")
+        self.status.update(RUNNING, f"round {first + 1} of {self.num_rounds}")
+
+    def round(
+        self, label: str, seed: int, report: RoundReport, personal: Metrics | None, server: Metrics | None
+    ) -> None:
+        figure = f"; personal {headline_text(personal, self.metric)}" if personal else ""
+        self.say(
+            f"round {report.round} of {self.num_rounds}: {report.active - report.dropped} of {report.active} "
+            f"updates in {report.seconds:.1f} s{figure}"
+        )
+        if report.round < self.num_rounds:
+            self.status.update(RUNNING, f"round {report.round + 1} of {self.num_rounds}")
+
+    def note(self, text: str) -> None:
+        self.say(text)

@@ -1,0 +1,241 @@
+"""Who takes part in a deployment: clients appear, say what data they have, and agree on what models are fed.
+
+All of it happens once, before the first round, and is written down (deployment.json); a run that is resumed reads it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfed.core import storage
+from kinfed.data import Population, TablePreprocessing, TableStatistics, parse_kinds, spread
+from kinfed.deploy.node.requests import SUMS
+from kinfed.deploy.settings import STANDARD, Deployment
+from kinfed.deploy.transport.exchange import Exchange
+from kinfed.deploy.transport.wire import MessageError, Packet, plain_text
+from kinfed.errors import ConfigError, DataError, KinfedError
+
+
+class TooFewClients(KinfedError):
+    """Clients did not appear, or too few answered for too long. What was done is saved."""
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The clients of a deployment, in the order of their numbers; what the server knows of them."""
+
+    names: list[str]
+    counts: Tensor  # [K, 3] training, validation and test examples
+    shape: tuple[int, ...]  # of an example
+    columns: list[str]
+    tokens: bool = False
+    groups: list[str] = field(default_factory=list)  # [K] names of groups, where nodes have any
+    mean: Tensor | None = None  # [*shape] or one number; None: 0
+    std: Tensor | None = None  # likewise; None: 1
+    keys: list[str] = field(default_factory=list)  # [K] the public key that each client belongs to
+    preprocessing: dict[str, Any] | None = None  # what the columns of tables become, as JSON; learnt from all clients
+    exchanged: tuple[int, int] = (0, 0)  # bytes down and up that this took
+
+    @property
+    def group_names(self) -> list[str]:
+        return sorted(set(self.groups))
+
+    def group(self, number: int) -> int:
+        return self.group_names.index(self.groups[number]) if self.groups else -1
+
+    def population(self, seed: int, participation: float) -> Population:
+        groups = torch.tensor([self.group(k) for k in range(len(self.names))]) if self.groups else None
+        return Population(len(self.names), seed, participation, groups, len(self.group_names), exchanged=self.exchanged)
+
+
+def enrol_clients(deployment: Deployment, exchange: Exchange, path: Path) -> tuple[str, Roster]:
+    """The run's own name and its clients: as the file says, where there is one, else from the nodes that appear.
+
+    From then on every client belongs to its key. Keys that the operator wrote down come before all others."""
+    exchange.largest_count = deployment.largest_count
+    if deployment.keys:
+        from kinfed.deploy.transport.client_keys import read_public_keys
+
+        exchange.keys, exchange.only_known = read_public_keys(Path(deployment.keys).expanduser()), True
+    if path.exists():
+        run, roster = _load_roster(path)
+        exchange.keys = dict(zip(roster.names, roster.keys, strict=True)) | exchange.keys
+        return run, roster
+    roster = _enrol(deployment, exchange)
+    run = secrets.token_hex(8)
+    storage.write_json(path, {"run": run, **roster.__dict__})
+    return run, roster
+
+
+def _load_roster(path: Path) -> tuple[str, Roster]:
+    record = storage.read_json(path, "the clients of a deployment")
+    run = record.pop("run")
+    tensors = {name: None if record[name] is None else torch.tensor(record[name]) for name in ("mean", "std")}
+    counts = torch.tensor(record["counts"], dtype=torch.int64)
+    shape, exchanged = tuple(record["shape"]), tuple(record["exchanged"])
+    return run, Roster(**record | tensors | {"counts": counts, "shape": shape, "exchanged": exchanged})
+
+
+def _enrol(deployment: Deployment, exchange: Exchange) -> Roster:
+    """All clients are there for the first time."""
+    names = _await_clients(deployment, exchange)
+    roster = _roster(names, exchange, learnt=deployment.scaling == STANDARD)
+    if deployment.scaling == STANDARD and roster.columns and not roster.tokens:
+        return _learn_columns(deployment, exchange, roster)
+    if deployment.scaling == STANDARD:
+        mean, std = _common_scaling(deployment, exchange, roster)
+    else:
+        mean, std = None, None if deployment.divisor is None else torch.tensor(deployment.divisor, dtype=torch.float32)
+    return replace(roster, mean=mean, std=std)
+
+
+def _await_clients(deployment: Deployment, exchange: Exchange) -> list[str]:
+    """Their names in the order of their numbers: as listed, else sorted."""
+    wanted, listed = deployment.num_clients, deployment.client_names
+
+    def present() -> list[str]:
+        names = exchange.present()
+        return sorted(names if listed is None else names & set(listed))
+
+    exchange.say(f"waiting for {wanted} clients" + (f": {', '.join(listed)}" if listed else ""))
+    exchange.find(lambda: len(present()) >= wanted, deployment.wait, wanted, listed or ())
+    names = present()
+    if len(names) < wanted:
+        lacking = "" if listed is None else f"; missing: {', '.join(sorted(set(listed) - set(names)))}"
+        troubles = "".join(f"; {stranger}" for stranger in exchange.strangers())
+        raise TooFewClients(
+            f"{len(names)} of {wanted} clients appeared within {deployment.wait:g} s "
+            f"({', '.join(names) or 'none'}){lacking}{troubles}"
+        )
+    if len(names) > wanted:
+        raise ConfigError(
+            f"there are {len(names)} clients ({', '.join(names)}), and the configuration says {wanted}; set clients to "
+            "how many there are, or to the names of those that take part"
+        )
+    return listed or names
+
+
+def _roster(names: list[str], exchange: Exchange, learnt: bool) -> Roster:
+    """From what the clients say of themselves; DataError where their data do not fit together. Columns that are
+    `learnt` together may be other ones at every client."""
+    greetings = [exchange.greetings[name] for name in names]
+    first = greetings[0]
+    same = [("shape", "shape of an example"), ("columns", "feature columns"), ("tokens", "kind of features")]
+    if learnt and all(greeting.columns and not greeting.tokens for greeting in greetings):
+        same = []
+    for key, what in same:
+        for name, greeting in zip(names, greetings, strict=True):
+            ours, theirs = getattr(first, key), getattr(greeting, key)
+            if ours != theirs:
+                raise DataError(
+                    f"{names[0]} and {name} differ in the {what}: {_short(ours)} and {_short(theirs)}. Make the data "
+                    "alike, or list the columns in their order in the setting features"
+                )
+    counts = torch.tensor([greeting.counts for greeting in greetings], dtype=torch.int64)
+    groups = [greeting.group for greeting in greetings]
+    if any(groups) and not all(groups):
+        raise ConfigError(f"{names[groups.index('')]} has no group, and others have; give every node one, or none")
+    _report_counts(names, counts, exchange)
+    return Roster(
+        names, counts, first.shape, list(first.columns), first.tokens, groups if any(groups) else [],
+        keys=[exchange.keys[name] for name in names],
+    )  # fmt: skip
+
+
+def _report_counts(names: list[str], counts: Tensor, exchange: Exchange) -> None:
+    """What clients claim decides how much they weigh; people should see it."""
+    share = counts[:, 0] / counts[:, 0].sum().clamp_min(1)
+    claims = [f"{name} {n} ({100 * p:.0f} %)" for name, n, p in zip(names, counts[:, 0].tolist(), share, strict=True)]
+    exchange.say(f"training examples, as the clients say: {', '.join(claims)}")
+
+
+def _learn_columns(deployment: Deployment, exchange: Exchange, roster: Roster) -> Roster:
+    """What the columns of all clients' tables become, from one message of statistics of each. A client whose statistics
+    cannot be used adds nothing; its rows are encoded like all others."""
+    messages: dict[str, TableStatistics] = {}
+
+    def take(name: str, answer: Packet) -> None:
+        try:
+            statistics = TableStatistics.from_json(answer.require("statistics", dict))
+            statistics.check_size(exchange.greetings[name].rows, deployment.largest_value)
+        except DataError as error:
+            raise MessageError(str(error)) from None
+        messages[name] = statistics
+
+    questions = {name: Packet({"kind": SUMS, "name": name}) for name in roster.names}
+    reasons = exchange.request(SUMS, questions, deployment.wait, take)
+    _check_answers(deployment, exchange, roster, len(messages), reasons, "learning columns")
+    declared = parse_kinds(deployment.run.columns)
+    merged = TableStatistics.merged([messages[name] for name in roster.names if name in messages], declared)
+    for name in [*(deployment.feature_columns or ()), *declared]:
+        if name not in merged.columns and declared.get(name) != "skip":
+            raise ConfigError(f"no client has a column {name!r}, which the settings name")
+    sent = sum(statistics.nbytes for statistics in messages.values())
+    learnt = TablePreprocessing.from_statistics(merged, declared, message_bytes=sent)
+    for sentence in learnt.sentences():
+        exchange.say(sentence)
+    record = learnt.to_json()
+    exchanged = (len(roster.names) * len(storage.to_json(record).encode()), sent)
+    return replace(
+        roster, shape=(len(learnt.features),), columns=learnt.columns, preprocessing=record, exchanged=exchanged
+    )
+
+
+def _common_scaling(deployment: Deployment, exchange: Exchange, roster: Roster) -> tuple[Tensor | None, Tensor | None]:
+    """Mean and deviation of every feature over all clients' training rows, from two sums of each client."""
+    if roster.tokens:
+        return None, None
+    mean_parts = _sums(deployment, exchange, roster, roster.names, None)
+    rows = sum(exchange.greetings[name].rows for name in mean_parts)
+    mean = torch.stack(list(mean_parts.values())).sum(0) / max(rows, 1)
+    parts = _sums(deployment, exchange, roster, list(mean_parts), mean)  # whose first sums cannot be is not asked on
+    rows = sum(exchange.greetings[name].rows for name in parts)
+    return mean.to(torch.float32), spread(mean, torch.stack(list(parts.values())).sum(0), rows).to(torch.float32)
+
+
+def _sums(
+    deployment: Deployment, exchange: Exchange, roster: Roster, names: list[str], mean: Tensor | None
+) -> dict[str, Tensor]:
+    """What these clients add, in their order: sums of features or, given the mean, of squared distances from it. A
+    client whose sums cannot be used adds nothing; its examples are scaled like all others."""
+    groups = {} if mean is None else {"sums": {"mean": mean}}
+    questions = {name: Packet({"kind": SUMS, "name": name}, groups) for name in names}
+    parts: dict[str, Tensor] = {}
+
+    def take(name: str, answer: Packet) -> None:
+        part = answer.group("sums").get("total")
+        if part is None or tuple(part.shape) != roster.shape or not bool(torch.isfinite(part).all()):
+            raise MessageError("no finite sum per feature")
+        rows, largest = exchange.greetings[name].rows, deployment.largest_value
+        most, least = (rows * largest, -rows * largest) if mean is None else (4 * rows * largest**2, 0.0)
+        if not least <= float(part.min()) <= float(part.max()) <= most:
+            raise MessageError(
+                f"sums from {float(part.min()):.3g} to {float(part.max()):.3g} cannot be those of {rows} rows with "
+                f"features up to {largest:g} (largest_value)"
+            )
+        parts[name] = part.to(torch.float64)
+
+    reasons = exchange.request(SUMS, questions, deployment.wait, take)
+    _check_answers(deployment, exchange, roster, len(parts), reasons, "the common scaling")
+    return {name: parts[name] for name in names if name in parts}
+
+
+def _check_answers(
+    deployment: Deployment, exchange: Exchange, roster: Roster, answers: int, reasons: dict[str, str], what: str
+) -> None:
+    """Say whose answers could not be used; refuse where too few could."""
+    for name, reason in sorted(reasons.items()):
+        exchange.say(f"{what} is without {name}: {reason}")
+    if answers < deployment.needed_updates(len(roster.names)):
+        name, reason = next(iter(sorted(reasons.items())))
+        raise TooFewClients(f"{what} needs {deployment.needed_updates(len(roster.names))} clients; {name}: {reason}")
+
+
+def _short(value: Any) -> str:
+    return plain_text(str(list(value) if isinstance(value, tuple) else value), 80)

@@ -1,0 +1,259 @@
+"""The pool of all nodes, as the server loop sees it (kinfed.pools.base).
+
+States are on the nodes. What the server keeps of them is one number per client: the last round of it that counted. It
+goes into every message and every checkpoint, and is all a node needs to go on from the right state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithms import AnyAlgorithm, RoundInfo
+from kinfed.core import Tree
+from kinfed.data import SPLITS, Cohort, Features, Population, Problem, Split
+from kinfed.deploy.node.requests import EVALUATE, TRAIN
+from kinfed.deploy.server.answer_checks import AnswerChecks, check_figures, check_same_question
+from kinfed.deploy.server.enrol import Roster
+from kinfed.deploy.settings import Deployment
+from kinfed.deploy.transport.exchange import Exchange
+from kinfed.deploy.transport.wire import MessageError, Packet, masked_widths, message_types, sent_tensors
+from kinfed.engine import Score, Task
+from kinfed.errors import CheckpointError, ConfigError
+from kinfed.pools import Download, Evaluation, ServerModelOf
+from kinfed.privacy import EVALUATION, TRAINING, Event, PrivateTask, Record
+from kinfed.updates import Reply
+
+
+class NodePool:
+    def __init__(
+        self, deployment: Deployment, run: str, roster: Roster, exchange: Exchange, task: Task, up: Mapping[str, Tensor]
+    ) -> None:
+        """`up` is an update as it should be (see `sample_update`)."""
+        self.deployment, self.run, self.roster, self.exchange = deployment, run, roster, exchange
+        self.algorithm = deployment.algorithm
+        self.accepted = torch.zeros(len(roster.names), dtype=torch.int64)  # [K] last round that counted; 0: none yet
+        self.rounds_without_quorum = 0  # the last ones, in a row
+        self._sample = dict(up)
+        self._checks = AnswerChecks(deployment, roster.counts, task, up)
+        self._up = message_types(self.algorithm)[1]
+        self._noise = task.noise if isinstance(task, PrivateTask) else 0.0
+        self._private = isinstance(task, PrivateTask)
+        self._frozen = (task.inner if isinstance(task, PrivateTask) else task).frozen_digest()
+        self._longest = roster.counts.max(0).values.tolist()
+
+    # ---- the contract of a pool ----
+
+    def train(self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None) -> Reply:
+        efforts = torch.ones(len(ids)) if effort is None else effort
+        orders = {
+            self.roster.names[k]: self._order(TRAIN, k, round, download(one[None]), effort=float(e))
+            for k, one, e in zip(ids.tolist(), ids, efforts, strict=True)
+        }
+        updates: dict[int, Any] = {}
+        events: dict[int, list[Event]] = {}
+        nbytes, rejections = 0, dict[int, str]()
+
+        def take(name: str, answer: Packet) -> None:
+            nonlocal nbytes
+            k = self._number(name)
+            check_same_question(orders[name], answer)
+            nbytes += answer.nbytes
+            try:
+                gradients = self._checks.events(answer, self._checks.planned(k)[0])
+                if refused := answer.header.get("refused"):
+                    raise MessageError(str(refused))
+                update = self._read_update(k, round, answer)
+            except MessageError as error:
+                rejections[k] = str(error)
+                raise
+            if answer.header.get("lost"):
+                self.exchange.say(
+                    f"{name} has lost its state of round {int(self.accepted[k])} and begins anew from what it is sent"
+                )
+            updates[k], events[k] = update, gradients
+
+        # Under user-level privacy whatever came counts: a model must not tell whether one client more has answered.
+        hidden = self.deployment.run.user_privacy is not None
+        needed = 0 if hidden else self.deployment.needed_updates(len(ids))
+        reasons = self.exchange.request(TRAIN, orders, self.deployment.deadline, take, needed)
+        for name, reason in sorted(reasons.items()):
+            if self._number(name) not in rejections:  # those are the run's to report
+                self.exchange.say(f"round {round}: without {name}: {reason}")
+        record = self._record(ids, events) if self._private else None
+        reply = Reply(ids[:0], None, nbytes, sorted(rejections), rejections, record)
+        if updates and len(updates) >= needed:
+            reply = self._combine(updates, round, needed, reply)
+        elif hidden:
+            self.exchange.say(f"round {round}: none of {len(ids)} updates; the model gets its noise all the same")
+        else:
+            self.exchange.say(
+                f"round {round}: {len(updates)} of {len(ids)} updates, and {needed} are needed; nothing was changed"
+            )
+        self.rounds_without_quorum = 0 if len(reply.ids) else self.rounds_without_quorum + 1
+        self.accepted[reply.ids] = round
+        return reply
+
+    def _read_update(self, k: int, round: int, answer: Packet) -> Any:
+        """What a client's answer to a round brings; MessageError where that cannot be used."""
+        if strange := answer.groups.keys() - {"up"}:
+            raise MessageError(f"an answer to a round holds an update and nothing else; got {min(strange)} too")
+        return self._checks.update(k, answer.group("up"))
+
+    def _combine(self, updates: Mapping[int, Any], round: int, needed: int, reply: Reply) -> Reply:
+        """The reply with the updates of a round that has enough of them."""
+        numbers = sorted(updates)
+        return replace(reply, ids=torch.tensor(numbers), up=self._up.stack([updates[k] for k in numbers]))
+
+    def evaluate(
+        self,
+        ids: Tensor,
+        download: Download,
+        round: int,
+        *,
+        split: str = "test",
+        server_model: ServerModelOf | None = None,
+        keep_models: bool = False,
+    ) -> Evaluation:
+        """Of those who answer. Personal models stay where they are: asking for them is an error."""
+        if keep_models:
+            raise ConfigError("personal models of a deployment are in the vaults of the nodes; they are not sent")
+        orders = {}
+        for k, one in zip(ids.tolist(), ids, strict=True):
+            model = None if server_model is None else server_model(one[None])
+            groups = {} if model is None else {"server_model": {"model": model}}
+            orders[self.roster.names[k]] = self._order(EVALUATE, k, round, download(one[None]), groups, split=split)
+        by_client: dict[int, Packet] = {}
+        events: dict[int, list[Event]] = {}
+
+        def take(name: str, answer: Packet) -> None:
+            check_same_question(orders[name], answer)
+            k = self._number(name)
+            scores = {"personal", *(name for name in answer.groups if name.startswith("other."))}
+            for group in sorted(scores | ({"server_model"} if server_model is not None else set())):
+                self._checks.score(k, SPLITS.index(split), answer.group(group))
+            check_figures(answer.group("figures"))
+            by_client[k], events[k] = answer, self._checks.events(answer, self._checks.planned(k)[1])
+
+        reasons = self.exchange.request(EVALUATE, orders, self.deployment.deadline, take, 1)
+        for name, reason in sorted(reasons.items()):
+            self.exchange.say(f"evaluation after round {round}: without {name}: {reason}")
+        numbers = sorted(by_client)
+        answers = [by_client[k] for k in numbers]
+        record = _make_record(events, EVALUATION) if self._private else None
+        if not numbers:
+            return Evaluation(ids[:0], None, None, record=record)
+        others = sorted({name for a in answers for name in a.groups if name.startswith("other.")})
+        figures = set.intersection(*(set(a.group("figures")) for a in answers))
+        return Evaluation(
+            torch.tensor(numbers),
+            _scores([a.group("personal") for a in answers]),
+            _scores([a.group("server_model") for a in answers]) if server_model is not None else None,
+            {name: torch.cat([a.group("figures")[name].reshape(1) for a in answers]) for name in sorted(figures)},
+            alternatives={
+                name.removeprefix("other."): _scores([a.group(name) for a in answers])
+                for name in others
+                if all(name in a.groups for a in answers)
+            },
+            record=record,
+        )
+
+    def states(self) -> dict[str, Tensor]:
+        return {"accepted": self.accepted.clone()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        accepted = tensors.get("accepted")
+        if accepted is None or accepted.shape != self.accepted.shape or accepted.dtype != torch.int64:
+            raise CheckpointError("the checkpoint is not of a deployment with these clients; choose another folder")
+        self.accepted = accepted.clone()
+
+    def close(self) -> None:
+        """Connections are the transport's."""
+
+    # ---- messages ----
+
+    def _number(self, name: str) -> int:
+        return self.roster.names.index(name)
+
+    def _order(
+        self,
+        kind: str,
+        k: int,
+        round: int,
+        down: Tree,
+        groups: Mapping[str, dict[str, Tensor]] | None = None,
+        **more: Any,
+    ) -> Packet:
+        scale = {"mean": self.roster.mean, "std": self.roster.std}
+        inputs = {name: tensor for name, tensor in scale.items() if tensor is not None}
+        header = {
+            "kind": kind, "run": self.run, "round": round, "number": k, "name": self.roster.names[k],
+            "accepted": int(self.accepted[k]), "num_clients": len(self.roster.names), "longest": self._longest,
+            "group": self.roster.group(k), "noise": self._noise, "frozen": self._frozen, **more,
+        }  # fmt: skip
+        if self.roster.preprocessing is not None:
+            header["preprocessing"] = self.roster.preprocessing
+        if widths := masked_widths(down):
+            header["widths"] = widths
+        return Packet(header, {"down": sent_tensors(down), "inputs": inputs, **(groups or {})})
+
+    def _record(self, ids: Tensor, events: Mapping[int, list[Event]]) -> Record:
+        """Gradients of every client that was called. One that did not answer may have computed them all the same, and
+        somebody may yet read its answer: it is charged in full."""
+        return _make_record({k: events.get(k) or list(self._checks.planned(k)[0]) for k in ids.tolist()}, TRAINING)
+
+
+def sample_update(
+    algorithm: AnyAlgorithm, task: Task, server: Tree, roster: Roster, problem: Problem
+) -> dict[str, Tensor]:
+    """An update [1, ...] as the method makes it, of a client with made-up examples: what fields, types and shapes to
+    expect of real ones."""
+    plain = task.inner if isinstance(task, PrivateTask) else task
+    dtype = torch.int64 if roster.tokens else torch.float32
+    features = Features(torch.zeros(2, *roster.shape, dtype=dtype))
+    labels = torch.zeros(2) if problem.is_regression else torch.arange(2) % problem.num_classes
+    ids, start, one, rows = torch.tensor([0]), torch.tensor([0]), torch.tensor([1]), torch.arange(2)
+    longest = roster.counts.max(0).values.tolist()
+    train, val, test = (Split(features, labels, ids, start, one, rows, 0, 1, None, most) for most in longest)
+    groups = torch.tensor([roster.group(0)]) if roster.groups else None
+    cohort = Cohort(ids, train, val, test, 0, 1, groups)
+    info = RoundInfo(1, Population(len(roster.names), 0), plain.trainable)
+    planned, _ = algorithm.plan(server, torch.arange(len(roster.names)), info)
+    down = algorithm.download(planned, ids)
+    _, up = algorithm.client_update(plain, algorithm.init_client(plain, cohort), down, cohort)
+    return dict(up.named())
+
+
+def _make_record(events: Mapping[int, list[Event]], phase: int) -> Record:
+    """A record as the budget takes it. Keys of samples are made up: the real ones do not leave a node. Those of an
+    evaluation are others than those of a round."""
+    record = Record(phase)
+    for k, own in sorted(events.items()):
+        for event in own:
+            for _ in range(event.batches):
+                key = len(record.calls) if phase == TRAINING else -1 - len(record.calls)
+                record.calls[key], record.samples[key] = event.gradients, (k, event.q)
+    return record
+
+
+def _scores(answers: list[dict[str, Tensor]]) -> Score:
+    def column(name: str, dtype: torch.dtype) -> Tensor:
+        return torch.cat([tensors[name].reshape(1).to(dtype) for tensors in answers])
+
+    names = sorted(name for name in answers[0] if name.startswith("sums."))
+    sums = {
+        name.removeprefix("sums."): torch.cat([tensors[name].to(torch.float64) for tensors in answers])
+        for name in names
+    }
+    errors = all("error" in tensors for tensors in answers)
+    return Score(
+        column("correct", torch.float64),
+        column("loss", torch.float64),
+        column("count", torch.int64),
+        sums,
+        column("error", torch.float64) if errors else None,
+    )

@@ -1,0 +1,104 @@
+"""User-level privacy at a real server: its noise, its choice of clients, and what it has let out.
+
+In a simulation noise and samples are functions of the run's seed. At a real server whoever has the app's settings has
+the seed, and every node has. So here
+
+  * the noise of a sum comes from random bytes that are drawn for it and forgotten (kinfed.privacy.noise.fresh_noise);
+  * who is called comes from the system's random numbers, anew at every attempt at a round: epsilon counts on samples
+    that are independent of each other and that only the server knows;
+  * sums are counted on the disk before they are used (`SumBooks`). A server that is killed after a model has left, and
+    before its checkpoint, repeats the round with other noise and another sample: that is a further sum, and counts.
+
+The server is trusted with all of it, as in a simulation. No node can tell whether it adds noise.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfed.core import storage
+from kinfed.deploy.settings import Deployment
+from kinfed.deploy.transport.wire import message_types, tree_of
+from kinfed.engine import Task
+from kinfed.errors import StorageError
+from kinfed.privacy import fresh_noise
+from kinfed.server import Schedule
+from kinfed.updates import UserLevel
+
+FILE = "sums.json"  # in the run's folder
+FORMAT = "kinfed-sums-1"
+
+
+@dataclass(frozen=True)
+class SecretSchedule(Schedule):
+    """Who takes part, by the system's random numbers: never the same twice, and known to nobody else."""
+
+    def active(self, seed: int, round: int, num_clients: int) -> Tensor:
+        source = secrets.SystemRandom()
+        if self.sampling == "poisson":
+            chosen = [k for k in range(num_clients) if source.random() < self.participation]
+        else:
+            chosen = sorted(source.sample(range(num_clients), self.size(num_clients)))
+        return torch.tensor(chosen, dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class SumBooks:
+    """<out>/sums.json: how many noisy sums of a run have been let out, counted before each is used."""
+
+    path: Path
+    run: str
+
+    def read(self) -> int:
+        if not self.path.exists():
+            return 0
+        record: dict[str, Any] = storage.read_json(self.path, "the number of sums that were let out")
+        count = record.get("sums")
+        if record.get("format") != FORMAT or record.get("run") != self.run or type(count) is not int or count < 0:
+            raise StorageError(
+                f"{self.path} is damaged, or another run's. Restore it from a copy: without it nobody knows how much "
+                "of epsilon is spent"
+            )
+        return count
+
+    def enter(self, count: int) -> None:
+        storage.write_json(self.path, {"format": FORMAT, "run": self.run, "sums": count}, private=True)
+
+
+def make_user_level(
+    deployment: Deployment, run: str, folder: Path, num_clients: int, task: Task, update: Mapping[str, Tensor]
+) -> UserLevel | None:
+    """As the settings ask for it; None where they do not. `update`: one as the method makes it [1, ...]."""
+    config, algorithm = deployment.run, deployment.algorithm
+    privacy = config.user_privacy
+    if privacy is None:
+        return None
+    privacy.check(deployment.method, algorithm, task)
+    assert not isinstance(algorithm.averages, str)  # checked
+    template = tree_of(message_types(algorithm)[1], update).map(torch.zeros_like)
+    schedule = config.schedule
+    return UserLevel(
+        privacy, template, algorithm.averages, fresh_noise, schedule.client_sampling(num_clients),
+        schedule.expected_replies(num_clients, keeps_stragglers=False), range(1, config.rounds + 1),
+        books=SumBooks(folder / FILE, run),
+    )  # fmt: skip
+
+
+def notes(deployment: Deployment, user_level: UserLevel, num_clients: int) -> list[str]:
+    """What the operator must know before the first round."""
+    config, label = deployment.run, deployment.method
+    privacy = config.user_privacy
+    assert privacy is not None
+    lines = list(privacy.notes(label, deployment.algorithm, num_clients, user_level.sampling))
+    lines.append(
+        f"{label}: user-level noise {user_level.noise:.4g} on every sum, of {user_level.expected:g} clients expected; "
+        "the server adds it, and is trusted to"
+    )
+    return lines

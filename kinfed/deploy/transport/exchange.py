@@ -1,0 +1,262 @@
+"""Questions to nodes and their answers, over any transport: who is where, who has answered, and for how long to wait.
+
+Nodes come and go under numbers that mean nothing; clients have names. A node that appears is greeted, and says which
+clients it has: mostly one. It proves it with the client's key: the first key that came with a name, or the one that the
+operator wrote down for it, is the client's, and a node with another key is refused. A client that is away when it is
+asked gets its message as soon as it is back, until the time is up; one whose node went down with the message gets it
+again, and one whose process that should have answered was killed gets it once more. Every message has one answer at
+most: a second one, an answer to an earlier question, or one that comes after the time is up is never looked at. Who is
+silent for long is named in the log, with all that is known of it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kinfed.core import Silence
+from kinfed.deploy.node.requests import HELLO
+from kinfed.deploy.transport.connections import Presence
+from kinfed.deploy.transport.enrolment_message import Greeting, read_greetings
+from kinfed.deploy.transport.wire import MessageError, Packet, plain_text
+
+POLL_SECONDS = 0.5  # between looks for answers; each is two requests, which cost a superlink some milliseconds
+HELLO_SECONDS = 300.0  # how long a greeting may stay without an answer before it is sent again
+RETRY_SECONDS = 60.0  # after which a node that failed to say who it is gets another chance
+
+
+@dataclass(frozen=True)
+class Sent:
+    node: int
+    kind: str
+    packet: Packet
+    seconds: float  # after which nobody waits for the answer any more
+
+
+@dataclass(frozen=True)
+class Answer:
+    message: str  # the id of the message that this answers
+    packet: Packet | None
+    error: str = ""
+    gone: bool = False  # the node went away with the message
+    crashed: bool = False  # the node is there, but the process that should have answered died
+
+
+class Transport(Protocol):
+    def nodes(self) -> Collection[int]:
+        """Numbers of the nodes that are connected now."""
+
+    def send(self, messages: Sequence[Sent]) -> list[str]:
+        """Ids of the messages, "" for those that could not be sent."""
+
+    def receive(self, messages: Collection[str]) -> list[Answer]:
+        """Answers that have come to these messages, each given once."""
+
+
+@dataclass(frozen=True)
+class _Open:
+    """A greeting without an answer yet."""
+
+    node: int
+    since: float
+    nonce: str
+
+
+Take = Callable[[str, Packet], None]  # (client, its answer); raises MessageError for one that cannot be used
+
+
+@dataclass
+class Exchange:
+    transport: Transport
+    say: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    largest_count: int = 10**6  # of examples that a client may say it has
+    keys: dict[str, str] = field(default_factory=dict)  # the public key that a client belongs to, by name
+    only_known: bool = False  # names without a key are refused, too
+    clients: dict[int, list[str]] = field(default_factory=dict)  # names by node
+    greetings: dict[str, Greeting] = field(default_factory=dict)  # what a client last said of itself, by name
+    troubles: dict[int, str] = field(default_factory=dict)  # nodes that could not say who they are
+    presence: Presence = field(default_factory=Presence)
+    watch: Callable[[], None] = lambda: None  # called at every look for answers
+    _retry: dict[int, float] = field(default_factory=dict)  # when nodes in trouble are greeted again
+    _greeted: dict[str, _Open] = field(default_factory=dict)  # by message
+    _logged: set[str] = field(default_factory=set)  # troubles that the log has already
+
+    def find(self, enough: Callable[[], bool], seconds: float, wanted: int, listed: Collection[str] = ()) -> None:
+        """Ask nodes who they are until enough have said it, or the time is up. `wanted` and `listed` are for the log:
+        how many clients there should be, and their names where they are known."""
+        start = self.clock()
+        silence, end = Silence(start), start + seconds
+        while not enough() and self.clock() < end:
+            self._discover(set(self.transport.nodes()))
+            for answer in self.transport.receive(list(self._greeted)):
+                self._on_hello(answer)
+            self.watch()
+            if not enough():
+                if silence.is_due(self.clock()):
+                    self._say_who_is_missing(wanted, listed, start, end)
+                self.sleep(POLL_SECONDS)
+
+    def _say_who_is_missing(self, wanted: int, listed: Collection[str], start: float, end: float) -> None:
+        now, here = self.clock(), self.present()
+        missing = [self.presence.sentence(name, now, here) for name in sorted(set(listed) - here)]
+        reasons = missing + self.strangers() or ["no other node is connected"]
+        self.say(
+            f"waiting for {now - start:.0f} s, for {end - now:.0f} s more at most: {len(here)} of {wanted} clients are "
+            f"here ({', '.join(sorted(here)) or 'none'}); {'; '.join(reasons)}"
+        )
+
+    def strangers(self) -> list[str]:
+        """What is known of nodes that are connected and have not said whose they are."""
+        now = self.clock()
+        quiet = [
+            f"node {greeted.node} is connected, and was asked who it is {now - greeted.since:.0f} s ago; no answer yet"
+            for greeted in self._greeted.values()
+        ]
+        return quiet + [f"node {node} cannot take part: {trouble}" for node, trouble in self.troubles.items()]
+
+    def request(
+        self, kind: str, packets: Mapping[str, Packet], seconds: float, take: Take, needed: int | None = None
+    ) -> dict[str, str]:
+        """Ask each client its own question, and hand over the answers as they come. Ends when all have answered, when
+        the time is up, or when `needed` have and nobody else is connected. Returns, by client, why there is none."""
+        start = self.clock()
+        silence, end = Silence(start), start + seconds
+        needed = len(packets) if needed is None else needed
+        open_, pending, reasons, good = dict(packets), dict[str, str](), dict[str, str](), 0
+        crashed = set[str]()
+        while open_ and self.clock() < end:
+            online = set(self.transport.nodes())
+            self._discover(online)
+            where = self._where(online)
+            if good >= needed and not any(name in where for name in open_):
+                break
+            waiting = set(pending.values())
+            free = [name for name in open_ if name in where and name not in waiting]
+            messages = [Sent(where[name], kind, packets[name], max(end - self.clock(), 1.0)) for name in free]
+            for name, message in zip(free, self.transport.send(messages) if messages else [], strict=True):
+                if message:
+                    pending[message] = name
+                    self.presence.ask(name, self.clock())
+            for answer in self.transport.receive([*pending, *self._greeted]):
+                if answer.message in self._greeted:
+                    self._on_hello(answer)
+                    continue
+                name = pending.pop(answer.message, "")
+                if name not in open_:
+                    continue
+                if answer.packet is None:
+                    reasons[name] = plain_text(answer.error)
+                    if answer.gone or (answer.crashed and name not in crashed):
+                        # Asked again when it is back; after a crash once, for what kills it may be the message.
+                        crashed |= {name} if answer.crashed else set()
+                        self.presence.note_error(name, self.clock(), reasons[name])
+                        continue
+                else:
+                    try:
+                        take(name, answer.packet)
+                        good += 1
+                        reasons.pop(name, None)
+                    except MessageError as error:
+                        reasons[name] = str(error)
+                self.presence.settle(name, self.clock(), reasons.get(name, ""))
+                del open_[name]
+            self.watch()
+            if open_:
+                if silence.is_due(self.clock()):
+                    self._say_who_is_silent(kind, open_, len(packets), start, end)
+                self.sleep(POLL_SECONDS)
+        for name in open_:
+            connected = self._where(self.transport.nodes())
+            why = f"no answer within {seconds:g} s" if name in connected else "not connected"
+            reasons[name] = f"{why} ({reasons[name]})" if name in reasons else why
+            self.presence.settle(name, self.clock(), reasons[name])
+        return reasons
+
+    def _say_who_is_silent(self, kind: str, names: Collection[str], asked: int, start: float, end: float) -> None:
+        now, here = self.clock(), self.present()
+        each = [self.presence.sentence(name, now, here) for name in sorted(names)]
+        self.say(
+            f"{kind}: waiting for {now - start:.0f} s, for {end - now:.0f} s more at most: {asked - len(names)} of "
+            f"{asked} have answered; {'; '.join(each + self.strangers())}"
+        )
+
+    def present(self) -> set[str]:
+        """Clients of the nodes that have said whose they are."""
+        return {name for names in self.clients.values() for name in names}
+
+    def _where(self, online: Collection[int]) -> dict[str, int]:
+        return {name: node for node in online for name in self.clients.get(node, [])}
+
+    def _discover(self, online: set[int]) -> None:
+        now = self.clock()
+        late = [message for message, greeted in self._greeted.items() if now - greeted.since > HELLO_SECONDS]
+        for message in late:
+            del self._greeted[message]
+        for node in [node for node in self.clients if node not in online]:
+            del self.clients[node]  # should it come back, it may be another client's
+        self.presence.see(self.present(), now)
+        for node in [node for node in self.troubles if node not in online or now >= self._retry[node]]:
+            del self.troubles[node], self._retry[node]
+        busy = {greeted.node for greeted in self._greeted.values()} | self.clients.keys() | self.troubles.keys()
+        new = [_Open(node, now, secrets.token_hex(16)) for node in sorted(online - busy)]
+        messages = [Sent(one.node, HELLO, Packet({"kind": HELLO, "nonce": one.nonce}), HELLO_SECONDS) for one in new]
+        for one, message in zip(new, self.transport.send(messages) if messages else [], strict=True):
+            if message:
+                self._greeted[message] = one
+
+    def _on_hello(self, answer: Answer) -> None:
+        greeted = self._greeted.pop(answer.message)
+        if answer.packet is None:
+            if not answer.gone:
+                self._quarantine(greeted.node, plain_text(answer.error))
+            return
+        try:
+            greetings = read_greetings(answer.packet, self.largest_count)
+            self._check_keys(answer.packet, greetings, greeted)
+        except MessageError as error:
+            self._quarantine(greeted.node, str(error))
+            return
+        for greeting in greetings:
+            self._drop_stale(greeting.name)
+            self.keys.setdefault(greeting.name, greeting.key)
+        self.clients[greeted.node] = [greeting.name for greeting in greetings]
+        self.presence.see(self.clients[greeted.node], self.clock())
+        self.greetings |= {greeting.name: greeting for greeting in greetings}
+
+    def _check_keys(self, answer: Packet, greetings: list[Greeting], greeted: _Open) -> None:
+        from kinfed.deploy.transport.client_keys import fingerprint, is_signed
+
+        for greeting, header in zip(greetings, answer.require("clients", list), strict=True):
+            name, known = greeting.name, self.keys.get(greeting.name)
+            if not is_signed(header, greeted.nonce, greeted.node):
+                raise MessageError(f"its greeting as {name} is not signed with the key that it names")
+            if known is None and self.only_known:
+                raise MessageError(f"it says that it is {name}, but the folder of keys has no {name}.pub")
+            if known not in (None, greeting.key):
+                raise MessageError(
+                    f"it says that it is {name}, with key {fingerprint(greeting.key)}; {name} belongs to key "
+                    f"{fingerprint(known or '')}"
+                )
+
+    def _drop_stale(self, name: str) -> None:
+        """The newer connection of a client is the one that lives: a killed node stays listed for a while."""
+        former = next((node for node, names in self.clients.items() if name in names), None)
+        if former is None:
+            return
+        self.clients[former].remove(name)
+        self.say(f"client {name} has appeared on a new node; its former one is not asked any more")
+        if not self.clients[former]:
+            del self.clients[former]
+            self.troubles[former], self._retry[former] = f"another node has appeared as {name}", float("inf")
+
+    def _quarantine(self, node: int, trouble: str) -> None:
+        """It is greeted again after a while; the log has its trouble once."""
+        self.troubles[node], self._retry[node] = trouble, self.clock() + RETRY_SECONDS
+        if trouble not in self._logged:
+            self._logged.add(trouble)
+            self.say(f"a node that has appeared cannot take part: {trouble}")

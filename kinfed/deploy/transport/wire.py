@@ -1,0 +1,181 @@
+"""What is in a message: a header, and trees of tensors as named arrays.
+
+The header is JSON; the arrays are numbers in a fixed layout. Nothing in a message names a class, a function or a file,
+so reading one can build nothing but numbers. What type of tree the arrays belong to, both sides know from the method.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kinfed.algorithms import Algorithm
+from kinfed.core import MASKED_BY, Tree, count_bits, storage, unpacked
+from kinfed.errors import KinfedError
+
+FORMAT = 3  # of messages; both sides refuse any other
+
+_DTYPES = {"float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"}
+
+Arrays = dict[str, Tensor]
+
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")  # of terminals
+_MARKUP = str.maketrans("[]<>", "()()")
+LONGEST_TEXT = 300
+
+
+def plain_text(text: str, most: int = LONGEST_TEXT) -> str:
+    """What a node wrote, for a log or a terminal: one line without escape codes and markup, not too long."""
+    text = _ESCAPES.sub("", text[: 10 * most])
+    text = "".join(c if c.isprintable() else " " for c in text).translate(_MARKUP)
+    text = " ".join(text.split())
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+class MessageError(KinfedError):
+    """A message that is not what it should be; it is dropped, and its sender named. The text may quote the message."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(plain_text(text))
+
+
+@dataclass(frozen=True)
+class Packet:
+    header: dict[str, Any] = field(default_factory=dict)  # JSON values
+    groups: dict[str, Arrays] = field(default_factory=dict)  # "down", "up", ...: tensors by name
+
+    def header_json(self) -> str:
+        return json.dumps({"format": FORMAT, **self.header})
+
+    @classmethod
+    def read(cls, header_json: object, groups: Mapping[str, Mapping[str, np.ndarray[Any, Any]]]) -> Packet:
+        try:
+            header = json.loads(str(header_json))
+            format = header.pop("format")
+        except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
+            raise MessageError("a message without a readable header") from None
+        if format != FORMAT:
+            raise MessageError(
+                f"a message of format {format}; this version of kinfed speaks format {FORMAT}: install the same one "
+                "everywhere"
+            )
+        return cls(header, {name: {key: _tensor(key, a) for key, a in some.items()} for name, some in groups.items()})
+
+    def group(self, name: str) -> Arrays:
+        return self.groups.get(name, {})
+
+    def require(self, key: str, kind: type) -> Any:
+        value = self.header.get(key)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise MessageError(f"a message should say {key} ({kind.__name__}); it says {repr(value)[:60]}")
+        return value
+
+    def digest(self) -> str:
+        """Of everything in it, whatever the order of its keys and tensors."""
+        groups = {name: storage.checksum(tensors) for name, tensors in self.groups.items()}
+        return hashlib.sha256(json.dumps([self.header, groups], sort_keys=True).encode()).hexdigest()
+
+    @property
+    def nbytes(self) -> int:
+        """Of all tensors."""
+        return sum(t.numel() * t.element_size() for some in self.groups.values() for t in some.values())
+
+
+def arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray[Any, Any]]:
+    return {name: np.ascontiguousarray(t.detach().cpu().numpy()) for name, t in tensors.items()}
+
+
+def _tensor(name: str, array: np.ndarray[Any, Any]) -> Tensor:
+    if str(array.dtype) not in _DTYPES:
+        raise MessageError(f"array {name} is of type {array.dtype}; messages hold {', '.join(sorted(_DTYPES))}")
+    return torch.from_numpy(array.copy())  # of its own: the array may be a read-only view of the message
+
+
+def message_types(algorithm: Algorithm[Any, Any, Any, Any]) -> tuple[type[Tree], type[Tree]]:
+    """(Down, Up) of a method, as its `client_update` declares them."""
+    hints = typing.get_type_hints(type(algorithm).client_update)
+    down, up = hints["down"], typing.get_args(hints["return"])[1]
+    for what, kind in (("down", down), ("the update", up)):
+        if not (isinstance(kind, type) and issubclass(kind, Tree)):
+            raise TypeError(
+                f"client_update of {type(algorithm).__name__} must say of which class {what} is; got {kind}"
+            )
+    return down, up
+
+
+def sent_fields(algorithm: Algorithm[Any, Any, Any, Any]) -> dict[str, bool]:
+    """What leaves a node in a round: the fields of the method's Up, and whether each always does. The others may be
+    None, as the method's options have it."""
+    up = message_types(algorithm)[1]
+    hints = typing.get_type_hints(up)
+    return {field.name: type(None) not in typing.get_args(hints[field.name]) for field in dataclasses.fields(up)}
+
+
+def sent_tensors(tree: Tree) -> Arrays:
+    """The tensors of one client's message [1, ...] as they travel: of a field that is masked by another only the
+    numbers whose bits are set, [count]."""
+    tensors = dict(tree.named())
+    for name, mask in _masked(type(tree), tensors):
+        tensors[name] = tensors[name][unpacked(tensors[mask], tensors[name].shape[1])]
+    return tensors
+
+
+def masked_widths(tree: Tree) -> dict[str, int]:
+    """By masked field, its number of columns: bits alone do not say where the last byte ends."""
+    tensors = tree.named()
+    return {name: tensors[name].shape[1] for name, _ in _masked(type(tree), tensors)}
+
+
+def received_tensors(kind: type[Tree], tensors: Mapping[str, Tensor], widths: Mapping[str, Any]) -> Arrays:
+    """The inverse of `sent_tensors`; MessageError where numbers and bits do not fit together."""
+    whole = dict(tensors)
+    for name, mask in _masked(kind, tensors):
+        bits, values, width = tensors[mask], tensors[name], widths.get(name)
+        fits = type(width) is int and bits.dim() == 2 and 0 <= 8 * bits.shape[1] - width < 8
+        if not (fits and bits.dtype == torch.uint8 and len(bits) == 1 and values.shape == (count_bits(bits),)):
+            raise MessageError(f"a message whose {name} does not fit its {mask}")
+        assert isinstance(width, int)
+        columns = unpacked(bits, width)
+        if int(columns.sum()) != len(values):
+            raise MessageError(f"a message whose {mask} names columns that {name} does not have")
+        whole[name] = values.new_zeros(1, width).masked_scatter_(columns, values)
+    return whole
+
+
+def _masked(kind: type[Tree], tensors: Mapping[str, Tensor]) -> list[tuple[str, str]]:
+    """Fields that are there and masked, each with its mask's."""
+    pairs = [(field.name, field.metadata.get(MASKED_BY)) for field in dataclasses.fields(kind)]
+    return [(name, mask) for name, mask in pairs if mask is not None and name in tensors and mask in tensors]
+
+
+def tree_of(kind: type[Tree], tensors: Mapping[str, Tensor]) -> Tree:
+    """The tree of this class with the tensors of `named()`; fields without any are None."""
+    hints = typing.get_type_hints(kind)
+    values: dict[str, Any] = {}
+    left = dict(tensors)
+    for spec in dataclasses.fields(kind):
+        below = {key[len(spec.name) + 1 :]: left.pop(key) for key in list(left) if key.startswith(spec.name + ".")}
+        choices = typing.get_args(hints[spec.name]) or (hints[spec.name],)
+        inner = next((one for one in choices if isinstance(one, type) and issubclass(one, Tree)), None)
+        if inner is not None and (below or type(None) not in choices):
+            values[spec.name] = tree_of(inner, below)
+        elif spec.name in left:
+            values[spec.name] = left.pop(spec.name)
+        elif type(None) in choices:
+            values[spec.name] = None
+        else:
+            raise MessageError(f"a {kind.__name__} lacks {spec.name}; got {sorted(tensors)}")
+    if left:
+        raise MessageError(f"a {kind.__name__} has no {sorted(left)[0]}")
+    return kind(**values)

@@ -1,0 +1,1 @@
+"""Backends in torch: stacked layers, convolutions, recurrent nets, rows, vmap."""

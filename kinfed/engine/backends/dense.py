@@ -1,0 +1,189 @@
+"""Dense networks for many clients at once: forward and backward by hand on [n, ...] tensors.
+
+A network is a chain of Flatten, Linear, ReLU and Tanh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from kinfed.data import Batch
+from kinfed.engine.backends.stacked_net import StackedNet
+from kinfed.engine.contract.aten_ops import relu_backward_
+from kinfed.engine.contract.client_linear import ClientLinear
+from kinfed.engine.contract.descent import Descent, LayerwiseDescent, Pull
+from kinfed.engine.contract.feature_loss import Cut, top_deltas
+from kinfed.engine.contract.linear import Dense, DenseStep, Params, write_gradient
+from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
+from kinfed.engine.rows.module_checks import chain_of, owns_its_parameters
+from kinfed.errors import ModelError
+
+
+@dataclass(frozen=True)
+class FeedForwardNet(StackedNet):
+    """`steps`: each a Dense layer followed by an activation ("", "relu" or "tanh")."""
+
+    steps: tuple[tuple[Dense, str], ...]
+    flattens: bool  # the first layer is Flatten; without it examples must be vectors
+    objective: Objective = CROSS_ENTROPY
+
+    @classmethod
+    def from_module(cls, module: nn.Module, objective: Objective = CROSS_ENTROPY) -> FeedForwardNet | None:
+        chain = chain_of(module, (nn.Linear, ClientLinear, nn.ReLU, nn.Tanh, nn.Flatten, nn.Identity))
+        if chain is None or not owns_its_parameters(module, chain):
+            return None
+        steps: list[tuple[Dense, str]] = []
+        position = 0
+        for index, layer in enumerate(chain):
+            if isinstance(layer, nn.Linear):
+                weight, position = position, position + layer.weight.numel()
+                bias = None
+                if layer.bias is not None:
+                    bias, position = position, position + layer.bias.numel()
+                steps.append((Dense(layer.in_features, layer.out_features, weight, bias), ""))
+            elif isinstance(layer, nn.ReLU | nn.Tanh):
+                if not steps or steps[-1][1]:
+                    return None
+                steps[-1] = (steps[-1][0], "relu" if isinstance(layer, nn.ReLU) else "tanh")
+            elif isinstance(layer, nn.Flatten):
+                if index != 0 or layer.start_dim != 1 or layer.end_dim != -1:
+                    return None
+            elif not isinstance(layer, nn.Identity):
+                return None
+        if not steps or steps[-1][1]:
+            return None
+        return cls(tuple(steps), isinstance(chain[0], nn.Flatten), objective)
+
+    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
+        return self._forward(self.layers_of(theta), x)[-1]
+
+    @torch.no_grad()
+    def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        values = self._forward(self.layers_of(theta), x)
+        return values[-2], values[-1]
+
+    def layers_of(self, theta: Tensor) -> list[Params]:
+        """Views of theta."""
+        return [dense.params_of(theta) for dense, _ in self.steps]
+
+    def _forward(self, layers: list[Params], x: Tensor) -> list[Tensor]:
+        """The input and the output of every step; the last one is the logits."""
+        if not self.flattens and x.dim() != 3:
+            raise ModelError(
+                f"the model begins with Linear, so examples must be vectors; got shape {list(x.shape[2:])}; "
+                "put nn.Flatten() first"
+            )
+        values = [x.flatten(2)]
+        wanted, got = self.steps[0][0].inputs, values[0].shape[2]
+        if got != wanted or not x.is_floating_point():
+            kind = "numbers" if x.is_floating_point() else "tokens"
+            raise ModelError(
+                f"the model takes {wanted} numbers per example; got {got} {kind} (shape {list(x.shape[2:])})"
+            )
+        for layer, (_, activation) in zip(layers, self.steps, strict=True):
+            if layer.bias_row is None:
+                h = torch.bmm(values[-1], layer.weight_t)
+            else:
+                h = torch.baddbmm(layer.bias_row, values[-1], layer.weight_t)
+            if activation == "relu":
+                h = h.relu_()
+            elif activation == "tanh":
+                h = h.tanh_()
+            values.append(h)
+        return values
+
+    def _backward(
+        self,
+        layers: list[Params],
+        values: list[Tensor],
+        delta: Tensor,
+        at_features: Tensor | None,
+        lowest: int = 0,
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yield (number of the layer, delta at its output) from the last layer to the `lowest`; its input is
+        values[number]. `at_features` joins the delta below the last layer; a network of one has nothing there.
+
+        The consumer may overwrite the layer's weights when it has a layer in hand: what lies below is already
+        propagated."""
+        for number in range(len(self.steps) - 1, lowest, -1):
+            below = torch.bmm(delta, layers[number].weight)
+            if at_features is not None and number == len(self.steps) - 1:
+                below += at_features
+            activation, output = self.steps[number - 1][1], values[number]
+            if activation == "relu":
+                relu_backward_(below, output)
+            elif activation == "tanh":
+                below = below.mul_(1 - output * output)
+            yield number, delta
+            delta = below
+        yield lowest, delta
+
+    @torch.no_grad()
+    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+        layers = self.layers_of(theta)
+        values = self._forward(layers, batch.x)
+        out = torch.empty_like(theta, memory_format=torch.contiguous_format)
+        slots = self.layers_of(out)
+        tops = top_deltas(self.objective, cut, values[-2], values[-1], batch)
+        for number, delta in self._backward(layers, values, *tops):
+            write_gradient(slots[number], delta, values[number])
+        return out
+
+    def descend_(
+        self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
+    ) -> None:
+        center = None if pull is None else (pull[0], self.layers_of(pull[1]))
+        self.step_(self.layers_of(theta), batch, lr, center, cut)
+
+    def descent(self, theta: Tensor, steps: int, pull: Pull | None, drift: Tensor | None, cut: Cut | None) -> Descent:
+        return LayerwiseDescent(self, theta, steps, pull, drift, cut)
+
+    def partial_descent(
+        self, theta: Tensor, mask: Tensor, steps: int, pull: Pull | None, cut: Cut | None
+    ) -> Descent | None:
+        layers = self.layers_of(mask[None])
+        trained = tuple(bool(layer.weight.any()) for layer in layers)
+        for layer, is_trained in zip(layers, trained, strict=True):
+            parts = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
+            if any(bool((part != is_trained).any()) for part in parts):
+                return None
+        return LayerwiseDescent(self, theta, steps, pull, cut=cut, trained=trained) if any(trained) else None
+
+    @torch.no_grad()
+    def step_(
+        self,
+        layers: list[Params],
+        batch: Batch,
+        lr: float | Tensor,
+        pull: tuple[float | Tensor, list[Params]] | None = None,
+        cut: Cut | None = None,
+        trained: tuple[bool, ...] | None = None,
+    ) -> None:
+        """`descend_` on layers, or on those that are trained."""
+        lam, center = (None, None) if pull is None else pull
+        values = self._forward(layers, batch.x)
+        step = DenseStep(lr, lam, values[-1].dtype)
+        tops = top_deltas(self.objective, cut, values[-2], values[-1], batch, step)
+        lowest = 0 if trained is None else trained.index(True)
+        for number, delta in self._backward(layers, values, *tops, lowest):
+            if trained is not None and not trained[number]:
+                continue
+            step.apply_(layers[number], delta, values[number], None if center is None else center[number])
+
+    @torch.no_grad()
+    def example_norms(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+        """[n, B]: a dense layer's gradient is an outer product of delta and input, so its norm is the product of
+        theirs (Goodfellow 2015) and the gradient itself is never formed."""
+        layers = self.layers_of(theta)
+        values = self._forward(layers, batch.x)
+        ones = torch.ones(batch.y.shape, dtype=theta.dtype, device=theta.device)
+        square = torch.zeros_like(ones)
+        tops = top_deltas(self.objective, cut, values[-2], values[-1], replace(batch, weight=ones))
+        for number, delta in self._backward(layers, values, *tops):
+            below = values[number].square().sum(-1)
+            square += delta.square().sum(-1) * (below if self.steps[number][0].bias is None else below + 1)
+        return square.sqrt_()

@@ -1,0 +1,64 @@
+"""What a network of many clients at once offers, whichever layers it is made of."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Self
+
+from torch import Tensor, nn
+
+from kinfed.data import Batch
+from kinfed.engine.contract.descent import Descent, Pull, StepwiseDescent
+from kinfed.engine.contract.feature_loss import Cut
+from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
+
+
+class StackedNet(ABC):
+    """Forward and backward by hand on [n, ...] tensors, for rows theta [n, P] of n clients."""
+
+    objective: Objective
+
+    @classmethod
+    @abstractmethod
+    def from_module(cls, module: nn.Module, objective: Objective = CROSS_ENTROPY) -> Self | None:
+        """The network of the module, or None where it is made of anything else."""
+
+    def is_faster_stacked(self, num_params: int) -> bool:
+        """Whether clients of so many parameters train faster together than one after the other."""
+        return True
+
+    def is_faster_compiled(self, num_params: int) -> bool:
+        """Whether compiled loops, where there are any for such a network, are faster than both."""
+        return True
+
+    @abstractmethod
+    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
+        """[n, B, C] for x [n, B, ...]."""
+
+    @abstractmethod
+    def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(features [n, B, d_f], logits [n, B, C]) of one forward pass."""
+
+    @abstractmethod
+    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+        """[n, P] gradient of sum_b weight_b * loss_b for every row, with the deltas of the cut."""
+
+    @abstractmethod
+    def descend_(
+        self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
+    ) -> None:
+        """theta <- theta - lr * (grad + lam * (theta - center)), in place, without storing the gradient."""
+
+    def descent(self, theta: Tensor, steps: int, pull: Pull | None, drift: Tensor | None, cut: Cut | None) -> Descent:
+        """Up to `steps` such steps, with a drift [n, P] added to every gradient."""
+        return StepwiseDescent(self.descend_, theta, pull, drift, cut)
+
+    def partial_descent(
+        self, theta: Tensor, mask: Tensor, steps: int, pull: Pull | None, cut: Cut | None
+    ) -> Descent | None:
+        """The same on the columns of mask [P] alone, where there is a shorter way than to compute all gradients."""
+        return None
+
+    def example_norms(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor | None:
+        """[n, B] norm of every example's own gradient, where there is a shorter way than to compute each."""
+        return None

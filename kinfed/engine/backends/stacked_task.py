@@ -1,0 +1,88 @@
+"""Gradients of many clients at once, by hand: dense layers and LSTM."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from kinfed.data import Batch
+from kinfed.engine.backends.dense import FeedForwardNet
+from kinfed.engine.backends.lstm import RecurrentNet
+from kinfed.engine.backends.stacked_net import StackedNet
+from kinfed.engine.contract.descent import Descent, Pull
+from kinfed.engine.contract.feature_loss import Cut
+from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
+from kinfed.engine.rows.module_task import Build, ModuleTask
+from kinfed.errors import ModelError
+
+
+class StackedTask(ModuleTask):
+    backend = "stacked"
+
+    def __init__(
+        self,
+        build: Build,
+        device: torch.device | str = "cpu",
+        *,
+        module: nn.Module | None = None,
+        frozen: tuple[str, ...] = (),
+        objective: Objective = CROSS_ENTROPY,
+        net: StackedNet | None = None,
+    ) -> None:
+        """`net` is that of the module, where there is one already."""
+        self._known_net = net
+        super().__init__(build, device, module=module, frozen=frozen, objective=objective)
+
+    def _prepare(self) -> None:
+        net = self._known_net or (stacked_net(self.module, self.objective) if self.is_plain else None)
+        if net is None:
+            raise ModelError(
+                "the stacked path takes chains of Flatten, Linear, ReLU and Tanh only, or LSTM, LastOutput and Linear"
+            )
+        self.net = net
+
+    def with_head(self, name: str) -> Self:
+        task = super().with_head(name)
+        if task.head.dense != self.head.dense:
+            raise ModelError(f"the model's output is that of layer {self.head.name!r}, not of {name!r}")
+        return task
+
+    def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.net.cut(theta, x)
+
+    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+        return self.net.grad(theta, batch, cut)
+
+    def descend_(
+        self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
+    ) -> None:
+        self.net.descend_(theta, batch, lr, pull, cut)
+
+    def descent(
+        self,
+        theta: Tensor,
+        steps: int,
+        pull: Pull | None = None,
+        drift: Tensor | None = None,
+        cut: Cut | None = None,
+    ) -> Descent:
+        return self.net.descent(theta, steps, pull, drift, cut)
+
+    def partial_descent(
+        self, theta: Tensor, mask: Tensor, steps: int, pull: Pull | None = None, cut: Cut | None = None
+    ) -> Descent | None:
+        return self.net.partial_descent(theta, mask, steps, pull, cut)
+
+    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
+        return self.net.logits(theta, x)
+
+    def example_norms(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+        norms = self.net.example_norms(theta, batch, cut)
+        return super().example_norms(theta, batch, cut) if norms is None else norms
+
+
+def stacked_net(module: nn.Module, objective: Objective = CROSS_ENTROPY) -> StackedNet | None:
+    """The hand-written network of many clients at once, where there is one for this module."""
+    return FeedForwardNet.from_module(module, objective) or RecurrentNet.from_module(module, objective)

@@ -1,0 +1,163 @@
+"""Moves of several models (kinfed.engine.contract.update_program), compiled: all batches of every client in one
+call."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from kinfed.engine.compiled.fused_choice import backward, delta_of_loss, forward
+from kinfed.engine.compiled.fused_program import (
+    ADD,
+    AT,
+    BASE,
+    COLLECT,
+    DECAY,
+    FIRST_ONLY,
+    GRADIENT,
+    KIND,
+    LAM,
+    LEARN_RATE,
+    LEARNT,
+    LEAST,
+    MIX,
+    NONE,
+    NORM,
+    NUMBER,
+    OTHER,
+    POWER,
+    RATE,
+    RESULT,
+    STREAM,
+    TIMES,
+    TOWARD,
+)
+from kinfed.engine.compiled.fused_steps import floats, read_batch
+from kinfed.engine.compiled.products import products_of_rows
+from kinfed.engine.compiled.tiles import slope_tile
+
+TOGETHER = 4096  # numbers whose products are summed in their own type
+
+compiled = njit(nogil=True, error_model="numpy")
+
+
+@compiled
+def mix(result, base, toward, share, count):
+    """As torch.lerp: exactly `base` at share 0, and exactly `toward` at 1."""
+    out, a, b = floats(result, count), floats(base, count), floats(toward, count)
+    near, far = np.float32(share), np.float32(1.0) - np.float32(share)
+    if near < np.float32(0.5):
+        for i in range(count):
+            out[i] = a[i] + near * (b[i] - a[i])
+    else:
+        for i in range(count):
+            out[i] = b[i] - far * (b[i] - a[i])
+
+
+@compiled
+def add_scaled(target, source, scale, count):
+    """target <- target + scale * source."""
+    x, y, factor = floats(target, count), floats(source, count), np.float32(scale)
+    for i in range(count):
+        x[i] += factor * y[i]
+
+
+@compiled
+def add(result, base, direction, scale, count):
+    """result <- base + scale * direction."""
+    out, x, y, factor = floats(result, count), floats(base, count), floats(direction, count), np.float32(scale)
+    for i in range(count):
+        out[i] = x[i] + factor * y[i]
+
+
+@compiled
+def norm(model, count, sums):
+    """Of a model, whose squares are added up in float64."""
+    total, part = 0.0, floats(sums, 1)
+    for begin in range(0, count, TOGETHER):
+        size, place = min(np.int64(TOGETHER), count - begin), model + 4 * begin
+        products_of_rows(np.int64(1), np.int64(1), size, place, size, place, size, sums, np.int64(1))
+        total += np.float64(part[0])
+    return np.sqrt(total)
+
+
+@compiled
+def collect(windows, model, step, begin, width, count):
+    """Add model / width to the window of the step."""
+    if step >= begin:
+        window = np.int64((step - begin) // width)
+        add_scaled(windows + 4 * window * count, model, 1.0 / width, count)
+
+
+@compiled
+def slope(gradient, base, toward, count, sums):
+    """⟨gradient, toward - base⟩, whose parts are added up in float64."""
+    total, part = 0.0, floats(sums, 1)
+    for begin in range(0, count, TOGETHER):
+        size, place = min(np.int64(TOGETHER), count - begin), 4 * begin
+        slope_tile(gradient + place, base + place, toward + place, size, sums)
+        total += np.float64(part[0])
+    return total
+
+
+@compiled
+def number_of(numbers, which, i):
+    """A client's number; 1 where there is none."""
+    return 1.0 if which == NONE else numbers[which, i]
+
+
+def move_models(
+    net, trains, length, width, classes, raw, kind, mean, factor, vectors, labels,
+    rows, start, count, steps, order, offset, importance, batch, by_epoch,
+    address, model_rows, numbers, what, amount, loss_rule, gradient, columns,
+    x, hidden, delta, spare, y, weight,
+):  # fmt: skip
+    """All moves (kinfed.engine.contract.update_program) with every batch of every client: `address` [M] is where models
+    of the first client are, and becomes that of the next, so many numbers further; `order` [streams, ..] is of several
+    streams, of batches of the same sizes."""
+    nothing = np.int64(0)
+    for i in range(len(steps)):
+        for s in range(steps[i]):
+            size, stream = nothing, np.int64(-1)
+            for m in range(len(what)):
+                move, by = what[m], amount[m]
+                model, at = address[move[RESULT]], address[move[AT]]
+                rate = by[RATE] * number_of(numbers, move[NUMBER], i)
+                if move[KIND] == MIX:
+                    mix(model, at, address[move[OTHER]], rate, columns)
+                    continue
+                if move[KIND] == ADD:
+                    add(model, at, address[move[OTHER]], rate, columns)
+                    continue
+                if move[KIND] == NORM:  # `spare` is free between two gradients
+                    size_of_model = max(norm(at, columns, spare), by[LEAST])
+                    numbers[move[LEARNT], i] = by[RATE] * size_of_model ** by[POWER]
+                    continue
+                if move[KIND] == COLLECT:
+                    collect(model, at, s, numbers[move[NUMBER], i], numbers[move[LEARNT], i], columns)
+                    continue
+                if move[STREAM] != stream:
+                    stream = move[STREAM]
+                    size = read_batch(
+                        s, start[i], count[i], batch, by_epoch, order[stream], offset[i], rows, importance, labels,
+                        raw, kind, mean, factor, vectors, length, width, x, y, weight,
+                    )  # fmt: skip
+                learns = move[LEARNT] != NONE and (s == 0 or move[FIRST_ONLY] == 0)
+                center = nothing if model != at or move[OTHER] == NONE else address[move[OTHER]]
+                target, scale = (gradient, 1.0) if learns else (model, -rate)
+                if learns or move[KIND] == GRADIENT:
+                    floats(target, columns)[:] = np.float32(0.0)
+                for _ in range(move[TIMES]):  # the rest of a step is part of it where the target is the row itself
+                    outputs = forward(net, at, x, hidden, spare, size)
+                    delta_of_loss(outputs, delta, y, weight, size, classes, loss_rule)
+                    backward(net, trains, at, target, scale, x, hidden, delta, spare, size,
+                             rate, by[LAM], center, nothing, by[DECAY])  # fmt: skip
+                if model != at and by[DECAY] != 0:
+                    add_scaled(target, at, scale * by[DECAY], columns)
+                if learns:
+                    along = slope(gradient, address[move[BASE]], address[move[TOWARD]], columns, spare)
+                    number = numbers[move[LEARNT], i] - by[LEARN_RATE] * along
+                    numbers[move[LEARNT], i] = min(max(number, 0.0), 1.0) if number == number else number
+                    add_scaled(model, gradient, -rate, columns)
+        for place in range(len(address)):
+            address[place] += 4 * model_rows[place]

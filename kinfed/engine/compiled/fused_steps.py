@@ -1,0 +1,312 @@
+"""A step of one client, compiled: forward, delta of the loss, backward, and the optimizer.
+
+A network is a table `net` with one row per dense layer and these columns; rows of models, examples and work memory are
+addresses of float32. Nothing here allocates memory, and no sum depends on other clients.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import carray, njit
+
+from kinfed.engine.compiled.products import add_products, products_of_rows
+from kinfed.engine.compiled.vector_code import (
+    pointer_to_bytes,
+    pointer_to_floats,
+    pointer_to_ints,
+    pointer_to_longs,
+    prefetch,
+)
+from kinfed.engine.compiled.vector_functions import add_sum_of_rows, add_to_rows, softmax_of, tanh_of
+
+INPUTS, OUTPUTS, WEIGHT, BIAS, ACTIVATION, PLACE = range(6)  # PLACE: outputs of all layers below it
+ABSENT = -1  # the BIAS of a layer without one
+RELU, TANH = 1, 2
+KIND, DECAY, MOMENTUM, NESTEROV, CLIP, BETA_1, BETA_2, EPS = range(8)  # of an optimizer's `rule`
+PLAIN, SGD, ADAM, ADAMW = range(4)
+FLOATS, BYTES, INTS, LONGS = range(4)  # what examples are stored as; whole numbers of 4 or 8 bytes are of vectors
+SIGN, THRESHOLD = range(2)  # of a `loss` of residuals: whether only their signs count, and how large they may be
+CACHE_LINE = 64  # bytes
+CLIP_MARGIN = 1e-6  # as kinfed.engine.training.optimizers adds it to a norm that divides
+
+# numba compiles a function anew for a literal whole number among its arguments: np.int64(1) is none.
+compiled = njit(nogil=True, error_model="numpy")
+inlined = njit(nogil=True, error_model="numpy", inline="always")  # in what calls it, of which there is one
+
+
+@compiled
+def floats(address, count):
+    """The array of so many numbers at an address."""
+    return carray(pointer_to_floats(address), count)
+
+
+@compiled
+def copy(source, target, count):
+    """So many numbers from one address to another; assigning a slice does the same, and takes numba seconds more to
+    compile."""
+    a, b = floats(source, count), floats(target, count)
+    for i in range(count):
+        b[i] = a[i]
+
+
+@compiled
+def read_example(raw, kind, number, mean, factor, vectors, length, width, distance, x):
+    """Write one example [length, width] to x, with so many numbers from piece to piece: (raw - mean) * factor, or
+    the vectors [V, width] of which raw holds the numbers."""
+    size = length * width
+    for t in range(length):
+        out = floats(x + 4 * t * distance, width)
+        if kind == BYTES:
+            whole = carray(pointer_to_bytes(raw + number * size + t * width), width)
+            for d in range(width):
+                out[d] = (np.float32(whole[d]) - mean[t * width + d]) * factor[t * width + d]
+        elif kind == FLOATS:
+            real = floats(raw + 4 * (number * size + t * width), width)
+            for d in range(width):
+                out[d] = (real[d] - mean[t * width + d]) * factor[t * width + d]
+        else:
+            place = number * length + t
+            if kind == INTS:
+                which = np.int64(carray(pointer_to_ints(raw + 4 * place), 1)[0])
+            else:
+                which = carray(pointer_to_longs(raw + 8 * place), 1)[0]
+            copy(vectors + 4 * which * width, x + 4 * t * distance, width)
+
+
+@compiled
+def expect_example(raw, kind, number, size):
+    """Have the memory of an example brought nearer while another one is read: they lie anywhere among all examples."""
+    if kind in (BYTES, FLOATS):
+        nbytes = size if kind == BYTES else 4 * size
+        for line in range(0, nbytes, CACHE_LINE):
+            prefetch(raw + number * nbytes + line)
+
+
+@compiled
+def read_batch(
+    s, start, count, batch, by_epoch, order, offset, rows, importance, labels,
+    raw, kind, mean, factor, vectors, length, width, x, y, weight,
+):  # fmt: skip
+    """The examples of a client's step s to x, y and weight, as kinfed.data.examples.windows says: how many there are.
+    `importance` is of every entry of `rows`, or empty where all count alike."""
+    if by_epoch:
+        per_epoch = (count + batch - 1) // batch
+        inside = (s % per_epoch) * batch
+        size = min(batch, count - inside)
+        position = (s // per_epoch) * count + inside
+    else:
+        size = min(batch, count)
+        position = s * size
+    for b in range(size):
+        place = start + order[offset + position + b]
+        number = rows[place]
+        if b + 1 < size:
+            expect_example(raw, kind, rows[start + order[offset + position + b + 1]], length * width)
+        read_example(raw, kind, number, mean, factor, vectors, length, width, size * width, x + 4 * b * width)
+        y[b], weight[b] = labels[number], np.float32(1.0) / np.float32(size)
+        if len(importance) > 0:
+            weight[b] *= importance[place]
+    return size
+
+
+@compiled
+def dense_forward(net, row, x, hidden, batch):
+    """Outputs of every layer, activated, in `hidden`; those of the last one are the logits, whose address is given."""
+    below = x
+    for layer in range(len(net)):
+        inputs, outputs, bias = net[layer, INPUTS], net[layer, OUTPUTS], net[layer, BIAS]
+        above = hidden + 4 * batch * net[layer, PLACE]
+        weight = row + 4 * net[layer, WEIGHT]
+        products_of_rows(batch, outputs, inputs, below, inputs, weight, inputs, above, outputs)
+        h = floats(above, batch * outputs)
+        if bias != ABSENT:
+            add_to_rows(above, batch, outputs, row + 4 * bias)
+        if net[layer, ACTIVATION] == RELU:
+            for i in range(batch * outputs):
+                h[i] = np.float32(0.0) if h[i] < np.float32(0.0) else h[i]  # NaN stays
+        elif net[layer, ACTIVATION] == TANH:
+            tanh_of(above, batch * outputs)
+        below = above
+    return below
+
+
+@compiled
+def delta_of_cross_entropy(logits, delta, y, weight, batch, classes):
+    """weight * (softmax(z) - onehot(y))."""
+    d = floats(delta, batch * classes)
+    for b in range(batch):
+        at = b * classes
+        softmax_of(logits + 4 * at, classes, weight[b], delta + 4 * at)
+        d[at + y[b]] -= weight[b]
+
+
+@compiled
+def delta_of_residuals(outputs, delta, y, weight, batch, loss):
+    """weight * ∂loss/∂z, with the slope of the loss as in kinfed.engine.contract.objective: sign(r), or r up to a
+    threshold."""
+    z, d = floats(outputs, batch), floats(delta, batch)
+    most = np.float32(loss[THRESHOLD])
+    for b in range(batch):
+        r = z[b] - y[b]
+        slope = np.sign(r) if loss[SIGN] != 0 else min(max(r, -most), most)
+        d[b] = weight[b] * (slope if r == r else r)
+
+
+@compiled
+def add_cross_entropies(outputs, y, batch, classes, correct, loss, i):
+    """Add how many predictions are right, and the cross-entropies, to entry i."""
+    z = floats(outputs, batch * classes)
+    for b in range(batch):
+        at = b * classes
+        best = 0
+        for c in range(1, classes):
+            if z[at + c] > z[at + best]:
+                best = c
+        total = 0.0
+        for c in range(classes):
+            total += math.exp(z[at + c] - z[at + best])
+        nll = math.log(total) + np.float64(z[at + best]) - np.float64(z[at + y[b]])
+        loss[i] += nll
+        # NaN has no largest entry; a model that gives it is never right, whatever `best` says.
+        if best == y[b] and math.isfinite(nll):
+            correct[i] += 1.0
+
+
+@compiled
+def add_residual_losses(outputs, y, batch, rule, loss, i):
+    """|r|, or Huber's loss of r, which is r²/2 below the threshold."""
+    z = floats(outputs, batch)
+    for b in range(batch):
+        size = np.float64(abs(z[b] - y[b]))
+        inside = min(size, rule[THRESHOLD]) if size == size else size
+        loss[i] += size if rule[SIGN] != 0 else inside * (size - inside / 2)
+
+
+@inlined
+def _delta_below(net, layer, row, hidden, delta, below, batch):
+    """The delta at the outputs of the layer before, from the delta at those of this one."""
+    inputs, outputs = net[layer, INPUTS], net[layer, OUTPUTS]
+    d, h = floats(below, batch * inputs), floats(hidden + 4 * batch * net[layer - 1, PLACE], batch * inputs)
+    d[:] = np.float32(0.0)
+    weight = row + 4 * net[layer, WEIGHT]
+    add_products(batch, inputs, outputs, 1.0, delta, outputs, np.int64(1), weight, inputs, below, inputs)
+    if net[layer - 1, ACTIVATION] == RELU:
+        for i in range(batch * inputs):
+            d[i] = np.float32(0.0) if h[i] <= np.float32(0.0) else d[i]
+    elif net[layer - 1, ACTIVATION] == TANH:
+        for i in range(batch * inputs):
+            d[i] *= np.float32(1.0) - h[i] * h[i]
+
+
+@compiled
+def shift(row, begin, count, rate, lam, center, drift, decay):
+    """x <- x - rate * (lam * (x - center) + drift + decay * x) for some columns; address 0 is no center, no drift."""
+    x, step, kappa, hold = floats(row + 4 * begin, count), np.float32(rate), np.float32(decay), np.float32(lam)
+    if center != 0:
+        c = floats(center + 4 * begin, count)
+        for i in range(count):
+            x[i] -= step * (hold * (x[i] - c[i]) + kappa * x[i])
+    elif decay != 0:
+        for i in range(count):
+            x[i] -= step * (kappa * x[i])
+    if drift != 0:
+        g = floats(drift + 4 * begin, count)
+        for i in range(count):
+            x[i] -= step * g[i]
+
+
+@compiled
+def dense_backward(
+    net, trains, row, target, scale, x, hidden, delta, spare, batch, rate, lam, center, drift, decay
+):  # fmt: skip
+    """Add scale * gradient to `target`, layer by layer from the last one; where that is the row itself, its columns
+    make the rest of the step before. `trains` [layers, 2]: whether weights and biases are trained."""
+    lowest = 0
+    while lowest < len(net) - 1 and trains[lowest, 0] + trains[lowest, 1] == 0:
+        lowest += 1
+    for layer in range(len(net) - 1, lowest - 1, -1):
+        inputs, outputs, bias = net[layer, INPUTS], net[layer, OUTPUTS], net[layer, BIAS]
+        values = x if layer == 0 else hidden + 4 * batch * net[layer - 1, PLACE]
+        if layer > lowest:
+            _delta_below(net, layer, row, hidden, delta, spare, batch)
+        if trains[layer, 0]:
+            begin = net[layer, WEIGHT]
+            if target == row:
+                shift(row, begin, inputs * outputs, rate, lam, center, drift, decay)
+            add_products(
+                outputs, inputs, batch, scale, delta, np.int64(1), outputs, values, inputs, target + 4 * begin, inputs
+            )
+        if bias != ABSENT and trains[layer, 1]:
+            if target == row:
+                shift(row, bias, outputs, rate, lam, center, drift, decay)
+            add_sum_of_rows(delta, batch, outputs, np.float32(scale), target + 4 * bias)
+        delta, spare = spare, delta
+
+
+@inlined
+def move(
+    row, gradient, mask, rule, rate, lam, center, drift, first, second, steps
+):  # fmt: skip
+    """One step of an optimizer along gradient + lam * (x - center) + drift, clipped, on the columns of the mask.
+    `first` and `second` are its moments, `steps` how many it took, this one included."""
+    count = len(mask)
+    x, g = floats(row, count), floats(gradient, count)
+    if center != 0:
+        c, hold = floats(center, count), np.float32(lam)
+        for i in range(count):
+            g[i] += hold * (x[i] - c[i])
+    if drift != 0:
+        d = floats(drift, count)
+        for i in range(count):
+            g[i] += d[i]
+    if rule[CLIP] > 0:
+        square = 0.0
+        for i in range(count):
+            if mask[i]:
+                square += np.float64(g[i]) * np.float64(g[i])
+        factor = np.float32(min(1.0, rule[CLIP] / (math.sqrt(square) + CLIP_MARGIN)))
+        if factor != np.float32(1.0):
+            for i in range(count):
+                g[i] *= factor
+    if rule[KIND] == ADAM or rule[KIND] == ADAMW:
+        _adam(x, g, mask, rule, rate, floats(first, count), floats(second, count), steps)
+    else:
+        _sgd(x, g, mask, rule, rate, first)
+
+
+@inlined
+def _sgd(x, g, mask, rule, rate, velocity):
+    """g <- g + decay x, v <- momentum v + g, x <- x - rate v; Nesterov's form steps along g + momentum v."""
+    step, decay, momentum = np.float32(rate), np.float32(rule[DECAY]), np.float32(rule[MOMENTUM])
+    if velocity == 0:
+        for i in range(len(mask)):
+            if mask[i]:
+                x[i] -= step * (g[i] + decay * x[i])
+        return
+    v, ahead = floats(velocity, len(mask)), rule[NESTEROV] != 0
+    for i in range(len(mask)):
+        if mask[i]:
+            along = g[i] + decay * x[i]
+            v[i] = momentum * v[i] + along
+            x[i] -= step * (along + momentum * v[i] if ahead else v[i])
+
+
+@inlined
+def _adam(x, g, mask, rule, rate, first, second, steps):
+    """As torch.optim defines Adam and AdamW."""
+    beta_1, beta_2, decay = np.float32(rule[BETA_1]), np.float32(rule[BETA_2]), np.float32(rule[DECAY])
+    step = np.float32(rate / (1.0 - rule[BETA_1] ** steps))
+    root, eps = np.float32(math.sqrt(1.0 - rule[BETA_2] ** steps)), np.float32(rule[EPS])
+    shrink = np.float32(1.0 - rate * rule[DECAY])
+    for i in range(len(mask)):
+        if mask[i]:
+            along = g[i]
+            if rule[KIND] == ADAMW:
+                x[i] *= shrink
+            else:
+                along += decay * x[i]
+            first[i] += (np.float32(1.0) - beta_1) * (along - first[i])
+            second[i] = beta_2 * second[i] + (np.float32(1.0) - beta_2) * along * along
+            x[i] -= step * first[i] / (np.sqrt(second[i]) / root + eps)

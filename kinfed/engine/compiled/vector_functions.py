@@ -1,0 +1,185 @@
+"""tanh, σ and exp of vectors of eight numbers (kinfed.engine.compiled.vector_code), for compiled loops. Library
+functions take one number at a time, and their last bits depend on the library.
+
+    tanh_of(x, count)                        x[i] = tanh(x[i])
+    softmax_of(z, count, weight, p)          p[i] = weight exp(z[i]) / Σ_j exp(z[j])
+    add_to_rows(x, rows, count, y)           x[r, i] += y[i]
+    add_sum_of_rows(x, rows, count, by, y)   y[i] += by Σ_r x[r, i]
+
+Arguments are addresses of float32, rows lie one behind the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from kinfed.engine.compiled.vector_code import LANES, VECTOR, ZERO, Builder, Emitter, Value, calling, whole_number
+
+# tanh(x) = x P(x²) / Q(x²), fitted to the least largest relative error (2e-8) up to TANH_ENDS, where tanh is 1 to the
+# last bit but one; rounding to float32 makes that 4e-7.
+TANH_ENDS = 9.0
+TANH_P = (0.9999999796284391, 0.13380981115324872, 0.003495534492854174, 2.0608184064274022e-05, 1.3353412139548512e-08)
+TANH_Q = (1.0, 0.4671429677369428, 0.02587677992358743, 0.0003285546251904836, 7.776046756426064e-07)
+
+# exp(r) = 1 + r + r² P(r) up to |r| = ln 2 / 2, fitted to the least largest relative error (3e-9).
+EXP_P = (0.4999999403953552, 0.1666652113199234, 0.04166838899254799, 0.008368716575205326, 0.001381459878757596)
+# exp of less is taken for 0 (down to -104, float32 could tell it from 0), and of more for exp of this.
+EXP_ENDS = (-87.0, 88.0)
+PER_LN_2 = 1.4426950408889634
+LN_2_PARTS = (0.693359375, -0.00021219444005469057)  # the first has so few bits that its multiples are exact
+
+_I32 = ir.VectorType(ir.IntType(32), LANES)
+_EXPONENT_BIAS, _FRACTION_BITS = 127, 23  # of float32
+
+
+def constant(value: float) -> Value:
+    return ir.Constant(VECTOR, [value] * LANES)
+
+
+def polynomial(emit: Emitter, x: Value, coefficients: tuple[float, ...]) -> Value:
+    """Horner's rule; the constant comes first."""
+    total = constant(coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        total = emit.multiply_add(total, x, constant(coefficient))
+    return total
+
+
+def tanh(emit: Emitter, builder: Builder, x: Value) -> Value:
+    """From -1 to 1, which rounding would pass by a bit or two. NaN stays NaN."""
+    x = _between(builder, x, -TANH_ENDS, TANH_ENDS)
+    square = builder.fmul(x, x)
+    above, below = polynomial(emit, square, TANH_P), polynomial(emit, square, TANH_Q)
+    return _between(builder, builder.fdiv(builder.fmul(x, above), below), -1.0, 1.0)
+
+
+def sigmoid(emit: Emitter, builder: Builder, x: Value) -> Value:
+    """σ(x) = (1 + tanh(x / 2)) / 2."""
+    half = constant(0.5)
+    return emit.multiply_add(half, tanh(emit, builder, builder.fmul(x, half)), half)
+
+
+def exp(emit: Emitter, builder: Builder, x: Value) -> Value:
+    """2ⁿ exp(r) with x = n ln 2 + r. NaN stays NaN."""
+    inside = _between(builder, x, *EXP_ENDS)
+    n = emit.floor(emit.multiply_add(inside, constant(PER_LN_2), constant(0.5)))
+    r = inside
+    for part in LN_2_PARTS:
+        r = emit.multiply_add(n, constant(-part), r)
+    small = emit.multiply_add(builder.fmul(r, r), polynomial(emit, r, EXP_P), builder.fadd(r, constant(1.0)))
+    exponent = builder.add(emit.whole_numbers(n), ir.Constant(_I32, [_EXPONENT_BIAS] * LANES))
+    power = builder.bitcast(builder.shl(exponent, ir.Constant(_I32, [_FRACTION_BITS] * LANES)), VECTOR)
+    too_small = builder.fcmp_ordered("<", x, constant(EXP_ENDS[0]))
+    return builder.select(too_small, constant(0.0), builder.fmul(small, power))
+
+
+Piece = Callable[[Value, list[Value], Value | None], list[Value]]
+
+
+def over_vectors(emit: Emitter, builder: Builder, count: Value, start: list[Value], piece: Piece) -> list[Value]:
+    """`values = piece(at, values, mask)` for all of so many numbers: whole vectors, then what is left."""
+    whole = builder.and_(count, whole_number(-LANES))
+    values = emit.loop(whole, LANES, start, lambda at, now: piece(at, now, None))
+    rest = builder.sub(count, whole)
+    return emit.loop(rest, LANES, values, lambda _, now: piece(whole, now, emit.first_lanes(rest)))
+
+
+def _between(builder: Builder, x: Value, least: float, most: float) -> Value:
+    for end, sign in ((most, ">"), (least, "<")):
+        x = builder.select(builder.fcmp_ordered(sign, x, constant(end)), constant(end), x)
+    return x
+
+
+@intrinsic
+def tanh_of(context: Any, x: Any, count: Any) -> Any:
+    def body(builder: Builder, args: list[Value]) -> None:
+        emit, (x, count) = Emitter(builder), args
+
+        def piece(at: Value, _: list[Value], mask: Value | None) -> list[Value]:
+            place = emit.at(emit.pointer(x), at)
+            emit.store(tanh(emit, builder, emit.load(place, mask)), place, mask)
+            return []
+
+        over_vectors(emit, builder, count, [], piece)
+
+    return types.void(types.intp, types.intp), calling("kinfed_tanh_of", body)
+
+
+@intrinsic
+def softmax_of(context: Any, z: Any, count: Any, weight: Any, p: Any) -> Any:
+    """Less the largest z, so that nothing overflows. No branch depends on a value: which logit is the largest is what a
+    processor cannot guess. NaN anywhere makes all of it NaN."""
+
+    def body(builder: Builder, args: list[Value]) -> None:
+        emit, (z, count, weight, p) = Emitter(builder), args
+        z, p = emit.pointer(z), emit.pointer(p)
+        lowest = constant(-inf)
+
+        def larger(at: Value, now: list[Value], mask: Value | None) -> list[Value]:
+            value = emit.load(emit.at(z, at), mask)
+            return [emit.larger(value if mask is None else builder.select(mask, value, lowest), now[0])]
+
+        def exps(at: Value, now: list[Value], mask: Value | None) -> list[Value]:
+            value = exp(emit, builder, builder.fsub(emit.load(emit.at(z, at), mask), largest))
+            emit.store(value, emit.at(p, at), mask)
+            return [builder.fadd(now[0], value if mask is None else builder.select(mask, value, ZERO))]
+
+        def shares(at: Value, _: list[Value], mask: Value | None) -> list[Value]:
+            place = emit.at(p, at)
+            emit.store(builder.fmul(emit.load(place, mask), share), place, mask)
+            return []
+
+        largest = emit.largest_lane(over_vectors(emit, builder, count, [lowest], larger)[0])
+        (total,) = over_vectors(emit, builder, count, [ZERO], exps)
+        share = emit.broadcast(builder.fdiv(weight, emit.sum_of_lanes(total)))
+        over_vectors(emit, builder, count, [], shares)
+
+    return types.void(types.intp, types.intp, types.float32, types.intp), calling("kinfed_softmax_of", body)
+
+
+@intrinsic
+def add_to_rows(context: Any, x: Any, rows: Any, count: Any, y: Any) -> Any:
+    def body(builder: Builder, args: list[Value]) -> None:
+        emit, (x, rows, count, y) = Emitter(builder), args
+
+        def piece(at: Value, _: list[Value], mask: Value | None) -> list[Value]:
+            amount = emit.load(emit.at(emit.pointer(y), at), mask)
+
+            def add(row: Value, _: list[Value]) -> list[Value]:
+                place = emit.at(emit.pointer(x), builder.add(builder.mul(row, count), at))
+                emit.store(builder.fadd(emit.load(place, mask), amount), place, mask)
+                return []
+
+            emit.loop(rows, 1, [], add)
+            return []
+
+        over_vectors(emit, builder, count, [], piece)
+
+    return types.void(*[types.intp] * 4), calling("kinfed_add_to_rows", body)
+
+
+@intrinsic
+def add_sum_of_rows(context: Any, x: Any, rows: Any, count: Any, by: Any, y: Any) -> Any:
+    def body(builder: Builder, args: list[Value]) -> None:
+        emit, (x, rows, count, by, y) = Emitter(builder), args
+        factor = emit.broadcast(by)
+
+        def piece(at: Value, _: list[Value], mask: Value | None) -> list[Value]:
+            def add(row: Value, now: list[Value]) -> list[Value]:
+                place = emit.at(emit.pointer(x), builder.add(builder.mul(row, count), at))
+                return [builder.fadd(now[0], emit.load(place, mask))]
+
+            (total,) = emit.loop(rows, 1, [ZERO], add)
+            place = emit.at(emit.pointer(y), at)
+            emit.store(emit.multiply_add(factor, total, emit.load(place, mask)), place, mask)
+            return []
+
+        over_vectors(emit, builder, count, [], piece)
+
+    kinds = types.intp, types.intp, types.intp, types.float32, types.intp
+    return types.void(*kinds), calling("kinfed_add_sum_of_rows", body)

@@ -1,0 +1,150 @@
+"""The head of a model: its last linear layer, whose input are the features φ and whose output are the logits z.
+
+Which layer that is follows from the order in which a module declares its layers, or from a name; every pass that reads
+features sees whether the model's output is in fact that layer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from kinfed.engine.contract.client_linear import ClientLinear
+from kinfed.engine.contract.columns import ParameterSlot
+from kinfed.engine.contract.linear import Dense
+from kinfed.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last linear layer and its columns of a row: z = φ W' + b."""
+
+    name: str  # of the module; "" where the model is that layer
+    dense: Dense  # where W and b lie
+    width: int  # P
+
+    @property
+    def inputs(self) -> int:
+        """d_f, the number of features."""
+        return self.dense.inputs
+
+    @property
+    def outputs(self) -> int:
+        """C, the number of classes."""
+        return self.dense.outputs
+
+    @property
+    def mask(self) -> Tensor:
+        """bool [P]: the head's columns."""
+        mask = torch.zeros(self.width, dtype=torch.bool)
+        mask[self.dense.weight : self.dense.weight + self.inputs * self.outputs] = True
+        if self.dense.bias is not None:
+            mask[self.dense.bias : self.dense.bias + self.outputs] = True
+        return mask
+
+    def split(self, theta: Tensor) -> tuple[Tensor, Tensor | None]:
+        """W [n, C, d_f] and b [n, C], or None without a bias: views of theta [n, P]."""
+        return self.dense.weight_of(theta), self.dense.bias_of(theta)
+
+    def join(self, theta: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """[n, P], a new tensor: theta with the head W [n, C, d_f] (or [C, d_f] for all) and b [n, C] (or [C])."""
+        if (bias is None) != (self.dense.bias is None):
+            wanted = "no bias" if self.dense.bias is None else "a bias"
+            raise ModelError(f"the head {self.name!r} has {wanted}; got {'none' if bias is None else 'one'}")
+        joined = theta.clone(memory_format=torch.contiguous_format)
+        w, b = self.split(joined)
+        w.copy_(weight)
+        if b is not None and bias is not None:
+            b.copy_(bias)
+        return joined
+
+    def logits(self, theta: Tensor, phi: Tensor) -> Tensor:
+        """z [n, B, C] of φ [n, B, d_f]."""
+        w, b = self.split(theta)
+        return torch.bmm(phi, w.mT) if b is None else torch.baddbmm(b.unsqueeze(1), phi, w.mT)
+
+
+def find_head(module: nn.Module, slots: Sequence[ParameterSlot], name: str | None = None) -> Head:
+    """The module of that name, or else the last nn.Linear as declared. Exact types only: a subclass may compute
+    something else."""
+    linears = _linears(module)
+    if name is None:
+        if not linears:
+            raise ModelError(
+                "the model has no nn.Linear to take features from: end it in one (a 1x1 convolution as the last layer "
+                "becomes nn.Flatten and nn.Linear)"
+            )
+        name = list(linears)[-1]
+    elif name not in linears:
+        raise ModelError(f"the head {name!r} is no nn.Linear of the model; those are {', '.join(linears) or 'none'}")
+    layer = linears[name]
+    weight = _slot_of(module, slots, layer.weight)
+    bias = None if layer.bias is None else _slot_of(module, slots, layer.bias)
+    if weight is None or (bias is None and layer.bias is not None):
+        raise ModelError(
+            f"the head {name!r} is not made of trainable parameters of its own (frozen, or computed from others); "
+            "name another layer with make_task(..., head=...), or make it a plain nn.Linear"
+        )
+    dense = Dense(layer.in_features, layer.out_features, weight.start, None if bias is None else bias.start)
+    return Head(name, dense, slots[-1].stop)
+
+
+def _linears(module: nn.Module) -> dict[str, nn.Linear]:
+    """In the order of declaration; one that is used in two places is named for the last."""
+    every = module.named_modules(remove_duplicate=False)
+    return {name: child for name, child in every if type(child) in (nn.Linear, ClientLinear)}
+
+
+def _slot_of(module: nn.Module, slots: Sequence[ParameterSlot], parameter: Tensor) -> ParameterSlot | None:
+    """A tied parameter lies where its first name says."""
+    names = {id(p): name for name, p in module.named_parameters()}
+    return next((slot for slot in slots if slot.trainable and slot.name == names.get(id(parameter))), None)
+
+
+class HeadProbe:
+    """Sees the linear layers of a module work while it is entered, and hands out what the head was given. Hooks change
+    the module, so every thread needs one of its own, as `functional_call` does."""
+
+    def __init__(self, module: nn.Module, head: str) -> None:
+        self._module = module
+        self._head = head
+        self._hooks: list[RemovableHandle] = []
+        self._last: tuple[nn.Module, Any, Tensor] | None = None  # the last layer that ran, its input and its output
+
+    def __enter__(self) -> Self:
+        linears = [child for child in self._module.modules() if type(child) in (nn.Linear, ClientLinear)]
+        self._hooks = [layer.register_forward_hook(self._see, with_kwargs=True) for layer in linears]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _see(self, layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> None:
+        self._last = layer, inputs[0] if inputs else named["input"], output
+
+    def features(self, z: Tensor) -> Tensor:
+        """φ [B, d_f] of the pass that gave the output z, which must be the head's."""
+        layer, phi, output = self._last or (None, z, None)
+        if output is not z:
+            raise ModelError(
+                f"the model's output is not that of {self._head!r} or of another nn.Linear, so it has no features: let "
+                "its forward return what the last nn.Linear gives (cross-entropy needs no softmax before it)"
+            )
+        if layer is not self._module.get_submodule(self._head):
+            last = next(name for name, child in self._module.named_modules() if child is layer)
+            raise ModelError(
+                f"the model's output is that of layer {last!r}, not of {self._head!r}: make_task(..., head={last!r})"
+            )
+        if phi.dim() != 2:
+            raise ModelError(
+                f"the head {self._head!r} reads features of shape {list(phi.shape[1:])} per example; features are one "
+                "vector: flatten or pool them before the head"
+            )
+        features: Tensor = phi
+        return features

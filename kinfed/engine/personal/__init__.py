@@ -1,0 +1,1 @@
+"""Personal models that are more than one row of parameters."""

@@ -1,0 +1,137 @@
+"""How models do on clients' examples: sums by client, and what all measures are computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kinfed.data import Batch, Problem, Split
+from kinfed.engine.scoring.measures import MEASURES, Judged, deviation_of_draws
+
+
+@dataclass
+class Score:
+    """Sums over some examples, one entry per client."""
+
+    correct: Tensor  # [n] float64; 0 where the task has no classes
+    loss: Tensor  # [n] float64
+    count: Tensor  # [n] int64
+    sums: dict[str, Tensor] = field(default_factory=dict)  # [n, 2] by measure (kinfed.engine.scoring.measures)
+    # [n] the error, [R, n] draws that it comes from, or what makes these; see `error` and `draws`
+    error_or_draws: Tensor | Callable[[], Tensor] | None = None
+    error_of_gain: Tensor | None = None  # [n] where it has been compared with another score; see `compare`
+
+    @property
+    def draws(self) -> Tensor | None:
+        """[R, n] the headline measure over examples drawn anew (kinfed.engine.scoring.measures), the same for all
+        models of a client; None where no more than the error is known. Computed when it is first asked for: it takes
+        longer than all measures together, and of most evaluations nobody asks."""
+        known = self._known()
+        return known if known is not None and known.dim() == 2 else None
+
+    @property
+    def error(self) -> Tensor | None:
+        """[n] standard error of the headline measure, NaN where it is not known."""
+        known = self._known()
+        return known if known is None or known.dim() == 1 else deviation_of_draws(known)
+
+    def _known(self) -> Tensor | None:
+        """[R, n] draws, or [n] the error where there is no more."""
+        if self.error_or_draws is not None and not isinstance(self.error_or_draws, Tensor):
+            self.error_or_draws = self.error_or_draws()
+        return self.error_or_draws
+
+    def compare(self, other: Score) -> None:
+        """Find `error_of_gain`, the standard error of the difference of the headline measure between the two: smaller
+        than both errors together, where models err on the same examples. The draws of this score are dropped."""
+        if self is other:
+            self.error_of_gain = torch.zeros_like(self.loss)
+            return
+        if self.error_of_gain is None and self.draws is not None and other.draws is not None:
+            self.error_of_gain = deviation_of_draws(self.draws - other.draws)
+        self.drop_draws()
+
+    def drop_draws(self) -> None:
+        """Keep the error alone."""
+        self.error_or_draws = self.error
+
+    def __getstate__(self) -> dict[str, object]:
+        """To other processes, with draws that have been made."""
+        return dict(self.__dict__, error_or_draws=self._known())
+
+    def measure(self, name: str) -> Tensor:
+        """[n] the value of a measure at every client; NaN where it is undefined."""
+        return MEASURES[name].value(self.sums[name])
+
+    def take(self, rows: Tensor) -> Score:
+        """Of some of the clients, in that order."""
+        whole = self.error_or_draws
+
+        def chosen() -> Tensor:
+            known = self._known()
+            assert known is not None
+            return known[..., rows]
+
+        sums = {name: values[rows] for name, values in self.sums.items()}
+        return Score(self.correct[rows], self.loss[rows], self.count[rows], sums, None if whole is None else chosen)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Score], order: Tensor | None = None) -> Score:
+        """The clients of all parts one after the other, or in that order."""
+
+        def rows(tensors: list[Tensor], axis: int = 0) -> Tensor:
+            whole = torch.cat(tensors, axis)
+            return whole if order is None else whole.index_select(axis, order)
+
+        sums = {name: rows([part.sums[name] for part in parts]) for name in parts[0].sums}
+        known = all(part.error_or_draws is not None for part in parts)
+        correct, loss, count = (rows([getattr(part, name) for part in parts]) for name in ("correct", "loss", "count"))
+
+        def error_or_draws() -> Tensor:
+            draws = [part.draws for part in parts if part.draws is not None]
+            if len(draws) == len(parts):
+                return rows(draws, axis=1)
+            return rows([part.error for part in parts if part.error is not None])
+
+        return cls(correct, loss, count, sums, error_or_draws if known else None)
+
+
+class OutputCollector:
+    """What the models of n clients say of their examples, from batches of these."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        # rows [m], outputs [m, B, C], targets [m, B] and which of these are examples [m, B]
+        self._pieces: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+
+    def add(self, rows: Tensor | slice, z: Tensor, batch: Batch) -> None:
+        """Outputs z [m, B, C] of the clients `rows` on a batch, whose padding is left out."""
+        valid = batch.weight.cpu() > 0
+        self._pieces.append((torch.arange(self._n)[rows], z.to("cpu", torch.float64), batch.y.cpu(), valid))
+
+    def add_all(self, part: Split, z: Tensor) -> None:
+        """Outputs z [examples, C] of all clients, one after the other."""
+        owner = torch.repeat_interleave(torch.arange(self._n), part.count)
+        first = torch.cumsum(part.count, 0) - part.count
+        place = part.start[owner] + torch.arange(len(owner)) - first[owner]
+        y = part.labels[part.rows[place]]
+        self._pieces.append(
+            (owner, z.to(torch.float64)[:, None], y[:, None], torch.ones(len(owner), 1, dtype=torch.bool))
+        )
+
+    def judged(self, problem: Problem) -> Judged:
+        """An output that is not a number is as wrong as can be: it must not make a measure of others undefined."""
+        pieces = self._pieces
+        owner = torch.cat([rows[:, None].expand_as(valid)[valid] for rows, _, _, valid in pieces])
+        output = torch.cat([z[valid] for _, z, _, valid in pieces])
+        target = torch.cat([y[valid] for _, _, y, valid in pieces])
+        order = torch.argsort(owner, stable=True)
+        output = output[order]
+        if problem.is_regression:
+            target = target.to(torch.float64)
+        else:
+            output = torch.nan_to_num(output, nan=0.0, posinf=1e30, neginf=-1e30)
+        return Judged(output.numpy(), target[order].numpy(), owner[order].numpy(), self._n, problem)

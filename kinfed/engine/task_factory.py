@@ -1,0 +1,242 @@
+"""Tasks of torch modules, with any of several ways to compute the same gradient.
+
+`make_task` picks the backend per model:
+
+  fused    compiled loops over clients of dense and LSTM networks, without the interpreter's lock
+           (kinfed.engine.compiled.fused_task; extra `fast`), for runs long enough to earn what loading compiled code
+           costs
+  stacked  hand-written forward and backward on [n, ...]: dense layers (kinfed.engine.backends.dense), 5-9x a plain
+  loop, and
+           LSTM layers (kinfed.engine.backends.lstm)
+  rows     one row after the other: by hand for chains of convolutions (kinfed.engine.backends.cnn), which gain nothing
+           from stacking, with autograd for anything else
+  batched  many clients in one forward pass through what is frozen, for adapters and heads
+  (kinfed.engine.backends.batched) vmap     torch.func on small modules of any other kind
+
+All agree to 1e-5 and are tested against each other and against plain autograd.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from kinfed.data import Batch
+from kinfed.engine.backends.batched import BatchedTask, few_positions
+from kinfed.engine.backends.rows_task import RowsTask as RowsTask
+from kinfed.engine.backends.stacked_task import StackedTask as StackedTask
+from kinfed.engine.backends.stacked_task import stacked_net
+from kinfed.engine.backends.vmap_task import VmapTask as VmapTask
+from kinfed.engine.compiled.fused_task import FusedTask as FusedTask
+from kinfed.engine.compiled.fused_task import compiles, is_installed
+from kinfed.engine.contract.client_linear import runs_batched
+from kinfed.engine.contract.descent import Pull as Pull
+from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
+from kinfed.engine.contract.task import Task as Task
+from kinfed.engine.rows.constant_buffers import example_like, mark_still_buffers
+from kinfed.engine.rows.keyed_dropout import drops
+from kinfed.engine.rows.layout import RowLayout, still_buffers
+from kinfed.engine.rows.model_trial import failures_as_model_errors, try_model
+from kinfed.engine.rows.module_checks import check_values
+from kinfed.engine.rows.module_task import Build, build_seeded, checked_module
+from kinfed.engine.rows.module_task import ModuleTask as ModuleTask
+from kinfed.engine.scoring.score import Score as Score
+from kinfed.errors import ModelError
+
+# Of a module, up to which vmap is faster than rows. Processor time of rows / vmap for two dense layers, 20 clients,
+# steps of 10: 3.1 at 2,410 parameters, 1.6 at 8,906, 1.2 at 24,040, 0.8 at 49,330, 0.7 at 50,890 (medians of 7 turns).
+FEW_PARAMETERS = 30_000
+# Multiplications and additions of local training in a whole run, from which `auto` takes the fused path: a third of a
+# second on the stacked one, of which it saves more than its machine code takes to load (0.06 s). The first run on a
+# machine waits for the compiler, ten seconds. That must not count: the path is part of a run's identity.
+FUSED_FROM = 2e9
+LONG_RUN = 2e10  # from which a run without numba says so: two to three seconds
+_ROW_BY_ROW = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase, nn.MultiheadAttention)
+_BACKENDS: dict[str, type[ModuleTask]] = {
+    "fused": FusedTask,
+    "stacked": StackedTask,
+    "rows": RowsTask,
+    "batched": BatchedTask,
+    "vmap": VmapTask,
+}
+
+
+def make_task(
+    build: Build,
+    *,
+    backend: str = "auto",
+    device: torch.device | str = "cpu",
+    frozen: tuple[str, ...] = (),
+    head: str | None = None,
+    example: Tensor | None = None,
+    shape: tuple[int, ...] | None = None,
+    batch: int | None = None,
+    outputs: int | None = None,
+    objective: Objective = CROSS_ENTROPY,
+    examples: float = 0,
+) -> ModuleTask:
+    """The task for the module that `build()` makes; `backend` forces one of fused, stacked, rows, batched, vmap;
+    `frozen` are patterns of parameters that are not trained; `head` names the last linear layer where the module does
+    not declare it last; `shape` is that of an example, where none is given; `batch` is how many examples a step has, by
+    which adapters are trained batched or in rows; `objective` is the loss, of classes or of numbers
+    (kinfed.engine.contract.objective); `examples` is how many all local steps of a run have together, by which compiled
+    loops are worth loading.
+
+    On an `example` batch [B, ...] the model is tried at once: one that fails, or gives anything but `outputs` logits
+    per example, is refused here and not in the first round, and one that only works for one client at a time (it
+    branches on its data, draws random numbers, or holds an operation that torch runs in a loop over clients anyway)
+    trains row by row."""
+    if backend != "auto" and backend not in _BACKENDS:
+        raise ModelError(f"backend is one of auto, {', '.join(_BACKENDS)}; got {backend!r}")
+    module = checked_module(build, frozen)
+    if example is not None:
+        check_values(module)
+    if example is not None or shape is not None:
+        candidates = example_like(shape or ()) if example is None else (example,)
+        mark_still_buffers(module, lambda: build_seeded(build, 1), candidates)
+    task = _task_for(module, build, backend, device, example, batch, objective, examples)
+    if example is not None:
+        if isinstance(task, StackedTask):  # knows the inputs of its layers, and says more than torch
+            _try(task, example, clients=1)
+        try_model(task, example, outputs)
+        task = _that_works(task, example, backend)
+        with failures_as_model_errors(task.module, example, " on the way back"):
+            _try(task, example, clients=1)
+    return task if head is None else task.with_head(head)
+
+
+def upper_task(
+    whole: ModuleTask,
+    above: Callable[[nn.Module], nn.Module],
+    layers: list[nn.Module],
+    *,
+    backend: str = "auto",
+    example: Tensor | None = None,
+    batch: int | None = None,
+) -> ModuleTask:
+    """A task on the activations below `layers`, which hold all that `whole` trains: `above` makes a module's forward
+    pass begin there. Rows, starts and exported models are those of `whole`; the other arguments are `make_task`'s."""
+    module = above(whole.layout.working_copy(whole.module))
+    upper = nn.Sequential(*layers)
+    trained = sum(p.numel() for p in upper.parameters() if p.requires_grad)
+    is_all = trained == whole.num_params == sum(p.numel() for p in upper.parameters())
+    net = stacked_net(upper, whole.objective) if is_all and backend in ("auto", "stacked", "fused") else None
+    task: ModuleTask
+    if net is not None:
+        kind = FusedTask if backend == "fused" else StackedTask
+        task = kind(whole.build, whole.device, module=module, net=net, objective=whole.objective)
+    else:
+        task = _task_for(module, whole.build, backend, whole.device, example, batch, whole.objective)
+    if example is not None:
+        task = _that_works(task, example, backend)
+    return task.as_part_of(whole)
+
+
+def _that_works(task: ModuleTask, example: Tensor, backend: str) -> ModuleTask:
+    """The task, or one that trains row by row where many clients at once fail, gain nothing or give something else.
+    A backend that was asked for is kept, or refused."""
+    if isinstance(task, VmapTask) and backend == "auto" and not _gains_from_vmap(task, example):
+        return RowsTask(task.build, task.device, module=task.module, objective=task.objective)
+    if isinstance(task, BatchedTask):
+        rows = RowsTask(task.build, task.device, module=task.module, objective=task.objective)
+        if not _agree(task, rows, example):
+            if backend != "auto":
+                raise ModelError(
+                    "the batched path gives other gradients than one client after the other: between the model's "
+                    "layers the examples of a batch must stay on the first axis, each by itself; use "
+                    'backend="rows" or "auto"'
+                )
+            return rows
+    return task
+
+
+def _agree(many: ModuleTask, single: ModuleTask, example: Tensor) -> bool:
+    """Whether both give the same gradient for two clients with different models and different examples. What a
+    `forward` does between layers cannot be read off them."""
+    start = many.flatten(many.module.state_dict()).to(many.device)
+    theta = torch.stack([start, start + 0.1 * torch.sin(torch.arange(len(start), device=start.device))])
+    x = torch.stack([example, example.flip(0)]).to(many.device)
+    y = torch.zeros(x.shape[:2], dtype=_label_type(many), device=many.device)
+    batch = Batch(x, y, torch.full(y.shape, 1 / len(example), device=many.device), torch.arange(2))
+    try:
+        ours = many.grad(theta, batch)
+    except (ModelError, RuntimeError):
+        return False
+    wanted = single.grad(theta, batch)
+    return bool(torch.allclose(ours, wanted, rtol=1e-2, atol=1e-3 * float(wanted.abs().max())))
+
+
+def _try(task: ModuleTask, example: Tensor, clients: int) -> None:
+    """One gradient of so many clients on the example batch."""
+    x = example.to(task.device).expand(clients, *example.shape)
+    y = torch.zeros(clients, len(example), dtype=_label_type(task), device=task.device)
+    weight = torch.full(y.shape, 1 / len(example), device=task.device)
+    theta = task.flatten(task.module.state_dict()).repeat(clients, 1)
+    task.grad(theta, Batch(x, y, weight, torch.arange(clients)))
+
+
+def _label_type(task: ModuleTask) -> torch.dtype:
+    return torch.int64 if task.classifies else torch.float32
+
+
+def _gains_from_vmap(task: ModuleTask, example: Tensor) -> bool:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            _try(task, example, clients=2)
+        except ModelError:
+            return False
+    return not any("performance drop" in str(warning.message) for warning in caught)
+
+
+def worth_compiling(num_params: int, examples: float) -> bool:
+    """Whether local training on so many examples, of all rounds and clients, is long enough for the fused path."""
+    return _operations(num_params, examples) >= FUSED_FROM
+
+
+def _operations(num_params: int, examples: float) -> float:
+    return 6.0 * num_params * examples
+
+
+def would_compile(task: ModuleTask, examples: float) -> bool:
+    """Whether a task on the stacked path would be on the fused one if numba were installed, and gain much by it."""
+    return (
+        task.backend == StackedTask.backend
+        and isinstance(task, StackedTask)
+        and compiles(task.net, task.device, task.objective)
+        and _operations(task.num_params, examples) >= LONG_RUN
+        and not is_installed()
+    )
+
+
+def _task_for(
+    module: nn.Module,
+    build: Build,
+    backend: str,
+    device: torch.device | str,
+    example: Tensor | None,
+    batch: int | None,
+    objective: Objective,
+    examples: float = 0,
+) -> ModuleTask:
+    """The task of a module that `build` made, by a rule that was measured (docs/models.md)."""
+    if backend != "auto":
+        return _BACKENDS[backend](build, device, module=module, objective=objective)
+    layout = RowLayout.of(module)
+    net = stacked_net(module, objective) if layout.is_plain(module) else None
+    may = net is not None and compiles(net, device, objective) and net.is_faster_compiled(layout.num_params)
+    if may and is_installed() and worth_compiling(layout.num_params, examples):
+        return FusedTask(build, device, module=module, net=net, objective=objective)
+    if net is not None and net.is_faster_stacked(layout.num_params):
+        return StackedTask(build, device, module=module, net=net, objective=objective)
+    if example is not None and batch is not None and runs_batched(module) and few_positions(example, batch):
+        return BatchedTask(build, device, module=module, objective=objective)
+    has_state = layout.has_statistics or bool(still_buffers(module))
+    weights = sum(p.numel() for p in module.parameters())  # frozen ones too: their products are the work of a step
+    gains_nothing = has_state or drops(module) or weights > FEW_PARAMETERS
+    if gains_nothing or any(isinstance(child, _ROW_BY_ROW) for child in module.modules()):
+        return RowsTask(build, device, module=module, objective=objective)
+    return VmapTask(build, device, module=module, objective=objective)

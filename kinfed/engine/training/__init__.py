@@ -1,0 +1,1 @@
+"""Local training on top of any backend: SGD, optimizers, programs of several models."""

@@ -1,0 +1,6 @@
+from kinfed.newcomers.adoption import adopt as adopt
+from kinfed.newcomers.adoption import as_pipeline as as_pipeline
+from kinfed.newcomers.adoption import learn_alone as learn_alone
+from kinfed.newcomers.finished import FinishedRun as FinishedRun
+from kinfed.newcomers.finished import RunInMemory as RunInMemory
+from kinfed.newcomers.newcomer import newcomer_from_table as newcomer_from_table

@@ -1,0 +1,182 @@
+"""One seed of a finished run, as far as those need it who go on from there: newcomers, and studies of its models.
+
+FinishedRun.open("runs/first")                 from its folder
+RunInMemory.of_result(result, "ditto")         from its result; nothing of any training row is kept
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithms import AnyAlgorithm, make_algorithm
+from kinfed.config import RunConfig
+from kinfed.core import Tree
+from kinfed.data import Description, Population, describe
+from kinfed.engine import Builder, ModuleTask, Task
+from kinfed.errors import ConfigError, ModelError
+from kinfed.records import RunFiles, pick
+from kinfed.runs import RunOutcome, build_task
+from kinfed.serving import ModelInputs
+
+
+@dataclass(frozen=True)
+class EndedRun(ABC):
+    """What both have in common."""
+
+    config: RunConfig
+    seed: int
+    description: Description  # who holds what
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What messages call it."""
+
+    @abstractmethod
+    def server_state(self, label: str) -> Mapping[str, Tensor]:
+        """The tensors of an algorithm's server after its last round."""
+
+    @abstractmethod
+    def start(self) -> Tensor | None:
+        """[P] where all algorithms of the run began, if not at random."""
+
+    @property
+    def num_clients(self) -> int:
+        return self.description.num_clients
+
+    @property
+    def groups(self) -> list[str]:
+        """Names of the clients' groups, by number; none where they have no groups."""
+        groups = self.description.groups
+        return [] if groups is None else self.description.group_names or [str(n) for n in range(max(groups) + 1)]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of an example."""
+        return tuple(self.description.inputs["shape"])
+
+    @property
+    def inputs(self) -> ModelInputs:
+        """What its models are fed."""
+        return ModelInputs.of_description(self.description, self.config.model.options)
+
+    def label(self, name: str | None) -> str:
+        """The algorithm of that label; the only one where none is named."""
+        return pick("algorithm", name, list(self.config.algorithms))
+
+    def algorithm(self, label: str) -> AnyAlgorithm:
+        options = dict(self.config.algorithms[label])
+        training = replace(self.config.training, poisson=False)  # what a newcomer computes stays with it
+        return make_algorithm(options.pop("method"), training, options)
+
+    def task(self, model: Builder | None = None, example: Tensor | None = None) -> ModuleTask:
+        """The model of the run; `model` builds it where the run was given a module of the caller's own. It is tried on
+        an `example` batch, where there is one."""
+        return build_task(self.config, self.shape, self.description.problem, build=model, example=example)
+
+    def population(self, newcomers: int = 0, group: int = 0) -> Population:
+        """The run's clients, and `newcomers` more at the end, of this group where clients have groups."""
+        groups = self.description.groups
+        if groups is not None and self.description.listed is not None:
+            raise ConfigError(
+                f"{self.name} recorded the groups of a sample of its clients only (eval_clients), but newcomers need "
+                "the groups of all; run without eval_clients"
+            )
+        return Population(
+            self.num_clients + newcomers,
+            self.seed,
+            self.config.participation,
+            None if groups is None else torch.tensor([*groups, *[group] * newcomers]),
+            0 if groups is None else max(groups) + 1,
+        )
+
+    def server(self, label: str, algorithm: AnyAlgorithm, task: Task) -> Tree:
+        """The algorithm's server after its last round."""
+        server: Tree = algorithm.init_server(task, self.population()).like(dict(self.server_state(label)))
+        return server
+
+
+@dataclass(frozen=True)
+class FinishedRun(EndedRun):
+    """In a folder."""
+
+    files: RunFiles
+
+    @classmethod
+    def open(cls, folder: Path | str, seed: int | None = None) -> FinishedRun:
+        """The run in a folder; its first seed where none is given."""
+        files = RunFiles(folder)
+        number = files.seed(seed)
+        return cls(files.config, number, files.description(number), files)
+
+    @property
+    def name(self) -> str:
+        return str(self.folder)
+
+    @property
+    def folder(self) -> Path:
+        return self.files.path
+
+    def task(self, model: Builder | None = None, example: Tensor | None = None) -> ModuleTask:
+        task = super().task(model, example)
+        layout = self.files.layout()
+        what = "the model given" if model else f"model {self.config.model.name}, which the configuration names,"
+        if layout.get("constants", "") != task.constants_digest():
+            raise ModelError(
+                f"{what} has other frozen weights than the models in {self.folder} were trained on; give those weights"
+            )
+        layers = layout["layers"]
+        if [(one["name"], tuple(one["shape"])) for one in layers] != [(one.name, one.shape) for one in task.slots]:
+            raise ModelError(
+                f"{what} has other parameters than the models in {self.folder}; pass the function that builds theirs"
+            )
+        return task
+
+    def start(self) -> Tensor | None:
+        for name, rounds in (("warm-start", self.config.warm_start), ("pretrained", self.config.pretrain)):
+            if rounds:
+                return self.files.final_state(f"{name}-{self.seed}", rounds)["w"]
+        return None
+
+    def server_state(self, label: str) -> Mapping[str, Tensor]:
+        tensors = self.files.final_state(f"{label}-{self.seed}", self.config.warm_start + self.config.rounds)
+        return {name.removeprefix("server."): t for name, t in tensors.items() if name.startswith("server.")}
+
+
+@dataclass(frozen=True)
+class RunInMemory(EndedRun):
+    """What newcomers need of a run without a folder; it can be pickled."""
+
+    states: Mapping[str, Mapping[str, Tensor]]  # of servers, by label
+
+    @classmethod
+    def of_result(cls, result: RunOutcome, *labels: str, seed: int | None = None) -> RunInMemory:
+        """Of these algorithms; of all where none is named."""
+        states = {}
+        for label in labels or result.config.algorithms:
+            method = result.result(label, seed)
+            if method.server_state is None:
+                raise ConfigError(f"the run of {label} kept no server (save_models = false, folds, or it has a folder)")
+            states[label] = method.server_state
+        if result.config.warm_start or result.config.pretrain:
+            raise ConfigError(
+                "newcomers need the models that the run started from; run it with a folder (out) and adopt from that"
+            )
+        number = result.config.seeds[0] if seed is None else seed
+        return cls(result.config, number, describe(result.federations[number]), states)
+
+    @property
+    def name(self) -> str:
+        return "this run"
+
+    def start(self) -> Tensor | None:
+        return None
+
+    def server_state(self, label: str) -> Mapping[str, Tensor]:
+        return self.states[label]

@@ -1,0 +1,103 @@
+"""A client that was not in a run, from its table: features scaled and classes numbered as the run wrote them down."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfed.core import rng
+from kinfed.data import (
+    Features,
+    Federation,
+    LabelledRows,
+    Ragged,
+    TableOptions,
+    TablePreprocessing,
+    hold_out,
+    load_like,
+    scaled_weights,
+)
+from kinfed.errors import ConfigError, DataError
+from kinfed.newcomers.finished import EndedRun, FinishedRun
+from kinfed.serving import ModelInputs
+
+NAME = "newcomer"
+
+
+def newcomer_from_table(
+    ended: EndedRun | Path | str,
+    table: Any,
+    label_column: str | None,
+    *,
+    split_column: str | None = None,
+    weight_column: str | None = None,
+    image_column: str | None = None,
+    text_column: str | None = None,
+    tokenizer: str | None = None,
+    ignore: tuple[str, ...] | str = (),
+    test_fraction: float = 0.25,
+    seed: int | None = None,
+) -> Federation:
+    """The newcomer as a federation of one: features and classes as in the run, some examples held out. `table` is a
+    file, a frame or a dictionary of columns. Of a run on texts, `text_column` and `tokenizer` are the run's unless they
+    are given. Weights of rows are scaled to mean one over the newcomer's own."""
+    run, inputs = opened(ended, seed), opened(ended, seed).inputs
+    options = TableOptions(label_column, None, None, split_column, image_column, ignore, weight_column=weight_column)
+    if (text := inputs.text) is not None:
+        options = replace(
+            options, text_column=text_column or text.column, tokenizer=tokenizer or text.tokenizer, length=text.length
+        )
+    elif text_column or tokenizer:
+        raise ConfigError(f"the models of {run.name} read no texts; leave out text_column and tokenizer")
+    source = load_like(table, options, inputs.columns, run.description.problem)
+    path = source.name
+    raw, mean, std = _examples(source, inputs, path)
+    if prod(raw.shape[1:]) != prod(run.shape):
+        raise DataError(
+            f"the models of {run.name} take {prod(run.shape)} features (examples of shape {list(run.shape)}); "
+            f"{path} has {prod(raw.shape[1:])}"
+        )
+    if inputs.tokens:
+        if bool((raw != raw.round()).any()):
+            raise DataError(f"the models of {run.name} take token numbers; {path} has features that are not whole")
+        raw = raw.to(torch.int64)
+    rows = Ragged.grouped(torch.arange(len(raw)), torch.zeros(len(raw), dtype=torch.int64), 1)
+    if source.is_test is None or source.is_val is None:
+        train, test = hold_out(rows, test_fraction, rng.root(run.seed, "test-split")[None])
+        val = Ragged.empty(1)
+    else:
+        train = rows.filter(~(source.is_test | source.is_val))
+        val, test = rows.filter(source.is_val), rows.filter(source.is_test)
+    return Federation(
+        Features(raw.reshape(-1, *run.shape), mean, std),
+        source.labels,
+        run.description.problem,
+        train,
+        val,
+        test,
+        [NAME],
+        description={"dataset": path, "partition": "given"},
+        preprocessing=inputs.preprocessing,
+        weights=scaled_weights(source.weights, train.rows),
+    )
+
+
+def opened(ended: EndedRun | Path | str, seed: int | None = None) -> EndedRun:
+    """A run in memory as it is, or that of a folder."""
+    return ended if isinstance(ended, EndedRun) else FinishedRun.open(ended, seed)
+
+
+def _examples(source: LabelledRows, inputs: ModelInputs, path: str) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The newcomer's examples, and how they are scaled."""
+    learnt = inputs.preprocessing
+    if source.features is not None:  # images
+        return source.features.raw, inputs.mean, inputs.std
+    assert source.read is not None
+    if learnt is not None:
+        return source.encode(learnt, path).raw, learnt.mean, learnt.std
+    return source.encode(TablePreprocessing.plain(source.read.cells), path).raw, inputs.mean, inputs.std

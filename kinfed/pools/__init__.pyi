@@ -1,0 +1,9 @@
+from kinfed.pools.base import Download as Download
+from kinfed.pools.base import Evaluation as Evaluation
+from kinfed.pools.base import Pool as Pool
+from kinfed.pools.base import ServerModelOf as ServerModelOf
+from kinfed.pools.local_pool import LocalPool as LocalPool
+from kinfed.pools.local_pool import available_cores as available_cores
+from kinfed.pools.memory import keep_freed_memory as keep_freed_memory
+from kinfed.pools.memory import physical_memory as physical_memory
+from kinfed.pools.ray_pool import RayCluster as RayCluster

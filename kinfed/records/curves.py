@@ -1,0 +1,116 @@
+"""ROC and calibration curves of every client's personal model, on its own test rows, in a few numbers.
+
+The ROC curve is read off at fixed false-positive rates; of several classes it is the mean over the classes, each
+against the others. Calibration is counted in ten bins of probability: of the second class where there are two, of the
+class that is predicted where there are more. Both are sums over test rows, so that the folds of a cross-validation add
+up: true positives found at the same false-positive rate (vertical averaging), and bins.
+
+Curves are made for personal models that are kept, of at most MOST_CLIENTS clients: a page names each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kinfed.engine import CALIBRATION_BINS, Judged
+
+if TYPE_CHECKING:
+    from kinfed.data import Federation
+    from kinfed.engine import ModuleTask
+    from kinfed.pools import Evaluation
+
+MOST_CLIENTS = 300
+FALSE_POSITIVE_RATES = np.linspace(0, 1, 34)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Of n clients."""
+
+    clients: tuple[str, ...]
+    rows: np.ndarray  # [n] test rows
+    smaller: np.ndarray  # [n] rows of the rarer of two classes; of all but the largest class where there are more
+    roc: np.ndarray  # [n, G] true positives found at each false-positive rate; classes are averaged where several
+    positives: np.ndarray  # [n] of how many; 0 where a client has one class
+    bins: np.ndarray  # [n, 10, 3] rows, their summed probability, and how many are as predicted
+
+    def to_json(self) -> dict[str, Any]:
+        arrays = {name: getattr(self, name) for name in ("rows", "smaller", "roc", "positives", "bins")}
+        return {"clients": list(self.clients), **{name: np.round(a, 6).tolist() for name, a in arrays.items()}}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Curves:
+        arrays = {name: np.asarray(record[name], float) for name in ("rows", "smaller", "roc", "positives", "bins")}
+        return cls(tuple(record["clients"]), **arrays)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Curves]) -> Curves:
+        """Of the same clients on disjoint test rows, or with several seeds."""
+        names = ("rows", "smaller", "roc", "positives", "bins")
+        sums = {name: np.sum([getattr(part, name) for part in parts], axis=0) for name in names}
+        return cls(parts[0].clients, **sums)
+
+
+def evaluated_curves(task: ModuleTask, data: Federation, evaluation: Evaluation) -> Curves | None:
+    """None for a regression, for too many clients, and where models were not kept."""
+    models, ids = evaluation.models, evaluation.ids
+    if data.problem.is_regression or models is None or len(ids) > MOST_CLIENTS or not len(ids):
+        return None
+    part = data.cohort(ids, 0, 0).test
+    if not int(part.count.sum()):
+        return None
+    import torch  # which a page does not need, nor what follows
+
+    from kinfed.engine import judged_outputs, task_for
+
+    with torch.no_grad():
+        judged = judged_outputs(task_for(task, models), models.to(task.device), part, data.problem)
+    return client_curves(judged, [data.names[k] for k in ids.tolist()])
+
+
+def client_curves(judged: Judged, clients: Sequence[str]) -> Curves:
+    n, grid = judged.clients, len(FALSE_POSITIVE_RATES)
+    smaller, roc, positives = np.zeros(n), np.zeros((n, grid)), np.zeros(n)
+    for client in range(n):
+        own = judged.owner == client
+        target, probability = judged.target[own], judged.probability[own]
+        if not len(target):
+            continue
+        counts = np.bincount(target, minlength=judged.problem.num_classes)
+        smaller[client] = counts.sum() - counts.max()
+        classes = [1] if judged.problem.kind == "binary" else np.flatnonzero(counts)
+        rates = [_roc(probability[:, c], target == c) for c in classes if 0 < counts[c] < len(target)]
+        if rates:
+            positives[client] = counts[1] if judged.problem.kind == "binary" else len(target)
+            roc[client] = positives[client] * np.mean(rates, axis=0)
+    return Curves(tuple(clients), judged.count, smaller, roc, positives, _bins(judged))
+
+
+def _roc(score: np.ndarray, positive: np.ndarray) -> np.ndarray:
+    """[G] true-positive rates at FALSE_POSITIVE_RATES, straight between thresholds; equal scores are one threshold."""
+    order = np.argsort(-score, kind="stable")
+    last = np.flatnonzero(np.r_[np.diff(score[order]) != 0, True])
+    found = np.cumsum(positive[order])[last]
+    false = last + 1 - found
+    x, y = np.r_[0.0, false / false[-1]], np.r_[0.0, found / found[-1]]
+    # Of several thresholds with one false-positive rate the best counts; np.interp takes the last of equal abscissae.
+    rates: np.ndarray = np.interp(FALSE_POSITIVE_RATES, x, y)
+    rates[0] = y[x == 0].max()
+    return rates
+
+
+def _bins(judged: Judged) -> np.ndarray:
+    """[n, 10, 3]."""
+    if judged.problem.kind == "binary":
+        sure, right = judged.probability[:, 1], judged.target == 1
+    else:
+        sure, right = judged.probability.max(1), judged.predicted == judged.target
+    bin_of = np.minimum((sure * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
+    place = judged.owner * CALIBRATION_BINS + bin_of
+    size = judged.clients * CALIBRATION_BINS
+    sums = [np.bincount(place, weights=w, minlength=size) for w in (np.ones(len(sure)), sure, right.astype(float))]
+    return np.stack(sums, 1).reshape(judged.clients, CALIBRATION_BINS, 3)

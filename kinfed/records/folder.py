@@ -1,0 +1,496 @@
+"""The files of a run folder: how they are written and kept consistent. How they are read: kinfed.records.run_files.
+
+    config.json              {"kinfed", "versions", "fingerprint", "contents", "config"}; written first. "contents" are
+                             digests of the data and of code that is not kinfed's; "continued" has the versions of
+                             whoever resumed the run with others, "grown_from" the fingerprints of the run before
+                             it got more rounds, seeds or methods
+    rounds.jsonl             one line per (algorithm, seed, round), and fold in a cross-validation
+    clients.csv              one line per (algorithm, seed, client)
+    summary.json             final results; written last
+    federation-<seed>.json   who holds what
+    baseline-<seed>.json     what clients reach without a model (kinfed.runs.baseline)
+    curves/<algorithm>-<seed>.json    ROC and calibration of every client (kinfed.records.curves)
+    models/<algorithm>-<seed>.safetensors
+    checkpoints/             kinfed.records.checkpoint
+    .lock                    held while a process writes
+
+Two equal runs write equal bytes, except for wall-clock times (fields named seconds, or ..._seconds) and versions.
+The journal is appended to; every other file is replaced as a whole. To stay in step with checkpoints:
+
+    run.append_round(record); ...; run.sync(); checkpoints.save(..., run.journal_mark(...))    while running
+    snapshot = checkpoints.latest(label); run.rewind(algorithm, seed, round, mark)             when resuming
+
+A mark is the number and the checksum of an algorithm's lines: lines that vanished or changed since are noticed.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import math
+import os
+import platform
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Self
+
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from kinfed.algorithms import ServerModels
+from kinfed.core import escape_formula, storage
+from kinfed.errors import StorageError
+from kinfed.records.checkpoint import Checkpoints
+from kinfed.records.compare import differences, growth_differences
+from kinfed.records.run_files import RunFiles, TrialKey, curves_path, models_path, read_journal, trial_key
+from kinfed.version import __version__
+
+CLIENT_COLUMNS = (
+    "algorithm",
+    "seed",
+    "client",
+    "n_train",
+    "n_test",
+    "took_part",
+    "personal_accuracy",
+    "server_accuracy",
+    "personal_loss",
+    "server_loss",
+)
+_HOLDER = ".lock-holder"  # who has the lock; beside it, because a locked file cannot be read on Windows
+
+
+class FolderInUse(StorageError):
+    """Another process writes this run."""
+
+
+@dataclass
+class JournalMark:
+    """How many lines the journal has about one algorithm and seed, and the checksum of all of them in order."""
+
+    lines: int = 0
+    checksum: str = ""
+
+    def add(self, line: bytes) -> None:
+        """Each checksum covers the one before: a chain, in which no line can change, vanish or move."""
+        self.lines += 1
+        self.checksum = hashlib.sha256(self.checksum.encode() + line).hexdigest()
+
+
+class RunFolder:
+    """Made by `open`, which takes the folder's lock until `close`:
+
+    with RunFolder.open(path, config, fingerprint) as run:
+        run.append_round({...})
+    """
+
+    def __init__(self, path: Path | str):
+        self.path = Path(path)
+        self._checkpoints: Checkpoints | None = None
+        self._lock: FileLock | None = None
+        self._client_columns: list[str] | None = None  # of clients.csv, once this process has begun it
+        self._rounds: int | None = None  # rounds.jsonl, open for appending
+        self._marks: dict[TrialKey, JournalMark] = {}
+        self.has_grown = False  # since it was begun: its journal is not in the order of a run in one go
+        self.version_change = ""  # a sentence, where this run was begun with other versions of kinfed or torch
+
+    # Opening and closing
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,
+        config: Mapping[str, Any],
+        fingerprint: str,
+        *,
+        contents: Mapping[str, str] | None = None,
+        resume: bool = False,
+        extend: bool = False,
+    ) -> Self:
+        """Make the folder this run's, or with `resume` take up the run that it holds; with `extend` the one that it
+        holds may have fewer rounds, seeds or methods so far (kinfed.runs.growth).
+
+        `fingerprint` is the run's identity; `contents` are digests that it covers besides the configuration, by names
+        in which a refusal says what has changed.
+        Refused: a folder with files of anything else, with another run, or (without `resume`) with this run.
+        `resume` on an empty folder starts the run, so that a job that may be restarted needs one command only.
+        """
+        run = cls(path)
+        run._refuse_unrelated_files()
+        storage.make_folder(run.path)
+        run._lock = run._take_lock()
+        try:
+            storage.remove_drafts(run.path)
+            if run._config_path.exists():
+                if extend:
+                    run._grow(config, fingerprint, contents or {})
+                run._refuse_other_run(config, fingerprint, contents or {}, resume or extend)
+                run._note_versions()
+            else:
+                envelope = {
+                    **run_versions(),
+                    "fingerprint": fingerprint,
+                    "contents": contents or {},
+                    "config": config,
+                }
+                # Unsorted: the order of algorithms in the configuration is their order in reports.
+                storage.write_json(run._config_path, envelope, sort_keys=False)
+            earlier = RunFiles(run.path).earlier_fingerprints
+            run._checkpoints = Checkpoints(run.path / "checkpoints", fingerprint, earlier=earlier)
+            run.has_grown = bool(earlier)
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    def close(self) -> None:
+        if self._rounds is not None:
+            os.close(self._rounds)
+        if self._lock is not None:
+            (self.path / _HOLDER).unlink(missing_ok=True)
+            self._lock.release()
+        self._rounds = self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _refuse_unrelated_files(self) -> None:
+        if not self.path.exists() or self._config_path.exists():
+            return
+        with storage.storage_errors("use", self.path):
+            names = sorted(path.name for path in self.path.iterdir())
+        if other := [name for name in names if name not in (".lock", _HOLDER) and not name.startswith(".draft-")]:
+            listed = ", ".join(other[:3]) + (", ..." if len(other) > 3 else "")
+            raise StorageError(
+                f"{self.path} holds files but no run of kinfed ({listed}); choose a new or empty folder with --out"
+            )
+
+    def _note_versions(self) -> None:
+        """Write down with what the run goes on, where that is not what it was last run with."""
+        envelope, now = RunFiles(self.path).envelope, run_versions()
+        history = [{name: envelope.get(name) for name in now}, *envelope.get("continued", [])]
+        changes = differences(history[-1], now, names=("before", "now"))
+        if decisive := [change for change in changes if change.startswith(_DECISIVE_PACKAGES)]:
+            self.version_change = (
+                f"{self.path} was run with other versions so far ({'; '.join(decisive)}); from here on, results may "
+                "differ, in the last digits or more, from those of an uninterrupted run"
+            )
+        if history[-1] != now:
+            storage.write_json(self._config_path, envelope | {"continued": [*history[1:], now]}, sort_keys=False)
+
+    def _refuse_other_run(
+        self, config: Mapping[str, Any], fingerprint: str, contents: Mapping[str, str], resume: bool
+    ) -> None:
+        there = RunFiles(self.path).envelope
+        if there["fingerprint"] == fingerprint:
+            if not resume:
+                raise StorageError(
+                    f"{self.path} already holds this run; add --resume to continue it, or choose another folder "
+                    "with --out"
+                )
+            return
+        now = json.loads(storage.to_json(config))
+        changes = list(differences(there["config"], now))
+        before = there.get("contents", {})
+        # A name on one side only goes with a change of the configuration, such as another seed.
+        names = before.keys() & contents.keys() if changes else before.keys() | contents.keys()
+        changes += [f"other {name}" for name in sorted(names) if before.get(name) != contents.get(name)]
+        listed = _listed(changes)
+        remedy = "resume it with the configuration it was started with, or choose another folder with --out"
+        raise StorageError(
+            f"{self.path} holds another run ({listed or 'made from other data or code'}); "
+            + (remedy if resume else "choose another folder with --out")
+        )
+
+    def _grow(self, config: Mapping[str, Any], fingerprint: str, contents: Mapping[str, str]) -> None:
+        """Make the run that is here one of more rounds, seeds or methods, which is unfinished from then on. What would
+        keep it from having been that from the start is refused before anything changes."""
+        files = RunFiles(self.path)
+        there = files.envelope
+        if there["fingerprint"] == fingerprint:
+            return
+        now = json.loads(storage.to_json(config, sort_keys=False))
+        backend = files.layout().get("backend") if (self.path / "model.json").exists() else None
+        if changes := growth_differences(there, now, contents, backend):
+            raise StorageError(
+                f"{self.path} cannot grow into this run ({_listed(changes)}); more rounds, seeds and methods may be "
+                "added, all else must be as it is there, or choose another folder with --out"
+            )
+        with storage.storage_errors("clear results in", self.path):
+            for name in ("summary.json", "clients.csv"):  # of the smaller run; written again at the end
+                (self.path / name).unlink(missing_ok=True)
+        grown = {
+            "fingerprint": fingerprint,
+            "contents": dict(contents),
+            "config": config,
+            "grown_from": [*files.earlier_fingerprints, there["fingerprint"]],
+        }
+        storage.write_json(self._config_path, there | grown, sort_keys=False)
+
+    def _take_lock(self) -> FileLock:
+        path = self.path / ".lock"
+        lock = FileLock(path, blocking=False, thread_local=False)  # whichever thread closes the folder
+        with storage.storage_errors("lock", path):
+            try:
+                lock.acquire()
+            except Timeout:
+                raise FolderInUse(
+                    f"{self.path} is being written by {self._lock_holder()}; wait until it ends, or choose another "
+                    "folder with --out"
+                ) from None
+            (self.path / _HOLDER).write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+        return lock
+
+    def _lock_holder(self) -> str:
+        try:
+            return (self.path / _HOLDER).read_text(encoding="utf-8") or "another process"
+        except OSError:
+            return "another process"
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        self._require_lock()
+        assert self._checkpoints is not None  # made with the lock
+        return self._checkpoints
+
+    def _require_lock(self) -> None:
+        if self._lock is None:
+            raise RuntimeError(f"{self.path} is not open for writing; use RunFolder.open")
+
+    # The journal
+
+    def append_round(self, record: Mapping[str, Any]) -> None:
+        """One line, handed to the system at once, so that it survives the end of this process; see `sync`."""
+        self._require_lock()
+        for field in ("algorithm", "seed", "round"):
+            if field not in record:
+                raise ValueError(f"a round needs algorithm, seed and round; {field} is missing")
+        line = storage.to_json(record).encode()
+        path = self._rounds_path
+        with storage.storage_errors("append to", path):
+            if self._rounds is None:
+                self._rewrite_rounds(lambda _: True)  # a line cut by a crash must not get this one glued to it
+                self._rounds = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            _append(self._rounds, line + b"\n")
+        self._mark(record).add(line)
+
+    def journal_mark(self, algorithm: str, seed: int, fold: int | None = None) -> dict[str, Any]:
+        """What a checkpoint says about the lines it relies on, and `rewind` compares."""
+        return asdict(self._marks.get((algorithm, seed, fold), JournalMark()))
+
+    def _mark(self, record: Mapping[str, Any]) -> JournalMark:
+        return self._marks.setdefault(trial_key(record), JournalMark())
+
+    def sync(self) -> None:
+        """Make the journal survive a power failure; due before each checkpoint, which relies on its lines."""
+        self._require_lock()
+        if self._rounds is not None:
+            with storage.storage_errors("write", self._rounds_path):
+                os.fsync(self._rounds)
+                storage.sync_folder(self.path)
+
+    def rewind(
+        self,
+        algorithm: str,
+        seed: int,
+        round: int | None,
+        mark: Mapping[str, Any] | None = None,
+        *,
+        fold: int | None = None,
+        other_mark: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Forget what the journal says about this algorithm, seed and fold after `round`, the checkpoint's.
+
+        None forgets all of it (there is no checkpoint). A last line that a crash cut is dropped as well. What remains
+        must be what the checkpoint's `mark` says, or its `other_mark`, where it has one.
+        """
+        self._require_lock()
+
+        def keep(record: dict[str, Any]) -> bool:
+            ours = trial_key(record) == (algorithm, seed, fold)
+            return not ours or (round is not None and record["round"] <= round)
+
+        if self._rounds is not None:
+            os.close(self._rounds)
+            self._rounds = None
+        remaining = JournalMark()
+        for line, record in read_journal(self._rounds_path):
+            if trial_key(record) == (algorithm, seed, fold) and keep(record):
+                remaining.add(line)
+        expected = JournalMark(**mark) if mark else JournalMark()
+        if remaining != expected and (other_mark is None or remaining != JournalMark(**other_mark)):
+            change = (
+                f"{remaining.lines} lines of {expected.lines}"
+                if remaining.lines != expected.lines
+                else "lines that are not as they were written"
+            )
+            raise StorageError(
+                f"{self._rounds_path} was changed after the checkpoint of round {round} of {algorithm} with seed "
+                f"{seed}: it has {change}; restore the file, or choose another folder with --out"
+            )
+        self._rewrite_rounds(keep)
+        self._marks[algorithm, seed, fold] = remaining
+
+    def lines_of(self, algorithm: str, seed: int, fold: int | None = None) -> list[dict[str, Any]]:
+        """What the journal says about an algorithm, seed and fold."""
+        return [record for _, record in read_journal(self._rounds_path) if trial_key(record) == (algorithm, seed, fold)]
+
+    def mark_with_last(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """What `journal_mark` would say if this were the last line about its algorithm, seed and fold."""
+        mark = JournalMark()
+        *before, _ = (line for line, one in read_journal(self._rounds_path) if trial_key(one) == trial_key(record))
+        for line in (*before, storage.to_json(record).encode()):
+            mark.add(line)
+        return asdict(mark)
+
+    def replace_last(self, record: Mapping[str, Any]) -> None:
+        """Put this line in the place of the last one about its algorithm, seed and fold."""
+        self._require_lock()
+        entries = read_journal(self._rounds_path)
+        place = max(index for index, (_, one) in enumerate(entries) if trial_key(one) == trial_key(record))
+        lines = [line for line, _ in entries]
+        lines[place] = storage.to_json(record).encode()
+        self._marks[trial_key(record)] = JournalMark(**self.mark_with_last(record))
+        self._replace_rounds(lines)
+
+    def sort_rounds(self, labels: Sequence[str], seeds: Sequence[int]) -> None:
+        """Bring the journal into the order of a run in one go: by seed, algorithm, fold and round."""
+        self._require_lock()
+
+        def place(entry: tuple[bytes, dict[str, Any]]) -> tuple[int, int, int, int]:
+            algorithm, seed, fold = trial_key(entry[1])
+            return seeds.index(seed), labels.index(algorithm), fold or 0, entry[1]["round"]
+
+        self._replace_rounds([line for line, _ in sorted(read_journal(self._rounds_path), key=place)])
+
+    def _replace_rounds(self, lines: Sequence[bytes]) -> None:
+        if self._rounds is not None:
+            os.close(self._rounds)
+            self._rounds = None
+        storage.write_atomically(self._rounds_path, b"".join(line + b"\n" for line in lines))
+
+    @property
+    def _rounds_path(self) -> Path:
+        return self.path / "rounds.jsonl"
+
+    def _rewrite_rounds(self, keep: Callable[[dict[str, Any]], bool]) -> None:
+        """Keep some lines, byte for byte, and end with a line break; the file is left alone if that is its state."""
+        path = self._rounds_path
+        text = b"".join(line + b"\n" for line, record in read_journal(path) if keep(record))
+        if path.exists() and path.read_bytes() != text:
+            storage.write_atomically(path, text)
+
+    # Files written as a whole
+
+    @property
+    def _config_path(self) -> Path:
+        return self.path / "config.json"
+
+    def append_clients(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Lines of clients.csv: the fixed columns, then all others, by name. What is None or not finite is left empty;
+        names that a spreadsheet would run as formulas are led by an apostrophe.
+
+        The first call after `open` begins the file anew: a run that is resumed makes all its lines again."""
+        self._require_lock()
+        names = [*CLIENT_COLUMNS, *sorted(columns.keys() - set(CLIENT_COLUMNS))]
+        length = len(columns["client"])
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        if self._client_columns is None:
+            writer.writerow(names)
+        elif self._client_columns != names:
+            raise ValueError(f"clients.csv has the columns {self._client_columns}; got {names}")
+        cells = [map(_cell, columns[name]) if name in columns else [""] * length for name in names]
+        writer.writerows(zip(*cells, strict=True))
+        path = self.path / "clients.csv"
+        if self._client_columns is None:
+            storage.write_atomically(path, text.getvalue().encode())
+        else:
+            with storage.storage_errors("append to", path):
+                file = os.open(path, os.O_WRONLY | os.O_APPEND)
+                try:
+                    _append(file, text.getvalue().encode(), durably=True)
+                finally:
+                    os.close(file)
+        self._client_columns = names
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        self._require_lock()
+        storage.write_json(self.path / "summary.json", summary)
+
+    def write_federation(self, seed: int, federation: Mapping[str, Any]) -> None:
+        self._require_lock()
+        storage.write_json(self.path / f"federation-{seed}.json", federation, indent=None)
+
+    def write_baseline(self, seed: int, baseline: Mapping[str, Any]) -> None:
+        self._require_lock()
+        storage.write_json(self.path / f"baseline-{seed}.json", baseline, indent=None)
+
+    def write_curves(self, algorithm: str, seed: int, curves: Mapping[str, Any]) -> None:
+        self._require_lock()
+        path = curves_path(self.path, algorithm, seed)
+        storage.make_folder(path.parent)
+        storage.write_json(path, {"algorithm": algorithm, "seed": seed, **curves}, indent=None)
+
+    def write_models(
+        self, algorithm: str, seed: int, personal: Tensor, server: ServerModels | None, took_part: Tensor
+    ) -> None:
+        """personal [K, P], the server's models where there are any, and bool [K] who has taken part in a round."""
+        self._require_lock()
+        if personal.dim() != 2:
+            raise ValueError(f"personal models are [K, P]; got {list(personal.shape)}")
+        tensors = {"personal": personal, "took_part": took_part}
+        if server is not None:
+            tensors["server"] = server.models[0] if server.assignment is None else server.models
+            if server.assignment is not None:
+                tensors["assignment"] = server.assignment
+        path = models_path(self.path, algorithm, seed)
+        storage.make_folder(path.parent)
+        storage.remove_drafts(path.parent)
+        storage.write_tensors(path, tensors, {"algorithm": algorithm, "seed": str(seed)})
+
+
+_DECISIVE_PACKAGES = ("kinfed", "versions.torch")  # whose version may change results
+
+
+def run_versions() -> dict[str, Any]:
+    """Of kinfed and of what may change its results, now."""
+    packages = {name: metadata.version(name) for name in ("torch", "numpy")}
+    return {
+        "kinfed": __version__,
+        "versions": {"python": platform.python_version(), **packages},
+    }
+
+
+def _listed(changes: Sequence[str]) -> str:
+    return "; ".join(changes[:5]) + (f"; and {len(changes) - 5} more" if len(changes) > 5 else "")
+
+
+def _append(file: int, data: bytes, durably: bool = False) -> None:
+    """All of the data, or none of it where the disk is full."""
+    size = os.fstat(file).st_size
+    try:
+        storage.write_all(file, data)
+        if durably:
+            os.fsync(file)
+    except OSError:
+        os.ftruncate(file, size)
+        raise
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, str):
+        return escape_formula(value)
+    if value is None or isinstance(value, int):
+        return int(value) if isinstance(value, bool) else value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    raise ValueError(f"a cell of clients.csv is one value; got {value}")

@@ -1,0 +1,213 @@
+"""The files of a run folder, and how each of them is read. The writer is kinfed.records.folder; all results of a run
+together, for reports, are read by kinfed.records.reader."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kinfed.config import RunConfig, make_config
+from kinfed.core import storage
+from kinfed.data import Description
+from kinfed.errors import ConfigError, StorageError
+from kinfed.records.checkpoint import Checkpoints
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kinfed.algorithms import ServerModels
+
+BUFFERS = "models/buffers.safetensors"  # what a module has besides parameters, once per run
+
+
+class RunFolderError(StorageError):
+    """A folder that cannot be read as a run."""
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models of one algorithm and seed after the last round."""
+
+    personal: Tensor  # [K, P]  what each client would deploy
+    took_part: Tensor  # bool [K]  who has taken part in a round; the others have no training of their own
+    server: ServerModels | None  # where the server has models of its own
+
+    @property
+    def server_model(self) -> Tensor | None:
+        """[P] where the server has one model for all clients."""
+        return None if self.server is None or self.server.assignment is not None else self.server.models[0]
+
+
+class RunFiles:
+    """The files of one run folder, each read when it is asked for."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    @cached_property
+    def envelope(self) -> dict[str, Any]:
+        """config.json: {"kinfed", "versions", "fingerprint", "config"}."""
+        path = self.path / "config.json"
+        if not path.exists():
+            raise RunFolderError(f"{self.path} is no run folder: it has no config.json; give the folder of a run")
+        envelope = storage.read_json(path)
+        if not isinstance(envelope.get("config"), dict) or "fingerprint" not in envelope:
+            raise RunFolderError(f"{path} has no fingerprint and config; was it written by kinfed?")
+        return envelope
+
+    @property
+    def earlier_fingerprints(self) -> tuple[str, ...]:
+        """Of the run before it grew."""
+        return tuple(self.envelope.get("grown_from", ()))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The configuration as plain values."""
+        settings: dict[str, Any] = self.envelope["config"]
+        return settings
+
+    @cached_property
+    def config(self) -> RunConfig:
+        return make_config(None, self.settings)
+
+    def label(self, name: str | None) -> str:
+        """The algorithm of that label; the only one where none is named."""
+        return pick("algorithm", name, list(self._listed("algorithms", dict)))
+
+    def seed(self, number: int | None) -> int:
+        """That seed, if the run has it; the first one where none is named."""
+        seeds = [str(seed) for seed in self._listed("seeds", list)]
+        return int(pick("seed", seeds[0] if number is None else str(number), seeds))
+
+    def _listed(self, name: str, kind: type) -> Any:
+        """A setting that every run has, and some of it."""
+        value = self.settings.get(name)
+        if not isinstance(value, kind) or not value:
+            raise RunFolderError(f"{self.path / 'config.json'} names no {name}; was it written by kinfed?")
+        return value
+
+    def records(self) -> list[dict[str, Any]]:
+        """All complete lines of rounds.jsonl; a last one that is being written, or was cut by a crash, is not there."""
+        return [record for _, record in read_journal(self.path / "rounds.jsonl")]
+
+    def description(self, seed: int) -> Description:
+        path = self.path / f"federation-{seed}.json"
+        return Description.from_json(storage.read_json(path), str(path))
+
+    def layout(self) -> dict[str, Any]:
+        """model.json: name of the model, number of parameters, name and shape of each of them in a row."""
+        path = self.path / "model.json"
+        layout = storage.read_json(path, "the layout of a run's models")
+        layers = layout.get("layers")
+        known = isinstance(layout.get("model"), str) and isinstance(layout.get("parameters"), int)
+        if not known or not isinstance(layers, list) or not all(map(_is_layer, layers)):
+            raise StorageError(f"{path} does not say model, parameters and layers; was it written by kinfed?")
+        return layout
+
+    def buffers(self) -> dict[str, Tensor]:
+        """What belongs to a module besides its parameters."""
+        path = self.path / BUFFERS
+        return storage.read_tensors(path) if path.exists() else {}
+
+    def models(self, algorithm: str, seed: int) -> Models:
+        path = models_path(self.path, algorithm, seed)
+        if self.settings.get("folds") is not None:
+            raise ConfigError(
+                f"{self.path} is a cross-validation, which measures and keeps no models: each has not seen some rows; "
+                "run without folds"
+            )
+        if not path.exists():
+            stored = ", ".join(sorted(file.stem for file in path.parent.glob("*.safetensors"))) or "none"
+            raise StorageError(f"{self.path} has no models of {algorithm} with seed {seed}; stored: {stored}")
+        from kinfed.algorithms import ServerModels  # with torch, which who only reads figures does not need
+
+        tensors = storage.read_tensors(path)
+        if lacking := {"personal", "took_part"} - tensors.keys():
+            raise StorageError(f"{path} has no {min(lacking)}; was it written by this version of kinfed?")
+        personal, took_part = tensors["personal"], tensors["took_part"]
+        if "server" not in tensors:
+            return Models(personal, took_part, None)
+        assignment = tensors.get("assignment")
+        rows = tensors["server"][None] if assignment is None else tensors["server"]
+        return Models(personal, took_part, ServerModels(rows, assignment))
+
+    def final_state(self, name: str, last: int) -> dict[str, Tensor]:
+        """The checkpoint of a part of the run after its last round."""
+        if self.settings.get("folds") is not None:
+            raise ConfigError(f"{self.path} is a cross-validation, whose models cannot be continued; run without folds")
+        own, earlier = self.envelope["fingerprint"], self.earlier_fingerprints
+        snapshot = Checkpoints(self.path / "checkpoints", own, earlier=earlier).latest(name)
+        if snapshot is None or snapshot.round < last:
+            progress = "has not begun" if snapshot is None else f"has reached round {snapshot.round} of {last}"
+            raise ConfigError(f"{name} {progress}; finish the run first: kinfed run --out {self.path} --resume")
+        return snapshot.tensors
+
+
+def _is_layer(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("shape"), list)
+
+
+def models_path(folder: Path, algorithm: str, seed: int) -> Path:
+    return folder / "models" / (storage.file_name(f"{algorithm}-{seed}") + ".safetensors")
+
+
+def curves_path(folder: Path, algorithm: str, seed: int) -> Path:
+    return folder / "curves" / (storage.file_name(f"{algorithm}-{seed}") + ".json")
+
+
+def pick(kind: str, name: str | None, names: list[str]) -> str:
+    """`name`, if it is among `names`; the only one where none is given."""
+    if name is None:
+        if len(names) > 1:
+            raise ConfigError(f"the run has several; choose one with --{kind}: {', '.join(names)}")
+        return names[0]
+    if name not in names:
+        raise ConfigError(f"the run has no {kind} {name!r}; it has {', '.join(names)}")
+    return name
+
+
+# ---- the journal ----
+
+
+TrialKey = tuple[str, int, int | None]  # algorithm, seed, and fold in a cross-validation
+
+
+def client_number(names: list[str], client: str | int) -> int:
+    """The number of a client that is given by number or by name."""
+    if isinstance(client, int):
+        if not 0 <= client < len(names):
+            raise ConfigError(f"clients are numbered 0..{len(names) - 1}; got {client}")
+        return client
+    if client in names:
+        return names.index(client)
+    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    raise ConfigError(f"no client is called {client!r}; there are {shown}")
+
+
+def trial_key(record: Mapping[str, Any]) -> TrialKey:
+    return record["algorithm"], record["seed"], record.get("fold")
+
+
+def read_journal(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """Lines of rounds.jsonl and what they say, without a last one that is cut; a damaged one before it is an error."""
+    with storage.storage_errors("read", path):
+        text = path.read_bytes() if path.exists() else b""
+    lines = text.removesuffix(b"\n").split(b"\n") if text else []
+    entries = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            trial_key(record), record["round"]
+        except (ValueError, LookupError, TypeError):
+            if number == len(lines):
+                break
+            raise StorageError(
+                f"{path} is damaged: line {number} of {len(lines)} is not a round; restore the file, "
+                "or delete that line if you can do without it"
+            ) from None
+        entries.append((line, record))
+    return entries

@@ -1,0 +1,171 @@
+"""The runs below a folder, each by a few facts: what `kinfed runs` lists and `kinfed board` shows. Nothing is written,
+and no lock is taken, so that a run which is just beginning is not disturbed."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+from kinfed.core import storage
+from kinfed.engine import find_measure
+from kinfed.errors import ConfigError, StorageError
+from kinfed.records.run_files import RunFiles
+
+State = Literal["finished", "running", "stopped", "damaged"]
+STATES: tuple[State, ...] = ("finished", "running", "stopped", "damaged")
+
+
+@dataclass(frozen=True)
+class BestMethod:
+    """The method with the best mean of the headline metric over seeds: a hint for finding a run, no verdict."""
+
+    algorithm: str
+    metric: str
+    mean: float
+
+    def __str__(self) -> str:
+        measure = find_measure(self.metric)
+        shown = f"{100 * self.mean:.1f} %" if measure is not None and measure.percent else f"{self.mean:.4g}"
+        return f"{self.algorithm} {shown}"
+
+
+@dataclass(frozen=True)
+class RunEntry:
+    path: Path
+    name: str  # its place below the folder that was searched
+    state: State
+    changed: float  # seconds since 1970
+    settings: Mapping[str, Any]  # {} of a damaged one
+    done: int = 0  # rounds of all methods, seeds and folds
+    planned: int = 0
+    best: BestMethod | None = None
+    problem: str = ""  # of a damaged one
+
+    @property
+    def algorithms(self) -> list[str]:
+        return list(self.settings.get("algorithms") or {})
+
+    @property
+    def dataset(self) -> str:
+        dataset = self.settings.get("dataset")
+        return str(dataset.get("name", "")) if isinstance(dataset, Mapping) else str(dataset or "")
+
+    def setting(self, name: str) -> Any:
+        """By a dotted name: dataset.name, algorithms.ditto.lam; None where there is none."""
+        value: Any = self.settings
+        for part in name.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                return None
+            value = value[part]
+        return value
+
+
+def find_runs(folder: Path | str) -> list[RunEntry]:
+    """All runs below a folder, or that folder itself, the newest first."""
+    root = Path(folder)
+    if not root.is_dir():
+        raise ConfigError(f"{root} is no folder; give the folder that contains your runs, such as runs")
+    return sorted((_entry(path, root) for path in _run_folders(root)), key=lambda entry: -entry.changed)
+
+
+def _run_folders(root: Path) -> Iterator[Path]:
+    for place, folders, files in os.walk(root):
+        if "config.json" in files:
+            folders.clear()  # what is inside a run are its files
+            yield Path(place)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+
+
+def _entry(path: Path, root: Path) -> RunEntry:
+    name = path.relative_to(root).as_posix() if path != root else path.resolve().name
+    times = [file.stat().st_mtime for file in (path / n for n in ("config.json", "rounds.jsonl", "summary.json"))
+             if file.exists()]  # fmt: skip
+    changed = max(times, default=0.0)
+    try:
+        settings = RunFiles(path).settings
+        summary = storage.read_json(path / "summary.json") if (path / "summary.json").exists() else None
+        planned = _planned(settings)
+        best = None if summary is None else _best(summary["results"])
+    except (StorageError, LookupError, TypeError, ValueError, AttributeError) as error:
+        return RunEntry(path, name, "damaged", changed, {}, problem=str(error))
+    if is_running(path):
+        return RunEntry(path, name, "running", changed, settings, _lines(path / "rounds.jsonl"), planned)
+    if summary is not None:
+        return RunEntry(path, name, "finished", changed, settings, planned, planned, best)
+    return RunEntry(path, name, "stopped", changed, settings, _lines(path / "rounds.jsonl"), planned)
+
+
+def _planned(settings: Mapping[str, Any]) -> int:
+    return len(settings["algorithms"]) * len(settings["seeds"]) * int(settings["rounds"]) * (settings.get("folds") or 1)
+
+
+def _lines(path: Path) -> int:
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+
+
+def _best(results: list[Mapping[str, Any]]) -> BestMethod | None:
+    values: dict[str, list[float]] = {}
+    metric = str(results[0].get("metric", "accuracy")) if results else "accuracy"
+    for result in results:
+        value = (result.get("personal") or {}).get(metric)
+        if value is not None and not result.get("diverged"):
+            values.setdefault(str(result["algorithm"]), []).append(float(value))
+    if not values:
+        return None
+    measure = find_measure(metric)
+    sign = 1 if measure is not None and measure.higher_is_better else -1
+    algorithm = max(values, key=lambda label: sign * fmean(values[label]))
+    return BestMethod(algorithm, metric, fmean(values[algorithm]))
+
+
+def is_running(path: Path) -> bool:
+    """Whether the process that says it writes this run is alive. On another machine, and on Windows, it is believed."""
+    try:
+        text = (path / ".lock-holder").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    match = re.fullmatch(r"process (\d+) on (.*)", text)
+    if match is None or match[2] != socket.gethostname() or os.name == "nt":
+        return match is not None
+    try:
+        os.kill(int(match[1]), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def matching(
+    runs: list[RunEntry], *, dataset: str = "", algorithm: str = "", state: str = "", where: Mapping[str, str]
+) -> list[RunEntry]:
+    """Those with the data set, method, state and settings that are given; settings as they would be typed."""
+    if state and state not in STATES:
+        raise ConfigError(f"a run is {', '.join(STATES[:-1])} or {STATES[-1]}; got {state!r}")
+    return [
+        run
+        for run in runs
+        if (not dataset or dataset in (run.dataset, Path(run.dataset).name))
+        and (not algorithm or algorithm in run.algorithms)
+        and (not state or run.state == state)
+        and all(_as_typed(run.setting(name)) == text for name, text in where.items())
+    ]
+
+
+def _as_typed(value: Any) -> str:
+    if isinstance(value, Mapping) and "name" in value:
+        return str(value["name"])
+    if isinstance(value, list | tuple):
+        return ",".join(map(_as_typed, value))
+    if isinstance(value, Mapping):
+        return ",".join(value)
+    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)

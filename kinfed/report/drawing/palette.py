@@ -1,0 +1,81 @@
+"""Colours of the report. One look per method, the same in every figure of a page.
+
+Figures are written with the colours of the light theme. The page swaps every colour listed in `DARK` when the
+reader's system is dark, so a figure never needs to know about themes: it only has to take its colours from here.
+The colours were chosen to differ under normal vision, protanopia, deuteranopia and tritanopia, and to stand out
+from the background; beyond seven methods line dashes and markers tell apart those that share a colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kinfed.analysis import Method, Slot, slots
+
+BACKGROUND = "#ffffff"
+SURFACE = "#f4f5f6"  # the empty end of heat maps
+INK = "#1c1f23"
+MUTED = "#5d636b"
+GRID = "#e3e5e8"
+AXIS = "#b3b8be"
+HEAT_LOW = "#a9c7e8"
+HEAT_HIGH = "#123f86"
+
+LOCAL = "#868a90"
+HUES = ("#17468f", "#dd6418", "#0b8457", "#c45fb0", "#2598e6", "#6f4a08", "#6d0f45")
+
+# light colour -> its counterpart on a dark background
+DARK = {
+    BACKGROUND: "#15181c",
+    SURFACE: "#1e2227",
+    INK: "#e6e8ea",
+    MUTED: "#9ea5ad",
+    GRID: "#2b3036",
+    AXIS: "#565d65",
+    HEAT_LOW: "#27508a",
+    HEAT_HIGH: "#9dcbff",
+    LOCAL: "#8f959d",
+    HUES[0]: "#4370ee",
+    HUES[1]: "#e58a45",
+    HUES[2]: "#2fe39a",
+    HUES[3]: "#a85fb4",
+    HUES[4]: "#48b2f7",
+    HUES[5]: "#f3cd3c",
+    HUES[6]: "#d23f62",
+}
+
+DASHES = ("solid", "dash", "dot", "dashdot")
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down")
+
+
+@dataclass(frozen=True)
+class Style:
+    color: str  # a colour of the light theme, "#rrggbb"
+    dash: str  # plotly's name of a line dash
+    symbol: str  # plotly's name of a marker
+
+    def faded(self, opacity: float) -> str:
+        return faded(self.color, opacity)
+
+
+def faded(color: str, opacity: float) -> str:
+    """The colour as "#rrggbbaa": the page swaps the first six digits and keeps the opacity."""
+    return f"{color}{round(255 * opacity):02x}"
+
+
+def style_of(method: Method) -> Style:
+    """The look of a method in every figure of a page."""
+    return _style(method.slot)
+
+
+def styles(algorithms: Iterable[str]) -> list[Style]:
+    """One style for each entry, in order; no two alike up to 28 methods. An algorithm may occur more than once."""
+    return [_style(slot) for slot in slots(list(algorithms))]
+
+
+def _style(slot: Slot) -> Style:
+    hue, turn = slot
+    if hue is None:
+        return Style(LOCAL, DASHES[(2 + turn) % len(DASHES)], _SYMBOLS[turn % len(_SYMBOLS)])
+    return Style(HUES[hue], DASHES[turn % len(DASHES)], _SYMBOLS[(hue + turn) % len(_SYMBOLS)])

@@ -1,0 +1,338 @@
+"""Still figures: what a page shows of its figures before its script has run, where scripts are off, and to programs
+that only read HTML.
+
+    still_picture(figure, 960)        an <svg> of the view that the figure begins with
+
+Draws the marks of `kinfed.report.drawing.marks`, each as the page's script would, without what takes a pointer: no
+hover, no choice of views. Colours of the palette are CSS variables (`palette_rules`), so that they follow the reader's
+theme.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from statistics import quantiles
+from typing import Any
+
+from markupsafe import Markup
+
+from kinfed.report.drawing.chart import Figure, Trace, axis, layout
+from kinfed.report.drawing.marks import ramp
+from kinfed.report.drawing.palette import AXIS, DARK, GRID, HUES, INK, MUTED
+from kinfed.report.drawing.svg_axes import Scale, make_scale
+from kinfed.report.drawing.svg_shapes import (
+    axis_name,
+    cell_edges,
+    color_at,
+    css_color,
+    css_variable,
+    least_distance,
+    line_path,
+    plain_text,
+    stepped,
+    without_gaps,
+)
+
+DASH_LENGTHS = {"dash": "8 5", "dot": "2 4", "dashdot": "8 4 2 4"}
+LEVELS = 16  # of colour in a map
+
+
+def still_picture(figure: Figure, width: int) -> Markup:
+    """`width` in the unit of the figure's height: pixels, for a page on which it is as wide as that."""
+    return Markup(_Still(figure, width).svg())
+
+
+def palette_rules() -> Markup:
+    """CSS: a variable for every colour of the palette, by theme."""
+    light = ";".join(f"{css_variable(color)}:{color}" for color in DARK)
+    dark = ";".join(f"{css_variable(color)}:{other}" for color, other in DARK.items())
+    return Markup(f":root{{{light}}}@media screen and (prefers-color-scheme: dark){{:root{{{dark}}}}}")
+
+
+class _Still:
+    def __init__(self, figure: Figure, width: int) -> None:
+        self.layout = layout(axis(), axis(), "") | _patched(figure)
+        self.traces = [trace for trace in figure.data if _is_shown(trace, figure.initial_view)]
+        self.width, self.height = width, figure.height
+        margin = self.layout["margin"]
+        self.left, self.right = margin["l"], width - margin["r"]
+        self.top, self.bottom = margin["t"], figure.height - margin["b"]
+        self.x = make_scale(self.layout["xaxis"], self._values("x"), self.left, self.right, self._is_tight("x"))
+        y_axes: tuple[str, ...] = ("yaxis", "yaxis2")
+        self.y = {name: self._y_scale(name) for name in y_axes if name in self.layout}
+
+    def svg(self) -> str:
+        marks = (part for trace in self._stacked() for part in self._mark(trace))
+        parts = [*self._axes(), *marks, *self._notes(), *self._legend()]
+        return (
+            f'<svg class="still" viewBox="0 0 {self.width} {self.height}" preserveAspectRatio="xMinYMin" '
+            f'aria-hidden="true" font-size="{self.layout["font"]["size"]}">{"".join(parts)}</svg>'
+        )
+
+    def _values(self, letter: str, axis: str = "") -> Iterable[Any]:
+        """All that is drawn along an axis; along a y axis, by its name."""
+        for trace in self.traces:
+            if axis and axis_name(trace) != axis:
+                continue
+            if trace["type"] == "heatmap":
+                names = trace.get(letter) or [None]
+                yield from names if isinstance(names[0], str) else cell_edges(trace, letter)
+            elif letter == "y" and trace["type"] in ("box", "violin"):
+                yield trace.get("y0", 0)
+            else:
+                yield from trace[letter]
+                error = trace.get(f"error_{letter}", {}).get("array", [])
+                for value, length in zip(trace[letter], error, strict=False):
+                    if value is not None and length is not None:
+                        yield from (value - length, value + length)
+        if letter == "y":
+            yield from self._sums(axis)
+
+    def _sums(self, axis: str) -> Iterable[float]:
+        """The tops of stacks, which begin at zero."""
+        tops: dict[Any, float] = {}
+        for trace in self.traces:
+            if axis_name(trace) == axis and (trace["type"] == "bar" or "stackgroup" in trace):
+                for x, y in zip(trace["x"], trace["y"], strict=True):
+                    tops[x] = tops.get(x, 0.0) + (y or 0.0)
+        if tops or any(trace.get("fill") == "tozeroy" for trace in self.traces):
+            yield from (0.0, *tops.values())
+
+    def _is_tight(self, letter: str) -> bool:
+        return any(trace["type"] == "heatmap" and axis_name(trace) == "yaxis" for trace in self.traces) or (
+            letter == "y" and any("stackgroup" in trace for trace in self.traces)
+        )
+
+    def _y_scale(self, name: str) -> Scale:
+        shape = self.layout[name]
+        low, high = shape.get("domain", (0, 1))
+        height = self.bottom - self.top
+        start, end = self.bottom - low * height, self.bottom - high * height
+        tight = any(trace["type"] == "heatmap" and axis_name(trace) == name for trace in self.traces)
+        return make_scale(shape, self._values("y", name), start, end, tight)
+
+    def _axes(self) -> Iterable[str]:
+        grid, ink = (
+            f'stroke="{GRID}" style="stroke:{css_color(GRID)}"',
+            f'stroke="{AXIS}" style="stroke:{css_color(AXIS)}"',
+        )
+        text = f'font-size="12" style="fill:{css_color(MUTED)}"'
+        for name, scale in self.y.items():
+            for pixel, label in scale.ticks:
+                if self.layout[name].get("showgrid", True):
+                    yield f'<path d="M{self.left} {pixel:.1f}H{self.right}" {grid}/>'
+                yield (
+                    f'<text x="{self.left - 6}" y="{pixel + 4:.1f}" text-anchor="end" {text}>{plain_text(label)}</text>'
+                )
+            zero = scale.place(0.0)
+            if self.layout[name].get("zeroline") and zero is not None:
+                yield f'<path d="M{self.left} {zero:.1f}H{self.right}" style="stroke:{css_color(INK)}"/>'
+        bottom = self.layout["xaxis"]
+        for pixel, label in self.x.ticks:
+            if bottom.get("showgrid"):
+                yield f'<path d="M{pixel:.1f} {self.top}V{self.bottom}" {grid}/>'
+            yield (
+                f'<text x="{pixel:.1f}" y="{self.bottom + 18}" text-anchor="middle" {text}>{plain_text(label)}</text>'
+            )
+        if bottom.get("showline"):
+            yield f'<path d="M{self.left} {self.bottom}H{self.right}" {ink}/>'
+        title = bottom.get("title", {}).get("text", "")
+        middle = (self.left + self.right) / 2
+        yield f'<text x="{middle:.0f}" y="{self.bottom + 38}" text-anchor="middle" {text}>{plain_text(title)}</text>'
+
+    def _notes(self) -> Iterable[str]:
+        y = self.y["yaxis"]
+        for entry in self.layout.get("annotations", ()):
+            x = (
+                self.left + entry["x"] * (self.right - self.left)
+                if entry.get("xref") == "paper"
+                else self.x.place(entry["x"])
+            )
+            below = (
+                self.bottom - entry["y"] * (self.bottom - self.top)
+                if entry.get("yref") == "paper"
+                else y.place(entry["y"])
+            )
+            if x is None or below is None or not entry["text"]:
+                continue
+            anchor = {"left": "start", "right": "end"}.get(entry.get("xanchor", "left"), "middle")
+            shift = 4 if entry.get("yanchor") != "bottom" else -1
+            font = entry.get("font", {})
+            yield (
+                f'<text x="{x + entry.get("xshift", 0):.1f}" y="{below + shift - entry.get("yshift", 0):.1f}" '
+                f'text-anchor="{anchor}" font-size="{font.get("size", 13)}" '
+                f'style="fill:{css_color(font.get("color", INK))}">{plain_text(entry["text"])}</text>'
+            )
+
+    def _legend(self) -> Iterable[str]:
+        """Names of lines that are no methods, side by side below the figure; those of methods stand above it."""
+        if not self.layout.get("showlegend"):
+            return
+        x = float(self.left)
+        for trace in self.traces:
+            color = trace.get("line", {}).get("color") or trace.get("marker", {}).get("color")
+            if trace.get("name") and isinstance(color, str) and trace.get("showlegend", True):
+                place = self.height - 10
+                yield f'<path d="M{x:.0f} {place - 4}h14" stroke-width="3" style="stroke:{css_color(color)}"/>'
+                yield (
+                    f'<text x="{x + 20:.0f}" y="{place}" font-size="12" style="fill:{css_color(MUTED)}">'
+                    f"{plain_text(trace['name'])}</text>"
+                )
+                x += 36 + 7 * len(trace["name"])
+
+    def _stacked(self) -> Iterable[Trace]:
+        """Traces in their order, layers of a stack as the area between two sums: {"base": ..., "y": ...}."""
+        bases: dict[tuple[str, Any], float] = {}
+        for trace in self.traces:
+            if trace["type"] != "bar" and "stackgroup" not in trace:
+                yield trace
+                continue
+            low, high = [], []
+            for x, y in zip(trace["x"], trace["y"], strict=True):
+                sign = "-" if (y or 0) < 0 else "+"
+                base = bases.get((sign, x), 0.0)
+                bases[sign, x] = base + (y or 0.0)
+                low.append(base)
+                high.append(bases[sign, x])
+            yield trace | {"base": low, "y": high}
+
+    def _mark(self, trace: Trace) -> Iterable[str]:
+        kind = trace["type"]
+        if kind == "heatmap":
+            return self._map(trace)
+        if kind in ("box", "violin"):
+            return self._box(trace)
+        if kind == "bar":
+            return self._bars(trace)
+        return self._curve(trace) if kind == "scatter" else ()  # what a stranger's panel draws needs the script
+
+    def _curve(self, trace: Trace) -> Iterable[str]:
+        y, line = self.y[axis_name(trace)], trace.get("line", {})
+        points = [(self.x.place(a), y.place(b)) for a, b in zip(trace["x"], trace["y"], strict=True)]
+        corners = stepped(without_gaps(points), line.get("shape", "linear"))
+        if "stackgroup" in trace or trace.get("fill") in ("toself", "tozeroy"):
+            if "stackgroup" in trace:
+                floor = [(self.x.place(a), y.place(b)) for a, b in zip(trace["x"], trace["base"], strict=True)]
+                corners += list(reversed(stepped(without_gaps(floor), line.get("shape", "linear"))))
+            elif trace["fill"] == "tozeroy" and corners:
+                zero = y.place(0.0) or 0.0
+                corners = [(corners[0][0], zero), *corners, (corners[-1][0], zero)]
+            yield f'<path d="{line_path(corners)}Z" style="fill:{css_color(trace.get("fillcolor", HUES[0]))}"/>'
+        elif "lines" in trace.get("mode", "lines"):
+            dash = DASH_LENGTHS.get(line.get("dash", ""), "")
+            yield (
+                f'<path d="{line_path(corners)}" fill="none" stroke-width="{line.get("width", 2)}"'
+                + (f' stroke-dasharray="{dash}"' if dash else "")
+                + f' style="stroke:{css_color(line.get("color", HUES[0]))}"/>'
+            )
+        yield from self._errors(trace, y)
+        if "markers" in trace.get("mode", ""):
+            yield from self._dots(points, {"color": HUES[0]} | trace.get("marker", {}))
+
+    def _dots(self, points: Iterable[tuple[float | None, float | None]], marker: dict[str, Any]) -> Iterable[str]:
+        every, colors = list(points), marker["color"]
+        each = colors if isinstance(colors, (list, tuple)) else [colors] * len(every)
+        spots: dict[str, list[str]] = {}
+        for (x, y), color in zip(every, each, strict=True):
+            if x is not None and y is not None:
+                spots.setdefault(color, []).append(f"M{x:.1f} {y:.1f}h0")
+        look = f'stroke-linecap="round" stroke-width="{marker.get("size", 6):g}"'
+        for color, places in spots.items():
+            yield f'<path d="{"".join(places)}" {look} style="stroke:{css_color(color)}"/>'
+
+    def _errors(self, trace: Trace, y: Scale) -> Iterable[str]:
+        bars = []
+        for letter, error in (("y", trace.get("error_y")), ("x", trace.get("error_x"))):
+            if not error:
+                continue
+            for a, b, length in zip(trace["x"], trace["y"], error["array"], strict=False):
+                x, height = self.x.place(a), y.place(b)
+                if x is None or height is None or length is None:
+                    continue
+                if letter == "y":
+                    low, high = y.place(b - length), y.place(b + length)
+                    bars.append(f"M{x:.1f} {low:.1f}V{high:.1f}")
+                else:
+                    low, high = self.x.place(a - length), self.x.place(a + length)
+                    bars.append(f"M{low:.1f} {height:.1f}H{high:.1f}")
+        if bars:
+            yield f'<path d="{"".join(bars)}" style="stroke:{css_color(INK)}"/>'
+
+    def _bars(self, trace: Trace) -> Iterable[str]:
+        y = self.y[axis_name(trace)]
+        numbers = [self.x.number(value) for value in trace["x"]]
+        width = trace.get("width") or 0.8 * least_distance(numbers)
+        colors = trace.get("marker", {}).get("color", HUES[0])
+        each = [colors] * len(numbers) if isinstance(colors, str) else list(colors)
+        shapes: dict[str, list[str]] = {}
+        for number, low, high, color in zip(numbers, trace["base"], trace["y"], each, strict=True):
+            ends = y.place(low), y.place(high)
+            if number is None or ends[0] is None or ends[1] is None:
+                continue
+            left, right = self.x.pixel(number - width / 2), self.x.pixel(number + width / 2)
+            shapes.setdefault(color, []).append(f"M{left:.1f} {ends[0]:.1f}H{right:.1f}V{ends[1]:.1f}H{left:.1f}Z")
+        for color, paths in shapes.items():
+            yield f'<path d="{"".join(paths)}" style="fill:{css_color(color)}"/>'
+
+    def _map(self, trace: Trace) -> Iterable[str]:
+        y, z = self.y[axis_name(trace)], trace["z"]
+        columns, rows = (
+            [s.pixel(edge) for edge in cell_edges(trace, letter)] for s, letter in ((self.x, "x"), (y, "y"))
+        )
+        values = [value for row in z for value in row if value is not None]
+        low = trace.get("zmin", min(values, default=0.0))
+        high = trace.get("zmax", max(values, default=1.0))
+        paths: dict[int, list[str]] = {}
+        for (top, bottom), line in zip(pairwise(rows), z, strict=True):
+            for (left, right), value in zip(pairwise(columns), line, strict=True):
+                if value is not None:
+                    share = min(max((value - low) / (high - low), 0.0), 1.0) if high > low else 0.0
+                    level = round(share * (LEVELS - 1))
+                    paths.setdefault(level, []).append(f"M{left:.1f} {top:.1f}H{right:.1f}V{bottom:.1f}H{left:.1f}Z")
+        for level, squares in sorted(paths.items()):
+            color = color_at(trace.get("colorscale") or ramp(), level / (LEVELS - 1))
+            yield f'<path d="{"".join(squares)}" style="fill:{color}"/>'
+
+    def _box(self, trace: Trace) -> Iterable[str]:
+        values = sorted(value for value in trace["x"] if value is not None)
+        if not values:
+            return
+        y, color, row = self.y[axis_name(trace)], trace.get("line", {}).get("color", HUES[0]), trace.get("y0", 0)
+        first, middle, third = quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+        top, bottom = y.pixel(row - 0.21), y.pixel(row + 0.21)
+        left, centre, right = (self.x.pixel(value) for value in (first, middle, third))
+        ends = f"M{self.x.pixel(values[0]):.1f} {y.pixel(row):.1f}H{self.x.pixel(values[-1]):.1f}"
+        box = f"M{left:.1f} {top:.1f}H{right:.1f}V{bottom:.1f}H{left:.1f}ZM{centre:.1f} {top:.1f}V{bottom:.1f}"
+        look = f"fill:{css_color(trace.get('fillcolor', '#ffffff00'))};stroke:{css_color(color)}"
+        yield f'<path d="{ends}{box}" stroke-width="1.5" style="{look}"/>'
+        if trace["type"] == "box":
+            marker = {"color": color} | trace.get("marker", {})
+            # Spread over the height of the box by position: the same picture every time.
+            spots = [(self.x.pixel(v), y.pixel(row + 0.36 * ((i * 0.618) % 1 - 0.5))) for i, v in enumerate(trace["x"])]
+            yield from self._dots(spots, marker)
+
+
+def _is_shown(trace: Trace, view: str | None) -> bool:
+    of = trace.get("meta", {}).get("view")
+    return of is None or view is None or of == view
+
+
+def _patched(figure: Figure) -> dict[str, Any]:
+    """The layout of the view that the figure begins with."""
+    patched: dict[str, Any] = _copied(figure.layout)
+    for view in figure.views:
+        if view.key == figure.initial_view:
+            for path, value in view.patch.items():
+                *keys, last = path.split(".")
+                inner: Any = patched
+                for key in keys:
+                    inner = inner[int(key) if key.isdecimal() else key]
+                inner[int(last) if last.isdecimal() else last] = value
+    return patched
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(entry) for key, entry in value.items()}
+    return [_copied(entry) for entry in value] if isinstance(value, list) else value

@@ -1,0 +1,5 @@
+"""Finished models outside of a run: files with their preprocessing, predictions, ONNX."""
+
+from kinfed.core.door import open_door
+
+__getattr__, __dir__, __all__ = open_door(__name__, __file__)

@@ -1,0 +1,12 @@
+from kinfed.serving import predict as predict
+from kinfed.serving.export import export_model as export_model
+from kinfed.serving.export import save_layout as save_layout
+from kinfed.serving.export import state_dict as state_dict
+from kinfed.serving.model_inputs import ModelInputs as ModelInputs
+from kinfed.serving.onnx_export import write_onnx as write_onnx
+from kinfed.serving.pipeline import WIDTH as WIDTH
+from kinfed.serving.pipeline import ModelPipeline as ModelPipeline
+from kinfed.serving.pipeline import Predictions as Predictions
+from kinfed.serving.predict import model_of_run as model_of_run
+from kinfed.serving.predict import predict_by_client as predict_by_client
+from kinfed.serving.predict import server_model_of_run as server_model_of_run

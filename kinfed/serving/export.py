@@ -1,0 +1,134 @@
+"""Models of a finished run, without the code that trained them.
+
+A run folder holds all personal models of a method as one matrix [K, P] and, in model.json, the name and shape of
+every parameter in a row; together they give a state dict for plain PyTorch.
+
+A row of FedEM is a mixture (engine.mixture): its state dict has the K models as components.0 ..., and their weights as
+pi, and fits a kinfed.engine.personal.mixture.MixtureModule. That of a model with an extension (engine.extended) has the
+model's parameters under "model." and the rest as "extra", and fits an ExtendedModule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from kinfed.core import storage
+from kinfed.engine import ModuleTask, named_parameters
+from kinfed.errors import ConfigError, ModelError, StorageError
+from kinfed.records import BUFFERS, Models, RunFiles, client_number
+from kinfed.serving.model_inputs import ModelInputs
+
+
+@dataclass(frozen=True)
+class Exported:
+    path: Path
+    summary: str
+
+
+def save_layout(folder: Path, name: str, task: ModuleTask) -> None:
+    """Write model.json once per run and, where the module has any, what is not in its rows: frozen parameters and
+    constant buffers."""
+    layers = [{"name": layer.name, "shape": list(layer.shape)} for layer in task.slots]
+    aliases = task.aliases()
+    layout = {
+        "model": name, "parameters": task.num_params, "layers": layers, "aliases": aliases,
+        "constants": task.constants_digest(), "backend": task.backend,
+    }  # fmt: skip
+    storage.write_json(folder / "model.json", layout)
+    in_row = {layer["name"] for layer in layers} | aliases.keys()
+    buffers = {key: value for key, value in task.state_dict(task.init(0)).items() if key not in in_row}
+    if buffers:
+        storage.make_folder(folder / "models")
+        storage.write_tensors(folder / BUFFERS, buffers)
+
+
+def state_dict(run: RunFiles, row: Tensor) -> dict[str, Tensor]:
+    """What `module.load_state_dict` takes, for one row of a run's models."""
+    layout = run.layout()
+    buffers = run.buffers()
+    try:
+        return named_parameters(row, layout["parameters"], lambda plain: _parameters(layout, plain) | buffers)
+    except ModelError as error:
+        raise StorageError(f"{run.path / 'model.json'} does not describe these models: {error}") from error
+
+
+def _parameters(layout: Mapping[str, Any], row: Tensor) -> dict[str, Tensor]:
+    out: dict[str, Tensor] = {}
+    position = 0
+    for layer in layout["layers"]:
+        size = math.prod(layer["shape"])
+        out[layer["name"]] = row[position : position + size].reshape(layer["shape"]).clone()
+        position += size
+    return out | {name: out[first].clone() for name, first in layout.get("aliases", {}).items()}
+
+
+def export_model(
+    folder: Path, client: str | None, algorithm: str | None = None, seed: int | None = None, out: Path | None = None
+) -> Exported:
+    """Write the client's personal model, or without a client the server's, as a state dict in safetensors, with what it
+    must be fed in the file's head:
+
+    ModelPipeline.read(path).predict(rows)                              raw rows in (kinfed.serving.pipeline)
+    module.load_state_dict(safetensors.torch.load_file(path))           the plain module, fed encoded and scaled rows"""
+    run = RunFiles(folder)
+    algorithm, seed = run.label(algorithm), run.seed(seed)
+    models = run.models(algorithm, seed)
+    if client is None:
+        tensors, about = required_server_parts(run, algorithm, seed, models)
+    else:
+        tensors, about = personal_parts(run, client, algorithm, seed, models)
+    name = storage.file_name(f"{algorithm}-{seed}-{client or 'server'}", any_letters=True)
+    path = out or Path(f"{name}.safetensors")
+    storage.write_tensors(path, tensors, about)
+    trained = about.get("took_part", str(True)) == str(True)
+    note = "" if trained else f"; {_without_training(models)}"
+    return Exported(path, f"{about['model']}, {models.personal.shape[1]} parameters" + note)
+
+
+def personal_parts(
+    run: RunFiles, client: str, algorithm: str, seed: int, models: Models
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The state dict of a client's model, and what a file says about it."""
+    number = client_number(run.description(seed).names, client)
+    about = {"client": client, **_about(run, algorithm, seed), "took_part": str(bool(models.took_part[number]))}
+    return state_dict(run, models.personal[number]), about
+
+
+def server_parts(
+    run: RunFiles, algorithm: str, seed: int, models: Models
+) -> tuple[dict[str, Tensor], dict[str, str]] | None:
+    """The same of the server's model; None where it has not one for all clients."""
+    row = models.server_model
+    return None if row is None else (state_dict(run, row), _about(run, algorithm, seed))
+
+
+def required_server_parts(
+    run: RunFiles, algorithm: str, seed: int, models: Models
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The same; an error where there is none."""
+    parts = server_parts(run, algorithm, seed, models)
+    if parts is None:
+        names = run.description(seed).names
+        raise ConfigError(
+            f"{algorithm} has no model of the server's for all clients; name a --client, one of {', '.join(names[:5])}"
+            + (", ..." if len(names) > 5 else "")
+        )
+    return parts
+
+
+def _about(run: RunFiles, algorithm: str, seed: int) -> dict[str, str]:
+    inputs = ModelInputs.of_description(run.description(seed), run.config.model.options).to_json()
+    return {"algorithm": algorithm, "seed": str(seed), "model": run.layout()["model"], "inputs": inputs}
+
+
+def _without_training(models: Models) -> str:
+    """What the model of a client is that took part in no round."""
+    if models.server is None:
+        return "the client took part in no round, so nothing of its own is in this model"
+    return "the client took part in no round: this is the server's model"

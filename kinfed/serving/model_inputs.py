@@ -1,0 +1,95 @@
+"""What a model must be fed and what its outputs mean: JSON in the file of every model, so that the file alone is enough
+to predict."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kinfed.data import Description, Federation, Problem, TextInput
+from kinfed.errors import DataError, ModelError
+
+if TYPE_CHECKING:
+    from kinfed.data import TablePreprocessing
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    shape: tuple[int, ...]  # of an example
+    problem: Problem  # its classes, or the mean and scale of its target
+    tokens: bool = False
+    mean: Tensor | None = None  # of arrays and images: a model is fed (x - mean) / std
+    std: Tensor | None = None
+    preprocessing: TablePreprocessing | None = None  # of tables: what columns become, with their scaling
+    text: TextInput | None = None  # which column of texts becomes its tokens, and how
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the model
+
+    @property
+    def classes(self) -> list[str]:
+        return self.problem.class_labels
+
+    @property
+    def columns(self) -> list[str] | None:
+        """Of the table it was trained on; None where it was none."""
+        return None if self.preprocessing is None else self.preprocessing.columns
+
+    @classmethod
+    def of_description(cls, data: Description, options: Mapping[str, Any]) -> ModelInputs:
+        """Of a run, by what its folder says."""
+        inputs, source = data.inputs, data.description.get("dataset_options", {})
+        mean, std = (None if inputs[name] is None else torch.tensor(inputs[name]) for name in ("mean", "std"))
+        return cls(
+            tuple(inputs["shape"]), data.problem, inputs["tokens"], mean, std, _learnt(inputs.get("preprocessing")),
+            TextInput.of_options(source), options,
+        )  # fmt: skip
+
+    @classmethod
+    def of_federation(cls, data: Federation, options: Mapping[str, Any]) -> ModelInputs:
+        """Of a run in memory."""
+        features, learnt = data.features, data.preprocessing
+        mean, std = (features.mean, features.std) if learnt is None else (None, None)
+        text = TextInput.of_options(data.description.get("dataset_options", {}))
+        return cls(features.shape, data.problem, features.is_tokens, mean, std, learnt, text, options)
+
+    def to_json(self) -> str:
+        scale = {name: None if value is None else value.tolist() for name, value in
+                 (("mean", self.mean), ("std", self.std))}  # fmt: skip
+        plain = {
+            "shape": list(self.shape),
+            "problem": self.problem.to_json(),
+            "tokens": self.tokens,
+            "options": self.options,
+        }
+        learnt = None if self.preprocessing is None else self.preprocessing.to_json()
+        text = None if self.text is None else asdict(self.text)
+        return json.dumps({**plain, **scale, "preprocessing": learnt, "text": text})
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> ModelInputs:
+        """ModelError where it is none; `where` names the file."""
+        try:
+            record = json.loads(text)
+            mean, std = (None if record[name] is None else torch.tensor(record[name]) for name in ("mean", "std"))
+            return cls(
+                tuple(record["shape"]), Problem.from_json(record["problem"]), bool(record["tokens"]), mean, std,
+                _learnt(record["preprocessing"]),
+                None if record["text"] is None else TextInput(**record["text"]), dict(record["options"]),
+            )  # fmt: skip
+        except (ValueError, LookupError, TypeError, DataError) as error:
+            raise ModelError(
+                f"{where} does not say what its model must be fed ({error}); export it with this version of kinfed"
+            ) from None
+
+
+def _learnt(record: Any) -> TablePreprocessing | None:
+    """From JSON; None where the data were no table."""
+    if record is None:
+        return None
+    from kinfed.data import TablePreprocessing  # with pyarrow, which only tables need
+
+    return TablePreprocessing.from_json(record)

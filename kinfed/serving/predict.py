@@ -1,0 +1,144 @@
+"""Predictions of one model for the examples of a file; no server, no run, no training code.
+
+predictions = predict(ModelPipeline.read("hospital-a.safetensors"), "new.csv")
+predictions.labels, predictions.probabilities                  [n] names of classes, [n, C]
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from kinfed.data import is_table, load_inputs, read_table
+from kinfed.engine import Builder
+from kinfed.errors import DataError
+from kinfed.records import RunFiles
+from kinfed.serving.export import personal_parts, required_server_parts, server_parts
+from kinfed.serving.pipeline import ModelPipeline, Predictions, plain_rows
+
+
+def model_of_run(
+    folder: Path,
+    client: str | None,
+    algorithm: str | None = None,
+    seed: int | None = None,
+    build: Builder | None = None,
+) -> ModelPipeline:
+    """A client's personal model of a finished run, or without a client the server's. `build` makes the module where it
+    is not one of kinfed's own."""
+    run = RunFiles(folder)
+    algorithm, seed = run.label(algorithm), run.seed(seed)
+    models = run.models(algorithm, seed)
+    if client is None:
+        tensors, about = required_server_parts(run, algorithm, seed, models)
+    else:
+        tensors, about = personal_parts(run, client, algorithm, seed, models)
+    return ModelPipeline.from_parts(tensors, about, str(folder), build)
+
+
+def server_model_of_run(
+    folder: Path, algorithm: str | None = None, seed: int | None = None, build: Builder | None = None
+) -> ModelPipeline | None:
+    """The server's model of a finished run, where it has one for all clients."""
+    run = RunFiles(folder)
+    algorithm, seed = run.label(algorithm), run.seed(seed)
+    parts = server_parts(run, algorithm, seed, run.models(algorithm, seed))
+    return None if parts is None else ModelPipeline.from_parts(*parts, str(folder), build)
+
+
+def predict(
+    model: ModelPipeline,
+    table: Path | str,
+    *,
+    image_column: str | None = None,
+    ignore: tuple[str, ...] | str = (),
+    name_column: str | None = None,
+) -> Predictions:
+    """Predictions for every row of a table (.csv, .parquet, ...), or of x in an .npz file.
+
+    Columns are found by their names, in any order; other columns do not matter. `name_column` names the rows. `ignore`
+    is for models whose training data had no column names."""
+    path = Path(table)
+    if not is_table(str(path)):
+        return model.predictions(_array(path), where=str(path))
+    rows = _read(path)
+    names = None if name_column is None else _texts(rows, name_column, path)
+    return model.predictions(_examples(model, rows, path, image_column, ignore), names, str(path))
+
+
+def predict_by_client(
+    model_of: Callable[[str | None], ModelPipeline],
+    known: Collection[str],
+    table: Path | str,
+    client_column: str,
+    name_column: str | None = None,
+) -> Predictions:
+    """Predictions for every row of a table by the model of the client that the row's cell names; `model_of(None)`, the
+    server's, predicts for clients that are not `known`."""
+    path = Path(table)
+    rows = _read(path)
+    clients = _texts(rows, client_column, path)
+    names = None if name_column is None else _texts(rows, name_column, path)
+    strangers = sorted(set(clients) - set(known))
+    notes: dict[str, None] = {}
+    if strangers:
+        shown = ", ".join(strangers[:5]) + (", ..." if len(strangers) > 5 else "")
+        notes[f"rows of clients that were not there ({shown}) are predicted by the server's model"] = None
+    places: dict[str | None, list[int]] = {}
+    for place, client in enumerate(clients):
+        places.setdefault(client if client in known else None, []).append(place)
+    parts = []
+    for owner, mine in places.items():
+        where = f"{path} (rows of {owner or 'other clients'})"
+        parts.append(model_of(owner).predictions(rows.take(mine), where=where))
+        notes |= dict.fromkeys(parts[-1].notes)
+    order = torch.tensor([place for mine in places.values() for place in mine]).argsort()
+    return Predictions(parts[0].problem, torch.cat([part.outputs for part in parts])[order], names, list(notes))
+
+
+def _read(path: Path) -> pa.Table:
+    rows = read_table(path)
+    if rows.num_rows == 0:
+        raise DataError(f"{path} has a header but no rows")
+    return rows
+
+
+def _texts(rows: pa.Table, column: str, path: Path) -> list[str]:
+    if column not in rows.column_names:
+        raise DataError(f"{path} has no column {column!r}; it has {', '.join(rows.column_names)}")
+    return ["" if value is None else str(value).strip() for value in rows[column].to_pylist()]
+
+
+def _examples(
+    model: ModelPipeline, rows: pa.Table, path: Path, image_column: str | None, ignore: tuple[str, ...] | str
+) -> Any:
+    """As the model takes them."""
+    if image_column is not None or model.inputs.text is not None:
+        return load_inputs(path, image_column, model.inputs.text)[0].raw
+    if model.inputs.preprocessing is not None:
+        return rows
+    left_out = tuple(name.strip() for name in ignore.split(",")) if isinstance(ignore, str) else ignore
+    return plain_rows(rows, left_out, str(path))
+
+
+def _array(path: Path) -> np.ndarray[Any, Any]:
+    if path.suffix.lower() != ".npz":
+        raise DataError(f"new examples come as a table (.csv, .tsv, .parquet) or as x in an .npz file; got {path}")
+    try:
+        with path.open("rb") as file:
+            arrays = np.load(file, allow_pickle=False)
+            if not isinstance(arrays, np.lib.npyio.NpzFile):
+                raise DataError(f"{path} holds one array and is no .npz file; write it with numpy.savez(path, x=...)")
+            x: np.ndarray[Any, Any] = arrays["x"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"cannot read x from {path}: {error}; write it with numpy.savez(path, x=...)") from None
+    if x.dtype.kind not in "biuf" or x.ndim < 2 or not x.size:
+        raise DataError(f"x of {path} should hold one row of numbers per example; got {x.dtype} of shape {x.shape}")
+    return x

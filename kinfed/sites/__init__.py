@@ -1,1 +1,0 @@
-"""From a table with a column of sites to a model per site, chosen, explained and ready to use (`kinfed fit`)."""

@@ -1,0 +1,5 @@
+"""From a table to a model for every site: `kinfed fit`."""
+
+from kinfed.core.door import open_door
+
+__getattr__, __dir__, __all__ = open_door(__name__, __file__)

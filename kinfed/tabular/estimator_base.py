@@ -1,0 +1,248 @@
+"""What the scikit-learn estimators for classes and numbers share (kinfed.sklearn): training, prediction, adoption."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils import Tags
+from sklearn.utils.validation import (
+    check_consistent_length,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
+from torch import nn
+
+from kinfed.config import make_config
+from kinfed.data import NONE, as_table
+from kinfed.errors import KinfedError
+from kinfed.newcomers import RunInMemory, newcomer_from_table
+from kinfed.runs import run
+from kinfed.serving import WIDTH, ModelPipeline
+from kinfed.tabular.estimator_rows import Array, apart, client_names
+from kinfed.tabular.fit_settings import FitSettings
+from kinfed.tabular.fitted_models import FittedModels, Newcomer
+from kinfed.tabular.fitting import SiteFit
+from kinfed.tabular.portfolio import Contender
+from kinfed.tabular.site_files import load_sites
+
+CLIENT, TARGET, WEIGHT = "client of the row", "target of the row", "weight of the row"  # columns beside the features
+
+
+class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """What both estimators share. Parameters:
+
+    algorithm      "auto", or a method by name
+    model          kind of model (kinfed list models)
+    options        of the method, such as {"lam": 0.1}; with "auto" there are none
+    rounds, steps  rounds of training, and local steps in each
+    lr             learning rate, with a method by name
+    trials, folds  with "auto": settings of every method, and parts of a client's rows to validate by
+    metric         with "auto": what is chosen by; "auto" is AUROC of two classes, accuracy of several, RMSE of numbers
+    client_column  column of a frame X that names the client of every row, in place of the argument `client`; rows with
+                   an empty cell there are predicted by the server's model
+    random_state   a whole number: the seed of all draws (None is 0)
+
+    Attributes: clients_ (names), chosen_ (by client, what was taken), n_features_in_, and classes_ of a classifier.
+    """
+
+    _task: Literal["classification", "regression"]
+
+    def __init__(
+        self,
+        algorithm: str = "auto",
+        *,
+        model: str = "mlr",
+        options: Mapping[str, Any] | None = None,
+        rounds: int = 30,
+        steps: int = 20,
+        lr: float = 0.05,
+        trials: int = 1,
+        folds: int = 3,
+        metric: str = "auto",
+        client_column: str | None = None,
+        random_state: int | None = 0,
+    ) -> None:
+        self.algorithm = algorithm
+        self.model = model
+        self.options = options
+        self.rounds = rounds
+        self.steps = steps
+        self.lr = lr
+        self.trials = trials
+        self.folds = folds
+        self.metric = metric
+        self.client_column = client_column
+        self.random_state = random_state
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.input_tags.sparse = False
+        return tags
+
+    # ---- fitting ----
+
+    def _fit(self, X: Any, labels: list[Any], client: Any, weights: Array | None) -> None:
+        if len(labels) < 2:
+            raise ValueError("there is 1 sample; training needs two at least")
+        names = client_names(client, len(labels))
+        if "" in names:
+            raise ValueError(f"row {names.index('')} names no client; every row that trains needs one")
+        table = {**self._table(X, labels, weights), CLIENT: names}
+        options = {**self._table_options(weights), "client_column": CLIENT, "task": self._task,
+                   "columns": self._kinds(X)}  # fmt: skip
+        try:
+            source = load_sites(table, options, None, self._seed)
+            fitted = self._choose(source) if self.algorithm == "auto" else self._train(source)
+        except KinfedError as error:
+            raise ValueError(str(error)) from error
+        self.clients_ = np.array(sorted(fitted.sites))
+        self.chosen_ = fitted.chosen
+        self._pipelines: dict[str | None, ModelPipeline] = dict(fitted.sites.items())
+        if fitted.server is not None:
+            self._pipelines[None] = fitted.server
+        self._modules = {name: copy.deepcopy(one.module).double() for name, one in self._pipelines.items()}
+        self._newcomer = fitted.newcomer
+
+    def _table(self, X: Any, labels: list[Any], weights: Array | None) -> dict[str, Any]:
+        return {**self._columns(X), TARGET: labels, **({} if weights is None else {WEIGHT: weights})}
+
+    def _table_options(self, weights: Array | None) -> dict[str, Any]:
+        return {"label_column": TARGET, "weight_column": None if weights is None else WEIGHT}
+
+    def _adopt(self, X: Any, labels: list[Any], client: str, weights: Array | None) -> None:
+        name = str(client)
+        if name in self._pipelines:
+            raise ValueError(f"client {name!r} has a model already; adopt takes clients that were not there")
+        run, server = self._newcomer.run, self._pipelines.get(None)
+        try:
+            assert run is not None  # of fits in memory
+            rows = newcomer_from_table(
+                run, self._table(X, labels, weights), **self._table_options(weights), test_fraction=0.0
+            )
+            model = self._newcomer.model(name, rows, server)
+        except KinfedError as error:
+            raise ValueError(str(error)) from error
+        self._pipelines[name], self._modules[name] = model, copy.deepcopy(model.module).double()
+        self.clients_ = np.array(sorted([*self.clients_.tolist(), name]))
+        self.chosen_ = {**self.chosen_, name: self._newcomer.contender.name}
+
+    def _rows(self, X: Any, client: Any) -> tuple[Any, Any]:
+        """The features, and the client of every row, which may be a column among them."""
+        return (X, client) if self.client_column is None else apart(X, self.client_column, client)
+
+    def _features_alone(self, X: Any) -> Any:
+        """Rows of one client, whose frame may have the column of clients or not."""
+        has_column = self.client_column is not None and self.client_column in getattr(X, "columns", ())
+        return self._rows(X, None)[0] if has_column else X
+
+    @property
+    def _class_weights(self) -> str:
+        """As a rule of kinfed.data.federations.example_weights."""
+        return NONE
+
+    @property
+    def _seed(self) -> int:
+        return 0 if self.random_state is None else int(self.random_state)
+
+    def _choose(self, source: Any) -> FittedModels:
+        if self.options:
+            raise ValueError('options are those of one method; name it instead of algorithm="auto", or leave them out')
+        settings = FitSettings(
+            models=self.model, trials=self.trials, folds=self.folds, rounds=self.rounds, steps=self.steps,
+            metric=self.metric, class_weights=self._class_weights, seed=self._seed,
+        )  # fmt: skip
+        return SiteFit(source, settings, test_fraction=0.0).choose_models()
+
+    def _train(self, source: Any) -> FittedModels:
+        data = SiteFit(source, FitSettings(seed=self._seed), test_fraction=0.0).data
+        config = make_config(None, {
+            "algorithms": {self.algorithm: {"method": self.algorithm, **(self.options or {})}}, "model": self.model,
+            "rounds": self.rounds, "steps": self.steps, "lr": self.lr, "participation": 1.0, "seeds": (self._seed,),
+            "eval_every": 0, "class_weights": self._class_weights,
+        })  # fmt: skip
+        result = run(config, federation=data)
+        models = {name: result.personal_model(name) for name in data.names}
+        newcomer = Newcomer(Contender(self.algorithm, self.algorithm), RunInMemory.of_result(result))
+        return FittedModels(models, result.server_model(), dict.fromkeys(data.names, self.algorithm), newcomer)
+
+    def _columns(self, X: Any) -> dict[str, Any]:
+        """The features by name; those of an array are called x0, x1, ..."""
+        if isinstance(X, np.ndarray):
+            return {f"x{place}": X[:, place] for place in range(X.shape[1])}
+        table = as_table(X)
+        return {str(name): table[name] for name in table.column_names}
+
+    def _kinds(self, X: Any) -> str:
+        """All columns of an array are numbers; those of a frame are what the rule makes of them."""
+        return ",".join(f"x{place}=number" for place in range(X.shape[1])) if isinstance(X, np.ndarray) else ""
+
+    # ---- prediction ----
+
+    def _outputs(self, X: Any, client: Any) -> Array:
+        """[n, C] float64 logits, or [n, 1] numbers in the target's own unit."""
+        check_is_fitted(self)
+        X, client = self._rows(X, client)
+        X = self._validated(X, reset=False)
+        columns = self._columns(X)
+        rows = len(next(iter(columns.values())))
+        first = next(iter(self._pipelines.values()))
+        out = np.empty((rows, first.inputs.problem.outputs))
+        for model, mine in self._rows_by_model(client, rows).items():
+            part = {name: values.take(mine) for name, values in columns.items()}
+            try:
+                out[mine] = _forward(self._pipelines[model], self._modules[model], part)
+            except KinfedError as error:
+                raise ValueError(str(error)) from error
+        return out
+
+    def _rows_by_model(self, client: Any, rows: int) -> dict[str | None, Array]:
+        """Rows of every model that is asked; None is the server's."""
+        everything = np.arange(rows)
+        if client is None:
+            only = next(iter(self._pipelines)) if len(self._pipelines) == 1 else None
+            return {self._model_for(only): everything}
+        names = np.array([self._model_for(name) or "" for name in client_names(client, rows)])
+        known = np.array([name != "" for name in names])
+        groups: dict[str | None, Array] = {str(one): everything[names == one] for one in np.unique(names[known])}
+        return groups if known.all() else {**groups, None: everything[~known]}
+
+    def _model_for(self, name: str | None) -> str | None:
+        if name in self._pipelines and name is not None:
+            return name
+        if None in self._pipelines:
+            return None
+        known = ", ".join(map(str, self.clients_[:8]))
+        asked = "rows come without a client" if name is None else f"client {name!r} was not there at fit"
+        raise ValueError(f"{asked}, and {self.algorithm} has no server model for it; clients are {known}")
+
+    # ---- rows ----
+
+    def _validated(self, X: Any, y: Any = "no_validation", *, reset: bool, **checks: Any) -> Any:
+        """As scikit-learn checks its inputs; frames stay what they are, with their columns compared."""
+        is_frame = hasattr(X, "columns") or hasattr(X, "column_names")
+        if is_frame:
+            if reset and not len(X):
+                raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
+            validate_data(self, X, reset=reset, skip_check_array=True)
+            if isinstance(y, str):
+                return X
+            y = column_or_1d(y, warn=True)
+            check_consistent_length(X, y)
+            return X, y
+        return validate_data(self, X, y, reset=reset, ensure_all_finite="allow-nan", **checks)
+
+
+def _forward(pipeline: ModelPipeline, module: nn.Module, part: Mapping[str, Any]) -> Array:
+    """In float64, so that a row gets the same output whatever rows stand beside it."""
+    features, _ = pipeline.encode(as_table(part))
+    with torch.inference_mode():
+        blocks = [module(features.gather(i).double()) for i in torch.split(torch.arange(len(features)), WIDTH)]
+    problem, outputs = pipeline.inputs.problem, torch.cat(blocks).numpy()
+    return np.asarray(problem.restored(outputs) if problem.is_regression else outputs)

@@ -1,0 +1,178 @@
+"""What a fit found: for every site what it would have alone and with the others, what was chosen for it, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kinfed.core import storage
+from kinfed.data import Problem
+from kinfed.engine import MEASURES, Measure
+from kinfed.errors import ConfigError, unknown_name
+from kinfed.runs import MAJORITY
+from kinfed.serving import ModelPipeline
+from kinfed.tabular.portfolio import ALONE
+
+RECORD, MODELS_FOLDER, SERVER_FILE, PAGE = "fit.json", "models", "server.safetensors", "fit.html"
+SITES_FOLDER, RUNS = "sites", "runs"
+FORMAT = 3
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure of a site on its test rows, with its 95 % interval; None where it is undefined there."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def is_clear(self) -> bool:
+        """Of a gain: whether its interval excludes zero."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+
+@dataclass(frozen=True)
+class ContenderRecord:
+    name: str
+    title: str
+    method: str
+    model: str  # personal or server
+    network: str  # kind of model that was chosen for it
+    options: dict[str, Any]  # of the method; what is not here is the default
+    validation: float  # of the metric, over the validated rows of all sites
+    mean: float  # μ: mean advantage over learning alone
+    spread: float  # τ: how much sites differ in it
+    bytes_up: int = 0  # that a site sends in a round; 0 where it was not fitted
+    sends: tuple[str, ...] = ()  # what these are: fields of its message
+    hands_on: bool = False  # the server passes it on to other sites
+    run: str = ""  # the folder in runs/ that it was fitted in; "" where it was not
+
+
+@dataclass(frozen=True)
+class SiteRecord:
+    site: str
+    train_rows: int
+    validated_rows: int
+    test_rows: int
+    rare_rows: int | None  # of the test rows, those of the rarer of two classes; None where there are not two
+    chosen: str  # a contender
+    together: str | None  # the best contender that learns with others
+    expected: float  # α̂ of what was chosen, over learning alone
+    expected_together: float
+    baseline: Estimate  # the most frequent class, or the mean, of its own training rows
+    alone: Estimate
+    one_model: Estimate
+    with_others: Estimate  # of `together`
+    deployed: Estimate  # of `chosen`
+    gain: Estimate  # of `chosen` over alone, positive is better
+    gain_together: Estimate  # of `together` over alone
+    rare_class: str = ""  # which of two classes is the rarer among the test rows
+
+
+@dataclass(frozen=True, repr=False)
+class FitResult:
+    problem: Problem
+    metric: str
+    table: str
+    settings: dict[str, Any]
+    trials: int  # of every method, finished
+    left_out: dict[str, str]
+    contenders: tuple[ContenderRecord, ...]
+    sites: tuple[SiteRecord, ...]
+    overall: Estimate  # mean gain over sites of what was chosen
+    notes: tuple[str, ...]  # on the table
+    statistics_bytes: int  # that a site sends once, on average: what columns hold
+    target: str = ""  # the column that is predicted, where it has a name
+    class_rows: tuple[int, ...] = ()  # training rows of every class, at all sites together
+    baseline: str = MAJORITY  # what `SiteRecord.baseline` predicts
+    newcomer: str = ALONE  # the contender that suits a site that was not there
+    weights: str = ""  # which rows or classes count more than others, in words
+    folder: Path | None = None
+    models: dict[str, ModelPipeline] = field(default_factory=dict, repr=False)  # by site, where there is no folder
+    server: ModelPipeline | None = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        chosen = Counter(one.chosen for one in self.sites)
+        shown = ", ".join(f"{name} for {count}" for name, count in chosen.most_common())
+        return f"<FitResult {self.table}: {len(self.sites)} sites, {self.metric}; {shown}>"
+
+    @property
+    def measure(self) -> Measure:
+        return MEASURES[self.metric]
+
+    @cached_property
+    def _by_name(self) -> dict[str, SiteRecord]:
+        return {one.site: one for one in self.sites}
+
+    def site(self, name: str) -> SiteRecord:
+        if name not in self._by_name:
+            error = unknown_name("site", name, self._by_name)
+            raise ConfigError(f"{error}. A new site uses the server's model: leave the name out")
+        return self._by_name[name]
+
+    def contender(self, name: str) -> ContenderRecord:
+        return next(one for one in self.contenders if one.name == name)
+
+    def model(self, site: str | None = None) -> ModelPipeline:
+        """The model of a site: raw rows in, classes or numbers out. Without a name, or for a site that was not there,
+        ask for the server's: `model()`."""
+        if site is None:
+            if self.server is not None:
+                return self.server
+            if self.folder is None or not server_path(self.folder).exists():
+                raise ConfigError("there is one site, and so no model of all sites; name the site")
+            return ModelPipeline.read(server_path(self.folder))
+        self.site(site)
+        return self.models[site] if self.folder is None else ModelPipeline.read(site_path(self.folder, site))
+
+    def predict(self, rows: Any, site: str | None = None) -> list[str] | np.ndarray[Any, Any]:
+        return self.model(site).predict(rows)
+
+    def predict_proba(self, rows: Any, site: str | None = None) -> np.ndarray[Any, Any]:
+        return self.model(site).predict_proba(rows)
+
+    # ---- files ----
+
+    def to_json(self) -> dict[str, Any]:
+        left_out = ("folder", "models", "server")
+        record = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in left_out}
+        record["problem"] = self.problem.to_json()
+        record["contenders"], record["sites"] = ([asdict(one) for one in record[n]] for n in ("contenders", "sites"))
+        record["overall"] = asdict(self.overall)
+        return {"format": FORMAT, **record}
+
+    @classmethod
+    def read(cls, folder: Path | str) -> FitResult:
+        """What `kinfed fit` wrote."""
+        folder = Path(folder)
+        record = storage.read_json(folder / RECORD, "the result of kinfed fit")
+        if record.pop("format", None) != FORMAT:
+            raise ConfigError(f"{folder / RECORD} is of another version of kinfed; fit again")
+        estimates = ("baseline", "alone", "one_model", "with_others", "deployed", "gain", "gain_together")
+        sites = [SiteRecord(**(one | {name: Estimate(**one[name]) for name in estimates})) for one in record["sites"]]
+        contenders = [ContenderRecord(**{**one, "sends": tuple(one["sends"])}) for one in record["contenders"]]
+        whole = {
+            "problem": Problem.from_json(record["problem"]), "sites": tuple(sites), "contenders": tuple(contenders),
+            "overall": Estimate(**record["overall"]), "notes": tuple(record["notes"]), "folder": folder,
+            "class_rows": tuple(record.get("class_rows", ())),
+        }  # fmt: skip
+        return cls(**{**record, **whole})
+
+
+def is_fit(folder: Path) -> bool:
+    """Whether a folder holds a finished fit."""
+    return (folder / RECORD).exists()
+
+
+def site_path(folder: Path, site: str) -> Path:
+    return folder / MODELS_FOLDER / SITES_FOLDER / f"{storage.file_name(site, any_letters=True)}.safetensors"
+
+
+def server_path(folder: Path) -> Path:
+    return folder / MODELS_FOLDER / SERVER_FILE

@@ -1,0 +1,269 @@
+"""The shortest way from a table with a column of sites to a good, explained model per site.
+
+    result = kinfed.fit("visits.csv", client_column="hospital", label_column="outcome", out="fitted")
+    result.model("north").predict(rows)         raw rows in, names of classes (or numbers) out
+    result.model().predict(rows)                the server's model, for a site that was not there
+
+    1  a share of every site's rows is set aside as test rows (or those that a column, or the data set, names)
+    2  every method of the portfolio is tried with the same number of settings in folds of the other rows (search.py)
+    3  every site takes what its validation rows, and those of all others, speak for (choice.py, decision.py)
+    4  what was taken is fitted on all training rows and measured on the test rows: alone, together, the gain (gains.py)
+
+Files: fit.json (the result), fit.html (the page), models/sites/SITE.safetensors and models/server.safetensors
+(`ModelPipeline.read`), runs/ (ordinary run folders of what was fitted: `kinfed report`, `export`, `gain`, `adopt`),
+search/ (finished folds, for --resume) and plan.json (what of them counts).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kinfed.core import storage
+from kinfed.data import NONE, Federation, Resplit, Source, class_weight_table, make_federation
+from kinfed.errors import ConfigError
+from kinfed.newcomers import RunInMemory
+from kinfed.records import RunFolder
+from kinfed.runs import Interrupted, RunOutcome, baseline_name, run
+from kinfed.serving import ModelPipeline
+from kinfed.tabular.decision import FitDecision, decide, only_choice
+from kinfed.tabular.fit_result import RECORD, RUNS, ContenderRecord, FitResult
+from kinfed.tabular.fit_settings import FitSettings
+from kinfed.tabular.fitted_models import FittedModels, Newcomer
+from kinfed.tabular.gains import SiteFigures, site_records
+from kinfed.tabular.portfolio import ALONE, BASELINE, LOCAL, ONE_MODEL, Contender, methods_of, run_name
+from kinfed.tabular.search import FitObserver, FoldStore, Search, TimeBudget, Tries, method_config
+from kinfed.tabular.sent_message import SentMessage, sent_message
+from kinfed.tabular.site_files import load_sites
+from kinfed.tabular.site_outputs import judged_baseline, judged_test, outputs_on_test
+
+PLAN = "plan.json"
+
+
+class Unobserved:
+    """For nobody."""
+
+    def begin(self, steps: int) -> None:
+        pass
+
+    def step(self, text: str) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+
+def fit(
+    table: Any,
+    *,
+    out: Path | str | None = None,
+    resume: bool = False,
+    minutes: float | None = None,
+    settings: FitSettings | None = None,
+    data: Path | None = None,
+    page: bool = True,
+    observer: FitObserver | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+    **options: Any,
+) -> FitResult:
+    """A model per site from a table: a CSV or Parquet file, several of them (one per site), a frame, or the name of a
+    data set with sites of its own.
+
+    `options` are fields of FitSettings (algorithms, models, trials, folds, rounds, metric, ...) and, for tables, of
+    kinfed.data.sources.TableOptions (client_column, label_column; also split_column, ignore, columns, task).
+    `minutes` bounds the time; with `out` everything is written there and can be resumed."""
+    own = {name: options.pop(name) for name in list(options) if name in FitSettings.__dataclass_fields__}
+    if settings is not None and own:
+        raise ConfigError("give either FitSettings or settings by name, not both")
+    settings = FitSettings.of(own) if settings is None else settings
+    if minutes is not None and not minutes > 0:
+        raise ConfigError(f"minutes must be above 0; got {minutes}")
+    source = replace(load_sites(table, options, data, settings.seed), is_val=None)
+    job = SiteFit(source, settings, observer, should_stop)
+    if settings.folds > (most := int(job.data.train.count.max())):
+        raise ConfigError(
+            f"folds = {settings.folds}: the training rows of each site are shared out among the folds, and the largest "
+            f"site has {most} training rows; take fewer folds"
+        )
+    budget = TimeBudget(None if minutes is None else 60 * minutes)
+    if out is None:
+        return job.execute(None, budget, page)
+    described = {"table": source.name, "options": source.options, **settings.dump()}
+    contents = {"data": job.data.digest()}
+    identity = hashlib.sha256(storage.to_json([described, contents]).encode()).hexdigest()[:16]
+    with RunFolder.open(out, described, identity, contents=contents, resume=resume) as folder:
+        return job.execute(folder.path, budget, page)
+
+
+class SiteFit:
+    """The fit of one table. `test_fraction` 0 leaves no test rows: models are chosen and fitted, and no gain is
+    measured."""
+
+    def __init__(
+        self,
+        source: Source,
+        settings: FitSettings,
+        observer: FitObserver | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+        test_fraction: float | None = None,
+    ) -> None:
+        self.source, self.settings, self.should_stop = source, settings, should_stop
+        self.observer: FitObserver = Unobserved() if observer is None else observer
+        share = settings.test_fraction if test_fraction is None else test_fraction
+        # Test rows by label: a site with eight rows of a class has two of them among its test rows, and never none.
+        self.data: Federation = make_federation(
+            source, "column", None, {"test_fraction": share}, settings.seed, resplit=Resplit()
+        )
+        self.measure = settings.measure(self.data.problem)
+        class_weight_table(settings.class_weights, self.data.class_counts(), self.data.problem)  # refuses what is wrong
+        self.methods = methods_of(settings.algorithms, self.data.num_clients)
+
+    def execute(self, folder: Path | None, budget: TimeBudget, page: bool) -> FitResult:
+        if folder is not None and (folder / RECORD).exists():
+            return FitResult.read(folder)
+        for note in self.data.notes:
+            self.observer.note(note)
+        store = FoldStore(None if folder is None else folder / "search")
+        budget.used = store.seconds
+        self.observer.begin(self.settings.trials * len(self.methods) * self.settings.folds + len(self.methods))
+        search = self._make_search(store, budget)
+        tries = self._search(search, folder)
+        decision = decide(search, tries, self.measure)
+        fitted = self._fit_all(decision, folder, budget)
+        result, models = self._result(tries, decision, fitted), self._models(decision, fitted)
+        if folder is None:
+            return replace(result, models=models.sites, server=models.server)
+        models.save(folder)
+        result = replace(result, folder=folder)
+        if page:
+            from kinfed.tabular.site_page import write_page
+
+            write_page(result, folder)
+        storage.write_json(folder / RECORD, result.to_json())
+        return result
+
+    def choose_models(self) -> FittedModels:
+        """Models of all sites, chosen and fitted in memory; nothing is measured on test rows."""
+        budget = TimeBudget(None)
+        search = self._make_search(FoldStore(None), budget)
+        if self.methods == (LOCAL,) and self.settings.trials == 1:
+            decision = only_choice(search)
+        else:
+            decision = decide(search, search.run(), self.measure)
+        return self._models(decision, self._fit_all(decision, None, budget))
+
+    def _make_search(self, store: FoldStore, budget: TimeBudget) -> Search:
+        return Search(
+            self.source, self.data, self.settings, self.methods, self.measure.name, store, budget, self.observer,
+            self.should_stop,
+        )  # fmt: skip
+
+    def _search(self, search: Search, folder: Path | None) -> Tries:
+        """What was tried; where a search ended before, it is not gone on with."""
+        plan = None if folder is None else folder / PLAN
+        if plan is not None and plan.exists():
+            record = storage.read_json(plan, "the plan of a fit")
+            search.settings = replace(self.settings, trials=record["trials"])
+            search.methods, search.budget = tuple(record["methods"]), TimeBudget(None)
+            return replace(search.run(), left_out=record["left_out"])
+        tries = search.run()
+        for method, reason in tries.left_out.items():
+            self.observer.note(f"{method} is left out: {reason}")
+        if plan is not None:
+            record = {"trials": tries.trials, "methods": list(tries.methods), "left_out": tries.left_out}
+            storage.write_json(plan, record)
+        return tries
+
+    def _fit_all(self, decision: FitDecision, folder: Path | None, budget: TimeBudget) -> dict[str, RunOutcome]:
+        """All fitted contenders on all training rows, by contender. Those of one kind of network share a run; but not
+        those that keep some of these rows for validation with those that train on all."""
+        results: dict[str, RunOutcome] = {}
+        names = dict.fromkeys(run_name(one, decision.tries[one.name]) for one in decision.fitted)
+        for name in sorted(names):
+            mine = [one for one in decision.fitted if run_name(one, decision.tries[one.name]) == name]
+            network = decision.tries[mine[0].name].model
+            self.observer.step(f"{', '.join(one.title for one in mine)} on all training rows")
+            algorithms = {one.name: {"method": one.method, **decision.tries[one.name].options} for one in mine}
+            config = method_config(
+                self.settings, self.measure.name, network, algorithms, dataset={"name": self.source.name}
+            )
+            out = None if folder is None else folder / RUNS / name
+            try:
+                result = run(
+                    config, out=out, resume=out is not None and (out / "config.json").exists(), federation=self.data,
+                    should_stop=lambda: self.should_stop() or budget.is_over(),
+                )  # fmt: skip
+            except Interrupted:
+                if self.should_stop():
+                    raise
+                raise Interrupted(
+                    "time was up while the chosen methods were fitted on all training rows; what is done is saved, and "
+                    "--resume with more minutes goes on from there"
+                ) from None
+            results |= {one.name: result for one in mine}
+        return results
+
+    def _result(self, tries: Tries, decision: FitDecision, fitted: dict[str, RunOutcome]) -> FitResult:
+        judged = {
+            one.name: judged_test(outputs_on_test(fitted[one.name], one.name, one), self.data)
+            for one in decision.fitted
+        }
+        figures = SiteFigures(self.measure, {**judged, BASELINE: judged_baseline(self.data)})
+        data = self.data
+        return FitResult(
+            problem=data.problem,
+            metric=self.measure.name,
+            table=self.source.name,
+            settings=self.settings.dump(),
+            trials=tries.trials,
+            left_out=tries.left_out,
+            contenders=tuple(self._contender(one, decision, fitted) for one in decision.contenders),
+            sites=site_records(data, decision, figures),
+            overall=figures.overall(decision.chosen),
+            notes=tuple(data.notes),
+            statistics_bytes=fitted[ALONE].federations[self.settings.seed].statistics_bytes[1] // data.num_clients,
+            target=self.source.options.get("label_column") or "",
+            class_rows=() if data.problem.is_regression else tuple(data.class_counts().sum(0).tolist()),
+            baseline=baseline_name(data.problem),
+            weights=self._weights(),
+            newcomer=decision.newcomer.name,
+        )
+
+    def _weights(self) -> str:
+        """Which rows count more than others, for readers."""
+        rule, column = self.settings.class_weights, self.source.options.get("weight_column")
+        rows = f"rows count by the column {column}, in training and in all figures" if column else ""
+        classes = "" if rule == NONE else f"classes count in training by the rule {rule}"
+        return " and ".join(part for part in (rows, classes) if part)
+
+    def _contender(self, one: Contender, decision: FitDecision, fitted: dict[str, RunOutcome]) -> ContenderRecord:
+        chosen, advantage = decision.tries[one.name], decision.advantages.get(one.name)
+        message = SentMessage()
+        if one.name in fitted and one.name != ALONE:
+            message = sent_message(fitted[one.name], one.name)
+        return ContenderRecord(
+            one.name, one.title, one.method, one.model, chosen.model, chosen.options, decision.validation[one.name],
+            0.0 if advantage is None else advantage.mean, 0.0 if advantage is None else advantage.spread,
+            message.bytes, message.fields, message.handed_on, run_name(one, chosen) if one.name in fitted else "",
+        )  # fmt: skip
+
+    def _models(self, decision: FitDecision, fitted: dict[str, RunOutcome]) -> FittedModels:
+        contenders = {one.name: one for one in decision.contenders}
+        models = {}
+        for site, name in zip(self.data.names, decision.chosen, strict=True):
+            run_result = fitted[name]
+            if contenders[name].model == "server":
+                model = run_result.server_model(name)
+                assert model is not None  # of FedAvg
+                model = ModelPipeline(model.module, model.inputs, {"client": site, **model.about})
+            else:
+                model = run_result.personal_model(site, name)
+            models[site] = model
+        server = fitted[ONE_MODEL].server_model(ONE_MODEL) if ONE_MODEL in fitted else None
+        one = decision.newcomer
+        run = RunInMemory.of_result(fitted[one.name], one.name) if fitted[one.name].folder is None else None
+        chosen = dict(zip(self.data.names, decision.chosen, strict=True))
+        return FittedModels(models, server, chosen, Newcomer(one, run))

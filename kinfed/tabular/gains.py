@@ -1,0 +1,122 @@
+"""What every site gets, on test rows that nothing was chosen by, with intervals.
+
+An interval is value ± t · s with the standard deviation s of bootstrap draws of the site's test rows and Student's t
+for as many rows; of metrics that compare two classes (`Measure.by_class`), for as many as the rarer has. It ends where
+the metric does: no share is above 1. Of a gain both models are judged on the same draws. The mean over sites weighs
+every site by 1 / (τ² + s²), where τ² is the variance between sites (kinfed.tabular.choice), with Student's t for as
+many sites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from scipy.special import stdtrit
+from torch import Tensor
+
+from kinfed.data import Federation
+from kinfed.engine import Judged, Measure, bootstrap_draws, deviation_of_draws
+from kinfed.tabular.choice import Advantage, advantage, shrunk, values
+from kinfed.tabular.decision import FitDecision, replicates_for
+from kinfed.tabular.fit_result import Estimate, SiteRecord
+from kinfed.tabular.portfolio import ALONE, BASELINE, ONE_MODEL
+
+UNDEFINED = Estimate(None)
+
+
+class SiteFigures:
+    """Figures of all fitted contenders, and of the baseline, at all sites."""
+
+    def __init__(self, measure: Measure, judged: Mapping[str, Judged]) -> None:
+        self.measure = measure
+        alone = judged[ALONE]
+        ids, self.rows = torch.arange(alone.clients), torch.from_numpy(alone.examples)
+        self._support = measure.support(alone)  # rows behind a site's figure
+        replicates = replicates_for(int(self.rows.sum()))
+        draws = {name: bootstrap_draws(measure, one, ids, replicates=replicates) for name, one in judged.items()}
+        self._values = {name: values(measure, one) for name, one in judged.items()}
+        self._errors = {name: deviation_of_draws(one) for name, one in draws.items()}
+        self._gains = {
+            name: advantage(measure, one, alone, draws[ALONE]) for name, one in judged.items() if name != ALONE
+        }
+
+    def value(self, name: str | None, site: int) -> Estimate:
+        if name is None:
+            return UNDEFINED
+        estimate = _estimate(self._values[name][site], self._errors[name][site], int(self._support[site]))
+        return _within(estimate, 0.0, 1.0) if self.measure.percent else estimate
+
+    def gain(self, name: str | None, site: int) -> Estimate:
+        """Over learning alone."""
+        if name is None or name == ALONE:
+            return Estimate(0.0, 0.0, 0.0)
+        one = self._gains[name]
+        estimate = _estimate(one.seen[site], one.error[site], int(self._support[site]))
+        if not self.measure.percent:
+            return estimate
+        alone = float(self._values[ALONE][site])
+        ends = (-alone, 1 - alone) if self.measure.higher_is_better else (alone - 1, alone)
+        return _within(estimate, *ends)
+
+    def overall(self, chosen: list[str]) -> Estimate:
+        """The mean gain over sites of what each has chosen."""
+        zero = torch.zeros(len(chosen), dtype=torch.float64)
+        if all(name == ALONE for name in chosen):
+            return Estimate(0.0, 0.0, 0.0)
+        pick = [Advantage(zero, zero, 0.0, 0.0, zero) if name == ALONE else self._gains[name] for name in chosen]
+        seen = torch.stack([one.seen[k] for k, one in enumerate(pick)])
+        error = torch.stack([one.error[k] for k, one in enumerate(pick)])
+        moved = torch.tensor([name != ALONE for name in chosen])
+        # Who stays alone gains nothing, for sure; the mean is over all sites.
+        pooled = shrunk(seen[moved], error[moved])
+        known = torch.isfinite(seen[moved]) & torch.isfinite(error[moved])
+        if not bool(known.any()):
+            return UNDEFINED
+        share = float(moved.double().mean())
+        variance = 1 / (1 / (pooled.spread**2 + error[moved][known].square())).sum()
+        reach = _reach(float(variance.sqrt()), int(known.sum()))
+        mean = pooled.mean
+        return Estimate(share * mean, share * (mean - reach), share * (mean + reach))
+
+
+def _estimate(value: Tensor, error: Tensor, rows: int) -> Estimate:
+    """With Student's t for as many rows; without an interval where there are too few for one."""
+    if not bool(torch.isfinite(value)):
+        return UNDEFINED
+    if not bool(torch.isfinite(error)) or rows < 2:
+        return Estimate(float(value))
+    reach = _reach(float(error), rows)
+    return Estimate(float(value), float(value) - reach, float(value) + reach)
+
+
+def _within(estimate: Estimate, lowest: float, highest: float) -> Estimate:
+    """A share lies between 0 and 1, and so do the ends of its interval."""
+    if estimate.low is None or estimate.high is None:
+        return estimate
+    return Estimate(estimate.value, max(estimate.low, lowest), min(estimate.high, highest))
+
+
+def _reach(error: float, values: int) -> float:
+    return float(stdtrit(max(values - 1, 1), 0.975)) * error
+
+
+def site_records(data: Federation, decision: FitDecision, figures: SiteFigures) -> tuple[SiteRecord, ...]:
+    counts, rarer = data.train.count, data.class_counts("test").min(1)
+    binary, classes = data.problem.kind == "binary", data.problem.class_labels
+
+    def expected(name: str | None, k: int) -> float:
+        return 0.0 if name is None or name == ALONE else float(decision.advantages[name].expected[k])
+
+    fitted = {one.name for one in decision.fitted}
+    return tuple(
+        SiteRecord(
+            site, int(counts[k]), int(decision.validated[k]), int(figures.rows[k]),
+            int(rarer.values[k]) if binary else None, chosen, together,
+            expected(chosen, k), expected(together, k), figures.value(BASELINE, k), figures.value(ALONE, k),
+            figures.value(ONE_MODEL if ONE_MODEL in fitted else None, k), figures.value(together, k),
+            figures.value(chosen, k), figures.gain(chosen, k), figures.gain(together, k),
+            classes[int(rarer.indices[k])] if binary else "",
+        )
+        for k, (site, chosen, together) in enumerate(zip(data.names, decision.chosen, decision.together, strict=True))
+    )  # fmt: skip

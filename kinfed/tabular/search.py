@@ -1,0 +1,255 @@
+"""Every method with the same settings tried, in every fold, within a time that may be bounded.
+
+The search goes in rounds of tries: try 0 of all methods, then try 1 of all methods, ... A bound of time ends it between
+two of these. What a choice rests on is then the same number of tries for every method, and that number is on
+record: the same table, settings and number of tries give the same result, bit for bit, on a machine of any speed. Where
+time is up within the first try already, methods without it are left out by name.
+
+Every finished fold of every try is a file (or stays in memory, without a folder), so that a search that was killed goes
+on where it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kinfed.config import RunConfig, make_config
+from kinfed.core import storage
+from kinfed.data import Federation, Source
+from kinfed.errors import ConfigError
+from kinfed.runs import Interrupted, run
+from kinfed.tabular.fit_settings import FitSettings
+from kinfed.tabular.inner_folds import assign_folds, fold_federation, fold_rows
+from kinfed.tabular.portfolio import LOCAL, Contender, Try, contenders_of, make_try
+from kinfed.tabular.site_outputs import outputs_on_test
+
+RESERVE = 1.5  # times what the methods took in a fold: kept back for fitting the chosen ones on all training rows
+PAGE_SECONDS = 5.0  # kept back for what comes after that
+
+
+def now() -> float:
+    """Seconds of a clock that never goes back."""
+    return time.monotonic()
+
+
+class FitObserver(Protocol):
+    """Who hears what a fit does."""
+
+    def begin(self, steps: int) -> None:
+        """So many steps are to be done, if time allows."""
+
+    def step(self, text: str) -> None:
+        """A step begins."""
+
+    def note(self, text: str) -> None:
+        """A sentence that a reader should see."""
+
+
+@dataclass
+class TimeBudget:
+    """Seconds for a whole fit, those of earlier processes included; None: without bound."""
+
+    seconds: float | None
+    used: float = 0.0
+    reserve: float = 0.0
+    _began: float = field(default_factory=lambda: now())
+
+    @property
+    def left(self) -> float:
+        if self.seconds is None:
+            return float("inf")
+        return self.seconds - self.used - (now() - self._began)
+
+    def search_is_over(self) -> bool:
+        return self.left <= self.reserve
+
+    def is_over(self) -> bool:
+        return self.left <= 0
+
+
+@dataclass(frozen=True)
+class FoldResult:
+    """What the models of one method say of the rows of one fold; nothing, with a reason, where it was refused."""
+
+    outputs: dict[str, Tensor]  # [T_f, C] by the model that a contender deploys (personal, server)
+    seconds: float
+    refusal: str = ""
+
+
+class FoldStore:
+    """Results of folds by try, method and fold, in a folder or in memory."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._memory: dict[tuple[int, str, int], FoldResult] = {}
+        if folder is not None:
+            storage.make_folder(folder)
+            storage.remove_drafts(folder)
+            for path in sorted(folder.glob("*.safetensors")):
+                self._read(path)
+
+    def _read(self, path: Path) -> None:
+        about = storage.read_metadata(path)
+        outputs = {name: tensor for name, tensor in storage.read_tensors(path).items() if name != "refused"}
+        key = int(about["try"]), about["method"], int(about["fold"])
+        self._memory[key] = FoldResult(outputs, float(about["seconds"]), about["refusal"])
+
+    @property
+    def seconds(self) -> float:
+        return sum(result.seconds for result in self._memory.values())
+
+    def get(self, key: tuple[int, str, int]) -> FoldResult | None:
+        return self._memory.get(key)
+
+    def put(self, key: tuple[int, str, int], result: FoldResult) -> None:
+        self._memory[key] = result
+        if self._folder is not None:
+            number, method, fold = key
+            about = {"try": str(number), "method": method, "fold": str(fold), "seconds": f"{result.seconds:.3f}"}
+            tensors = result.outputs or {"refused": torch.ones(1)}
+            path = self._folder / f"{method}-{number}-{fold}.safetensors"
+            storage.write_tensors(path, tensors, about | {"refusal": result.refusal})
+
+    def slowest(self, method: str) -> float:
+        return max((r.seconds for (_, name, _), r in self._memory.items() if name == method), default=0.0)
+
+
+@dataclass(frozen=True)
+class Tries:
+    """A finished search."""
+
+    methods: tuple[str, ...]
+    trials: int  # of every method
+    left_out: dict[str, str]  # methods without a finished try, and why
+    outputs: dict[tuple[str, int], Tensor]  # [T, C] of all training rows, by contender and try
+
+    @property
+    def contenders(self) -> list[Contender]:
+        names = {name for name, _ in self.outputs}
+        return [one for method in self.methods for one in contenders_of(method) if one.name in names]
+
+
+@dataclass
+class Search:
+    source: Source
+    data: Federation  # training rows, and test rows that are not touched here
+    settings: FitSettings
+    methods: tuple[str, ...]
+    metric: str
+    store: FoldStore
+    budget: TimeBudget
+    observer: FitObserver
+    should_stop: Callable[[], bool]
+    _folds: dict[int, Federation] = field(default_factory=dict)
+
+    @cached_property
+    def fold_of(self) -> Tensor:
+        """[T] of data.train.rows."""
+        return assign_folds(self.data, self.settings.folds, self.settings.seed)
+
+    def run(self) -> Tries:
+        done: list[tuple[int, str]] = []
+        trials = 0
+        for number in range(self.settings.trials):
+            for method in self.methods:
+                if not self._try(number, method):
+                    return self._result(done, trials, number)
+                done.append((number, method))
+            trials = number + 1
+        return self._result(done, trials, trials)
+
+    def make_try(self, number: int, method: str) -> Try:
+        return make_try(number, method, self.settings.model_names, self.data.num_clients, self.settings.seed)
+
+    def _try(self, number: int, method: str) -> bool:
+        """Whether all folds are done in time."""
+        for fold in range(self.settings.folds):
+            self.observer.step(f"{method}, try {number + 1} of {self.settings.trials}, fold {fold + 1}")
+            if self.store.get((number, method, fold)) is None:
+                self.budget.reserve = self._reserve()
+                if self.budget.search_is_over():
+                    return False
+                try:
+                    self.store.put((number, method, fold), self._fit(number, method, fold))
+                except Interrupted:
+                    if self.should_stop():
+                        raise
+                    return False
+        return True
+
+    def _reserve(self) -> float:
+        fits = sum(len(contenders_of(method)) * self.store.slowest(method) for method in self.methods)
+        return RESERVE * fits + PAGE_SECONDS
+
+    def _fit(self, number: int, method: str, fold: int) -> FoldResult:
+        began = now()
+        if fold not in self._folds:
+            self._folds[fold] = fold_federation(self.source, self.data, self.fold_of, fold, self.settings.seed)
+        setting, data = self.make_try(number, method), self._folds[fold]
+        algorithms = {method: {"method": method, **setting.options}}
+        config = method_config(self.settings, self.metric, setting.model, algorithms)
+        try:
+            result = run(config, federation=data, should_stop=self._stops)
+        except ConfigError as error:
+            return FoldResult({}, now() - began, str(error))
+        outputs: dict[str, Tensor] = {one.model: outputs_on_test(result, method, one) for one in contenders_of(method)}
+        return FoldResult(outputs, now() - began)
+
+    def _stops(self) -> bool:
+        return self.should_stop() or self.budget.search_is_over()
+
+    def _result(self, done: list[tuple[int, str]], trials: int, stopped_in: int) -> Tries:
+        if (0, LOCAL) not in done:
+            raise ConfigError(
+                "time was up before learning alone was tried once in every fold; give more minutes, or fewer rounds, "
+                "folds or models. What is done is kept for --resume"
+            )
+        if stopped_in == 0:  # time was up within the first try
+            methods = tuple(method for number, method in done)
+            left_out = {method: "time was up before it was tried" for method in self.methods if method not in methods}
+            trials = 1
+        else:
+            methods, left_out = self.methods, {}
+        outputs: dict[tuple[str, int], Tensor] = {}
+        for method in methods:
+            refusals = []
+            for number in range(trials):
+                parts = [self.store.get((number, method, fold)) for fold in range(self.settings.folds)]
+                results = [part for part in parts if part is not None]
+                refusals += [part.refusal for part in results if part.refusal]
+                if not any(part.refusal for part in results):
+                    outputs |= self._joined(method, number, results)
+            if all((one.name, number) not in outputs for one in contenders_of(method) for number in range(trials)):
+                left_out[method] = refusals[0] if refusals else "its models give no numbers"
+        return Tries(methods, trials, left_out, outputs)
+
+    def _joined(self, method: str, number: int, folds: list[FoldResult]) -> dict[tuple[str, int], Tensor]:
+        """Outputs of a try on all training rows; none where some are not finite."""
+        joined = {}
+        for one in contenders_of(method):
+            width = self.data.problem.outputs
+            whole = torch.zeros(len(self.fold_of), width, dtype=torch.float64)
+            for fold, result in enumerate(folds):
+                whole[fold_rows(self.data, self.fold_of, fold)] = result.outputs[one.model]
+            if bool(torch.isfinite(whole).all()):
+                joined[one.name, number] = whole
+        return joined
+
+
+def method_config(
+    settings: FitSettings, metric: str, model: str, algorithms: dict[str, dict[str, object]], **more: object
+) -> RunConfig:
+    """A run of these algorithms in which every site takes part in every round."""
+    return make_config(None, {
+        "algorithms": algorithms, "model": model, "rounds": settings.rounds, "steps": settings.steps,
+        "participation": 1.0, "seeds": (settings.seed,), "eval_every": 0, "metric": metric,
+        "class_weights": settings.class_weights, **more,
+    })  # fmt: skip

@@ -1,0 +1,184 @@
+"""The page of a fit, fit.html: for people who have a table and no interest in federated learning."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from kinfed.core import storage
+from kinfed.report import TableCell, TableColumn, TextTable, render
+from kinfed.tabular.fit_result import PAGE, RUNS, FitResult, SiteRecord, server_path, site_path
+from kinfed.tabular.portfolio import ALONE, ONE_MODEL
+from kinfed.tabular.site_sentences import FEW_OF_A_CLASS, FEW_ROWS, Wording, some
+from kinfed.version import __version__
+
+
+def write_page(result: FitResult, folder: Path) -> Path:
+    path = folder / PAGE
+    storage.write_atomically(path, page(result, folder).encode())
+    return path
+
+
+def page(result: FitResult, folder: Path) -> str:
+    words, table = Wording(result), short_name(result.table)
+    heading = f"A model for {'the site' if len(result.sites) == 1 else f'each of {len(result.sites)} sites'}"
+    chosen = [one for one in result.contenders if takers(result, one.name)]
+    return render(
+        "fit.html",
+        package="kinfed.tabular",
+        title=f"{heading} – {table}",
+        kicker=f"kinfed fit · {table}",
+        heading=heading,
+        links=[("sites", "Every site"), ("leaves", "What leaves a site"), ("how", "How it was chosen"),
+               ("models", "Use the models"), ("words", "Words")],
+        footer=[f"kinfed {__version__} · seed {result.settings['seed']} · settings and all figures: "
+                "fit.json"],
+        figures=False,
+        overall=words.overall(),
+        predicted=words.predicted(),
+        metric=words.style.noun,
+        metric_title=words.style.noun[0].upper() + words.style.noun[1:],
+        definition=result.measure.definition.replace("client", "site"),
+        notes=result.notes,
+        cautions=cautions(result, words),
+        weights=result.weights,
+        table=site_table(result),
+        sites=[(site, words.sentence(site), words.why(site)) for site in result.sites],
+        leaves=[(one.title, words.leaves(one), takers(result, one.name)) for one in chosen],
+        tried=tried_table(result),
+        settings=result.settings,
+        trials=result.trials,
+        left_out=result.left_out,
+        models=[(site.site, str(site_path(folder, site.site).relative_to(folder))) for site in result.sites],
+        server=str(server_path(folder).relative_to(folder)) if len(result.sites) > 1 else "",
+        newcomer=words.newcomer(),
+        adopt=adopt_command(result),
+    )  # fmt: skip
+
+
+def adopt_command(result: FitResult) -> str:
+    """How a site that was not there gets a model of its own; "" where nothing is learnt from the others."""
+    one = result.contender(result.newcomer)
+    if one.name in (ALONE, ONE_MODEL):
+        return ""
+    return (
+        f"kinfed adopt {RUNS}/{one.run} --algorithm {one.name} --table new.csv --label-column LABEL "
+        "--out new.safetensors"
+    )
+
+
+def short_name(table: str) -> str:
+    """A table without its folder; of several files the first, and how many there are."""
+    first, *others = table.split(", ")
+    return Path(first).name + (f" and {len(others)} more" if others else "")
+
+
+def takers(result: FitResult, contender: str) -> list[str]:
+    return [site.site for site in result.sites if site.chosen == contender]
+
+
+def cautions(result: FitResult, words: Wording) -> list[str]:
+    sentences = []
+    few = [f"{site.site} ({site.test_rows})" for site in result.sites if 0 < site.test_rows < FEW_ROWS]
+    if few:
+        sentences.append(
+            f"The figures of {some(few)} come from fewer than {FEW_ROWS} test rows: read them with their intervals."
+        )
+    rare = [
+        f"{site.site} ({site.rare_rows} of class {site.rare_class})" for site in result.sites
+        if site.test_rows >= FEW_ROWS and site.rare_rows is not None and site.rare_rows < FEW_OF_A_CLASS
+    ]  # fmt: skip
+    if rare:
+        sentences.append(
+            f"One class has fewer than {FEW_OF_A_CLASS} test rows at {some(rare)}, and the figures depend on them."
+        )
+    useless = [site.site for site in result.sites if words.no_model(site)]
+    if useless:
+        guess = "the mean of its training rows" if result.problem.is_regression else "its most frequent class"
+        sentences.append(f"On test rows the model does no better than always predicting {guess} at {some(useless)}.")
+    return sentences
+
+
+def site_table(result: FitResult) -> TextTable:
+    """Every site: rows, alone, with the others, what it takes, and the gain, drawn on one scale."""
+    words = Wording(result)
+    reach = common_reach([end for site in result.sites for end in (site.gain.low, site.gain.high) if end is not None])
+    columns = [
+        TableColumn("Site", "name"),
+        TableColumn("Training", group="Rows", definition="Rows that the site's model learnt from."),
+        TableColumn("Test", group="Rows", definition="Rows behind the figures to the right."),
+        TableColumn(words.baseline, group=words.style.axis_title,
+                    definition="What the site reaches without a model, by its own training rows alone."),
+        TableColumn("Alone", group=words.style.axis_title, definition="The best model that the site trains by itself."),
+        TableColumn("One for all", group=words.style.axis_title, definition="One model, trained by all sites."),
+        TableColumn("Best together", group=words.style.axis_title,
+                    definition="The best model that learns with others, by validation rows."),
+        TableColumn("Takes", "text", group="Choice"),
+        TableColumn("Gain over alone", group="Choice", definition="Positive is better; with its 95 % interval."),
+    ]  # fmt: skip
+    return TextTable.of("Every site", columns, [_site_row(site, words, reach, result) for site in result.sites])
+
+
+def common_reach(ends: list[float]) -> float:
+    """How far drawings reach to both sides of zero: nine of ten ends of intervals lie within, so that a few sites with
+    a handful of rows do not make dots of all others. Longer ones are cut."""
+    ordered = sorted(abs(end) for end in ends if end)
+    return ordered[math.ceil(0.9 * len(ordered)) - 1] if ordered else 0.0
+
+
+def short_table(result: FitResult, most: int) -> TextTable:
+    """For a terminal: the first sites, what they have alone, and what they take."""
+    words = Wording(result)
+    name, takes = TableColumn("site", "name"), TableColumn("takes", "text")
+    rows = [
+        (site.site, f"{site.test_rows:,}", words.value(site.baseline), words.value(site.alone),
+         words.title(site.chosen), words.value(site.deployed),
+         "–" if site.gain.value is None else words.gain(site.gain.value).removesuffix(" points"))
+        for site in result.sites[:most]
+    ]  # fmt: skip
+    points = ", gain in points" if words.style.unit else ""
+    title = f"{words.style.noun} on test rows; baseline: {result.baseline}{points}"
+    return TextTable.of(title, [name, "rows", "baseline", "alone", takes, "with it", "gain"], rows)
+
+
+def _site_row(site: SiteRecord, words: Wording, reach: float, result: FitResult) -> list[TableCell | str]:
+    gain = site.gain
+    if site.chosen == ALONE:
+        cell = TableCell("0", tone="open")
+    elif gain.value is None or gain.low is None or gain.high is None:
+        cell = TableCell("–", tone="open")
+    else:
+        tone = ("yes" if gain.value > 0 else "no") if gain.is_clear else "open"
+        low, value, high = (min(max(end, -reach), reach) for end in (gain.low, gain.value, gain.high))
+        interval = (low, value, high)
+        cell = TableCell(words.gain(gain.value), tone=tone, interval=interval, reach=reach)
+    together = "–" if site.together is None else f"{words.value(site.with_others)} ({words.title(site.together)})"
+    one_model = words.value(site.one_model) if any(one.name == ONE_MODEL for one in result.contenders) else "–"
+    return [
+        site.site, f"{site.train_rows:,}", f"{site.test_rows:,}", words.value(site.baseline), words.value(site.alone),
+        one_model, together, words.title(site.chosen), cell,
+    ]  # fmt: skip
+
+
+def tried_table(result: FitResult) -> TextTable:
+    """All contenders, by their validation rows."""
+    words = Wording(result)
+    columns = [
+        TableColumn("What", "name"),
+        TableColumn("Kind of model", "text"),
+        TableColumn(words.style.axis_title, group="Validation rows"),
+        TableColumn("Gain over alone", group="Validation rows", definition="μ: the mean over sites."),
+        TableColumn("Differs by", group="Validation rows", definition="τ: how much sites differ in it, beyond chance."),
+        TableColumn("Taken by", group="Choice", definition="So many sites."),
+        TableColumn("Settings", "text", group="Choice", definition="The best of the tries; the others are defaults."),
+    ]  # fmt: skip
+    rows = []
+    for one in result.contenders:
+        settings = ", ".join(f"{name} {value:g}" for name, value in one.options.items()) or "defaults"
+        alone = one.name == ALONE
+        rows.append([
+            one.title, words.kind_of_model(one.network), words.number(one.validation),
+            "" if alone else words.gain(one.mean), "" if alone else words.gain(one.spread).removeprefix("+"),
+            str(len(takers(result, one.name))), settings,
+        ])  # fmt: skip
+    return TextTable.of("What was tried", columns, rows)

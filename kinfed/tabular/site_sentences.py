@@ -1,0 +1,255 @@
+"""The result of a fit in words, for people who do not know federated learning: one plain sentence per site."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kinfed.analysis import MetricStyle, metric_style
+from kinfed.report import format_number, plural
+from kinfed.tabular.fit_result import ContenderRecord, Estimate, FitResult, SiteRecord
+from kinfed.tabular.portfolio import ALONE, FINE_TUNED, ONE_MODEL
+
+FEW_ROWS = 30  # test rows below which a figure of a site says little by itself
+BEYOND = 0.025  # the chance that a 95 % interval lies on one side of the truth
+FEW_OF_A_CLASS = 10  # the same for those of the rarer of two classes
+MOST_CLASSES = 5  # that are named where the target is described
+SENT = {
+    "delta": "the change of its model",
+    "theta": "its model",
+    "omega": "its model",
+    "w": "how much it trusts the models of others",
+    "s": "how sure it is of its model",
+    "count": "the number of its training rows",
+    "sketch": "256 numbers that say in which direction its own model went",
+    "trial": "how well the model it was sent fits its validation rows",
+    "pi": "how much it relies on its own and on the common model",
+    "loss": "the errors of these on its validation rows",
+    "examples": "the number of those rows",
+}
+HANDED_ON = (
+    "The server hands the model on to other sites as it is, so that these, too, could study what it says of the rows "
+    "it was trained on."
+)
+
+
+class Wording:
+    """Sentences about one result."""
+
+    def __init__(self, result: FitResult) -> None:
+        self.result = result
+        alone = [site.alone.value for site in result.sites if site.alone.value is not None]
+        self.style: MetricStyle = metric_style(result.metric).for_values(alone)
+
+    # ---- figures ----
+
+    def value(self, estimate: Estimate) -> str:
+        """87.2 %, or a dash where it is undefined."""
+        return "–" if estimate.value is None else self.number(estimate.value)
+
+    def number(self, value: float) -> str:
+        return format_number(self.style.scale * value, self.style.digits) + self.style.unit
+
+    def gain(self, value: float) -> str:
+        """+1.2 points; of errors in their own unit, where positive is less error."""
+        return self._signed(value) + (" points" if self.style.unit else "")
+
+    def interval(self, estimate: Estimate) -> str:
+        if estimate.low is None or estimate.high is None:
+            return "too few test rows for an interval"
+        return f"95 % interval {self._signed(estimate.low)} to {self._signed(estimate.high)}"
+
+    def _signed(self, value: float) -> str:
+        return ("+" if value > 0 else "") + format_number(self.style.scale * value, self.style.digits)
+
+    # ---- sites ----
+
+    def predicted(self) -> str:
+        """What is predicted: target, which is 0 (312 training rows) or 1 (377)."""
+        problem, name = self.result.problem, self.result.target or "the target"
+        if problem.is_regression:
+            return (
+                f"{name}, a number (mean {problem.mean:.3g}, standard deviation {problem.scale:.3g} in training rows)"
+            )
+        labels = problem.class_labels
+        if len(self.result.class_rows) == len(labels) <= MOST_CLASSES:
+            counts = (format_number(rows, 0) for rows in self.result.class_rows)
+            first, *others = zip(labels, counts, strict=True)
+            shown = [f"{first[0]} ({first[1]} training rows)", *(f"{label} ({rows})" for label, rows in others)]
+        else:
+            shown = labels[:MOST_CLASSES]
+        more = f" or one of {len(labels) - len(shown)} others" if len(labels) > len(shown) else ""
+        return f"{name}, which is {', '.join(shown)}{more}" if more else f"{name}, which is {listed(shown, 'or')}"
+
+    def rows(self, site: SiteRecord) -> str:
+        """31 test rows, 2 of them of class 0."""
+        rows = plural(site.test_rows, "test row")
+        few = site.rare_rows is not None and site.rare_rows < FEW_OF_A_CLASS
+        return f"{rows}, {site.rare_rows} of them of class {site.rare_class}" if few else rows
+
+    def title(self, name: str) -> str:
+        return self.result.contender(name).title
+
+    def kind_of_model(self, network: str) -> str:
+        """What the two kinds that are tried by default are to people who do not know their names."""
+        linear = "linear regression" if self.result.problem.is_regression else "logistic regression"
+        return {"mlr": f"{linear} (mlr)", "mlp": "small neural network (mlp)"}.get(network, network)
+
+    def way(self, name: str) -> str:
+        """What a site takes, after "takes"."""
+        fixed = {
+            ALONE: "the model it trains alone",
+            ONE_MODEL: "the one model of all sites",
+            FINE_TUNED: "the model of all sites, fine-tuned on its own rows",
+        }
+        return fixed.get(name, f"a model of its own that learns with the others by {self.title(name)}")
+
+    def sentence(self, site: SiteRecord) -> str:
+        """What the site has alone, what it takes, and what that gains on its test rows."""
+        takes = f"{site.site} takes {self.way(site.chosen)}"
+        rows = self.rows(site)
+        if not site.test_rows:
+            return f"{takes}; it has no test rows, so that nothing can be said of its gain."
+        if site.alone.value is None or site.deployed.value is None:
+            return f"{takes}; {self._undefined(site)}."
+        alone = f"{self.style.noun} {self.value(site.alone)} alone"
+        if site.chosen == ALONE:
+            return f"{takes} ({self.style.noun} {self.value(site.alone)}, {rows}): {self._no_better(site)}."
+        return (
+            f"{takes}: {alone}, {self.value(site.deployed)} with it; {self._verdict(site.gain)} "
+            f"(gain {self.gain(site.gain.value or 0.0)}, {self.interval(site.gain)}, {rows})."
+        )
+
+    def _undefined(self, site: SiteRecord) -> str:
+        """Why the metric has no value at the site."""
+        rows = plural(site.test_rows, "test row")
+        if self.result.measure.by_class and site.rare_rows == 0:
+            verb = "is" if site.test_rows == 1 else "are all"
+            return (
+                f"{self.style.noun} compares rows of both classes, and its {rows} {verb} of class "
+                f"{self._other_class(site)}, so that nothing can be said of its gain"
+            )
+        return f"{self.style.noun} is undefined on its {rows}, so that nothing can be said of its gain"
+
+    def _other_class(self, site: SiteRecord) -> str:
+        return next(label for label in self.result.problem.class_labels if label != site.rare_class)
+
+    def _no_better(self, site: SiteRecord) -> str:
+        if site.together is None:
+            return "there is no other site to learn with"
+        return (
+            "by validation rows nothing that learns with the others was better; the best of these "
+            f"({self.title(site.together)}) has {self.value(site.with_others)} on the test rows"
+        )
+
+    def _verdict(self, gain: Estimate) -> str:
+        if gain.value is None or gain.low is None:
+            return "whether that is more than chance cannot be told"
+        if gain.is_clear:
+            return "a clear gain" if gain.value > 0 else "clearly worse than alone"
+        return "the difference is within chance"
+
+    def why(self, site: SiteRecord) -> str:
+        """Why that was chosen."""
+        own = plural(site.validated_rows, "validation row")
+        if site.chosen == ALONE:
+            if site.together is None:
+                return "With one site there is nothing to choose."
+            change = f"change {self.style.noun} by {self.gain(site.expected_together)}"
+            return (
+                f"By its own {own} and those of the other sites, the best that learns with others "
+                f"({self.title(site.together)}) was expected to {change}."
+            )
+        return (
+            f"By its own {own} and those of the other sites it was expected to gain {self.gain(site.expected)} over "
+            f"learning alone, more than all others that were tried."
+        )
+
+    def leaves(self, contender: ContenderRecord) -> str:
+        """What would leave a site that takes this, where sites really train apart."""
+        once = (
+            f"Once, {size(self.result.statistics_bytes)} of sums, counts and names of categories of its columns"
+            if self.result.statistics_bytes
+            else "Nothing before the first round"
+        )
+        if contender.name == ALONE:
+            return f"{once}; then nothing."
+        sent = listed([SENT.get(name, f"“{name}”") for name in contender.sends])
+        rounds = self.result.settings["rounds"]
+        message = f"{once}; then {size(contender.bytes_up)} in each of {rounds} rounds: {sent}. Never a row."
+        return f"{message} {HANDED_ON}" if contender.hands_on else message
+
+    @property
+    def baseline(self) -> str:
+        """What a site reaches without a model, as the head of a column."""
+        return self.result.baseline.capitalize()
+
+    def no_model(self, site: SiteRecord) -> bool:
+        """Whether what the site takes does no better on its test rows than its baseline."""
+        if site.deployed.value is None or site.baseline.value is None:
+            return False
+        sign = -1 if self.style.lower_is_better else 1
+        return sign * site.deployed.value <= sign * site.baseline.value
+
+    # ---- all sites ----
+
+    def newcomer(self) -> str:
+        """For a site that was not there."""
+        name = self.result.newcomer
+        if len(self.result.sites) == 1:
+            return ""
+        if name == ALONE:
+            return "If it has labelled rows, it should train alone: by validation rows, that is best for these sites."
+        if name == ONE_MODEL:
+            return "That is also what serves these sites best on average, by their validation rows."
+        return f"If it has labelled rows, it can train its own model as works best here on average, {self.title(name)}:"
+
+    def overall(self) -> str:
+        sites, gain = self.result.sites, self.result.overall
+        moved = [site for site in sites if site.chosen != ALONE]
+        if len(sites) == 1:
+            return "There is only one site and nobody to learn with: it uses the best of its own models."
+        if not moved:
+            return f"All {len(sites)} sites are best served alone, by their validation rows."
+        head = f"{len(moved)} of {len(sites)} sites take a model that learns with the others"
+        if gain.value is None:
+            return f"{head}; what they gain cannot be told from their test rows."
+        return f"{head}; {self._clear_sites(moved)}. {self._mean(gain)}"
+
+    def _clear_sites(self, moved: Sequence[SiteRecord]) -> str:
+        """Where the gain, or the loss, is beyond chance; of many sites some are by chance."""
+        better, worse = ([one.site for one in moved if one.gain.is_clear and sign * (one.gain.value or 0) > 0]
+                         for sign in (1, -1))  # fmt: skip
+        if not better and not worse:
+            return "at no single site is the difference beyond chance"
+        proof = f"the gain is clear at {len(better)}" + (f" ({some(better, 5)})" if better else "")
+        proof += f", and {len(worse)} are clearly worse off ({some(worse, 5)})" if worse else ""
+        expected = round(BEYOND * len(moved))
+        return f"{proof}; by chance alone, about {expected} on either side would look clear" if expected else proof
+
+    def _mean(self, gain: Estimate) -> str:
+        """The mean gain over sites, and what follows from it."""
+        less = f" (less {self.style.noun})" if self.style.lower_is_better else f" in {self.style.noun}"
+        figure = f"The mean gain over sites{less} is {self.gain(gain.value or 0.0)}, {self.interval(gain)}"
+        if not gain.is_clear:
+            return (
+                f"{figure}: these rows do not show that learning with the others helps, nor that it harms; more rows "
+                "would tell."
+            )
+        if (gain.value or 0.0) > 0:
+            return f"{figure}: on average, learning with the others helps."
+        return f"{figure}: on average, sites do better alone, although their validation rows suggested otherwise."
+
+
+def some(names: Sequence[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+def listed(things: Sequence[str], word: str = "and") -> str:
+    """a, b and c."""
+    return f" {word} ".join([*([", ".join(things[:-1])] if len(things) > 1 else []), *things[-1:]])
+
+
+def size(count: int) -> str:
+    if count < 1000:
+        return f"{count} bytes"
+    return f"{count / 1e3:.3g} kB" if count < 1e6 else f"{count / 1e6:.3g} MB"

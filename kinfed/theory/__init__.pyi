@@ -1,0 +1,10 @@
+from kinfed.theory.gaussian import CASES as CASES
+from kinfed.theory.gaussian import Case as Case
+from kinfed.theory.gaussian import GaussianTask as GaussianTask
+from kinfed.theory.gaussian import draw as draw
+from kinfed.theory.two_level import Numbers as Numbers
+from kinfed.theory.two_level import TwoLevel as TwoLevel
+from kinfed.theory.two_level import log_shrink as log_shrink
+from kinfed.theory.two_level import others_sum as others_sum
+from kinfed.theory.two_level import precision_of_others as precision_of_others
+from kinfed.theory.two_level import shrink as shrink

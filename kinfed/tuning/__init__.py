@@ -1,0 +1,5 @@
+"""Search for the options of a method."""
+
+from kinfed.core.door import open_door
+
+__getattr__, __dir__, __all__ = open_door(__name__, __file__)

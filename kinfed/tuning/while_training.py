@@ -1,0 +1,209 @@
+"""Tuning while training (FedEx): one run of each method, in which clients try settings and validation losses choose.
+
+    result = tune_while_training(make_config(None, {"algorithms": "fedavg,ditto"}), configurations=20, out="tuned")
+    kinfed.run("tuned/best.toml")
+
+A search of n trials costs n runs; this costs one, whatever the number of configurations, and chooses settings that are
+good on the way, for clients that share one model (kinfed.algorithms.fedex). The first configuration is the method as
+configured, the others are drawn from the declared ranges, in three digits. Only what changes a client's work is varied:
+an option whose ends give the same updates and states is left as it is, with a note.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithms import AnyAlgorithm, FedEx, RoundInfo, make_algorithm
+from kinfed.config import RunConfig
+from kinfed.core import Range, rng, storage
+from kinfed.data import Federation
+from kinfed.engine import MEASURES, Builder, headline_measure
+from kinfed.errors import ConfigError, DataError
+from kinfed.records import RunFolder
+from kinfed.runs import ClientTable, Experiment, MethodRun, NullObserver, Observer, check_run
+from kinfed.tuning.tuning_result import best_toml
+from kinfed.tuning.tuning_space import space_of
+
+DEFAULT_VALIDATION = 0.2
+PROBE_STEPS = 3  # of local training, after which an option that matters to clients shows
+
+
+@dataclass(frozen=True)
+class Explored:
+    """What tuning while training found for one method."""
+
+    label: str
+    method: str
+    metric: str
+    value: float  # mean of the metric over clients and seeds, on validation examples after the last round
+    configurations: tuple[dict[str, Any], ...]  # the first is empty: the method as configured
+    chances: tuple[float, ...]  # of each at the end, mean over seeds
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The likeliest configuration; of equals the first."""
+        return self.configurations[max(range(len(self.chances)), key=lambda j: (self.chances[j], -j))]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "settings": self.settings}
+
+
+@dataclass
+class ExplorationResult:
+    config: RunConfig  # with the chosen settings
+    methods: list[Explored]
+    file: Path  # best.toml
+
+
+def tune_while_training(
+    config: RunConfig,
+    configurations: int,
+    out: Path | str,
+    *,
+    resume: bool = False,
+    ranges: Mapping[str, Mapping[str, Range]] | None = None,
+    federation: Federation | None = None,
+    model: Builder | None = None,
+    observer: Observer | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> ExplorationResult:
+    """Train every method of the configuration once, in so many configurations of its local settings."""
+    config, observer = _checked(config, configurations), observer or NullObserver()
+    experiment = Experiment(config, federation, model, should_stop=should_stop)
+    config = experiment.inputs.config
+    if not all(int(experiment.inputs.federation(seed).val.count.sum()) for seed in config.seeds):
+        raise DataError("no client has validation examples, so there is nothing to tune by; set validation = 0.2")
+    check_run(experiment.inputs)
+    methods = {label: _variants(experiment, label, configurations, ranges, observer) for label in config.algorithms}
+    contents = experiment.inputs.contents()
+    search = {"while_training": configurations, "variants": {label: values for label, (values, _) in methods.items()}}
+    identity = hashlib.sha256(json.dumps([config.fingerprint(contents), search]).encode()).hexdigest()[:16]
+    with RunFolder.open(out, config.dump() | search, identity, contents=contents, resume=resume) as folder:
+        found = [
+            _explore(experiment, label, values, variants, folder, observer)
+            for label, (values, variants) in methods.items()
+        ]
+        storage.write_json(folder.path / "tuning.json", {"methods": {one.label: one.to_json() for one in found}})
+        algorithms = {one.label: {**config.algorithms[one.label], **one.settings} for one in found}
+        best, file = config.model_copy(update={"algorithms": algorithms, "preset": None}), folder.path / "best.toml"
+        heading = f"Chosen while training (FedEx) by validation losses: {configurations} configuration(s) per method"
+        comments = {
+            one.label: f"{MEASURES[one.metric].shown(one.value)} on validation data at the end" for one in found
+        }
+        storage.write_atomically(file, best_toml(best, heading, comments).encode())
+    return ExplorationResult(best, found, file)
+
+
+def _checked(config: RunConfig, configurations: int) -> RunConfig:
+    if configurations < 2:
+        raise ConfigError(f"tuning while training chooses among two configurations at least; got {configurations}")
+    if config.privacy is not None or config.user_privacy is not None or config.secure is not None:
+        raise ConfigError(
+            "every client's validation loss leaves it in every round, without noise and outside secure sums; tune "
+            "without the dp_, user_ and secure_ settings"
+        )
+    if config.staleness_rule is not None or config.folds is not None:
+        raise ConfigError("tuning while training has synchronous rounds and one split; leave out mode and folds")
+    share = DEFAULT_VALIDATION if config.validation == "auto" else config.validation
+    if not share:
+        raise ConfigError("tuning needs validation examples; got validation = 0")
+    return config.model_copy(update={"validation": share})
+
+
+def _variants(
+    experiment: Experiment,
+    label: str,
+    count: int,
+    ranges: Mapping[str, Mapping[str, Range]] | None,
+    observer: Observer,
+) -> tuple[list[dict[str, Any]], tuple[AnyAlgorithm, ...]]:
+    """Settings of each configuration, and the method with them."""
+    config = experiment.inputs.config
+    options = {name: value for name, value in config.algorithms[label].items() if name != "method"}
+    method = config.algorithms[label]["method"]
+    optimizer = options.get("optimizer", config.optimizer)
+    space = space_of(method, config.fixed_options(label), (ranges or {}).get(label), optimizer)
+
+    def variant(settings: Mapping[str, Any]) -> AnyAlgorithm:
+        return make_algorithm(method, config.training, {**options, **settings})
+
+    first = experiment.inputs.algorithms[label]
+    local = [
+        name for name in space if _changes_clients(experiment, first, [variant({name: v}) for v in _ends(space[name])])
+    ]
+    if others := [name for name in space if name not in local]:
+        observer.note(f"{label}: {', '.join(others)} does not change what clients do, and stays as it is")
+    values: list[dict[str, Any]] = [{}]
+    for number in range(1, count if local else 1):
+        key = rng.fold(rng.root(config.seeds[0], f"configurations-{label}"), number)
+        draws = rng.uniform(key, len(local)).tolist()
+        values.append({name: _value(space[name], u) for name, u in zip(local, draws, strict=True)})
+    return values, tuple(variant(settings) for settings in values)
+
+
+def _ends(range_: Range) -> tuple[Any, Any]:
+    return _value(range_, 0.0), _value(range_, 1.0)
+
+
+def _value(range_: Range, u: float) -> Any:
+    """At the share u of a range, evenly on its scale; in three digits."""
+    low, high = range_.low, range_.high
+    number = low * (high / low) ** u if range_.log else low + u * (high - low)
+    return min(max(round(number), int(low)), int(high)) if range_.whole else float(f"{number:.3g}")
+
+
+def _changes_clients(experiment: Experiment, first: AnyAlgorithm, ends: list[AnyAlgorithm]) -> bool:
+    """Whether an option at the ends of its range gives a client other updates or states, of the same shapes."""
+    seed = experiment.inputs.config.seeds[0]
+    task, data = experiment.inputs.training_parts(seed, first)
+    population = data.population(seed)
+    ids = data.train.count.argmax()[None]
+    cohort = data.cohort(ids, seed, 1)
+    results: list[dict[str, Tensor]] = []
+    for algorithm in ends:
+        brief = replace(algorithm, training=algorithm.training.with_steps(PROBE_STEPS))
+        server = brief.init_server(task, population)
+        server, _ = brief.plan(server, ids, RoundInfo(1, population, task.trainable, task))
+        state, up = brief.client_update(task, brief.init_client(task, cohort), brief.download(server, ids), cohort)
+        results.append({**state.named(), **{f"up.{name}": tensor for name, tensor in up.named().items()}})
+    one, other = results
+    shapes = [{name: tensor.shape for name, tensor in result.items()} for result in results]
+    return shapes[0] == shapes[1] and not all(torch.equal(one[name], other[name]) for name in one)
+
+
+def _explore(
+    experiment: Experiment,
+    label: str,
+    values: list[dict[str, Any]],
+    variants: tuple[AnyAlgorithm, ...],
+    folder: RunFolder,
+    observer: Observer,
+) -> Explored:
+    """One method under every seed."""
+    config, algorithm = experiment.inputs.config, FedEx.of(variants)
+    task = experiment.inputs.task()
+    assert task.problem is not None  # of every task that is built from a configuration
+    metric = headline_measure(task.problem, task.metric).name
+    figures, chances = [], []
+    for seed in config.seeds:
+        table = ClientTable.from_federation(experiment.inputs.federation(seed))
+        with experiment.make_loop(algorithm, seed) as loop:
+            run = MethodRun(
+                label, loop, table, config.rounds, eval_every=config.eval_every, split="val", folder=folder,
+                checkpoint_every=config.checkpoint_every, observer=observer, should_stop=experiment.should_stop,
+            )  # fmt: skip
+            figures.append(run.execute().personal.get(f"{metric}_mean", 0.0))
+            chances.append(loop.server.named()["theta"])
+    mean = torch.stack(chances).mean(0)
+    chance = tuple(float(f"{one:.6g}") for one in mean.tolist())
+    return Explored(
+        label, config.algorithms[label]["method"], metric, sum(figures) / len(figures), tuple(values), chance
+    )

@@ -1,0 +1,108 @@
+"""Models as ONNX files, against the models themselves, by onnxruntime: raw rows in."""
+
+from __future__ import annotations
+
+import json
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import kinfed
+from kinfed.errors import ModelError
+from kinfed.serving.onnx_export import write_onnx
+from kinfed.serving.pipeline import ModelPipeline
+
+DAY = date(1970, 1, 1)
+TARGETS = ("outcome", "score")
+
+
+@pytest.fixture(scope="module")
+def table() -> dict[str, list[Any]]:
+    """All kinds of columns: gaps in some, rare categories, a constant with gaps, dates, and texts that are hashed."""
+    draw = np.random.default_rng(0)
+    return {
+        "site": ["a", "b"] * 80,
+        "age": [None if place % 9 == 0 else 40.0 + place for place in range(160)],
+        "features": [place % 3 == 0 for place in range(160)],
+        "dose": draw.normal(size=160).tolist(),
+        "group": draw.choice(["x", "y", "z"], 160).tolist(),
+        "ward": [None if place % 7 == 0 else f"rare {place}" if place < 6 else f"w{place % 3}" for place in range(160)],
+        "unit": [None if place % 5 == 0 else 1.0 for place in range(160)],
+        "seen": [DAY + timedelta(days=17000 + 31 * place) for place in range(160)],
+        "left": [None if place % 6 == 0 else DAY + timedelta(days=18000 + place) for place in range(160)],
+        "note": [f"note {place} about {draw.integers(1000)} things" for place in range(160)],
+        "outcome": draw.choice(["ill", "well"], 160).tolist(),
+        "score": draw.normal(100, 5, 160).tolist(),
+    }
+
+
+def fitted(table: dict[str, list[Any]], label: str, model: str) -> ModelPipeline:
+    ignore = tuple(name for name in TARGETS if name != label and name in table)
+    columns = "note=text" if "note" in table else ""
+    data = kinfed.Federation.from_table(table, client_column="site", label_column=label, ignore=ignore, columns=columns)
+    run = kinfed.run(federation=data, model=model, algorithms="local", rounds=2, seeds=(0,), participation=1.0)
+    return run.personal_model("a", "local")
+
+
+def cells(pipeline: ModelPipeline, rows: dict[str, list[Any]]) -> dict[str, np.ndarray]:
+    """Raw rows as a program in another language would hand them over."""
+    learnt = pipeline.inputs.preprocessing
+    assert learnt is not None
+    out: dict[str, np.ndarray] = {}
+    for column in learnt.used:
+        values = rows[column.name]
+        if column.kind == "text":
+            out[f"{column.name} hash"] = learnt.encode(rows).raw.numpy()[:, -column.buckets :]
+        elif column.kind == "category":
+            out[column.name] = np.array([[value or ""] for value in values], object)
+        else:
+            numbers = [(value - DAY).days if isinstance(value, date) else value for value in values]
+            out[column.name] = np.array([[np.nan if n is None else float(n)] for n in numbers])
+    return out
+
+
+@pytest.mark.parametrize(("label", "model"), [("outcome", "mlp"), ("score", "mlr")])
+def test_a_runtime_without_torch_says_the_same_of_raw_rows(
+    table: dict[str, list[Any]], label: str, model: str, tmp_path: Path
+) -> None:
+    pipeline = fitted(table, label, model)
+    learnt = pipeline.inputs.preprocessing
+    assert learnt is not None
+    assert {one.kind for one in learnt.used} == {"number", "category", "date", "text"}
+    assert {"ward other", "ward missing", "unit missing", "left missing", "note hash 0"} <= set(learnt.features)
+    write_onnx(pipeline, tmp_path / "a.onnx")
+    onnx.checker.check_model(onnx.load(tmp_path / "a.onnx"), full_check=True)
+    session = onnxruntime.InferenceSession(str(tmp_path / "a.onnx"), providers=["CPUExecutionProvider"])
+    rows = {name: [*values[:8], values[9]] for name, values in table.items()}
+    rows["group"] = ["z", "x", "unseen", "y", None, "z", "x", "y", "z"]  # no training row lacked it
+    rows["age"][1], rows["ward"][2], rows["dose"][3], rows["seen"][4] = None, "unseen", None, None
+    (answer,) = session.run(None, cells(pipeline, rows))
+    expected = pipeline.predict(rows) if label == "score" else pipeline.predict_proba(rows)
+    np.testing.assert_allclose(answer, expected, rtol=1e-5)
+    about = session.get_modelmeta().custom_metadata_map
+    assert about["client"] == "a"
+    assert json.loads(about["classes"]) == pipeline.classes
+    assert json.loads(about["features"]) == learnt.features
+
+
+def test_a_column_called_as_the_answer_is_refused(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    table = {"site": ["a", "b"] * 20, "probabilities": draw.normal(size=40).tolist(), "ill": ["no", "yes"] * 20}
+    with pytest.raises(ModelError, match="the column 'probabilities' repeats one"):
+        write_onnx(fitted(table, "ill", "mlr"), tmp_path / "a.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_examples_are_fed_as_they_are(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    data = kinfed.Federation.from_arrays(draw.normal(3, 2, size=(40, 4)), [0, 1] * 20, ["a", "b"] * 20)
+    run = kinfed.run(federation=data, model="mlr", algorithms="local", rounds=1, seeds=(0,), participation=1.0)
+    pipeline, rows = run.personal_model("a"), draw.normal(3, 2, size=(3, 4)).astype(np.float32)
+    write_onnx(pipeline, tmp_path / "a.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "a.onnx"), providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(None, {"features": rows})[0], pipeline.predict_proba(rows), rtol=1e-5)
