@@ -32,7 +32,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from kinfed.algorithms.algorithm_names import ALGORITHMS, make_algorithm, prepare_data
+from kinfed.algorithms import ALGORITHMS, make_algorithm, prepare_data
 from kinfed.algorithms.base import Algorithm, RoundInfo
 from kinfed.algorithms.cgpfl.cgpfl import CGPFL, Server
 from kinfed.algorithms.common.clustering import Clusters

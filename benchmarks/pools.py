@@ -22,7 +22,7 @@ from ray.cluster_utils import Cluster
 from rich.console import Console
 from torch import nn
 
-from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms import make_algorithm
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.federations.federation import Federation
 from kinfed.engine.task_factory import make_task

@@ -35,7 +35,7 @@ from typing import Any
 import tomli_w
 import torch
 
-from kinfed.algorithms.algorithm_names import ALGORITHMS, make_algorithm, tuning_space
+from kinfed.algorithms import ALGORITHMS, make_algorithm, tuning_space
 from kinfed.config.config import RunConfig
 from kinfed.config.config_reading import make_config
 from kinfed.config.preset_files import PRESETS

@@ -32,8 +32,8 @@ from kinfed.data.examples.features import Features
 from kinfed.data.examples.problem import Problem
 from kinfed.data.examples.ragged import Ragged
 from kinfed.data.federations.federation import Federation
+from kinfed.report import build
 from kinfed.report.tables import TableColumn, TextTable
-from kinfed.report.writing import build
 from kinfed.runs.observer import NullObserver
 
 IMAGES, TRAINED = 60_000, 50_000  # of the pool; clients train on the first ones and are tested on the others

@@ -25,51 +25,21 @@ from kinfed.algorithms.common.averaging import (
     own_or_server,
 )
 from kinfed.algorithms.common.candidates import best_fit, mean_losses
-from kinfed.core import (
-    Nothing,
-    Range,
-    Tree,
-    cosines,
-    counts_examples,
-    difference,
-    exact,
-    option,
-    pairwise_squared_distances,
-    rng,
-    take_rows,
-    weighted_mean,
-    weighted_sum,
-)
-from kinfed.data import Batch, Batches, Cohort, Federation, LocalTraining, Population, Split
-from kinfed.engine import (
-    Add,
-    ClassSums,
-    Collect,
-    ColumnSplit,
-    Cut,
-    Deltas,
-    Gradient,
-    GradientStep,
-    Head,
-    Learn,
-    Mix,
-    Move,
-    Norm,
-    Task,
-    by_autograd,
-    cross_entropy,
-    each_step,
-    gradient,
-    last_layers,
-    logit_delta,
-    mixture,
-    on_rows,
-    parse_patterns,
-    separable,
-    sgd,
-    toward_zero,
-    train_models,
-)
+from kinfed.core import rng
+from kinfed.core.buffers import difference
+from kinfed.core.kernels import cosines, pairwise_squared_distances, weighted_mean, weighted_sum
+from kinfed.core.options import Range, option
+from kinfed.core.tree import Nothing, Tree, counts_examples, exact, take_rows
+from kinfed.data.examples.batches import Batch, Batches, LocalTraining, Split
+from kinfed.data.federations.federation import Cohort, Federation, Population
+from kinfed.engine.contract.class_sums import ClassSums
+from kinfed.engine.contract.columns import ColumnSplit, last_layers, parse_patterns
+from kinfed.engine.contract.feature_loss import Cut, Deltas, by_autograd, cross_entropy, logit_delta, on_rows, separable
+from kinfed.engine.contract.head import Head
+from kinfed.engine.contract.task import Task
+from kinfed.engine.contract.update_program import Add, Collect, Gradient, GradientStep, Learn, Mix, Move, Norm
+from kinfed.engine.training.run_program import mixture, train_models
+from kinfed.engine.training.sgd import each_step, gradient, sgd, toward_zero
 from kinfed.errors import ConfigError
 
 __all__ = [

@@ -41,7 +41,7 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from kinfed.data import BALANCED, BY_CLIENT, NONE
+from kinfed.data import example_weights
 from kinfed.tabular import Array, PersonalizedEstimator, rows_that_count
 
 
@@ -81,17 +81,21 @@ class PersonalizedClassifier(ClassifierMixin, PersonalizedEstimator):  # type: i
     @property
     def _class_weights(self) -> str:
         if self.class_weight is None:
-            return NONE
+            return example_weights.NONE
         if isinstance(self.class_weight, str):
-            if self.class_weight not in (BALANCED, BY_CLIENT):
+            if self.class_weight not in (example_weights.BALANCED, example_weights.BY_CLIENT):
                 raise ValueError(
-                    f"class_weight is {BALANCED}, {BY_CLIENT} or {{class: weight}}; got {self.class_weight!r}"
+                    f"class_weight is {example_weights.BALANCED}, {example_weights.BY_CLIENT} or {{class: weight}}; "
+                    f"got {self.class_weight!r}"
                 )
             return self.class_weight
         codes = {label: f"{code:09d}" for code, label in enumerate(self.classes_.tolist())}
         if strange := [label for label in self.class_weight if label not in codes]:
             raise ValueError(f"class_weight names {strange[0]!r}, which is no class of y; these are {list(codes)}")
-        return ",".join(f"{codes[label]}={weight!r}" for label, weight in self.class_weight.items()) or NONE
+        return (
+            ",".join(f"{codes[label]}={weight!r}" for label, weight in self.class_weight.items())
+            or example_weights.NONE
+        )
 
     def fit(self, X: Any, y: Any, client: Any = None, sample_weight: Any = None) -> PersonalizedClassifier:
         """Rows X [n, d], their classes y [n], whose they are, client [n], and how much they count."""

@@ -19,7 +19,7 @@ from kinfed.data.federations.federation import Federation, Population
 from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.testing.method_contract import Bench, tiny_federation
+from kinfed.testing import Bench, tiny_federation
 from kinfed.testing.workbench import SEED, outcome
 from kinfed.theory.gaussian import Case, GaussianTask, GaussianWorld, draw
 

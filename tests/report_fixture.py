@@ -285,7 +285,7 @@ def _own_figures(rng: np.random.Generator, method: str, number: int, clients: in
 
 
 def main(target: Path) -> None:
-    from kinfed.report.writing import build
+    from kinfed.report import build
 
     build([write_run(target / "demo")])
     many = ("local", "fedavg", "fedprox", "ditto", "selffl", "fedfomo", "cgpfl", "pfedme", "perfedavg", "ifca", "apfl")

@@ -14,12 +14,12 @@ import pyarrow.csv
 import pytest
 from typer.main import get_command
 
-from kinfed.algorithms.algorithm_names import ALGORITHMS
+from kinfed.algorithms import ALGORITHMS
 from kinfed.cli.app import app
 from kinfed.cli.listing import KINDS, names, options_of
 from kinfed.data.partitions import PARTITIONS
 from kinfed.engine.zoo.models import MODELS
-from tests.sites.conftest import make_table
+from tests.tabular.conftest import make_table
 
 pytestmark = pytest.mark.documents
 

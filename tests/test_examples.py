@@ -18,12 +18,12 @@ import torch
 from method_bench import LR, by_hand, close, gradient, info, server
 
 import kinfed
-from kinfed.algorithms.algorithm_names import ALGORITHMS
+from kinfed.algorithms import ALGORITHMS
 from kinfed.algorithms.common.averaging import DeltaUp
 from kinfed.core.registry import load_plugin
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.records.compare import same_results
-from kinfed.testing.method_contract import CHECKS, Bench, tiny_federation
+from kinfed.testing import CHECKS, Bench, tiny_federation
 
 ROOT = Path(__file__).parent.parent
 PLUGIN = ROOT / "examples" / "my_method.py"

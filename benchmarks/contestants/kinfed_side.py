@@ -26,7 +26,7 @@ from work import (
 )
 
 import kinfed
-from kinfed.algorithms.algorithm_names import make_algorithm, prepare_data
+from kinfed.algorithms import make_algorithm, prepare_data
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.problem import Problem
@@ -36,7 +36,7 @@ from kinfed.engine.task_factory import make_task
 from kinfed.engine.zoo.models import build_model
 from kinfed.pools.local_pool import LocalPool
 from kinfed.pools.memory import keep_freed_memory
-from kinfed.report.writing import build
+from kinfed.report import build
 from kinfed.server.loop import Loop
 
 OPTIONS: dict[str, dict[str, Any]] = {

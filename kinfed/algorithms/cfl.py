@@ -54,7 +54,7 @@ from kinfed.author import (
     sgd,
     take_rows,
 )
-from kinfed.core import cosines, norm
+from kinfed.core import kernels
 
 
 @dataclass
@@ -125,7 +125,7 @@ class CFL(Algorithm[Server, Nothing, ModelDown, Up]):
 
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
         owner, last = _latest(server, ids, up.delta[:, round.trainable])
-        size = norm(last).cpu()
+        size = kernels.norm(last).cpu()
         scale = server.scale if bool(server.scale) else size.max()
         eps1 = self.eps1 if self.eps1_rel is None else self.eps1_rel * float(scale)
         eps2 = self.eps2 if self.eps2_rel is None else self.eps2_rel * float(scale)
@@ -168,7 +168,7 @@ class CFL(Algorithm[Server, Nothing, ModelDown, Up]):
         """bool [n]: the part that leaves, or None where the parts would not differ enough."""
         second = agglomerate(updates, self.linkage, "cosine", clusters=2) == 1
         if self.gamma_max is not None:
-            cross = float(cosines(updates)[~second.numpy()][:, second.numpy()].max())  # α_cross
+            cross = float(kernels.cosines(updates)[~second.numpy()][:, second.numpy()].max())  # α_cross
             if not math.sqrt((1 - cross) / 2) > self.gamma_max:
                 return None
         return second if int(second.sum()) * 2 <= len(second) else ~second

@@ -55,7 +55,7 @@ from kinfed.author import (
     sgd,
     take_rows,
 )
-from kinfed.core import pairwise_distances
+from kinfed.core import kernels
 
 
 @dataclass
@@ -134,7 +134,9 @@ class FLHC(Algorithm[Server, Nothing, ModelDown, DeltaUp]):
             centre = torch.stack([moved[label == c].mean(0) for c in range(len(model))])
         elif not bool(counts.all()):
             late = (~counts).nonzero().squeeze(1)
-            cluster[ids[late]] = torch.from_numpy(pairwise_distances(moved[late], self.metric, centre).argmin(1))
+            cluster[ids[late]] = torch.from_numpy(
+                kernels.pairwise_distances(moved[late], self.metric, centre).argmin(1)
+            )
         label = torch.where(counts, cluster[ids], -1)
         for c in torch.unique(label[counts]).tolist():
             rows = (label == c).nonzero().squeeze(1)
@@ -145,7 +147,7 @@ class FLHC(Algorithm[Server, Nothing, ModelDown, DeltaUp]):
         """Labels [n], and the threshold T_d []."""
         limit = self.threshold
         if limit is None:
-            between = pairwise_distances(updates, self.metric)[np.triu_indices(len(updates), 1)]
+            between = kernels.pairwise_distances(updates, self.metric)[np.triu_indices(len(updates), 1)]
             limit = float(np.quantile(between, self.quantile)) if len(between) else 0.0
         label = agglomerate(updates, self.linkage, self.metric, threshold=limit)
         return label, torch.tensor(limit, dtype=torch.float64)

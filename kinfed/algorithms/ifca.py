@@ -43,7 +43,7 @@ from kinfed.author import (
     sgd,
     take_rows,
 )
-from kinfed.core import coordinates
+from kinfed.core import kernels
 
 
 @dataclass
@@ -104,7 +104,7 @@ class IFCA(Algorithm[Server, Nothing, Down, Up]):
         label = cluster[ids] = up.cluster.cpu()
         if not bool(server.started):
             # All from one model: their differences are those of the models.
-            x = coordinates(up.delta[:, round.trainable])
+            x = kernels.coordinates(up.delta[:, round.trainable])
             seed = rng.numpy_seed(round.population.key("ifca"))
             label = k_means(x, min(self.clusters, num_distinct(x)), seed).label
             cluster[ids] = label

@@ -57,7 +57,7 @@ from kinfed.author import (
     rng,
     sgd,
 )
-from kinfed.core import IN_CACHE
+from kinfed.core import kernels
 
 ROWS_AT_ONCE = 4096  # of the head, drawn in float64
 
@@ -221,7 +221,7 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
 
     @property
     def _rows_in_cache(self) -> int:
-        return max(IN_CACHE // self.hidden, 1)
+        return max(kernels.IN_CACHE // self.hidden, 1)
 
     def place_newcomer(self, task: Task, server: Server, data: Cohort) -> Server:
         raise ConfigError(

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 from kinfed.board.board_data import listed, live_view
-from kinfed.core import to_json
+from kinfed.core import storage
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.records import RunEntry, find_runs
 from kinfed.report import render
@@ -124,7 +124,7 @@ class BoardRequest(BaseHTTPRequestHandler):
         return HTTPStatus.OK, render(template, package="kinfed.board", **values).encode(), "text/html", _POLICY
 
     def _json(self, value: Any) -> tuple[HTTPStatus, bytes, str, str]:
-        return HTTPStatus.OK, to_json(value).encode(), "application/json", _POLICY
+        return HTTPStatus.OK, storage.to_json(value).encode(), "application/json", _POLICY
 
     def _send(self, status: HTTPStatus, content: bytes, kind: str, policy: str = _POLICY) -> None:
         self.send_response(status)

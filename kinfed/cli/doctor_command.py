@@ -75,7 +75,7 @@ def _show_engine() -> None:
 
 
 def _show_data() -> None:
-    from kinfed.core import cache_folder
+    from kinfed.core import cache
     from kinfed.data import data_folder
 
     folder = data_folder(None)
@@ -84,4 +84,4 @@ def _show_data() -> None:
     sets = [name for name in there if any((folder / name).rglob("*.parquet"))]
     names = ", ".join(sets) or "none yet; kinfed list datasets says which come with kinfed"
     say(f"data     {folder} ({named}): {names}")
-    say(f"cache    {cache_folder()}")
+    say(f"cache    {cache.cache_folder()}")

@@ -42,7 +42,7 @@ def export(
     onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX, preprocessing included (extra onnx).")] = False,
 ) -> None:
     """Write one client's personal model, or the server's, as safetensors that plain PyTorch loads, or as ONNX."""
-    from kinfed.core import file_name
+    from kinfed.core import storage
     from kinfed.serving import export_model, model_of_run
     from kinfed.tabular import FitResult, is_fit
 
@@ -51,7 +51,7 @@ def export(
         say(f"wrote    {exported.path} ({exported.summary})")
         return
     model = FitResult.read(folder).model(client) if is_fit(folder) else model_of_run(folder, client, algorithm, seed)
-    name = file_name(client or "server", any_letters=True)
+    name = storage.file_name(client or "server", any_letters=True)
     path = out or Path(f"{name}.{'onnx' if onnx else 'safetensors'}")
     if onnx:
         from kinfed.serving import write_onnx

@@ -28,9 +28,9 @@ def open_door(room: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {room!r} has no public name {name!r}")
-        home = homes[name]
-        module = importlib.import_module(f"{room}.{name}" if home == room else home)
-        value = module if home == room else getattr(module, name)
+        home = importlib.import_module(homes[name])
+        is_file = homes[name] == room or not hasattr(home, name)
+        value = importlib.import_module(f"{homes[name]}.{name}") if is_file else getattr(home, name)
         setattr(sys.modules[room], name, value)
         return value
 
@@ -38,7 +38,7 @@ def open_door(room: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
 
 
 def read_stub(path: Path) -> dict[str, str]:
-    """The module that every name of a stub is imported from; a room's own file is imported from the room."""
+    """The module, or for a whole file the folder, that every name of a stub is imported from."""
     statements = ast.parse(path.read_text(encoding="utf-8")).body
     return {
         alias.name: str(statement.module)

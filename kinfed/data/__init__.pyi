@@ -23,13 +23,7 @@ from kinfed.data.examples.ragged import hold_out as hold_out
 from kinfed.data.examples.target import read_known_target as read_known_target
 from kinfed.data.examples.windows import DRAW_BITS as DRAW_BITS
 from kinfed.data.examples.windows import MOST_EXAMPLES as MOST_EXAMPLES
-from kinfed.data.federations.example_weights import BALANCED as BALANCED
-from kinfed.data.federations.example_weights import BY_CLIENT as BY_CLIENT
-from kinfed.data.federations.example_weights import NONE as NONE
-from kinfed.data.federations.example_weights import class_weight_table as class_weight_table
-from kinfed.data.federations.example_weights import parse_class_weights as parse_class_weights
-from kinfed.data.federations.example_weights import read_weights as read_weights
-from kinfed.data.federations.example_weights import scaled_weights as scaled_weights
+from kinfed.data.federations import example_weights as example_weights
 from kinfed.data.federations.federation import Cohort as Cohort
 from kinfed.data.federations.federation import Federation as Federation
 from kinfed.data.federations.federation import Population as Population
@@ -40,11 +34,8 @@ from kinfed.data.federations.stratified import fold_numbers as fold_numbers
 from kinfed.data.partitions.partition import make_federation as make_federation
 from kinfed.data.partitions.resplit import Resplit as Resplit
 from kinfed.data.partitions.resplit import fold_of_federation as fold_of_federation
+from kinfed.data.preprocessing import encodings as encodings
 from kinfed.data.preprocessing.column_statistics import TableStatistics as TableStatistics
-from kinfed.data.preprocessing.encodings import CategoryEncoding as CategoryEncoding
-from kinfed.data.preprocessing.encodings import DateEncoding as DateEncoding
-from kinfed.data.preprocessing.encodings import NumberEncoding as NumberEncoding
-from kinfed.data.preprocessing.encodings import TextEncoding as TextEncoding
 from kinfed.data.preprocessing.frames import as_table as as_table
 from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing as TablePreprocessing
 from kinfed.data.preprocessing.table_preprocessing import parse_kinds as parse_kinds

@@ -19,8 +19,7 @@ from pydantic.fields import FieldInfo
 
 from kinfed.algorithms import AnyAlgorithm, changes_data, make_algorithm
 from kinfed.config import Named, RunConfig, make_config
-from kinfed.data import BALANCED, BY_CLIENT, Problem, parse_class_weights
-from kinfed.data import NONE as NO_WEIGHTS
+from kinfed.data import Problem, example_weights
 from kinfed.errors import ConfigError, DataError, unknown_name
 
 STANDARD, NONE = "standard", "none"
@@ -158,22 +157,22 @@ class Deployment(BaseModel):
     def _check_class_weights(self) -> None:
         """Weights that nodes can tell by themselves."""
         rule = self.run.class_weights
-        if rule == BALANCED:
+        if rule == example_weights.BALANCED:
             raise ConfigError(
                 "class_weights = balanced needs the number of rows of every class at all clients, which nodes do not "
                 "reveal; give the weights, such as class_weights = sick=5,well=1, or by_client"
             )
-        if rule == BY_CLIENT and self.run.privacy is not None:
+        if rule == example_weights.BY_CLIENT and self.run.privacy is not None:
             raise ConfigError(
                 "class_weights = by_client: the weight of an example would depend on the client's other examples, "
                 "which clipping single gradients does not bound; give weights, such as class_weights = sick=5,well=1"
             )
-        if rule != NO_WEIGHTS and "no example weights" in self.algorithm.traits:
+        if rule != example_weights.NONE and "no example weights" in self.algorithm.traits:
             raise ConfigError(f"the local steps of {self.method} know no class_weights; leave them out")
-        if rule != NO_WEIGHTS and self.problem.is_regression:
+        if rule != example_weights.NONE and self.problem.is_regression:
             raise ConfigError(f"class_weights = {rule}: the target is a number, without classes; leave it out")
-        if rule not in (NO_WEIGHTS, BY_CLIENT):
-            parse_class_weights(rule, self.class_names)
+        if rule not in (example_weights.NONE, example_weights.BY_CLIENT):
+            example_weights.parse_class_weights(rule, self.class_names)
 
     def _check_user_privacy(self) -> None:
         privacy = self.run.user_privacy

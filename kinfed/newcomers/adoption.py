@@ -26,8 +26,8 @@ from rich.table import Table
 from torch import Tensor
 
 from kinfed.algorithms import AnyAlgorithm, Local, RoundInfo, changes_data, deployed_models
-from kinfed.core import Nothing, Tree, one_thread, storage
-from kinfed.data import NONE, Cohort, Federation, LoopMemory, Moments, Split, with_memory
+from kinfed.core import Nothing, Tree, storage, threads
+from kinfed.data import Cohort, Federation, LoopMemory, Moments, Split, example_weights, with_memory
 from kinfed.engine import MEASURES, Builder, Measure, Task, headline_measure, module_for, task_for
 from kinfed.errors import ConfigError, DataError
 from kinfed.newcomers.finished import EndedRun
@@ -94,7 +94,7 @@ class Adoption:
         storage.write_tensors(Path(path), state_dict(run, self.model), about | {"inputs": inputs.to_json()})
 
 
-@one_thread()
+@threads.one_thread()
 def adopt(
     ended: EndedRun | Path | str,
     newcomer: Federation,
@@ -154,7 +154,7 @@ def adopt(
     )
 
 
-@one_thread()
+@threads.one_thread()
 def learn_alone(run: EndedRun, newcomer: Federation, label: str, rounds: int | None = None) -> Tensor:
     """[P] what the newcomer learns by a method that sends its clients nothing: as they did, from its own examples."""
     _check_fits(run, newcomer)
@@ -262,7 +262,7 @@ def _check_fits(run: EndedRun, newcomer: Federation) -> None:
 def _weighted(run: EndedRun, newcomer: Federation) -> Federation:
     """Classes count for the newcomer as they do for the run's clients."""
     rule = run.config.class_weights
-    if rule == NONE:
+    if rule == example_weights.NONE:
         return newcomer
     values = run.description.description.get("class_weight_values")
     if values is None:

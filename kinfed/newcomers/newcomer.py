@@ -18,9 +18,9 @@ from kinfed.data import (
     Ragged,
     TableOptions,
     TablePreprocessing,
+    example_weights,
     hold_out,
     load_like,
-    scaled_weights,
 )
 from kinfed.errors import ConfigError, DataError
 from kinfed.newcomers.finished import EndedRun, FinishedRun
@@ -83,7 +83,7 @@ def newcomer_from_table(
         [NAME],
         description={"dataset": path, "partition": "given"},
         preprocessing=inputs.preprocessing,
-        weights=scaled_weights(source.weights, train.rows),
+        weights=example_weights.scaled_weights(source.weights, train.rows),
     )
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms import AnyAlgorithm, deployed_models, deploys_state
-from kinfed.core import OneCoreThreads, Tree, forget_free_blocks, idle_threads, one_thread, rng
+from kinfed.core import Tree, forget_free_blocks, rng, threads
 from kinfed.data import Cohort, Federation, LoopMemory, Moments, Ragged, Split, augmentation, with_memory
 from kinfed.engine import Score, Task, task_for
 from kinfed.errors import CheckpointError
@@ -70,7 +70,7 @@ class LocalPool:
         self.seed = seed
         self.workers = workers or available_cores()
         self._chunk = chunk
-        self._threads = OneCoreThreads(self.workers)
+        self._threads = threads.OneCoreThreads(self.workers)
         self._device_bytes: int | None = None
         self._known_scores = KnownScores(federation.num_clients)
 
@@ -284,7 +284,7 @@ class LocalPool:
         # The caller's thread does as well as a single other one. Handing a job over takes longer than many a round of a
         # few small models, and the C library gives large blocks of other threads back to the system sooner.
         if len(jobs) == 1 or self.workers == 1:
-            with one_thread(), idle_threads(self._threads):
+            with threads.one_thread(), threads.idle_threads(self._threads):
                 return iter([function(job) for job in jobs])
         return self._threads.map(function, jobs)
 

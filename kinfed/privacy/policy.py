@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms import AnyAlgorithm, privacy_profile
-from kinfed.data import BALANCED, BY_CLIENT, PUBLIC_EXAMPLES, Federation
+from kinfed.data import PUBLIC_EXAMPLES, Federation, example_weights
 from kinfed.errors import ConfigError
 
 # Far beyond what anybody would choose, and as far as the accountant's numbers neither overflow nor vanish.
@@ -68,7 +68,7 @@ class Privacy:
     def check(self, label: str, method: AnyAlgorithm, data: Federation) -> None:
         """Refuse what would make epsilon untrue."""
         self.check_method(label, method, data.train.count)
-        if data.description.get("class_weights") == BY_CLIENT:
+        if data.description.get("class_weights") == example_weights.BY_CLIENT:
             raise ConfigError(
                 "class_weights = by_client: the weight of an example would depend on the client's other examples, "
                 "which clipping single gradients does not bound; give weights, such as class_weights = sick=5,well=1"
@@ -163,7 +163,7 @@ def check_public(data: Federation, label: str) -> None:
 
 def check_weights(data: Federation, reason: str) -> None:
     """Refuse weights of examples that take an exact statistic of every client's training rows; `reason` begins why."""
-    if data.description.get("class_weights") == BALANCED:
+    if data.description.get("class_weights") == example_weights.BALANCED:
         raise ConfigError(
             f"{reason} the numbers of examples by class that class_weights = balanced takes from every client; give "
             "the weights, such as class_weights = sick=5,well=1"

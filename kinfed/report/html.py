@@ -25,7 +25,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from kinfed.report.drawing.formats import plural
-from kinfed.report.drawing.palette import DARK
+from kinfed.report.drawing.palette import DARK, style_of
 from kinfed.report.drawing.svg import palette_rules, still_picture
 from kinfed.report.template_cache import TemplateCache
 
@@ -66,7 +66,7 @@ def environment(package: str = REPORT) -> Environment:
         bytecode_cache=TemplateCache(),
     )
     templates.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
-    templates.filters["plural"] = plural
+    templates.filters |= {"plural": plural, "style": style_of}
     templates.globals |= {"resource": _resource, "plotly": _plotly, "policy": _policy, "dark_colors": DARK}
     templates.globals |= {"still": still_picture, "palette_rules": palette_rules}
     return templates

@@ -13,7 +13,7 @@ import jinja2
 from jinja2 import BytecodeCache
 from jinja2.bccache import Bucket
 
-from kinfed.core import cache_folder, sealed, storage, unsealed
+from kinfed.core import cache, storage
 from kinfed.errors import StorageError
 
 
@@ -23,7 +23,7 @@ class TemplateCache(BytecodeCache):
             content = self._path(bucket).read_bytes()
         except (OSError, StorageError):
             return
-        code = unsealed(content, bucket.key)
+        code = cache.unsealed(content, bucket.key)
         if code is not None:
             bucket.bytecode_from_string(code)
 
@@ -32,11 +32,11 @@ class TemplateCache(BytecodeCache):
         try:
             path = self._path(bucket)
             storage.make_folder(path.parent)
-            storage.write_atomically(path, sealed(code, bucket.key))
+            storage.write_atomically(path, cache.sealed(code, bucket.key))
         except StorageError:
             return  # it is compiled again next time
 
     def _path(self, bucket: Bucket) -> Path:
         """Of versions of Python and Jinja2 each their own: they do not read each other's code."""
         versions = f"{sys.implementation.cache_tag}-jinja2-{jinja2.__version__}"
-        return cache_folder() / "templates" / versions / f"{bucket.key}.code"
+        return cache.cache_folder() / "templates" / versions / f"{bucket.key}.code"

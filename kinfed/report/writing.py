@@ -33,8 +33,8 @@ def build(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
 
 def write_page(target: Path, page: str) -> Path:
     """Whole or not at all, in a folder that is made where it is missing."""
-    from kinfed.core import make_folder, write_atomically
+    from kinfed.core import storage
 
-    make_folder(target.parent)
-    write_atomically(target, page.encode())
+    storage.make_folder(target.parent)
+    storage.write_atomically(target, page.encode())
     return target

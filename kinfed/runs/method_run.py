@@ -23,7 +23,7 @@ from typing import Any
 from torch import Tensor
 
 from kinfed.algorithms import Local
-from kinfed.core import one_thread, storage
+from kinfed.core import storage, threads
 from kinfed.engine import Score, headline_measure
 from kinfed.errors import KinfedError
 from kinfed.pools import Evaluation
@@ -129,7 +129,7 @@ class MethodRun:
                 raise Interrupted("stopped as asked; the last finished round is saved")
             yield report
 
-    @one_thread()
+    @threads.one_thread()
     def finish(self) -> MethodResult:
         """The result after the last round; models and the clients' lines are in the folder then."""
         evaluation = self._last_evaluation or self._evaluate(last=True)
@@ -221,7 +221,7 @@ class MethodRun:
 
     # ---- evaluation and journal ----
 
-    @one_thread()
+    @threads.one_thread()
     def _journal(self, report: RoundReport) -> EvaluationMetrics | None:
         """Evaluate where due and write the round's line; the metrics of the clients that took part."""
         last = report.round == self.last_round

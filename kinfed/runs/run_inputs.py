@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kinfed.algorithms import AnyAlgorithm, Local, make_algorithm
 from kinfed.config import RunConfig, split_choice
-from kinfed.data import NONE, Features, Federation, features_digest, fold_of_federation
+from kinfed.data import Features, Federation, example_weights, features_digest, fold_of_federation
 from kinfed.engine import Builder, FrozenPrefix, ModuleTask, frozen_prefix
 from kinfed.errors import ConfigError
 from kinfed.records import FUSED_CONTENT
@@ -116,7 +116,7 @@ class RunInputs:
                 data = data.with_public(public, seed)
             if self.config.foreign_targets:
                 data = data.with_foreign_targets(seed)
-            if self.config.class_weights != NONE:
+            if self.config.class_weights != example_weights.NONE:
                 data = data.with_class_weights(self.config.class_weights)
             self._federations[seed] = data
         return self._federations[seed]

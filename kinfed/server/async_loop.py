@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms import Algorithm, AnyAlgorithm
-from kinfed.core import Tree, one_thread, rng
+from kinfed.core import Tree, rng, threads
 from kinfed.data import Population
 from kinfed.engine import Task
 from kinfed.errors import CheckpointError, ConfigError
@@ -113,7 +113,7 @@ class AsyncLoop(Loop):
                     "has none; use --mode fedbuff"
                 )
 
-    @one_thread()
+    @threads.one_thread()
     def round(self) -> RoundReport:
         """A step of the server: what happens until `rule.size` updates are there."""
         began = time.perf_counter()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms import Algorithm, RoundInfo, check_algorithm_settings
-from kinfed.core import Tree, one_thread
+from kinfed.core import Tree, threads
 from kinfed.data import Population
 from kinfed.engine import Task
 from kinfed.errors import CheckpointError, ConfigError
@@ -100,10 +100,10 @@ class Loop:
         if secure is not None:
             SecureSettings.check_server(robust, largest_norm)
         self._trained = trained_columns(algorithm, task)
-        with one_thread():
+        with threads.one_thread():
             self.server: Tree = algorithm.init_server(task, self.population)
 
-    @one_thread()
+    @threads.one_thread()
     def round(self) -> RoundReport:
         """One round. If no update arrives that can be used, the server stays as it was before the round; under
         user-level privacy it gets the noise all the same, or one would see that nobody came."""
@@ -219,7 +219,7 @@ class Loop:
         for _ in range(count):
             yield self.round()
 
-    @one_thread()
+    @threads.one_thread()
     def evaluate(self, split: str = "test", *, keep_models: bool = False) -> Evaluation:
         """Clients' personal models and the server's models, on one split: of all clients, or of those that the loop
         was told to evaluate. Training state is untouched."""

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, compose, helper, numpy_helper
 
-from kinfed.data import CategoryEncoding, DateEncoding, NumberEncoding, TablePreprocessing, TextEncoding
+from kinfed.data import TablePreprocessing, encodings
 from kinfed.errors import ModelError
 
 ML = "ai.onnx.ml"
@@ -54,11 +54,11 @@ class ColumnGraph:
         blocks = []
         for number, one in enumerate(learnt.used):
             self._prefix = f"{COLUMNS}{number}"
-            if isinstance(one, NumberEncoding):
+            if isinstance(one, encodings.NumberEncoding):
                 blocks += self._number(one)
-            elif isinstance(one, DateEncoding):
+            elif isinstance(one, encodings.DateEncoding):
                 blocks += self._date(one)
-            elif isinstance(one, CategoryEncoding):
+            elif isinstance(one, encodings.CategoryEncoding):
                 blocks += self._category(one)
             else:
                 blocks += self._text(one)
@@ -66,14 +66,14 @@ class ColumnGraph:
 
     # ---- kinds of columns ----
 
-    def _number(self, one: NumberEncoding) -> list[str]:
+    def _number(self, one: encodings.NumberEncoding) -> list[str]:
         cells = self._input(one.name, TensorProto.DOUBLE, 1)
         parts, missing = [], self._node("IsNaN", [cells])
         if not one.constant:
             parts.append(self._float(self._filled(cells, missing, one.mean or 0.0)))
         return [*parts, *([self._float(missing)] if one.gaps else [])]
 
-    def _date(self, one: DateEncoding) -> list[str]:
+    def _date(self, one: encodings.DateEncoding) -> list[str]:
         cells = self._input(one.name, TensorProto.DOUBLE, 1)
         missing = self._node("IsNaN", [cells])
         days = self._filled(cells, missing, one.mean)
@@ -87,7 +87,7 @@ class ColumnGraph:
                 parts.append(self._node("Where", [missing, self._constant(0.0, np.float32), point]))
         return [*parts, *([self._float(missing)] if one.gaps else [])]
 
-    def _category(self, one: CategoryEncoding) -> list[str]:
+    def _category(self, one: encodings.CategoryEncoding) -> list[str]:
         cells = self._input(one.name, TensorProto.STRING, 1)
         known, missing, other = one.places()
         names, places = [*known, ""], [*known.values(), missing]
@@ -97,7 +97,7 @@ class ColumnGraph:
         every = self._constant(np.arange(len(one.features)), np.int64)
         return [self._float(self._node("Equal", [place, every]))]
 
-    def _text(self, one: TextEncoding) -> list[str]:
+    def _text(self, one: encodings.TextEncoding) -> list[str]:
         return [self._input(f"{one.name} hash", TensorProto.FLOAT, one.buckets)]
 
     # ---- parts of the graph ----

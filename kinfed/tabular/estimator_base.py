@@ -19,7 +19,7 @@ from sklearn.utils.validation import (
 from torch import nn
 
 from kinfed.config import make_config
-from kinfed.data import NONE, as_table
+from kinfed.data import as_table, example_weights
 from kinfed.errors import KinfedError
 from kinfed.newcomers import RunInMemory, newcomer_from_table
 from kinfed.runs import run
@@ -145,7 +145,7 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-lear
     @property
     def _class_weights(self) -> str:
         """As a rule of kinfed.data.federations.example_weights."""
-        return NONE
+        return example_weights.NONE
 
     @property
     def _seed(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from kinfed.data import NONE, Problem
+from kinfed.data import Problem, example_weights
 from kinfed.engine import MODELS, Measure, headline_measure
 from kinfed.errors import ConfigError, unknown_name
 
@@ -25,9 +25,7 @@ class FitSettings:
     rounds: int = 30
     steps: int = 20  # local steps in a round
     metric: str = "auto"  # by which is chosen and reported
-    class_weights: str = (
-        NONE  # in training: none, balanced, by_client, or sick=5,well=1 (kinfed.data.federations.example_weights)
-    )
+    class_weights: str = example_weights.NONE  # in training: none, balanced, by_client, or sick=5,well=1
     test_fraction: float = 0.25  # of each site's rows, where no column says which rows are for testing
     seed: int = 0
 
@@ -52,7 +50,7 @@ class FitSettings:
 
     def measure(self, problem: Problem) -> Measure:
         """What is chosen by and reported; one that does not fit the problem is refused."""
-        defaults = DEFAULT_METRICS if self.class_weights == NONE else WEIGHTED_METRICS
+        defaults = DEFAULT_METRICS if self.class_weights == example_weights.NONE else WEIGHTED_METRICS
         return headline_measure(problem, defaults[problem.kind] if self.metric == "auto" else self.metric)
 
     def dump(self) -> dict[str, Any]:

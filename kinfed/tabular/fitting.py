@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from kinfed.core import storage
-from kinfed.data import NONE, Federation, Resplit, Source, class_weight_table, make_federation
+from kinfed.data import Federation, Resplit, Source, example_weights, make_federation
 from kinfed.errors import ConfigError
 from kinfed.newcomers import RunInMemory
 from kinfed.records import RunFolder
@@ -118,7 +118,9 @@ class SiteFit:
             source, "column", None, {"test_fraction": share}, settings.seed, resplit=Resplit()
         )
         self.measure = settings.measure(self.data.problem)
-        class_weight_table(settings.class_weights, self.data.class_counts(), self.data.problem)  # refuses what is wrong
+        example_weights.class_weight_table(
+            settings.class_weights, self.data.class_counts(), self.data.problem
+        )  # refuses what is wrong
         self.methods = methods_of(settings.algorithms, self.data.num_clients)
 
     def execute(self, folder: Path | None, budget: TimeBudget, page: bool) -> FitResult:
@@ -236,7 +238,7 @@ class SiteFit:
         """Which rows count more than others, for readers."""
         rule, column = self.settings.class_weights, self.source.options.get("weight_column")
         rows = f"rows count by the column {column}, in training and in all figures" if column else ""
-        classes = "" if rule == NONE else f"classes count in training by the rule {rule}"
+        classes = "" if rule == example_weights.NONE else f"classes count in training by the rule {rule}"
         return " and ".join(part for part in (rows, classes) if part)
 
     def _contender(self, one: Contender, decision: FitDecision, fitted: dict[str, RunOutcome]) -> ContenderRecord:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from kinfed.core import file_name
+from kinfed.core import storage
 from kinfed.errors import ConfigError
 from kinfed.runs import Metrics, NullObserver, RunInfo
 
@@ -70,7 +70,7 @@ class Tracker(NullObserver, Generic[Track]):
 
     def track_name(self, label: str, seed: int) -> str:
         """ditto-0; ditto-fold-2-0 in a cross-validation."""
-        return file_name(f"{label}-{seed}".replace(" ", "-"))
+        return storage.file_name(f"{label}-{seed}".replace(" ", "-"))
 
     def begun(self, run: RunInfo) -> None:
         self.run = run

@@ -12,7 +12,7 @@ from typing import Any
 
 import wandb
 
-from kinfed.core import make_folder
+from kinfed.core import storage
 from kinfed.runs import RunInfo
 from kinfed.trackers.track import Tracker, Values
 
@@ -26,7 +26,7 @@ class WandbTracker(Tracker[Any]):
 
     def open(self, run: RunInfo, label: str, seed: int, first: int) -> Any:
         place = self.folder(run, "") if self._folder is None else self._folder
-        make_folder(place / "wandb")  # wandb would choose another place where there is none
+        storage.make_folder(place / "wandb")  # wandb would choose another place where there is none
         name = self.track_name(label, seed)
         identity = hashlib.sha256(f"{run.fingerprint} {place.resolve()} {name}".encode()).hexdigest()[:16]
         return wandb.init(

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms import AnyAlgorithm, averaged_rows, with_mean
-from kinfed.core import Registry, Tree, check_options, make_options, option, pairwise_squared_distances
+from kinfed.core import Registry, Tree, check_options, kernels, make_options, option
 from kinfed.errors import ConfigError
 
 BLOCK = 1 << 20  # values sorted at once
@@ -122,7 +122,7 @@ class Krum(Rule):
 
     def __call__(self, rows: Tensor) -> Tensor:
         near = len(rows) - self.hostile - 2
-        square = pairwise_squared_distances(rows).fill_diagonal_(torch.inf)
+        square = kernels.pairwise_squared_distances(rows).fill_diagonal_(torch.inf)
         score = square.sort(1).values[:, :near].sum(1)  # Σ over the n − f − 2 nearest of ‖u_i − u_j‖²
         nearest = score.argsort(stable=True)[: min(self.keep or near, near)]
         return _by_columns(_mean, rows[nearest.sort().values])

@@ -10,7 +10,7 @@ import torch
 from method_bench import ALL, SIZES, WORKS, by_hand, close, models, server, state, weighted
 from torch import Tensor, nn
 
-from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.ffa_lora import FFALoRA
 from kinfed.algorithms.personal_adapters import PersonalAdapters
@@ -25,7 +25,7 @@ from kinfed.engine.zoo.lora import lora
 from kinfed.errors import ConfigError
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.testing.method_contract import Bench, tiny_federation
+from kinfed.testing import Bench, tiny_federation
 from kinfed.testing.tiny_models import adapted_model, tiny_model
 from kinfed.testing.workbench import SEED
 

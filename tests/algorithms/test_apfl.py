@@ -9,7 +9,7 @@ import pytest
 import torch
 from method_bench import ALL, LR, by_hand, close, gradient, mean, models, quadratic, run, server, state, weighted
 
-from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.apfl import APFL
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.local import Local

@@ -17,7 +17,7 @@ from kinfed.data.federations.federation import Population
 from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
 from kinfed.server.schedule import Schedule
-from kinfed.testing.method_contract import Bench, tiny_federation, tiny_model
+from kinfed.testing import Bench, tiny_federation, tiny_model
 
 ONE_STEP = LocalTraining(lr=0.1, batch=100, steps=1)
 CORES = torch.tensor([[1.0], [3.0]], dtype=torch.float64)

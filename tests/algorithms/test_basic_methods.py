@@ -11,7 +11,7 @@ import torch
 from method_bench import accuracy_on, one_body, two_bowls
 from torch import Tensor, nn
 
-from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.common.averaging import DeltaUp
 from kinfed.algorithms.ditto import Ditto
@@ -23,7 +23,7 @@ from kinfed.data.examples.batches import LocalTraining
 from kinfed.errors import ConfigError
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.testing.method_contract import Bench, tiny_federation
+from kinfed.testing import Bench, tiny_federation
 from kinfed.testing.workbench import SEED, outcome
 
 SIZES = (2, 6, 4)

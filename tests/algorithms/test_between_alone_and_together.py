@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms import make_algorithm
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop

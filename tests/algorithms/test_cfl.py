@@ -11,7 +11,7 @@ import torch
 from method_bench import ALL, LR, WORKS, by_hand, close, gradient, info, mean, models, run, server
 from torch import Tensor
 
-from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.cfl import CFL, Server, Up
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.data.examples.batches import LocalTraining
@@ -20,7 +20,7 @@ from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
-from kinfed.testing.method_contract import CHECKS, VARIANT_CHECKS, Bench, tiny_model
+from kinfed.testing import CHECKS, VARIANT_CHECKS, Bench, tiny_model
 
 EAGER = {"eps1": 0.5, "eps2": 0.9, "t_min": 0, "min_size": 3}
 

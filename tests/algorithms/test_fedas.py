@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from kinfed.algorithms.fedas import Alignment, FedAS, Server, Up
 from kinfed.algorithms.fedper import FedPer
 from kinfed.data.examples.batches import Batch, LocalTraining
-from kinfed.testing.method_contract import Bench
+from kinfed.testing import Bench
 from kinfed.testing.workbench import SEED
 
 HEAD = slice(35, 47)  # of the deep model

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from method_bench import ALL, LR, SIZES, by_hand, close, gradient, linear, run, server, weighted
 
 import kinfed
-from kinfed.algorithms.algorithm_names import make_algorithm, prepare_data
+from kinfed.algorithms import make_algorithm, prepare_data
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedavg_data import FedAvgData
 from kinfed.core import rng
@@ -26,7 +26,7 @@ from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.testing.method_contract import tiny_federation
+from kinfed.testing import tiny_federation
 from kinfed.testing.workbench import SEED, state_of
 
 KEY = rng.root(0, "tests")

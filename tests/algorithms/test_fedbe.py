@@ -18,7 +18,7 @@ from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.federations.federation import Federation
 from kinfed.engine.contract.task import Task
 from kinfed.server.schedule import Schedule
-from kinfed.testing.method_contract import Bench, tiny_federation
+from kinfed.testing import Bench, tiny_federation
 from kinfed.testing.workbench import SEED
 
 

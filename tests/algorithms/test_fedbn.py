@@ -17,7 +17,7 @@ from kinfed.data.federations.federation import Federation
 from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
 from kinfed.server.schedule import Schedule
-from kinfed.testing.method_contract import Bench, tiny_federation
+from kinfed.testing import Bench, tiny_federation
 from kinfed.testing.running_statistics import normalized_model
 from kinfed.testing.workbench import SEED
 

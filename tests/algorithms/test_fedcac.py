@@ -16,7 +16,7 @@ from kinfed.data.federations.federation import Population
 from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
 from kinfed.server.schedule import Schedule
-from kinfed.testing.method_contract import Bench, tiny_federation
+from kinfed.testing import Bench, tiny_federation
 
 SLOTS = (slice(0, 16), slice(16, 20), slice(20, 32), slice(32, 35), slice(35, 44), slice(44, 47))  # of `deep`
 

@@ -14,7 +14,7 @@ from kinfed.algorithms.fedper import FedPer
 from kinfed.author import Population, Task
 from kinfed.data.examples.batches import Batch, LocalTraining
 from kinfed.engine.personal.feature_gate import FeatureGate, policy_size
-from kinfed.testing.method_contract import Bench, tiny_federation
+from kinfed.testing import Bench, tiny_federation
 from kinfed.testing.workbench import SEED
 
 HEAD = slice(35, 47)  # of the deep model

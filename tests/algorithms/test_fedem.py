@@ -16,7 +16,7 @@ from method_bench import ALL, LR, SIZES, WORKS, by_hand, close, deep, linear, qu
 from torch import Tensor, nn
 
 import kinfed
-from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedem import FedEM, proportions
 from kinfed.data.examples.batches import Batch, LocalTraining
@@ -33,7 +33,7 @@ from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError, ModelError, StorageError
 from kinfed.records.run_files import RunFiles
 from kinfed.serving.export import export_model, state_dict
-from kinfed.testing.method_contract import Bench
+from kinfed.testing import Bench
 from kinfed.testing.workbench import SEED
 
 P = 15

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 import kinfed
-from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.common.averaging import DeltaUp
 from kinfed.algorithms.fedex import FedEx, Up
@@ -20,7 +20,7 @@ from kinfed.cli.app import app
 from kinfed.config.config_reading import make_config
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.errors import ConfigError
-from kinfed.testing.method_contract import Bench, tiny_federation
+from kinfed.testing import Bench, tiny_federation
 from kinfed.testing.workbench import SEED, WORK, expect_equal, outcome, state_of
 from kinfed.tuning.while_training import tune_while_training
 

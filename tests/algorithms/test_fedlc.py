@@ -17,7 +17,7 @@ from kinfed.data.examples.features import Features
 from kinfed.data.examples.problem import Problem
 from kinfed.data.examples.ragged import Ragged
 from kinfed.data.federations.federation import Federation
-from kinfed.testing.method_contract import Bench
+from kinfed.testing import Bench
 
 
 def one_example(z: list[float], y: int) -> tuple[Tensor, Batch]:

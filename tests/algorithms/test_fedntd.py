@@ -13,7 +13,7 @@ from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedntd import FedNTD, not_true_softmax
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.engine.task_factory import Task
-from kinfed.testing.method_contract import Bench
+from kinfed.testing import Bench
 
 
 def not_true_divergence(z: Tensor, z_w: Tensor, y: Tensor, tau: float) -> Tensor:

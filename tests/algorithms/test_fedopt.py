@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from method_bench import ALL, LR, by_hand, close, gradient, run, server, state, two_bowls, weighted
 from torch import nn
 
-from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.common.averaging import DeltaUp
 from kinfed.algorithms.fedavg import FedAvg
@@ -23,7 +23,7 @@ from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.federations.federation import Federation, Population
 from kinfed.errors import ConfigError
 from kinfed.server.schedule import Schedule
-from kinfed.testing.method_contract import Bench
+from kinfed.testing import Bench
 
 OPTIMIZERS = ("adam", "yogi", "adagrad")
 

@@ -30,7 +30,7 @@ from kinfed.algorithms.fedpac import FedPAC, Up, error_terms, least_on_simplex, 
 from kinfed.algorithms.fedrep import FedRep
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.errors import ConfigError
-from kinfed.testing.method_contract import tiny_federation
+from kinfed.testing import tiny_federation
 from kinfed.testing.workbench import SEED
 
 HEAD = slice(35, 47)  # of the deep model

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from kinfed.algorithms.fedproto import FedProto, PrototypePull, Server, Up
 from kinfed.algorithms.local import Local
 from kinfed.data.examples.batches import Batch, LocalTraining
-from kinfed.testing.method_contract import Bench
+from kinfed.testing import Bench
 from kinfed.testing.workbench import SEED
 
 

@@ -31,7 +31,7 @@ from kinfed.data.examples.batches import Batch, LocalTraining
 from kinfed.data.federations.federation import Federation
 from kinfed.errors import ConfigError
 from kinfed.server.schedule import Schedule
-from kinfed.testing.method_contract import Bench
+from kinfed.testing import Bench
 
 
 @pytest.mark.parametrize("training", WORKS.values(), ids=WORKS.keys())

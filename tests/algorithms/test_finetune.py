@@ -14,12 +14,12 @@ from method_bench import close, linear, run
 from torch import Tensor
 
 import kinfed
-from kinfed.algorithms.algorithm_names import ALGORITHMS, make_algorithm
+from kinfed.algorithms import ALGORITHMS, make_algorithm
 from kinfed.algorithms.base import option_values, privacy_profile
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.engine.training.sgd import sgd
 from kinfed.errors import ConfigError
-from kinfed.testing.method_contract import CHECKS, VARIANT_CHECKS, Bench
+from kinfed.testing import CHECKS, VARIANT_CHECKS, Bench
 from kinfed.testing.workbench import SEED
 
 WORK = LocalTraining(batch=5, steps=4, lr_decay=0.9)

@@ -11,7 +11,7 @@ import torch
 from method_bench import ALL, LR, WORKS, by_hand, close, gradient, info, models, run, server, weighted
 from torch import Tensor
 
-from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.common.averaging import DeltaUp
 from kinfed.algorithms.fedavg import FedAvg
@@ -22,7 +22,7 @@ from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.federations.federation import Federation, Population
 from kinfed.errors import ConfigError
 from kinfed.server.schedule import Schedule
-from kinfed.testing.method_contract import CHECKS, VARIANT_CHECKS, Bench, tiny_federation
+from kinfed.testing import CHECKS, VARIANT_CHECKS, Bench, tiny_federation
 from kinfed.testing.workbench import SEED
 
 # Updates of six clients: three pairs, far apart.

@@ -7,10 +7,10 @@ import torch
 from method_bench import ALL, by_hand, linear
 from torch import nn
 
-from kinfed.algorithms.algorithm_names import ALGORITHMS, make_algorithm
+from kinfed.algorithms import ALGORITHMS, make_algorithm
 from kinfed.algorithms.common.heads import class_counts
 from kinfed.errors import ConfigError
-from kinfed.testing.method_contract import tiny_federation
+from kinfed.testing import tiny_federation
 
 AT_LOGITS = ("fedlc", "fedntd", "fedrod")
 AT_FEATURES = ("moon", "fedproto", "feddbe", "fedpac", "fedas", "pfedfda", "fedcp", "gpfl")

@@ -23,7 +23,7 @@ from kinfed.data.federations.federation import Federation, Population
 from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
 from kinfed.server.schedule import Schedule
-from kinfed.testing.method_contract import Bench
+from kinfed.testing import Bench
 from kinfed.testing.tiny_models import normalized_model
 from kinfed.testing.workbench import SEED
 

@@ -11,7 +11,7 @@ import torch
 from method_bench import ALL, LR, SIZES, WORKS, by_hand, close, gradient, mean, models, run, server, weighted
 from torch import Tensor, nn
 
-from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.ifca import IFCA, Down
 from kinfed.data.examples.batches import LocalTraining
@@ -21,7 +21,7 @@ from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.testing.method_contract import CHECKS, VARIANT_CHECKS, Bench
+from kinfed.testing import CHECKS, VARIANT_CHECKS, Bench
 from kinfed.testing.workbench import SEED
 
 

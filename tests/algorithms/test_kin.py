@@ -30,7 +30,7 @@ from kinfed.engine.training.sgd import sgd
 from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.testing.method_contract import Bench
+from kinfed.testing import Bench
 
 WORK = LocalTraining(lr=0.2, batch=10, steps=5)
 UNIT = TEMPERATURES.index(1.0)

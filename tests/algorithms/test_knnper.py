@@ -11,7 +11,7 @@ from method_bench import ALL, by_hand, close, deep, models, run, server
 from torch import Tensor, nn
 
 import kinfed
-from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.base import check_algorithm_settings, privacy_profile
 from kinfed.algorithms.knnper import KNNPer
 from kinfed.data.examples.batches import LocalTraining
@@ -21,7 +21,7 @@ from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
 from kinfed.serving.export import export_model
 from kinfed.serving.pipeline import ModelPipeline
-from kinfed.testing.method_contract import Bench, tiny_federation, tiny_model
+from kinfed.testing import Bench, tiny_federation, tiny_model
 from kinfed.theory.gaussian import GaussianTask
 
 TRAINING = LocalTraining(batch=5, steps=5)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from method_bench import ALL, LR, WORKS, by_hand, close, gradient, quadratic, run, server, state
 
-from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.l2gd import L2GD
 from kinfed.algorithms.local import Local
@@ -17,7 +17,7 @@ from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.federations.federation import Population
 from kinfed.errors import ConfigError
 from kinfed.server.loop import Loop
-from kinfed.testing.method_contract import CHECKS, Bench
+from kinfed.testing import CHECKS, Bench
 from kinfed.testing.workbench import SEED
 
 THETA = 0.3

@@ -14,7 +14,7 @@ from kinfed.core.bitpack import unpacked
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.engine.task_factory import make_task
 from kinfed.server.schedule import Schedule
-from kinfed.testing.method_contract import Bench, tiny_federation
+from kinfed.testing import Bench, tiny_federation
 
 ALL = LocalTraining(lr=LR, batch=100, steps=2)
 

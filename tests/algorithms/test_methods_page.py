@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kinfed.algorithms.algorithm_names import ALGORITHMS
+from kinfed.algorithms import ALGORITHMS
 from kinfed.algorithms.base import Algorithm
 from kinfed.cli.method_pages import BEGIN, methods_of, with_table
 from kinfed.core.options import declared

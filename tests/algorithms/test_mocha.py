@@ -17,7 +17,7 @@ from method_bench import deep, linear
 from sklearn.svm import LinearSVC
 from torch import Tensor, nn
 
-from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.base import check_algorithm_settings
 from kinfed.algorithms.mocha import Mocha, coordinates, joined, linear_layer, relations
 from kinfed.algorithms.mocha_deep import MochaDeep
@@ -27,7 +27,7 @@ from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError, ModelError
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.testing.method_contract import Bench, check_variant, tiny_federation
+from kinfed.testing import Bench, check_variant, tiny_federation
 from kinfed.testing.workbench import SEED, outcome
 
 WORK = LocalTraining(batch=5, steps=5)

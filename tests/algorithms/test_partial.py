@@ -27,7 +27,7 @@ from method_bench import (
 )
 from torch import Tensor
 
-from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.common.partial import PartlyShared
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedper import FedPer

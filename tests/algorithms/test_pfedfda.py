@@ -21,7 +21,7 @@ from kinfed.data.examples.ragged import Ragged
 from kinfed.data.federations.federation import Federation
 from kinfed.errors import ConfigError
 from kinfed.server.schedule import Schedule
-from kinfed.testing.method_contract import Bench, tiny_federation
+from kinfed.testing import Bench, tiny_federation
 from kinfed.testing.workbench import SEED
 
 DOUBLE = torch.float64

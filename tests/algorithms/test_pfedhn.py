@@ -10,14 +10,14 @@ import torch
 from method_bench import ALL, LR, TWO_STEPS, by_hand, close, gradient, linear, models, quadratic
 from torch import Tensor, nn
 
-from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.pfedhn import Outer, PFedHN, Server, Up
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
-from kinfed.testing.method_contract import tiny_federation
+from kinfed.testing import tiny_federation
 from kinfed.testing.workbench import SEED
 
 P = 15

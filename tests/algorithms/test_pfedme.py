@@ -10,7 +10,7 @@ import torch
 from method_bench import ALL, LR, by_hand, close, gradient, mean, models, quadratic, run, server, state, weighted
 from torch import Tensor
 
-from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.pfedme import PFedMe
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.errors import ConfigError

@@ -18,7 +18,7 @@ from kinfed.engine.task_factory import make_task
 from kinfed.engine.training.sgd import sgd
 from kinfed.errors import ConfigError
 from kinfed.server.schedule import Schedule
-from kinfed.testing.method_contract import Bench, tiny_federation
+from kinfed.testing import Bench, tiny_federation
 
 COLUMNS = torch.tensor([[1, 2], [3, 4]])  # of W, two classes and two features, behind one column of a body
 

@@ -11,7 +11,7 @@ import torch
 from method_bench import by_hand, close, info, models, server, state
 from torch import Tensor, nn
 
-from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.common.averaging import DeltaUp
 from kinfed.algorithms.fedfomo.model_averages import FedFomoMA
@@ -23,7 +23,7 @@ from kinfed.data.examples.batches import LocalTraining
 from kinfed.engine.personal.mixture import MixtureTask, mixture_rows
 from kinfed.engine.task_factory import ModuleTask, make_task
 from kinfed.engine.training.sgd import sgd
-from kinfed.testing.method_contract import CHECKS, Bench, tiny_federation
+from kinfed.testing import CHECKS, Bench, tiny_federation
 from kinfed.testing.running_statistics import normalized_model
 from kinfed.testing.workbench import SEED
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.selffl.selffl import Client, Down, SelfFL
 from kinfed.algorithms.selffl.uncertainty import LocalPlan, Rules, Running
 from kinfed.data.examples.batches import LocalTraining
@@ -21,7 +21,7 @@ from kinfed.data.federations.federation import Federation
 from kinfed.errors import ConfigError
 from kinfed.runs.simulation import simulate
 from kinfed.server.loop import Loop
-from kinfed.testing.method_contract import tiny_federation, tiny_model
+from kinfed.testing import tiny_federation, tiny_model
 from kinfed.theory.gaussian import Case, GaussianTask, draw
 
 F64 = torch.float64

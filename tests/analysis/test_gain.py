@@ -21,7 +21,7 @@ from kinfed.analysis.gain import (
     summary,
 )
 from kinfed.errors import ConfigError, DataError
-from kinfed.testing.method_contract import tiny_federation, tiny_model
+from kinfed.testing import tiny_federation, tiny_model
 from kinfed.theory.two_level import TwoLevel
 
 F64 = torch.float64

@@ -12,8 +12,8 @@ from kinfed.analysis.comparison import compare
 from kinfed.analysis.pooling import pool_seeds
 from kinfed.data.federations.federation import Federation
 from kinfed.records.reader import load_runs
+from kinfed.report import build
 from kinfed.report.method_tables import results_table
-from kinfed.report.writing import build
 from kinfed.runs.experiment import run
 
 SETTINGS: dict[str, Any] = {"model": "mlr", "rounds": 2, "steps": 2, "workers": 1, "participation": 1.0}

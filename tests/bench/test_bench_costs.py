@@ -11,7 +11,7 @@ from costs import Cost, compare, cost_table, counted, measure_costs, setting_of,
 from rich.console import Console
 from torch import nn
 
-from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.selffl.selffl import SelfFL
 from kinfed.bench.workload import synthetic
 from kinfed.data.examples.batches import Batch

@@ -162,7 +162,7 @@ def test_absurd_privacy_is_refused(options: dict[str, float], word: str) -> None
 
 
 def test_fedfomo_with_too_many_clients_is_refused_before_it_takes_the_memory() -> None:
-    from kinfed.algorithms.algorithm_names import make_algorithm
+    from kinfed.algorithms import make_algorithm
     from kinfed.algorithms.base import check_algorithm_settings
     from kinfed.data.examples.batches import LocalTraining
     from kinfed.data.federations.federation import Population

@@ -14,7 +14,7 @@ import typer
 from command_line import kinfed
 from typer.main import get_command
 
-from kinfed.algorithms.algorithm_names import ALGORITHMS
+from kinfed.algorithms import ALGORITHMS
 from kinfed.cli.app import app
 from kinfed.cli.parameters import SettingsCommand, TypedSettings
 from kinfed.config.config import RunConfig

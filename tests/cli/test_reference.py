@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kinfed.algorithms.algorithm_names import ALGORITHMS
+from kinfed.algorithms import ALGORITHMS
 from kinfed.cli.reference import reference
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"

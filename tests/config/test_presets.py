@@ -13,7 +13,7 @@ from command_line import kinfed as command
 from torch import nn
 
 import kinfed
-from kinfed.algorithms.algorithm_names import make_algorithm, tuning_space
+from kinfed.algorithms import make_algorithm, tuning_space
 from kinfed.config.config import RunConfig
 from kinfed.config.config_reading import make_config
 from kinfed.config.preset_files import PRESETS, preset_families, preset_methods

@@ -21,7 +21,7 @@ from kinfed.data.federations.federation import Federation
 from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
-from kinfed.testing.method_contract import tiny_federation, tiny_model
+from kinfed.testing import tiny_federation, tiny_model
 
 CROP, FLIP, BOTH = (AUGMENTATIONS[name] for name in ("crop", "flip", "crop_flip"))
 

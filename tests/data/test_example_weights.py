@@ -13,7 +13,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 
 import kinfed
-from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.base import check_algorithm_settings
 from kinfed.algorithms.common.candidates import mean_losses
 from kinfed.algorithms.fedavg import FedAvg

@@ -11,11 +11,11 @@ from torch import Tensor
 
 import kinfed
 from kinfed import Federation
-from kinfed.algorithms.algorithm_names import ALGORITHMS
+from kinfed.algorithms import ALGORITHMS
 from kinfed.data.examples.ragged import Ragged
 from kinfed.engine.personal.personal_models import task_for
 from kinfed.records.reader import load_run
-from kinfed.testing.method_contract import Bench
+from kinfed.testing import Bench
 from kinfed.testing.workbench import SEED
 
 SETTINGS = {

@@ -11,7 +11,7 @@ import torch
 from kinfed.data.federations.federation import Federation
 from kinfed.errors import ConfigError, DataError
 from kinfed.pools.shard import make_shard
-from kinfed.testing.method_contract import tiny_federation
+from kinfed.testing import tiny_federation
 
 
 def test_they_come_from_training_examples_and_are_nobodys_own() -> None:

@@ -15,7 +15,7 @@ import torch
 from loopback import Loopback, write_nodes
 from torch import Tensor
 
-from kinfed.algorithms.algorithm_names import ALGORITHMS, make_algorithm
+from kinfed.algorithms import ALGORITHMS, make_algorithm
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.federations.federation import Federation
 from kinfed.deploy.node.node import Node

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from kinfed.algorithms.algorithm_names import ALGORITHMS, make_algorithm
+from kinfed.algorithms import ALGORITHMS, make_algorithm
 from kinfed.cli.app import app
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.examples.problem import Problem

@@ -23,7 +23,7 @@ from kinfed.engine.task_factory import make_task
 from kinfed.errors import ModelError
 from kinfed.serving.export import export_model
 from kinfed.serving.pipeline import ModelPipeline
-from kinfed.testing.method_contract import tiny_federation, tiny_model
+from kinfed.testing import tiny_federation, tiny_model
 from kinfed.testing.tiny_models import normalized_model
 
 SIZES: dict[str, tuple[Any, int]] = {

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import kinfed
-from kinfed.algorithms.algorithm_names import ALGORITHMS
+from kinfed.algorithms import ALGORITHMS
 from kinfed.data.examples.batches import Batch, LocalTraining
 from kinfed.data.examples.problem import Problem
 from kinfed.data.federations.federation import Federation
@@ -179,7 +179,7 @@ def test_all_methods_train_on_numbers_or_say_that_they_need_classes():
 
 @pytest.mark.parametrize("name", ["fedavg", "ditto", "selffl", "fedfomo", "ifca"])
 def test_methods_keep_their_contract_on_numbers(name):
-    from kinfed.testing.method_contract import check_algorithm
+    from kinfed.testing import check_algorithm
 
     check_algorithm(name, federation=people(clients=6, each=24), model=dense)
 

@@ -17,7 +17,7 @@ from kinfed.engine.contract.descent import Pull
 from kinfed.engine.contract.feature_loss import Cut, logit_delta
 from kinfed.engine.task_factory import ModuleTask, make_task
 from kinfed.engine.training.sgd import sgd
-from kinfed.testing.method_contract import tiny_federation
+from kinfed.testing import tiny_federation
 
 CLASSES, CLIENTS = 3, 6
 

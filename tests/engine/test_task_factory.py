@@ -19,7 +19,7 @@ from kinfed.data.examples.batches import Batch
 from kinfed.engine.task_factory import ModuleTask, Task, make_task
 from kinfed.engine.zoo.classics import cnn, cnn_fomo, cnn_small, cnn_tutorial, mlp, mlr
 from kinfed.errors import ModelError
-from kinfed.testing.method_contract import Bench
+from kinfed.testing import Bench
 
 Build = Callable[[], nn.Module]
 

@@ -14,7 +14,7 @@ from test_fused_lstm import network as lstm
 from test_fused_lstm import random_split as random_sequences
 from torch import Tensor, nn
 
-from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms import make_algorithm
 from kinfed.core import threads
 from kinfed.core.threads import OneCoreThreads, idle_threads
 from kinfed.data.examples.batches import LocalTraining, Split

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from kinfed.algorithms.algorithm_names import ALGORITHMS, make_algorithm, tuning_space
+from kinfed.algorithms import ALGORITHMS, make_algorithm, tuning_space
 from kinfed.algorithms.base import check_algorithm_settings
 from kinfed.algorithms.common.averaging import ModelDown
 from kinfed.config.config_reading import make_config
@@ -24,7 +24,7 @@ from kinfed.pools.shard import balance, expected_work, make_shard
 from kinfed.pools.worker import Worker, compact
 from kinfed.privacy.dpsgd import PrivateTask
 from kinfed.privacy.noise import seeded_noise
-from kinfed.testing.method_contract import check_variant, tiny_federation, tiny_model
+from kinfed.testing import check_variant, tiny_federation, tiny_model
 from kinfed.testing.workbench import Bench, expect_equal, outcome, state_of
 
 SEED = 3

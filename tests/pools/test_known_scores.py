@@ -17,7 +17,7 @@ from kinfed.engine.scoring.score import Score
 from kinfed.engine.task_factory import make_task
 from kinfed.pools import known_scores
 from kinfed.pools.local_pool import LocalPool
-from kinfed.testing.method_contract import tiny_federation, tiny_model
+from kinfed.testing import tiny_federation, tiny_model
 
 WORK = LocalTraining(batch=5, steps=4)
 EVERYONE = torch.arange(6)

@@ -31,7 +31,7 @@ from kinfed.errors import PoolError
 from kinfed.pools import local_pool
 from kinfed.pools.local_pool import LocalPool
 from kinfed.pools.memory import KEEP_BYTES, keep_freed_memory
-from kinfed.testing.method_contract import tiny_federation, tiny_model
+from kinfed.testing import tiny_federation, tiny_model
 from kinfed.testing.workbench import hooked
 
 WORK = LocalTraining(batch=5, steps=4)

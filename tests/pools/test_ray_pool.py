@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import kinfed
-from kinfed.algorithms.algorithm_names import make_algorithm, prepare_data
+from kinfed.algorithms import make_algorithm, prepare_data
 from kinfed.algorithms.ditto import Ditto
 from kinfed.config.config_reading import make_config
 from kinfed.core.backoff import Silence
@@ -39,7 +39,7 @@ from kinfed.runs.method_run import Interrupted
 from kinfed.runs.run_inputs import RunInputs
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.testing.method_contract import tiny_federation, tiny_model
+from kinfed.testing import tiny_federation, tiny_model
 from kinfed.testing.workbench import expect_equal, outcome
 
 ray = pytest.importorskip("ray", reason='the ray pool needs the package ray: pip install "kinfed[ray]"')

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kinfed.algorithms.algorithm_names import make_algorithm, prepare_data
+from kinfed.algorithms import make_algorithm, prepare_data
 from kinfed.algorithms.common.averaging import ModelDown
 from kinfed.algorithms.ditto import Ditto
 from kinfed.algorithms.fedavg import FedAvg
@@ -27,7 +27,7 @@ from kinfed.pools.shard import balance, expected_work, make_shard
 from kinfed.pools.worker import StateSnapshot, Worker, compact
 from kinfed.privacy.dpsgd import PrivateTask
 from kinfed.privacy.noise import seeded_noise
-from kinfed.testing.method_contract import tiny_federation, tiny_model
+from kinfed.testing import tiny_federation, tiny_model
 
 SEED = 3
 WORK = LocalTraining(batch=5, steps=4)

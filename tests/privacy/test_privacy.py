@@ -25,7 +25,7 @@ from kinfed.errors import ConfigError
 from kinfed.privacy.dpsgd import EVALUATION, PrivateTask, Record
 from kinfed.privacy.ledger import Event
 from kinfed.privacy.noise import AnswerDraws, Secret, new_nonce, seeded_noise
-from kinfed.testing.method_contract import tiny_federation
+from kinfed.testing import tiny_federation
 
 CLASSES = 3
 

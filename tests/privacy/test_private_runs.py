@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import kinfed
-from kinfed.algorithms.algorithm_names import ALGORITHMS, make_algorithm
+from kinfed.algorithms import ALGORITHMS, make_algorithm
 from kinfed.algorithms.base import EXAMPLE_COUNT, Algorithm, PrivacyProfile, gradient_steps, privacy_profile
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.cli.app import main
@@ -38,7 +38,7 @@ from kinfed.runs.run_checks import leave_out_what_cannot_run
 from kinfed.runs.run_inputs import RunInputs
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.testing.method_contract import Bench, tiny_federation, tiny_model
+from kinfed.testing import Bench, tiny_federation, tiny_model
 
 Method = Algorithm[Any, Any, Any, Any]
 WORK = LocalTraining(batch=5, steps=4, poisson=True, lr=0.05)

@@ -15,8 +15,8 @@ from kinfed.data.federations.federation import Federation
 from kinfed.engine.scoring.measures import Judged
 from kinfed.records.curves import FALSE_POSITIVE_RATES, Curves, client_curves
 from kinfed.records.reader import load_run
+from kinfed.report import build
 from kinfed.report.charts.site_curves import site_curves
-from kinfed.report.writing import build
 
 
 def judged(classes: int, sizes: tuple[int, ...] = (60, 40, 3), seed: int = 0) -> Judged:

@@ -27,7 +27,7 @@ from kinfed.errors import StorageError
 from kinfed.records.compare import same_results, strip_times
 from kinfed.records.folder import CLIENT_COLUMNS, JournalMark, RunFolder
 from kinfed.records.run_files import RunFiles
-from kinfed.testing.method_contract import tiny_federation
+from kinfed.testing import tiny_federation
 
 CONFIG: dict[str, Any] = {"rounds": 60, "seeds": [0, 1], "algorithms": {"local": {}, "ditto": {"lam": 1.0}}}
 

@@ -13,11 +13,11 @@ from plotly import graph_objects
 
 from kinfed.analysis.comparison import Comparison, Method, compare
 from kinfed.records.reader import load_runs, read_parameters
+from kinfed.report import build
 from kinfed.report.drawing import palette
 from kinfed.report.panels import Panel, method_panels
 from kinfed.report.panels.cgpfl_panel import accuracy_by_number, choice_of_number, distances
 from kinfed.report.panels.clusters_panel import clusters
-from kinfed.report.writing import build
 from kinfed.runs.experiment import run
 
 METHODS: dict[str, dict[str, Any]] = {

@@ -19,14 +19,14 @@ import kinfed
 from kinfed.analysis.comparison import Method, compare
 from kinfed.analysis.statistics import adjusted_rand
 from kinfed.records.reader import Final, JournalRound, Run, Trial, load_runs
+from kinfed.report import build
 from kinfed.report.drawing import palette
 from kinfed.report.drawing.chart import Figure
 from kinfed.report.drawing.palette import HUES, styles
 from kinfed.report.panels import method_panels
 from kinfed.report.panels.apfl_panel import mixing
 from kinfed.report.panels.clusters_panel import MAX_ROWS, cluster_history, clusters, color
-from kinfed.report.writing import build
-from kinfed.testing.method_contract import tiny_federation
+from kinfed.testing import tiny_federation
 
 NAMES = ("anna", "<b>bert", "carl", "dora")
 

@@ -14,12 +14,12 @@ import kinfed
 from kinfed.analysis.comparison import Method
 from kinfed.data.descriptions.description import Description
 from kinfed.records.reader import Final, JournalRound, Run, Trial
+from kinfed.report import build
 from kinfed.report.charts.client_groups import ClientGroups
 from kinfed.report.drawing import palette
 from kinfed.report.drawing.palette import styles
 from kinfed.report.panels import Panel
 from kinfed.report.panels.fedfomo_panel import MAX_STEPS, kin_found, who_helps_whom
-from kinfed.report.writing import build
 
 TWO_GROUPS = ClientGroups(("a", "b", "c", "d"), (0, 0, 1, 1), (0, 0, 1, 1), None)
 

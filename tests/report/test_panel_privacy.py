@@ -11,9 +11,9 @@ import pytest
 import kinfed
 from kinfed.analysis.comparison import Comparison, Method, compare
 from kinfed.records.reader import load_runs
+from kinfed.report import build
 from kinfed.report.panels.privacy_panel import accuracy_against_epsilon, privacy
-from kinfed.report.writing import build
-from kinfed.testing.method_contract import tiny_federation, tiny_model
+from kinfed.testing import tiny_federation, tiny_model
 
 pytest.importorskip("dp_accounting", reason="the extra dp is not installed")
 

@@ -10,10 +10,10 @@ import pytest
 
 from kinfed.analysis.comparison import Method, compare
 from kinfed.records.reader import load_runs
+from kinfed.report import build
 from kinfed.report.panels.selffl_panel import Decision, decisions, in_words
-from kinfed.report.writing import build
 from kinfed.runs.experiment import run
-from kinfed.testing.method_contract import tiny_federation, tiny_model
+from kinfed.testing import tiny_federation, tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ from kinfed.analysis.statistics import average, clear_winner, difference, gains,
 from kinfed.data.descriptions.description import Description
 from kinfed.errors import KinfedError, StorageError
 from kinfed.records.reader import ClientResult, Final, Run, Trial, load_run, load_runs
-from kinfed.report import csv_downloads, method_tables
+from kinfed.report import build, csv_downloads, method_tables
 from kinfed.report.charts import figures
 from kinfed.report.charts.class_map import MAX_COLUMNS, class_map, client_columns
 from kinfed.report.charts.gain_figures import gain_against_size, sorted_gains
@@ -40,7 +40,6 @@ from kinfed.report.drawing.chart import Figure, axis, escape, layout, log_axis, 
 from kinfed.report.drawing.formats import format_number
 from kinfed.report.panels import PANELS, Panel, method_panels, series
 from kinfed.report.sentences import brief, data_notes, facts, findings
-from kinfed.report.writing import build
 
 SMALL: dict[str, Any] = {"algorithms": ("local", "fedavg", "ditto"), "clients": 12, "rounds": 10, "seeds": (0, 1)}
 

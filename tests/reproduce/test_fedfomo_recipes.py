@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms import make_algorithm
 from kinfed.core.options import make_options
 from kinfed.data.partitions import PARTITIONS
 from kinfed.data.sources import SOURCES

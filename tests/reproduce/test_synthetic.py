@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms import make_algorithm
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool

@@ -18,11 +18,11 @@ from kinfed.cli.display import results_table
 from kinfed.data.federations.federation import Federation
 from kinfed.engine.contract.objective import CROSS_ENTROPY, SQUARED
 from kinfed.records.reader import load_run
+from kinfed.report import build
 from kinfed.report.gain_table import measured_gain
 from kinfed.report.method_tables import every_metric_table
 from kinfed.report.method_tables import results_table as page_table
 from kinfed.report.sentences import one_class_sentence
-from kinfed.report.writing import build
 from kinfed.runs.baseline import baseline_score
 
 RUN = {"algorithms": "local,fedavg", "rounds": 1, "model": "mlr", "participation": 1.0}

@@ -18,7 +18,7 @@ from kinfed.data.partitions.resplit import fold_of_federation
 from kinfed.errors import ConfigError
 from kinfed.newcomers.adoption import adopt
 from kinfed.records.reader import load_run
-from kinfed.report.writing import build
+from kinfed.report import build
 from kinfed.runs.experiment import Experiment
 from kinfed.runs.method_run import Interrupted
 

@@ -12,7 +12,7 @@ import torch
 import kinfed
 from kinfed.errors import ConfigError
 from kinfed.records.run_files import RunFiles
-from kinfed.report.writing import build
+from kinfed.report import build
 from kinfed.runs import run_checks
 from kinfed.serving.export import export_model
 

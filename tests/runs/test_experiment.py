@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import kinfed
-from kinfed.algorithms.algorithm_names import ALGORITHMS
+from kinfed.algorithms import ALGORITHMS
 from kinfed.config.config_reading import make_config
 from kinfed.errors import ConfigError, KinfedError, StorageError
 from kinfed.records.checkpoint import Checkpoints

@@ -19,7 +19,7 @@ from kinfed.errors import StorageError
 from kinfed.records.folder import RunFolder
 from kinfed.records.reader import load_run
 from kinfed.runs.observer import NullObserver
-from kinfed.testing.method_contract import tiny_federation
+from kinfed.testing import tiny_federation
 
 QUICK: dict[str, Any] = {"algorithms": "fedavg", "rounds": 2, "seeds": (0, 1), "model": "mlr", "eval_every": 0}
 

@@ -28,7 +28,7 @@ from kinfed.runs.observer import NullObserver
 from kinfed.runs.results import ClientTable, MethodResult
 from kinfed.server.loop import Loop, RoundReport
 from kinfed.server.schedule import Schedule
-from kinfed.testing.method_contract import Bench, tiny_federation
+from kinfed.testing import Bench, tiny_federation
 from kinfed.testing.workbench import SEED
 
 WORK = LocalTraining(batch=5, steps=2)

@@ -16,12 +16,12 @@ from torch import Tensor
 import kinfed
 from kinfed.records.compare import same_results
 from kinfed.records.run_files import RunFiles
-from kinfed.report.writing import build
+from kinfed.report import build
 from kinfed.runs.method_run import Interrupted
 from kinfed.runs.observer import NullObserver
 from kinfed.server.schedule import Schedule
 from kinfed.serving.export import export_model
-from kinfed.testing.method_contract import Bench
+from kinfed.testing import Bench
 
 RARE: dict[str, Any] = {
     "algorithms": "local,ditto,fedavg", "rounds": 3, "seeds": (0,), "clients": 8, "model": "mlr", "participation": 0.25,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import kinfed
-from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.common.message_shape import averaged_changes, update_template
 from kinfed.analysis.comparison import compare
 from kinfed.config.config_reading import make_config

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.common.averaging import DeltaUp as Up
 from kinfed.algorithms.ditto import Ditto
@@ -27,7 +27,7 @@ from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.testing.method_contract import Bench, tiny_federation, tiny_model
+from kinfed.testing import Bench, tiny_federation, tiny_model
 from kinfed.testing.workbench import SEED, expect_equal, hooked, outcome
 
 WORK = LocalTraining(batch=5, steps=4)

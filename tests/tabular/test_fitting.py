@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from tests.sites.conftest import COLUMNS, SITES, SMALL, make_table
 
 import kinfed
 from kinfed.core import storage
@@ -36,6 +35,7 @@ from kinfed.tabular.site_outputs import outputs_on_test
 from kinfed.tabular.site_page import common_reach, write_page
 from kinfed.tabular.site_sentences import Wording
 from tests.command_line import kinfed as command
+from tests.tabular.conftest import COLUMNS, SITES, SMALL, make_table
 
 Table = dict[str, list[Any]]
 
@@ -249,7 +249,7 @@ def test_a_killed_fit_goes_on_where_it_was(folder: Path, tmp_path: Path) -> None
     script = """
 import os, signal, sys
 import kinfed
-from tests.sites.conftest import COLUMNS, SMALL, make_table
+from tests.tabular.conftest import COLUMNS, SMALL, make_table
 
 class Killer:
     steps = 0

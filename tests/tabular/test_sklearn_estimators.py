@@ -15,9 +15,9 @@ from sklearn.model_selection import GridSearchCV, cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
-from tests.sites.conftest import make_table
 
 from kinfed.sklearn import PersonalizedClassifier, PersonalizedRegressor
+from tests.tabular.conftest import make_table
 
 QUICK: dict[str, Any] = {"rounds": 4, "steps": 20}
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kinfed.algorithms.algorithm_names import ALGORITHMS
+from kinfed.algorithms import ALGORITHMS
 from kinfed.algorithms.base import RoundInfo, deployed_models
 from kinfed.algorithms.common.averaging import DeltaUp, ModelDown
 from kinfed.algorithms.common.last_model import Client
@@ -26,7 +26,7 @@ from kinfed.data.federations.federation import Cohort, Federation
 from kinfed.engine.task_factory import Task
 from kinfed.errors import ConfigError
 from kinfed.pools import local_pool
-from kinfed.testing.method_contract import (
+from kinfed.testing import (
     CHECKS,
     VARIANT_CHECKS,
     Bench,

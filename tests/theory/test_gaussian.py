@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinfed.algorithms.algorithm_names import ALGORITHMS, make_algorithm
+from kinfed.algorithms import ALGORITHMS, make_algorithm
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.engine.training.sgd import sgd
 from kinfed.errors import ConfigError, KinfedError

@@ -14,8 +14,8 @@ import kinfed
 from kinfed.data.federations.federation import Federation
 from kinfed.errors import ConfigError
 from kinfed.runs.observer import NullObserver, Observers
+from kinfed.trackers import TRACKERS, make_tracker, make_trackers
 from kinfed.trackers.track import Tracker, flat_settings
-from kinfed.trackers.tracker_names import TRACKERS, make_tracker, make_trackers
 
 SETTINGS: dict[str, Any] = {
     "algorithms": "local,fedavg", "model": "mlr", "rounds": 3, "eval_every": 2, "steps": 1, "seeds": (5,), "workers": 1,

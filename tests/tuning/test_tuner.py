@@ -16,7 +16,7 @@ import pytest
 from command_line import kinfed as command
 
 import kinfed
-from kinfed.algorithms.algorithm_names import ALGORITHMS, make_algorithm, tuning_space
+from kinfed.algorithms import ALGORITHMS, make_algorithm, tuning_space
 from kinfed.config.config import RunConfig
 from kinfed.config.config_reading import make_config
 from kinfed.core.options import Range

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import kinfed
-from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.common.averaging import DeltaUp
 from kinfed.algorithms.common.masked_rows import MaskedUp
 from kinfed.algorithms.common.message_shape import averaged_changes

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import kinfed
-from kinfed.algorithms.algorithm_names import ALGORITHMS, make_algorithm
+from kinfed.algorithms import ALGORITHMS, make_algorithm
 from kinfed.algorithms.common.averaging import DeltaUp as Up
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.config.config_reading import make_config
@@ -25,7 +25,7 @@ from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.testing.method_contract import Bench, tiny_federation, tiny_model
+from kinfed.testing import Bench, tiny_federation, tiny_model
 from kinfed.updates.reply import Reply
 from kinfed.updates.robust import RULES, Clip, Krum, Median, Rule, TrimmedMean, averaged_fields, make_rule, robust_rows
 from kinfed.updates.screening import UpdateSpec, screen

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.algorithm_names import make_algorithm
+from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.common.averaging import DeltaUp
 from kinfed.algorithms.fedem import Up
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.engine.task_factory import make_task
 from kinfed.server.schedule import Schedule
-from kinfed.testing.method_contract import Bench, tiny_federation
+from kinfed.testing import Bench, tiny_federation
 from kinfed.testing.running_statistics import normalized_model
 from kinfed.updates.reply import Reply
 from kinfed.updates.robust import Clip, Krum, Median, Rule, TrimmedMean, robust_rows

@@ -18,7 +18,7 @@ from scipy import optimize, stats
 from torch import Tensor, nn
 
 import kinfed
-from kinfed.algorithms.algorithm_names import ALGORITHMS, make_algorithm
+from kinfed.algorithms import ALGORITHMS, make_algorithm
 from kinfed.algorithms.base import AnyAlgorithm, RoundInfo
 from kinfed.algorithms.common.averaging import DeltaUp
 from kinfed.algorithms.common.message_shape import update_template
@@ -34,11 +34,11 @@ from kinfed.pools.local_pool import LocalPool
 from kinfed.privacy.ledger import Event
 from kinfed.privacy.noise import Secret, new_nonce, seeded_noise
 from kinfed.records.compare import same_results
-from kinfed.report.writing import build
+from kinfed.report import build
 from kinfed.runs.method_run import Interrupted
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.testing.method_contract import Bench, tiny_federation, tiny_model
+from kinfed.testing import Bench, tiny_federation, tiny_model
 from kinfed.tuning.tuner import tune
 from kinfed.updates.reply import Reply
 from kinfed.updates.robust import Median

@@ -57,7 +57,7 @@ from kinfed.author import (
     train_models,
     weighted_mean,
 )
-from kinfed.core import coordinates, pairwise_distances
+from kinfed.core import kernels
 
 NONE = -1  # the context of a client that has not replied yet
 
@@ -191,7 +191,7 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
             moved=changed.sum(),
             spread=torch.tensor(clusters.cost, dtype=torch.float64),
             step=(omega - server.omega)[:, round.trainable].square().sum(1, dtype=torch.float64).mean().cpu(),
-            distances=torch.from_numpy(pairwise_distances(omega[:, round.trainable])),
+            distances=torch.from_numpy(kernels.pairwise_distances(omega[:, round.trainable])),
         )
 
     def gather(self, server: Server, ids: Tensor, up: Up) -> tuple[Server, Tensor, Tensor]:
@@ -218,11 +218,11 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
         uploads = uploads[:, round.trainable]
 
         def find_afresh() -> Clusters:
-            return k_means(coordinates(uploads), len(server.omega), rng.numpy_seed(round.key("contexts")))
+            return k_means(kernels.coordinates(uploads), len(server.omega), rng.numpy_seed(round.key("contexts")))
 
         if bool((server.omega == server.omega[:1]).all()):
             return find_afresh()
-        x = coordinates(uploads, server.omega[:, round.trainable])
+        x = kernels.coordinates(uploads, server.omega[:, round.trainable])
         points, centres = x[: len(uploads)], x[len(uploads) :]
         if self.recluster == "all" and bool((server.context[members] < 0).any()):
             clusters = find_afresh()

@@ -42,7 +42,7 @@ from kinfed.author import (
     option,
     rng,
 )
-from kinfed.core import coordinates
+from kinfed.core import kernels
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class CGPFLHeur(CGPFL):
         most = max(1, min(len(members), self.max_contexts or len(server.context) // 2))
         seeds = [rng.numpy_seed(rng.fold(round.key("contexts"), k)) for k in range(1, most + 1)]
         uploads = uploads[:, round.trainable]
-        path = k_means_path(coordinates(uploads), seeds, count.numpy())
+        path = k_means_path(kernels.coordinates(uploads), seeds, count.numpy())
         cost = torch.tensor([clusters.cost for clusters in path], dtype=torch.float64)
         d, m = uploads.shape[1], float(count.sum())
         first = torch.tensor([complexity(k, d, m) for k in range(1, most + 1)], dtype=torch.float64)

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.core import Tree, weighted_mean
+from kinfed.core import Tree, kernels
 from kinfed.data import Cohort
 
 Weights = Literal["examples", "equal"]
@@ -49,7 +49,7 @@ def example_counts(weights: Weights, data: Cohort) -> Tensor | None:
 
 def mean_update(delta: Tensor, count: Tensor | None) -> Tensor:
     """Σ_m p_m delta_m [P] of rows [n, P]; all weigh the same where `count` is None."""
-    return weighted_mean(delta, torch.ones(len(delta)) if count is None else count)
+    return kernels.weighted_mean(delta, torch.ones(len(delta)) if count is None else count)
 
 
 def averaged_rows(up: Tree, averages: tuple[str, ...]) -> Tensor:

@@ -22,7 +22,7 @@ from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from kinfed.algorithms.common.candidates import best_fit
-from kinfed.core import coordinates, pairwise_distances
+from kinfed.core import kernels
 from kinfed.data import Cohort
 from kinfed.engine import Task
 
@@ -158,7 +158,9 @@ def agglomerate(
         linkage=linkage,
         distance_threshold=threshold,
     )
-    label = model.fit(coordinates(points) if linkage == "ward" else pairwise_distances(points, metric)).labels_
+    label = model.fit(
+        kernels.coordinates(points) if linkage == "ward" else kernels.pairwise_distances(points, metric)
+    ).labels_
     _, first, label = np.unique(label, return_index=True, return_inverse=True)
     return torch.from_numpy(np.argsort(np.argsort(first))[label].astype(np.int64))
 

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.core import l1_distances, squared_distances
+from kinfed.core import kernels
 from kinfed.data import Cohort, Split
 
 Norm = Literal["l2", "l1", "l2sq", "none"]
@@ -48,8 +48,8 @@ def _distances(candidates: list[Tensor], base: Tensor, norm: Norm) -> Tensor:
     if norm == "none":
         return torch.ones(len(base), len(candidates), dtype=torch.float64)
     if norm == "l1":
-        return l1_distances(candidates, base)
-    square = squared_distances(candidates, base)
+        return kernels.l1_distances(candidates, base)
+    square = kernels.squared_distances(candidates, base)
     return square if norm == "l2sq" else square.sqrt()
 
 

@@ -35,7 +35,7 @@ from kinfed.algorithms.selffl import selffl
 from kinfed.algorithms.selffl.selffl import SelfFLClients, Up, variance_figures
 from kinfed.algorithms.selffl.uncertainty import UNKNOWN, positive_variance
 from kinfed.author import ConfigError, Population, RoundInfo, Task, option, rng, take_rows, weighted_mean
-from kinfed.core import coordinates
+from kinfed.core import kernels
 from kinfed.theory import others_sum
 
 DEFAULT_CLUSTERS = 5
@@ -154,10 +154,10 @@ class SelfFLCluster(SelfFLClients):
     def similar_models(self, server: Server, known: Tensor, seed: int) -> Tensor:
         """[n] groups of similar models; as long as there are not enough representatives to match, in any order."""
         uploads, present = server.last[known], server.seen.nonzero().squeeze(1)
-        label = k_means(coordinates(uploads), len(server.rep), seed).label
+        label = k_means(kernels.coordinates(uploads), len(server.rep), seed).label
         if int(label.max()) >= len(present):
             return label
-        x = coordinates(uploads, server.rep[present, : uploads.shape[1]])
+        x = kernels.coordinates(uploads, server.rep[present, : uploads.shape[1]])
         return present.cpu()[match_labels(label, x[: len(uploads)], x[len(uploads) :])]
 
     def similar_variances(self, server: Server, known: Tensor, seed: int) -> Tensor:

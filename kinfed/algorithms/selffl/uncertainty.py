@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from kinfed.core import IN_CACHE, Range, check_options, option, spread, squared_norm
+from kinfed.core import Range, check_options, kernels, option
 from kinfed.errors import ConfigError
 from kinfed.theory import log_shrink, others_sum, precision_of_others, shrink
 
@@ -45,11 +45,11 @@ class Running(NamedTuple):
         n = self.n + 1
         share = 1 / n.to(torch.float64)
         weight, mean = share.to(x.device, x.dtype)[..., None], torch.empty_like(x)
-        height = max(2 * IN_CACHE // max(x[:1].numel(), 1), 1)
+        height = max(2 * kernels.IN_CACHE // max(x[:1].numel(), 1), 1)
         squares = []
         for new, old, into, w in zip(*(torch.split(t, height) for t in (x, self.mean, mean, weight)), strict=True):
             d = torch.sub(new, old, out=into)
-            squares.append(squared_norm(d))
+            squares.append(kernels.squared_norm(d))
             torch.addcmul(old, d, w, out=into)
         return Running(n, mean, self.m2 + (1 - share) * torch.cat(squares).to(self.m2.device))
 
@@ -143,11 +143,11 @@ class Rules:
         With `among` [..., n], which says what rows count, x is [..., n, P]. Models may be given relative to a common
         one."""
         if among is None:
-            count, square = torch.tensor(len(x)), spread(x)
+            count, square = torch.tensor(len(x)), kernels.spread(x)
         else:
             count, here = among.sum(-1), among[..., None].to(x.dtype)
             mean = (x * here).sum(-2, keepdim=True) / count.clamp_min(1)[..., None, None]
-            square = squared_norm((x - mean) * here).sum(-1)
+            square = kernels.squared_norm((x - mean) * here).sum(-1)
         square = square.to(previous.device)
         if self.var0 == "mean":
             square = square / count.clamp_min(1)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.core import checksum
+from kinfed.core import storage
 from kinfed.errors import DataError
 
 
@@ -150,13 +150,13 @@ def spread(mean: Tensor, square: Tensor, rows: int) -> Tensor:
 def fingerprint(features: Features, labels: Tensor) -> str:
     """Tells one set of examples from another, however they are standardized."""
     vectors = {} if features.vectors is None else {"vectors": features.vectors}
-    return checksum({"raw": features.raw, "labels": labels} | vectors)
+    return storage.checksum({"raw": features.raw, "labels": labels} | vectors)
 
 
 def features_digest(features: Features) -> str:
     """Tells one set of examples as models see them from another."""
     parts = {"raw": features.raw, "mean": features.mean, "std": features.std, "vectors": features.vectors}
-    return checksum({name: tensor for name, tensor in parts.items() if tensor is not None})
+    return storage.checksum({name: tensor for name, tensor in parts.items() if tensor is not None})
 
 
 def _broadcasts(value: Tensor, shape: tuple[int, ...]) -> bool:

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from kinfed.core import rng
-from kinfed.data import NONE as NO_WEIGHTS
 from kinfed.data import (
     SUFFIXES,
     Cohort,
@@ -37,13 +36,12 @@ from kinfed.data import (
     TableStatistics,
     TextInput,
     as_features,
+    example_weights,
     hold_out,
     is_table,
     load_like,
     name_keys,
     read_known_target,
-    read_weights,
-    scaled_weights,
 )
 from kinfed.deploy.node.node_settings import NodeSettings, calls_function
 from kinfed.deploy.settings import Deployment
@@ -101,7 +99,7 @@ class ClientData:
         share, rule = deployment.validation_share, deployment.run.class_weights
         if share and not int(federation.val.count.sum()):
             federation = federation.with_validation(share, deployment.seed, torch.tensor([enrolment.number]))
-        return federation if rule == NO_WEIGHTS else federation.with_class_weights(rule)
+        return federation if rule == example_weights.NONE else federation.with_class_weights(rule)
 
     def encoded(self, enrolment: Enrolment) -> Federation:
         """With features as models are fed them."""
@@ -159,7 +157,9 @@ def load_client_data(node: NodeSettings, deployment: Deployment) -> ClientData:
         examples = _from_function(node) if calls_function(node.data) else _from_npz(Path(node.data))
         raw = as_features(examples.x, examples.tokens)
         labels = _labels(examples.y, problem, node.data)
-        weights = None if examples.weight is None else read_weights(examples.weight, f"weight in {node.data}")
+        weights = (
+            None if examples.weight is None else example_weights.read_weights(examples.weight, f"weight in {node.data}")
+        )
         is_test, is_val = (
             None if flag is None else _flags(flag, len(labels), node.data) for flag in (examples.test, examples.val)
         )
@@ -179,7 +179,8 @@ def load_client_data(node: NodeSettings, deployment: Deployment) -> ClientData:
         train, test = rest.filter(~is_test[rest.rows]), rest.filter(is_test[rest.rows])
     federation = Federation(
         Features(raw), labels, problem, train, val, test, [node.client],
-        description={"dataset": node.data, "partition": "given"}, weights=scaled_weights(weights, train.rows),
+        description={"dataset": node.data, "partition": "given"}, 
+        weights=example_weights.scaled_weights(weights, train.rows),
     )  # fmt: skip
     is_split = is_test is not None, is_val is not None and bool(is_val.any())
     return ClientData(federation, columns, table, *is_split, text)

@@ -6,13 +6,13 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from kinfed.core import FACTOR, ROUNDS, STEP
+from kinfed.core import rng
 from kinfed.data import DRAW_BITS, MOST_EXAMPLES
 
 PLACE_BITS = 63 - DRAW_BITS  # for the place of an example behind its draw, so that equal draws keep their places
 RUN = 8  # examples that are sorted one by one, before runs are merged
 
-(_SHIFT_1, _FACTOR_1), (_SHIFT_2, _FACTOR_2), (_SHIFT_3, _) = ROUNDS
+(_SHIFT_1, _FACTOR_1), (_SHIFT_2, _FACTOR_2), (_SHIFT_3, _) = rng.ROUNDS
 _DROPPED = np.uint64(64 - DRAW_BITS)
 _PLACES = np.int64(MOST_EXAMPLES - 1)
 
@@ -33,9 +33,9 @@ def draw_orders(key, count, epochs, order, spare):
     [count] numbers."""
     for epoch in range(epochs):
         first = epoch * count
-        epoch_key = _mixed(_mixed(key + STEP) ^ (np.uint64(epoch) * FACTOR + STEP))
+        epoch_key = _mixed(_mixed(key + rng.STEP) ^ (np.uint64(epoch) * rng.FACTOR + rng.STEP))
         for place in range(count):
-            draw = _mixed(_mixed(epoch_key + np.uint64(place) * STEP) + STEP)
+            draw = _mixed(_mixed(epoch_key + np.uint64(place) * rng.STEP) + rng.STEP)
             order[first + place] = (np.int64(draw >> _DROPPED) << PLACE_BITS) | place
         _sort(order[first : first + count], spare)
         for place in range(first, first + count):

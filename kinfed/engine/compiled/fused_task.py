@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.core import share_rows
+from kinfed.core import threads
 from kinfed.data import MOST_EXAMPLES, Batch, Batches, Features, LocalTraining, Split
 from kinfed.engine.backends.stacked_net import StackedNet
 from kinfed.engine.backends.stacked_task import StackedTask
@@ -115,7 +115,7 @@ class FusedTask(StackedTask):
                 *work.addresses,
             )  # fmt: skip
 
-        share_rows(train_rows, steps * self._operations(shape, training.batch))
+        threads.share_rows(train_rows, steps * self._operations(shape, training.batch))
 
     def runs_moves(self, streams: Sequence[Batches], models: Mapping[str, Tensor]) -> bool:
         return all(map(self.runs_whole_loops, streams)) and all(map(_is_readable, models.values()))
@@ -152,7 +152,7 @@ class FusedTask(StackedTask):
             for number, value in zip(numbers.values(), values, strict=False):
                 number[rows] = torch.from_numpy(value)
 
-        share_rows(move_rows, steps * (program.gradients * self._operations(shape, training.batch)))
+        threads.share_rows(move_rows, steps * (program.gradients * self._operations(shape, training.batch)))
 
     def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
         if cut is not None or not self._fits(theta, batch):
@@ -204,7 +204,7 @@ class FusedTask(StackedTask):
                 0 if z is None else z[before[rows.start] :].ctypes.data, *work.addresses,
             )  # fmt: skip
 
-        share_rows(score_rows, count * (self._operations(shape, 1) // 3))
+        threads.share_rows(score_rows, count * (self._operations(shape, 1) // 3))
         if z is not None and outputs is not None:
             outputs.add_all(part, torch.from_numpy(z))
         return Score(torch.from_numpy(correct), torch.from_numpy(loss), part.count)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 import json
 import logging
@@ -21,7 +22,6 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from kinfed.core import cache_folder, sealed, storage, unsealed
+from kinfed.core import cache, storage
 from kinfed.errors import ModelError, StorageError
 
 log = logging.getLogger(__name__)
@@ -67,12 +67,12 @@ class MachineCode:
     def as_bytes(self, name: str) -> bytes:
         """`name`: of the file, which is good under no other."""
         header = json.dumps({"symbol": self.symbol, "arguments": self.arguments}).encode()
-        return sealed(len(header).to_bytes(_WORD, "little") + header + self.content, name)
+        return cache.sealed(len(header).to_bytes(_WORD, "little") + header + self.content, name)
 
     @classmethod
     def from_bytes(cls, content: bytes, name: str) -> MachineCode | None:
         """None if they are not what was written under this name."""
-        rest = unsealed(content, name)
+        rest = cache.unsealed(content, name)
         if rest is None:
             return None
         begin = _WORD + int.from_bytes(rest[:_WORD], "little")
@@ -106,7 +106,7 @@ def compiled_kernel(name: str, network: str, target: str) -> Kernel:
         return _kernel(name, network, target)
 
 
-@cache
+@functools.cache
 def _kernel(name: str, network: str, target: str) -> Kernel:
     def compile_it() -> MachineCode:
         from kinfed.engine.compiled.fused_kernels import compile_kernel  # numba: only where there is no code yet
@@ -137,7 +137,7 @@ def kept_kernel(name: str, compile_it: Callable[[], MachineCode]) -> Kernel:
 
 
 def _file(name: str) -> Path:
-    return cache_folder() / "machine-code" / f"{name}-{_identity()}.code"
+    return cache.cache_folder() / "machine-code" / f"{name}-{_identity()}.code"
 
 
 def _read(name: str) -> MachineCode | None:
@@ -177,7 +177,7 @@ def _is_ours(status: os.stat_result) -> bool:
     return not hasattr(os, "getuid") or (status.st_uid in (os.getuid(), 0) and not status.st_mode & 0o022)
 
 
-@cache
+@functools.cache
 def _identity() -> str:
     """16 hexadecimal digits that change with what goes into kernels, what compiles them, and for which processor."""
     from llvmlite import binding
@@ -194,7 +194,7 @@ def _identity() -> str:
     return state.hexdigest()
 
 
-@cache
+@functools.cache
 def _linker() -> Any:
     from llvmlite import binding
 

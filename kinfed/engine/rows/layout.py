@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from kinfed.core import checksum
+from kinfed.core import storage
 from kinfed.engine.contract.columns import ParameterSlot, matches
 from kinfed.errors import ModelError
 
@@ -80,7 +80,7 @@ class RowLayout:
     def digest(self, module: nn.Module) -> str:
         """Of the frozen parameters and constant buffers; "" where there are none."""
         constants = self.constants(module)
-        return checksum(constants) if constants else ""
+        return storage.checksum(constants) if constants else ""
 
 
 def freeze(module: nn.Module, patterns: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from kinfed.core import checksum, rng
+from kinfed.core import rng, storage
 from kinfed.engine.contract.head import Head, find_head
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.contract.task import Task
@@ -165,7 +165,7 @@ class ModuleTask(Task):
 
     def frozen_digest(self) -> str:
         frozen = {name: p for name, p in self.module.named_parameters() if not p.requires_grad}
-        return checksum(frozen) if frozen else ""
+        return storage.checksum(frozen) if frozen else ""
 
     @property
     def is_plain(self) -> bool:

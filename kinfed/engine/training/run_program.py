@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from kinfed.core import norm
+from kinfed.core import kernels
 from kinfed.data import Batch, Batches
 from kinfed.engine.contract.descent import Pull
 from kinfed.engine.contract.task import Task
@@ -69,7 +69,7 @@ def _make_move(task: Task, move: Move, now: dict[str, Tensor], batches: Sequence
             _put(now, move.result, base + scale * direction)
             _take_statistics(task, now[move.result], direction)
         case Norm():
-            length = norm(now[move.model][:, task.trainable]).clamp_min(move.least)
+            length = kernels.norm(now[move.model][:, task.trainable]).clamp_min(move.least)
             _put(now, move.number, move.scale * length**move.power)
         case Collect():
             _collect(move, now, batches[0].step, now[move.model][:, task.trainable])

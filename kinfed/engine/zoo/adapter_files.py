@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from kinfed.core import make_folder, read_json, storage_errors, write_json, write_tensors
+from kinfed.core import storage
 from kinfed.engine.zoo.lora import LoRALinear, adapt, adapted_layers
 from kinfed.errors import ModelError, StorageError
 
@@ -48,9 +48,9 @@ def save_adapter(model: nn.Module, folder: Path | str, adapter: Literal["lora", 
         own = model.get_submodule(name).named_parameters(recurse=False)
         tensors |= {f"{_PREFIX}{name}.{parameter}": value for parameter, value in own}
     folder = Path(folder)
-    make_folder(folder)
-    write_tensors(folder / TENSORS, {name: value.detach() for name, value in tensors.items()}, {"format": "pt"})
-    write_json(
+    storage.make_folder(folder)
+    storage.write_tensors(folder / TENSORS, {name: value.detach() for name, value in tensors.items()}, {"format": "pt"})
+    storage.write_json(
         folder / CONFIG,
         {
             "peft_type": "LORA", "task_type": None, "base_model_name_or_path": None, "inference_mode": True,
@@ -66,7 +66,7 @@ def load_adapter(model: nn.Module, folder: Path | str) -> nn.Module:
     A model without adapters gets those of the folder; of a model with adapters the first one of each layer is set, and
     layers, ranks and strength must be those of the folder."""
     folder = Path(folder)
-    config = read_json(folder / CONFIG, "the configuration of an adapter, as save_adapter and PEFT write it")
+    config = storage.read_json(folder / CONFIG, "the configuration of an adapter, as save_adapter and PEFT write it")
     _check_config(config, folder)
     pairs, beside = _sorted_tensors(_read(folder / TENSORS), folder)
     if not adapted_layers(model):
@@ -101,7 +101,7 @@ def _trained_beside(model: nn.Module) -> list[str]:
 
 def _read(path: Path) -> dict[str, Tensor]:
     try:
-        with storage_errors("read", path):
+        with storage.storage_errors("read", path):
             return safetensors.torch.load_file(path)
     except safetensors.SafetensorError as error:
         raise StorageError(f"{path} is damaged: not a complete safetensors file ({error})") from None

@@ -19,7 +19,7 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
-from kinfed.core import option, read_json, storage_errors
+from kinfed.core import option, storage
 from kinfed.engine.zoo.encoder import EncoderLayer, EncoderNet, TokenEmbeddings
 from kinfed.engine.zoo.lora import adapt, freeze_but, target_names
 from kinfed.errors import ModelError, StorageError
@@ -121,7 +121,7 @@ def _network(config: Mapping[str, Any], classes: int) -> EncoderNet:
 def _read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise ModelError(f"there is no folder {folder} with the weights of model minilm: {_ADVICE}")
-    config = read_json(folder / "config.json", "the configuration of a BERT model")
+    config = storage.read_json(folder / "config.json", "the configuration of a BERT model")
     lacking = [name for name in _SIZES if name not in config]
     if config.get("model_type") != "bert" or config.get("hidden_act") != "gelu" or lacking:
         raise ModelError(
@@ -158,7 +158,7 @@ def _fill(net: EncoderNet, weights: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def _weights(file: Path, dtype: torch.dtype) -> Mapping[str, Tensor]:
-    with storage_errors("read", file):
+    with storage.storage_errors("read", file):
         about = file.stat()
     return _read_weights(file.resolve(), about.st_mtime_ns, about.st_size, dtype)
 
@@ -167,7 +167,7 @@ def _weights(file: Path, dtype: torch.dtype) -> Mapping[str, Tensor]:
 def _read_weights(file: Path, time: int, size: int, dtype: torch.dtype) -> Mapping[str, Tensor]:
     """All tensors by name; matrices as `dtype`, vectors in 32 bits. `time` and `size` tell one file from another."""
     try:
-        with storage_errors("read", file), safetensors.safe_open(file, framework="pt") as tensors:
+        with storage.storage_errors("read", file), safetensors.safe_open(file, framework="pt") as tensors:
             return {
                 name.removeprefix("bert."): _typed(tensors.get_tensor(name), dtype)
                 for name in tensors.keys()  # noqa: SIM118
