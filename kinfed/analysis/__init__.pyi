@@ -1,3 +1,4 @@
+from kinfed.analysis import gain as gain
 from kinfed.analysis.comparison import Comparison as Comparison
 from kinfed.analysis.comparison import Method as Method
 from kinfed.analysis.comparison import Slot as Slot
@@ -8,11 +9,6 @@ from kinfed.analysis.comparison import family as family
 from kinfed.analysis.comparison import options_of as options_of
 from kinfed.analysis.comparison import single_run as single_run
 from kinfed.analysis.comparison import slots as slots
-from kinfed.analysis.gain import estimate_spread as estimate_spread
-from kinfed.analysis.gain import gain_from_run as gain_from_run
-from kinfed.analysis.gain import gain_from_table as gain_from_table
-from kinfed.analysis.gain import render as render
-from kinfed.analysis.gain import summary as summary
 from kinfed.analysis.metric_styles import MetricStyle as MetricStyle
 from kinfed.analysis.metric_styles import metric_style as metric_style
 from kinfed.analysis.pooling import pool_seeds as pool_seeds

@@ -11,7 +11,8 @@ import plotly.graph_objects as go
 from kinfed.analysis import Comparison
 from kinfed.errors import ConfigError, unknown_name
 from kinfed.records import KINDS, Kind
-from kinfed.report import BACKGROUND, Figure, bytes_against_accuracy, distribution, learning_curves
+from kinfed.report import bytes_against_accuracy, distribution, learning_curves
+from kinfed.report.drawing import BACKGROUND, Figure
 
 PLOTS: dict[str, Callable[[Comparison], Figure | None]] = {
     "rounds": learning_curves,

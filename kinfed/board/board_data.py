@@ -7,7 +7,8 @@ from typing import Any
 
 from kinfed.analysis import single_run
 from kinfed.records import Run, RunEntry, headline_text, load_run
-from kinfed.report import DARK, headline, learning_curves, style_of
+from kinfed.report import headline, learning_curves
+from kinfed.report.drawing import DARK, style_of
 
 
 def listed(entry: RunEntry) -> dict[str, Any]:

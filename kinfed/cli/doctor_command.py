@@ -76,7 +76,7 @@ def _show_engine() -> None:
 
 def _show_data() -> None:
     from kinfed.core import cache
-    from kinfed.data import data_folder
+    from kinfed.data.sources import data_folder
 
     folder = data_folder(None)
     named = "KINFED_DATA" if os.environ.get("KINFED_DATA") else "KINFED_DATA or --data name another"

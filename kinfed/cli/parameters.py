@@ -130,7 +130,7 @@ class SettingsCommand(Command):
 
 
 def _is_table(file: str) -> bool:
-    from kinfed.data import is_table
+    from kinfed.data.sources import is_table
 
     return is_table(file)
 

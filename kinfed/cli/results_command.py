@@ -107,7 +107,7 @@ def gain(
 ) -> None:
     """Who gains from federating: every client's figure alone and with a method, as measured in a run that has local.
     Of Self-FL runs and of tables, also each client's theoretical error."""
-    from kinfed.analysis import gain_from_run, gain_from_table, render, summary
+    from kinfed.analysis import gain
     from kinfed.tabular import FitResult, is_fit
 
     if is_fit(source):
@@ -131,15 +131,15 @@ def gain(
             console.print(table)
             say(sentence)
         try:
-            gains = gain_from_run(source, algorithm, seed, s0=s0, margin=margin)
+            gains = gain.gain_from_run(source, algorithm, seed, s0=s0, margin=margin)
         except ConfigError:
             if reason is not None:
                 raise reason from None
             return
     else:
-        gains = gain_from_table(source, s0=s0, margin=margin)
-    console.print(render(gains, limit))
-    say(summary(gains))
+        gains = gain.gain_from_table(source, s0=s0, margin=margin)
+    console.print(gain.render(gains, limit))
+    say(gain.summary(gains))
 
 
 def compare(

@@ -11,7 +11,6 @@ from kinfed.core.bitpack import unpack_numbers as unpack_numbers
 from kinfed.core.bitpack import unpacked as unpacked
 from kinfed.core.buffers import LARGE as LARGE
 from kinfed.core.buffers import copied_rows as copied_rows
-from kinfed.core.buffers import difference as difference
 from kinfed.core.buffers import empty_rows as empty_rows
 from kinfed.core.buffers import forget_free_blocks as forget_free_blocks
 from kinfed.core.csv_safety import escape_formula as escape_formula
@@ -39,8 +38,6 @@ from kinfed.core.tree import MASKED_BY as MASKED_BY
 from kinfed.core.tree import Nothing as Nothing
 from kinfed.core.tree import Tree as Tree
 from kinfed.core.tree import as_slice as as_slice
-from kinfed.core.tree import counts_examples as counts_examples
-from kinfed.core.tree import exact as exact
 from kinfed.core.tree import is_broadcast as is_broadcast
 from kinfed.core.tree import masked_by as masked_by
 from kinfed.core.tree import runs as runs

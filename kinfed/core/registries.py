@@ -18,8 +18,8 @@ from kinfed.errors import unknown_name
 
 REGISTRIES = {
     "algorithm": "kinfed.algorithms:ALGORITHMS",
-    "dataset": "kinfed.data:SOURCES",
-    "partition": "kinfed.data:PARTITIONS",
+    "dataset": "kinfed.data.sources:SOURCES",
+    "partition": "kinfed.data.sources:PARTITIONS",
     "model": "kinfed.engine:MODELS",
     "metric": "kinfed.records:METRICS",
     "robust rule": "kinfed.updates:RULES",

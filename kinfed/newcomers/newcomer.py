@@ -11,17 +11,8 @@ import torch
 from torch import Tensor
 
 from kinfed.core import rng
-from kinfed.data import (
-    Features,
-    Federation,
-    LabelledRows,
-    Ragged,
-    TableOptions,
-    TablePreprocessing,
-    example_weights,
-    hold_out,
-    load_like,
-)
+from kinfed.data import Features, Federation, Ragged, TablePreprocessing, example_weights, hold_out
+from kinfed.data.sources import LabelledRows, TableOptions, load_like
 from kinfed.errors import ConfigError, DataError
 from kinfed.newcomers.finished import EndedRun, FinishedRun
 from kinfed.serving import ModelInputs

@@ -2,7 +2,6 @@ from kinfed.records.baseline_record import Baseline as Baseline
 from kinfed.records.checkpoint import Checkpoints as Checkpoints
 from kinfed.records.checkpoint import Snapshot as Snapshot
 from kinfed.records.compare import FUSED_CONTENT as FUSED_CONTENT
-from kinfed.records.compare import differences as differences
 from kinfed.records.compare import same_results as same_results
 from kinfed.records.curves import FALSE_POSITIVE_RATES as FALSE_POSITIVE_RATES
 from kinfed.records.curves import Curves as Curves

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from kinfed.report import TableCell, TableColumn, TextTable, duration, plural
+from kinfed.report import TableCell, TableColumn, TextTable
+from kinfed.report.drawing import duration, plural
 from kinfed.reproduce.benchmark_records import BenchmarkRecord
 from kinfed.reproduce.recipe import Source
 from kinfed.reproduce.result_tables import interval_cell, status_cell

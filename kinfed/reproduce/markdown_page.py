@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from kinfed.report import duration, plural
+from kinfed.report.drawing import duration, plural
 from kinfed.reproduce.judge import NOT_RUN
 from kinfed.reproduce.measure import Reproduction, is_optional
 from kinfed.reproduce.part_records import PartRecord, default_seeds, processor_seconds_per_seed

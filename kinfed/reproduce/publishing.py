@@ -9,7 +9,8 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from kinfed.report import plural, write_page
+from kinfed.report import write_page
+from kinfed.report.drawing import plural
 from kinfed.reproduce.benchmark_index import write_index, write_readme
 from kinfed.reproduce.benchmark_records import BenchmarkRecord, count_once, joined_parts, read_records
 from kinfed.reproduce.markdown_page import markdown_page, with_claims

@@ -24,7 +24,8 @@ from typing import Any, ClassVar, Literal, Self
 from kinfed.analysis import Comparison
 from kinfed.errors import ConfigError, unknown_name
 from kinfed.records import Run
-from kinfed.report import Figure, Panel
+from kinfed.report import Panel
+from kinfed.report.drawing import Figure
 
 Scale = Literal["smoke", "small", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "small", "paper")

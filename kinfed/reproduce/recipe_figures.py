@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle, product
 
 from kinfed.analysis import average
-from kinfed.report import (
+from kinfed.report.drawing import (
     HUES,
     MUTED,
     Figure,

@@ -8,8 +8,9 @@ from typing import Any
 
 from kinfed.analysis import Comparison, single_run
 from kinfed.records import load_run
-from kinfed.report import Download, Figure, Panel, build, method_panels, render, write_page
+from kinfed.report import Download, Panel, build, method_panels, render, write_page
 from kinfed.report.charts import figures
+from kinfed.report.drawing import Figure
 from kinfed.reproduce.benchmark_index import PACKAGE
 from kinfed.reproduce.judge import NOT_RUN, verdicts
 from kinfed.reproduce.markdown_page import commands, markdown_page, provenance_text

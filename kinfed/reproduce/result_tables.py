@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import rich.table
 
 from kinfed.analysis import Average, average, interval
-from kinfed.report import TableCell, TableColumn, TextTable, csv_text, format_number, plural
+from kinfed.report import TableCell, TableColumn, TextTable, csv_text
+from kinfed.report.drawing import format_number, plural
 from kinfed.reproduce.judge import NOT_RUN
 from kinfed.reproduce.measure import Reproduction
 from kinfed.reproduce.recipe import PublishedNumber, ResultColumn, Results, ResultTable, difference

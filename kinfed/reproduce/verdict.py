@@ -10,7 +10,7 @@ from typing import Literal
 from scipy.special import stdtr
 
 from kinfed.analysis import Interval, student_quantile
-from kinfed.report import format_number
+from kinfed.report.drawing import format_number
 from kinfed.reproduce.recipe import Source
 
 Status = Literal["reproduced", "contradicted", "tied", "undecided", "cannot be tested here", "not judged"]

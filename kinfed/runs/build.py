@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from kinfed.core import option_types
-from kinfed.data import SOURCES, Federation, Problem, Resplit, fold_of_federation, make_federation, names_clients
+from kinfed.data import Federation, Problem, Resplit, fold_of_federation, make_federation
+from kinfed.data.sources import SOURCES, names_clients
 from kinfed.engine import (
     Builder,
     ModuleTask,
@@ -33,10 +34,7 @@ COLUMNS = ("client_column", "label_column", "group_column", "split_column", "wei
 def build_federation(config: RunConfig, seed: int, fold: int = 0) -> Federation:
     """The clients of a run: a saved federation's folder, a user's table, or a named data set, shared out; with `folds`
     in that fold of its cross-validation."""
-    from kinfed.data import (
-        is_table,
-        load_source,  # with pyarrow, which a federation in memory does not need
-    )
+    from kinfed.data.sources import is_table, load_source
 
     name, source_options = config.dataset.name, dict(config.dataset.options)
     columns = {column: getattr(config, column) for column in COLUMNS if getattr(config, column) is not None}

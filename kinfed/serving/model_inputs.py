@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kinfed.data import Description, Federation, Problem, TextInput
+from kinfed.data import Description, Federation, Problem
+from kinfed.data.sources import TextInput
 from kinfed.errors import DataError, ModelError
 
 if TYPE_CHECKING:

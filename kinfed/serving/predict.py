@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from kinfed.data import is_table, load_inputs, read_table
+from kinfed.data.sources import is_table, load_inputs, read_table
 from kinfed.engine import Builder
 from kinfed.errors import DataError
 from kinfed.records import RunFiles

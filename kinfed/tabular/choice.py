@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.analysis import estimate_spread
+from kinfed.analysis import gain
 from kinfed.engine import Judged, Measure, bootstrap_draws, deviation_of_draws
 from kinfed.tabular.portfolio import ALONE
 
@@ -75,7 +75,7 @@ def shrunk(seen: Tensor, error: Tensor) -> Advantage:
     if not bool(known.any()):
         return Advantage(seen, error, 0.0, 0.0, torch.zeros_like(seen))
     a, variance = seen[known], error[known].square()
-    spread = estimate_spread(a, variance).s0 if len(a) > 1 else 0.0  # τ²
+    spread = gain.estimate_spread(a, variance).s0 if len(a) > 1 else 0.0  # τ²
     w = 1 / (spread + variance)
     mean = w @ a / w.sum()  # μ
     B = variance / (variance + spread)

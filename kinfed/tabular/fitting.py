@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from kinfed.core import storage
-from kinfed.data import Federation, Resplit, Source, example_weights, make_federation
+from kinfed.data import Federation, Resplit, example_weights, make_federation
+from kinfed.data.sources import Source
 from kinfed.errors import ConfigError
 from kinfed.newcomers import RunInMemory
 from kinfed.records import RunFolder

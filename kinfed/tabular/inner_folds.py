@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from kinfed.core import rng
-from kinfed.data import Federation, Source, fold_numbers, make_federation, name_keys, take_rows
+from kinfed.data import Federation, fold_numbers, make_federation, name_keys
+from kinfed.data.sources import Source, take_rows
 from kinfed.errors import DataError
 
 NEVER = -1  # the fold of a row that always trains

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from kinfed.config import RunConfig, make_config
 from kinfed.core import storage
-from kinfed.data import Federation, Source
+from kinfed.data import Federation
+from kinfed.data.sources import Source
 from kinfed.errors import ConfigError
 from kinfed.runs import Interrupted, run
 from kinfed.tabular.fit_settings import FitSettings

@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from kinfed.core import make_options
-from kinfed.data import SOURCES, Source, TableOptions, as_table, load_source, read_table, source_from_table
+from kinfed.data import as_table
+from kinfed.data.sources import SOURCES, Source, TableOptions, load_source, read_table, source_from_table
 from kinfed.errors import ConfigError, DataError
 
 SITE = "site"  # the column that names the file of a row

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kinfed.analysis import MetricStyle, metric_style
-from kinfed.report import format_number, plural
+from kinfed.report.drawing import format_number, plural
 from kinfed.tabular.fit_result import ContenderRecord, Estimate, FitResult, SiteRecord
 from kinfed.tabular.portfolio import ALONE, FINE_TUNED, ONE_MODEL
 

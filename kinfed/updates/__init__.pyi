@@ -1,3 +1,4 @@
+from kinfed.updates import secure_sum as secure_sum
 from kinfed.updates.codecs import CODECS as CODECS
 from kinfed.updates.codecs import Codec as Codec
 from kinfed.updates.codecs import first_option as first_option
@@ -14,11 +15,6 @@ from kinfed.updates.screening import UpdateSpec as UpdateSpec
 from kinfed.updates.screening import screen as screen
 from kinfed.updates.screening import trained_columns as trained_columns
 from kinfed.updates.screening import without as without
-from kinfed.updates.secure_sum import KEYS_BYTES as KEYS_BYTES
-from kinfed.updates.secure_sum import LEAST_CLIENTS as LEAST_CLIENTS
-from kinfed.updates.secure_sum import SEALED_BYTES as SEALED_BYTES
-from kinfed.updates.secure_sum import SHARE_BYTES as SHARE_BYTES
-from kinfed.updates.secure_sum import SIGNATURE_BYTES as SIGNATURE_BYTES
 from kinfed.updates.secure_sum import FixedPoint as FixedPoint
 from kinfed.updates.secure_sum import SecureSettings as SecureSettings
 from kinfed.updates.secure_sum import SecureSum as SecureSum

@@ -25,24 +25,20 @@ from torch import Tensor
 
 from kinfed.core import rng
 from kinfed.data import (
-    SUFFIXES,
     Cohort,
     Features,
     Federation,
-    LabelledRows,
     Problem,
     Ragged,
     TablePreprocessing,
     TableStatistics,
-    TextInput,
     as_features,
     example_weights,
     hold_out,
-    is_table,
-    load_like,
     name_keys,
     read_known_target,
 )
+from kinfed.data.sources import SUFFIXES, LabelledRows, TextInput, is_table, load_like
 from kinfed.deploy.node.node_settings import NodeSettings, calls_function
 from kinfed.deploy.settings import Deployment
 from kinfed.errors import ConfigError, DataError, StorageError

@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kinfed.data import LENGTH, TableOptions
+from kinfed.data.sources import LENGTH, TableOptions
 from kinfed.deploy.node.owner_policy import NodeRules
 from kinfed.deploy.settings import distinct
 from kinfed.errors import ConfigError, unknown_name

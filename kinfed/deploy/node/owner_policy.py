@@ -28,7 +28,7 @@ from kinfed.algorithms import AnyAlgorithm
 from kinfed.data import SPLITS
 from kinfed.deploy.settings import STANDARD, Deployment
 from kinfed.errors import ConfigError, unknown_name
-from kinfed.updates import LEAST_CLIENTS
+from kinfed.updates import secure_sum
 
 DEFAULT_DELTA = 1e-5
 
@@ -47,7 +47,7 @@ class NodeRules:
     sums: bool = False
     strict: bool = False
     require_secure_aggregation: bool = False
-    least_clients: int = LEAST_CLIENTS
+    least_clients: int = secure_sum.LEAST_CLIENTS
 
     @classmethod
     def parse(cls, table: Mapping[str, str]) -> NodeRules:
@@ -64,7 +64,7 @@ class NodeRules:
             if name in texts:
                 values[name] = _yes(name, texts[name])
         if "least_clients" in texts:
-            values["least_clients"] = _whole("least_clients", texts["least_clients"], LEAST_CLIENTS)
+            values["least_clients"] = _whole("least_clients", texts["least_clients"], secure_sum.LEAST_CLIENTS)
         rules = cls(**values)
         if not 0 <= rules.min_noise < math.inf:
             raise ConfigError(f"min_noise in --node-config is 0 or more; got {rules.min_noise:g}")

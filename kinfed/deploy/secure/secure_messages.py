@@ -28,7 +28,7 @@ from torch import Tensor
 from kinfed.deploy.secure.masks import SECRET_BYTES
 from kinfed.deploy.transport.client_keys import has_signed
 from kinfed.deploy.transport.wire import MessageError, Packet
-from kinfed.updates import KEYS_BYTES
+from kinfed.updates import secure_sum
 
 
 def threshold_of(clients: int, share: float) -> int:
@@ -47,8 +47,8 @@ class KeyRecord:
 
     @classmethod
     def read(cls, row: bytes) -> KeyRecord:
-        if len(row) != KEYS_BYTES:
-            raise MessageError(f"keys of {KEYS_BYTES} bytes are wanted; got {len(row)}")
+        if len(row) != secure_sum.KEYS_BYTES:
+            raise MessageError(f"keys of {secure_sum.KEYS_BYTES} bytes are wanted; got {len(row)}")
         parts = [row[begin : begin + SECRET_BYTES] for begin in range(0, 3 * SECRET_BYTES, SECRET_BYTES)]
         return cls(parts[0], parts[1], parts[2], row[3 * SECRET_BYTES :])
 

@@ -22,7 +22,7 @@ from kinfed.deploy.secure.secure_session import read_vector
 from kinfed.deploy.transport.client_keys import has_signed
 from kinfed.deploy.transport.wire import MessageError, Packet
 from kinfed.errors import KinfedError
-from kinfed.updates import KEYS_BYTES, SEALED_BYTES, SHARE_BYTES, SIGNATURE_BYTES
+from kinfed.updates import secure_sum
 
 # (kind, questions by client's number, what to do with an answer, how many are needed): reasons of those without one
 Ask = Callable[[str, Mapping[int, Packet], Callable[[int, Packet], None], int], None]
@@ -40,7 +40,7 @@ class SecureTotal:
 
 def read_record(answer: Packet, run: str, round: int, member: Member) -> KeyRecord:
     """The keys in an answer to `train`."""
-    record = KeyRecord.read(to_bytes(answer, "keys", "record", 1, KEYS_BYTES)[0])
+    record = KeyRecord.read(to_bytes(answer, "keys", "record", 1, secure_sum.KEYS_BYTES)[0])
     if not record.is_of(run, round, member):
         raise MessageError(f"keys for a secure sum that {member.name} has not signed")
     return record
@@ -95,11 +95,11 @@ class SecureRound:
         question = Packet({"clients": clients}, {"keys": {"records": records}})
         return self._put(
             SHARE, dict.fromkeys(range(count), question),
-            lambda answer: to_bytes(answer, "shares", "sealed", count, SEALED_BYTES), "shared their secrets",
+            lambda answer: to_bytes(answer, "shares", "sealed", count, secure_sum.SEALED_BYTES), "shared their secrets",
         )  # fmt: skip
 
     def _masked(self, senders: Sequence[int], sealed: Mapping[int, list[bytes]]) -> dict[int, Ring]:
-        count, blank = len(self.assembly.members), bytes(SEALED_BYTES)
+        count, blank = len(self.assembly.members), bytes(secure_sum.SEALED_BYTES)
         flags = {"senders": to_flags(senders, count)}
         questions = {
             place: Packet({}, {
@@ -115,7 +115,8 @@ class SecureRound:
         question = Packet({}, {"lists": {"survivors": to_flags(survivors, len(assembly.members))}})
         signatures = self._put(
             CONFIRM, dict.fromkeys(survivors, question),
-            lambda answer: to_bytes(answer, "list", "signature", 1, SIGNATURE_BYTES)[0], "signed who is in the sum",
+            lambda answer: to_bytes(answer, "list", "signature", 1, secure_sum.SIGNATURE_BYTES)[0],
+            "signed who is in the sum",
             lambda place, signature: has_signed(
                 assembly.members[place].key, signature, assembly.confirmation(place, survivors)
             ),
@@ -125,12 +126,13 @@ class SecureRound:
     def _revealed(self, survivors: Sequence[int], signatures: Mapping[int, bytes]) -> dict[int, list[bytes]]:
         """By the place of who reveals: shares by the place of whose they are."""
         count = len(self.assembly.members)
-        rows = to_rows([signatures.get(place, bytes(SIGNATURE_BYTES)) for place in range(count)])
+        rows = to_rows([signatures.get(place, bytes(secure_sum.SIGNATURE_BYTES)) for place in range(count)])
         lists = {"survivors": to_flags(survivors, count), "signatures": rows}
         question = Packet({}, {"lists": lists})
         return self._put(
             UNMASK, dict.fromkeys(sorted(signatures), question),
-            lambda answer: to_bytes(answer, "shares", "revealed", count, SHARE_BYTES), "revealed their shares",
+            lambda answer: to_bytes(answer, "shares", "revealed", count, secure_sum.SHARE_BYTES),
+            "revealed their shares",
         )  # fmt: skip
 
     def _put(

@@ -35,7 +35,7 @@ from kinfed.deploy.secure.secure_memory import SumMemory, SumState
 from kinfed.deploy.secure.secure_messages import Assembly, KeyRecord, Member, threshold_of, to_bytes, to_places, to_rows
 from kinfed.deploy.transport.client_keys import fingerprint, has_signed, read_public_keys, sign
 from kinfed.deploy.transport.wire import MessageError, Packet
-from kinfed.updates import KEYS_BYTES, SEALED_BYTES, SHARE_BYTES, SIGNATURE_BYTES
+from kinfed.updates import secure_sum
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class SecureSession:
         if self._state.sealed:
             return Packet({}, {"shares": {"sealed": to_rows([bytes.fromhex(row) for row in self._state.sealed])}})
         clients = order.require("clients", list)
-        records = to_bytes(order, "keys", "records", len(clients), KEYS_BYTES)
+        records = to_bytes(order, "keys", "records", len(clients), secure_sum.KEYS_BYTES)
         self._state = replace(self._state, clients=clients, records=[record.hex() for record in records])
         assembly = self._assembly()
         self._check_members(assembly)
@@ -118,7 +118,7 @@ class SecureSession:
         private, sealed = bytes.fromhex(self._state.sealing), []
         for place, record in enumerate(assembly.records):
             if place == me:
-                sealed.append(bytes(SEALED_BYTES))
+                sealed.append(bytes(secure_sum.SEALED_BYTES))
                 continue
             purpose = assembly.purpose("shares", me, place)
             sealed.append(seal(agreed_key(private, record.sealing, purpose), seeds[place] + keys[place], purpose))
@@ -132,7 +132,10 @@ class SecureSession:
         me, count = assembly.place(self.owner.number), len(assembly.members)
         senders = to_places(order, "senders", count)
         self._check_list(assembly, senders, "would share secrets")
-        sealed, private = to_bytes(order, "shares", "sealed", count, SEALED_BYTES), bytes.fromhex(self._state.sealing)
+        sealed, private = (
+            to_bytes(order, "shares", "sealed", count, secure_sum.SEALED_BYTES),
+            bytes.fromhex(self._state.sealing),
+        )
         pairs = {}
         for place in senders:
             if place != me:
@@ -174,7 +177,7 @@ class SecureSession:
         survivors = to_places(order, "survivors", count)
         if not survivors or survivors != state.survivors:
             raise Refused(f"{self.owner.name} has not signed this list of clients, and reveals nothing for it")
-        signatures = to_bytes(order, "lists", "signatures", count, SIGNATURE_BYTES)
+        signatures = to_bytes(order, "lists", "signatures", count, secure_sum.SIGNATURE_BYTES)
         signed = [
             place
             for place in survivors
@@ -188,7 +191,10 @@ class SecureSession:
         shares = []
         for place in range(count):
             pair = bytes.fromhex(state.kept if place == me else state.pairs.get(str(place), ""))
-            shares.append((pair[:SHARE_BYTES] if place in survivors else pair[SHARE_BYTES:]) or bytes(SHARE_BYTES))
+            shares.append(
+                (pair[: secure_sum.SHARE_BYTES] if place in survivors else pair[secure_sum.SHARE_BYTES :])
+                or bytes(secure_sum.SHARE_BYTES)
+            )
         return Packet({}, {"shares": {"revealed": to_rows(shares)}})
 
     # ---- checks ----

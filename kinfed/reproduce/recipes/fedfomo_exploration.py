@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from kinfed.analysis import Comparison
-from kinfed.report import axis
+from kinfed.report.drawing import axis
 from kinfed.reproduce import (
     Claim,
     Question,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kinfed.analysis import Comparison
-from kinfed.report import axis
+from kinfed.report.drawing import axis
 from kinfed.reproduce import (
     Claim,
     Question,

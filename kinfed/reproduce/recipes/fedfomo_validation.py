@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kinfed.analysis import Comparison
-from kinfed.report import log_axis
+from kinfed.report.drawing import log_axis
 from kinfed.reproduce import (
     Claim,
     Question,

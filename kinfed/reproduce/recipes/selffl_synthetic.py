@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kinfed.analysis import Comparison
-from kinfed.report import axis, styles
+from kinfed.report.drawing import axis, styles
 from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, Results, ResultTable, Study
 from kinfed.reproduce.recipe import SELF_FL, BySeed, Measurements, RecipeFigure, Scale, difference, either_way
 from kinfed.reproduce.recipe_figures import line_chart

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kinfed.data import PAPER_EXAMPLES, SIZES, STATES, TYPES
+from kinfed.data.sources import PAPER_EXAMPLES, SIZES, STATES, TYPES
 from kinfed.records import Run
 from kinfed.reproduce import (
     Claim,

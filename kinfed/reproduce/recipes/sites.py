@@ -12,7 +12,7 @@ from typing import Any
 from kinfed.analysis import Comparison, average
 from kinfed.engine import MEASURES, Measure
 from kinfed.records import Run
-from kinfed.report import HUES, Figure, axis, dots, escape, layout
+from kinfed.report.drawing import HUES, Figure, axis, dots, escape, layout
 from kinfed.reproduce import Question, Recipe, ResultColumn, Results, ResultTable, RunPart
 from kinfed.reproduce.recipe import SITES, Measurements, RecipeFigure, Scale
 
