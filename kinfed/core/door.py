@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,9 +29,7 @@ def open_door(room: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
             raise AttributeError(f"module {room!r} has no public name {name!r}")
         home = importlib.import_module(homes[name])
         is_file = homes[name] == room or not hasattr(home, name)
-        value = importlib.import_module(f"{homes[name]}.{name}") if is_file else getattr(home, name)
-        setattr(sys.modules[room], name, value)
-        return value
+        return importlib.import_module(f"{homes[name]}.{name}") if is_file else getattr(home, name)
 
     return get, lambda: sorted(homes), sorted(homes)
 

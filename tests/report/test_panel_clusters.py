@@ -16,13 +16,13 @@ from report_fixture import described
 from sklearn.metrics import adjusted_rand_score
 
 import kinfed
-from kinfed.analysis.comparison import Method, compare
+from kinfed.analysis.comparison import Method, compare, slots
 from kinfed.analysis.statistics import adjusted_rand
 from kinfed.records.reader import Final, JournalRound, Run, Trial, load_runs
 from kinfed.report import build
 from kinfed.report.drawing import palette
 from kinfed.report.drawing.chart import Figure
-from kinfed.report.drawing.palette import HUES, styles
+from kinfed.report.drawing.palette import HUES
 from kinfed.report.panels import method_panels
 from kinfed.report.panels.apfl_panel import mixing
 from kinfed.report.panels.clusters_panel import MAX_ROWS, cluster_history, clusters, color
@@ -48,7 +48,7 @@ def method(
     run = Run(
         Path("r"), "r", {"algorithms": {family: {"method": family}}}, "0", {}, "", trials, dict.fromkeys(seeds, data)
     )
-    return Method(family, family, 0, styles([family])[0], run, trials)
+    return Method(family, family, 0, slots([family])[0], run, trials)
 
 
 def drawable(figures: tuple[Figure, ...]) -> None:

@@ -11,13 +11,12 @@ from plotly import graph_objects
 from report_fixture import described
 
 import kinfed
-from kinfed.analysis.comparison import Method
+from kinfed.analysis.comparison import Method, slots
 from kinfed.data.descriptions.description import Description
 from kinfed.records.reader import Final, JournalRound, Run, Trial
 from kinfed.report import build
 from kinfed.report.charts.client_groups import ClientGroups
 from kinfed.report.drawing import palette
-from kinfed.report.drawing.palette import styles
 from kinfed.report.panels import Panel
 from kinfed.report.panels.fedfomo_panel import MAX_STEPS, kin_found, who_helps_whom
 
@@ -44,7 +43,7 @@ def method(clients: int, rounds: int, data: Description | None, recorded: bool =
     lines = tuple(JournalRound(r, 1.0, clients, 0, 1.0, 1.0, {}, figures(r)) for r in range(1, rounds + 1))
     trial = Trial("fedfomo", 0, lines, (), Final(rounds, rounds, {}, 1.0, 1.0, 1.0), True)
     run = Run(Path("r"), "r", {}, "0", {}, "", (trial,), {} if data is None else {0: data})
-    return Method("fedfomo", "FedFomo", 0, styles(["fedfomo"])[0], run, (trial,))
+    return Method("fedfomo", "FedFomo", 0, slots(["fedfomo"])[0], run, (trial,))
 
 
 def made(*arguments: Any, **options: Any) -> Panel:

@@ -35,7 +35,7 @@ from kinfed.report import build, csv_downloads, method_tables
 from kinfed.report.charts import figures
 from kinfed.report.charts.class_map import MAX_COLUMNS, class_map, client_columns
 from kinfed.report.charts.gain_figures import gain_against_size, sorted_gains
-from kinfed.report.drawing import palette
+from kinfed.report.drawing import palette, style_of
 from kinfed.report.drawing.chart import Figure, axis, escape, layout, log_axis, numbers, short, subsampled
 from kinfed.report.drawing.formats import format_number
 from kinfed.report.panels import PANELS, Panel, method_panels, series
@@ -229,7 +229,7 @@ def test_runs_on_the_same_data_are_compared_and_methods_carry_their_run(tmp_path
     two = write_run(tmp_path / "two", **SMALL | {"algorithms": ("ditto", "apfl")}, settings={"lr": 0.5})
     (made,) = compare(load_runs([one, two]))
     assert [m.label for m in made.methods] == ["Local", "FedAvg", "Ditto · one", "Ditto · two", "APFL"]
-    assert len({m.style for m in made.methods}) == 5
+    assert len({style_of(m) for m in made.methods}) == 5
     assert cautions(made) == ["The runs share their data but differ in lr (0.05 / 0.5)."]
 
 
@@ -241,7 +241,7 @@ def test_runs_on_different_data_stand_apart(tmp_path: Path) -> None:
     assert text.count("<h2>") == 2
     assert text.count(">Results</h3>") == 2
     first, second = compare(load_runs([one, two]))
-    assert [m.style for m in first.methods] == [m.style for m in second.methods]
+    assert [style_of(m) for m in first.methods] == [style_of(m) for m in second.methods]
     assert not {m.index for m in first.methods} & {m.index for m in second.methods}
 
 
