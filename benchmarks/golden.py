@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -235,11 +236,12 @@ def _hashes(folder: Path) -> Iterator[tuple[str, Any]]:
             yield from _of_clients(name, path)
         elif path.suffix == ".safetensors" and "vault" not in path.parts:
             owner = re.sub(r"/\d{8}-[0-9a-f]{16}$", "", name.removesuffix(".safetensors"))
-            tensors.setdefault(owner, []).append(_digest(path.read_bytes()))
+            content = re.sub(rb'"seconds":"[^"]*"', b"", path.read_bytes())
+            tensors.setdefault(owner, []).append(_digest(content))
         elif path.name in ("results.csv", "results.md"):
             lines = path.read_text().splitlines()
             yield name, _digest("\n".join(line for line in lines if not line.startswith("Scale ")))  # date, seconds
-        elif path.name in ("config.json", "summary.json", "fit.json", "deployment.json", "study.json"):
+        elif path.name in ("config.json", "summary.json", "fit.json", "study.json"):
             yield name, _digest(json.dumps(_timeless(json.loads(path.read_text())), sort_keys=True))
     yield from ((name, _digest(" ".join(digests))) for name, digests in tensors.items())
 
@@ -291,8 +293,8 @@ def processor() -> str:
 def measure(tree: Path, pattern: str) -> dict[str, Any]:
     """All cells whose name matches, with the package in `tree`."""
     results: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="golden-") as folder:
-        runner = Runner(tree, Path(folder))
+    with _working_folder() as folder:
+        runner = Runner(tree, folder)
         for cell in cells():
             if re.search(pattern, cell.name):
                 begun = time.perf_counter()
@@ -301,6 +303,20 @@ def measure(tree: Path, pattern: str) -> dict[str, Any]:
                 if "failed" in results[cell.name]:
                     print(f"  {results[cell.name]['failed']}", flush=True)
     return results
+
+
+@contextmanager
+def _working_folder() -> Iterator[Path]:
+    """A folder that is at the same place for every tree, as settings and their hashes name paths."""
+    folder = Path(tempfile.gettempdir()) / "kinfed-golden"
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        sys.exit(f"{folder} is there: another matrix is running, or was killed; remove the folder in the latter case")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def differences(wanted: Mapping[str, Any], got: Mapping[str, Any], exact: bool) -> Iterator[str]:
