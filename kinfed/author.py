@@ -8,6 +8,7 @@ from __future__ import annotations
 from kinfed.algorithms.base import (
     EXAMPLE_COUNT,
     Algorithm,
+    AveragingAlgorithm,
     PrivacyProfile,
     RoundInfo,
     ServerModels,
@@ -46,6 +47,7 @@ __all__ = [
     "EXAMPLE_COUNT",
     "Add",
     "Algorithm",
+    "AveragingAlgorithm",
     "Batch",
     "Batches",
     "ClassSums",

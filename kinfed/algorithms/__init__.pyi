@@ -6,6 +6,7 @@ from kinfed.algorithms.algorithm_names import tuning_space as tuning_space
 from kinfed.algorithms.base import EXAMPLE_COUNT as EXAMPLE_COUNT
 from kinfed.algorithms.base import Algorithm as Algorithm
 from kinfed.algorithms.base import AnyAlgorithm as AnyAlgorithm
+from kinfed.algorithms.base import AveragingAlgorithm as AveragingAlgorithm
 from kinfed.algorithms.base import PrivacyProfile as PrivacyProfile
 from kinfed.algorithms.base import RoundInfo as RoundInfo
 from kinfed.algorithms.base import ServerModels as ServerModels
@@ -14,13 +15,14 @@ from kinfed.algorithms.base import deployed_models as deployed_models
 from kinfed.algorithms.base import deploys_state as deploys_state
 from kinfed.algorithms.base import option_values as option_values
 from kinfed.algorithms.base import privacy_profile as privacy_profile
+from kinfed.algorithms.base import required_averaging as required_averaging
 from kinfed.algorithms.cgpfl.bound import complexity as complexity
 from kinfed.algorithms.cgpfl.bound import confidence as confidence
 from kinfed.algorithms.cgpfl.bound import label_discrepancy as label_discrepancy
 from kinfed.algorithms.common.averaging import COUNT as COUNT
 from kinfed.algorithms.common.averaging import DELTA as DELTA
 from kinfed.algorithms.common.averaging import averaged_rows as averaged_rows
-from kinfed.algorithms.common.averaging import with_mean as with_mean
+from kinfed.algorithms.common.averaging import mean_from_row as mean_from_row
 from kinfed.algorithms.common.message_shape import averaged_changes as averaged_changes
 from kinfed.algorithms.common.message_shape import update_template as update_template
 from kinfed.algorithms.fedavg import FedAvg as FedAvg

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from kinfed.author import (
-    Algorithm,
+    AveragingAlgorithm,
     Cohort,
     DeltaUp,
     GradientStep,
@@ -42,7 +42,6 @@ from kinfed.author import (
     Weights,
     example_counts,
     gradient_steps,
-    mean_update,
     mixture,
     option,
     own_or_server,
@@ -58,14 +57,13 @@ class Client(Tree):
 
 
 @dataclass(frozen=True)
-class APFL(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
+class APFL(AveragingAlgorithm[ModelState, Client, ModelDown, DeltaUp]):
     alpha: float = option(0.5, "α at the start", ge=0, le=1, tune=Range(0.0, 1.0, log=False))
     adaptive: bool = option(True, "learn α; otherwise it stays")
     alpha_every_step: bool = option(False, "move α at every step instead of once per round")
     weights: Weights = option("equal", "weights of the average: equal (paper), or by N_m")
 
     traits = frozenset({"no momentum"})
-    averages = ("delta",)
 
     def init_server(self, task: Task, population: Population) -> ModelState:
         return ModelState(task.init(population.seed))
@@ -92,8 +90,8 @@ class APFL(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
             w.sub_(down.w), example_counts(self.weights, data)
         )
 
-    def aggregate(self, server: ModelState, ids: Tensor, up: DeltaUp, round: RoundInfo) -> ModelState:
-        return ModelState(server.w + mean_update(up.delta, up.count))
+    def step(self, server: ModelState, mean: DeltaUp, round: RoundInfo) -> ModelState:
+        return ModelState(server.w + mean.delta)
 
     def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
         return mixture(down.w, own_statistics(task, client, down.w), client.alpha, task.trainable)

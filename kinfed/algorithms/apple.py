@@ -86,7 +86,7 @@ class APPLE(Algorithm[Server, Nothing, Down, Up]):
     max_gb: float = option(4.0, "refuse cores and relations that take more than so many gigabytes", gt=0)
 
     traits = frozenset({"no momentum", "hands models on"})
-    averages = "hands every client's core on to all others instead of averaging them"
+    single_updates = "hands every client's core on to all others instead of averaging them"
 
     def check(self, task: Task, population: Population) -> None:
         n = population.num_clients

@@ -8,6 +8,10 @@ head of the algorithm's file. One round, for every algorithm and every pool:
     client, up  = client_update(task, client, down, data)  at the clients; `client` stays there
     server      = aggregate(server, ids, up, round)        of those who replied, in ascending order of ids
 
+A server that only averages updates is written as an AveragingAlgorithm, by what it does with their mean:
+
+    server      = step(server, mean, round)
+
 Evaluation uses `plan`, `download`, `personalize` on copies and changes nothing.
 `download` must act row by row: download(server, ids)[r] equals download(server, ids[r]), so that a pool may ask
 for it in chunks and never hold all clients' messages at once.
@@ -22,7 +26,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.common.averaging import own_or_server
+from kinfed.algorithms.common.averaging import COUNT, DELTA, mean_of, own_or_server
 from kinfed.core import Nothing, Tree, changed_repr, check_options, option, rng, take_rows
 from kinfed.data import Cohort, LocalTraining, Population
 from kinfed.engine import Task, sgd, task_for, trained_columns, with_neighbours
@@ -195,14 +199,67 @@ class Algorithm(Generic[Server, Client, Down, Up]):
         return None
 
     @property
-    def averages(self) -> tuple[str, ...] | str:
-        """The fields of Up that reach the server only through a weighted mean over the clients of the round, any other
-        field being a weight of that mean: robust averages may then take the mean's place. () where nothing is sent.
-        Where the server does more with updates, the reason why it cannot be so, to follow the algorithm's name."""
-        return "does not declare which fields of its updates are only averaged (`averages`)"
+    def single_updates(self) -> str:
+        """What the server does with single updates that their mean would not do for, to follow the algorithm's name;
+        "" where it only averages them (`AveragingAlgorithm`)."""
+        return "looks at single updates"
+
+    @property
+    def sends(self) -> bool:
+        """Whether anything leaves the clients."""
+        return True
+
+    def heard(self, task: Task, before: Client, after: Client, down: Down, up: Up) -> Client:
+        """The client's state `after` an update that reached the server as `up`, where that is not what was sent (codes
+        are not exact). For algorithms whose server adds up what their clients remember too: both must remember the
+        same. `before`: the state that training began with."""
+        return after
+
+    def invariant(self, task: Task, server: Server, clients: Client) -> tuple[Tensor, Tensor] | None:
+        """What the server keeps and the same of the states of all clients [K, ...]: equal after every round, whatever
+        happens to updates on the way."""
+        return None
+
+
+@dataclass(frozen=True)
+class AveragingAlgorithm(Algorithm[Server, Client, Down, Up]):
+    """An algorithm whose server knows its updates only by a weighted mean over the clients of a round: secure sums,
+    robust averages and user-level noise may take the mean's place."""
+
+    fields: ClassVar[tuple[str, ...]] = (DELTA,)
+    """Of Up, what is averaged; any other field is a weight of that mean. () where nothing is sent."""
+
+    @property
+    def single_updates(self) -> str:
+        return ""
+
+    @property
+    def sends(self) -> bool:
+        return bool(self.fields)
+
+    def step(self, server: Server, mean: Up, round: RoundInfo) -> Server:
+        """The server after a round. `mean` has the averaged fields without their axis of clients, and nothing else."""
+        raise NotImplementedError
+
+    def weight(self, up: Up) -> Tensor | None:
+        """[n]: what clients weigh in the mean; None: all the same."""
+        return getattr(up, COUNT, None)
+
+    def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
+        return self.step(server, mean_of(up, self.fields, self.weight(up)), round)
 
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]
+
+
+def required_averaging(
+    algorithm: AnyAlgorithm, label: str, consequence: str, setting: str
+) -> AveragingAlgorithm[Any, Any, Any, Any]:
+    """The algorithm as one that only averages. Refuses others, for what a setting could not do with them."""
+    if algorithm.single_updates:
+        raise ConfigError(f"{label} {algorithm.single_updates}, so {consequence}; leave out the method or {setting}")
+    assert isinstance(algorithm, AveragingAlgorithm)
+    return algorithm
 
 
 def check_algorithm_settings(algorithm: AnyAlgorithm, task: Task, population: Population) -> None:

@@ -101,7 +101,7 @@ class CFL(Algorithm[Server, Nothing, ModelDown, Up]):
         lt=1,
     )
 
-    averages = "compares updates and splits clients by them"
+    single_updates = "compares updates and splits clients by them"
 
     def init_server(self, task: Task, population: Population) -> Server:
         w, none = task.init(population.seed), torch.zeros(1, dtype=torch.float64)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kinfed.author import (
-    Algorithm,
+    AveragingAlgorithm,
     Cohort,
     ConfigError,
     DeltaUp,
@@ -37,7 +37,6 @@ from kinfed.author import (
     Weights,
     example_counts,
     gradient_steps,
-    mean_update,
     option,
     sgd,
 )
@@ -49,15 +48,13 @@ class Client(Tree):
 
 
 @dataclass(frozen=True)
-class Ditto(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
+class Ditto(AveragingAlgorithm[ModelState, Client, ModelDown, DeltaUp]):
     lam: float = option(1.0, "λ: how firmly the personal model is held near the server's", ge=0, tune=Range(1e-2, 1.9))
     weights: Weights = option("examples", "weights of the average: by N_m (Ditto-w), or equal (Ditto-e)")
     personal_lr: float | None = option(None, "η_p of the personal branch; the common lr where none is given", gt=0)
     personal_steps: int | None = option(
         None, "steps of the personal branch; as many as the other branch where none is given", ge=1
     )
-
-    averages = ("delta",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,8 +85,8 @@ class Ditto(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
         v = sgd(task, client.v, data.train.batches(self._personal_training), pull=pull)  # ∇f(v) + λ (v − w)
         return Client(v), DeltaUp(u.sub_(down.w), example_counts(self.weights, data))
 
-    def aggregate(self, server: ModelState, ids: Tensor, up: DeltaUp, round: RoundInfo) -> ModelState:
-        return ModelState(server.w + mean_update(up.delta, up.count))
+    def step(self, server: ModelState, mean: DeltaUp, round: RoundInfo) -> ModelState:
+        return ModelState(server.w + mean.delta)
 
     def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
         return client.v

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from kinfed.author import (
-    Algorithm,
+    AveragingAlgorithm,
     Cohort,
     ColumnSplit,
     DeltaUp,
@@ -48,7 +48,6 @@ from kinfed.author import (
     example_counts,
     gradient_steps,
     last_layers,
-    mean_update,
     option,
     own_or_server,
     parse_patterns,
@@ -67,7 +66,7 @@ class Client(Tree):
 
 
 @dataclass(frozen=True)
-class FedALA(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
+class FedALA(AveragingAlgorithm[ModelState, Client, ModelDown, DeltaUp]):
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
     upper_layers: int = option(1, "how many of the last layers are mixed element by element", ge=1)
     upper: str = option("", "layers that are mixed, by name or pattern, separated by commas, instead of upper_layers")
@@ -75,8 +74,6 @@ class FedALA(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
     share: float = option(0.8, "s: share of the training examples in a pass that learns Ω", gt=0, le=1)
     tol: float = option(0.01, "Ω has settled when losses of ten passes vary less than this; 0: never", ge=0)
     max_passes: int = option(50, "most passes until Ω has settled", ge=1)
-
-    averages = ("delta",)
 
     def split(self, task: Task) -> ColumnSplit:
         """The trainable columns of the upper layers are "own"."""
@@ -151,8 +148,8 @@ class FedALA(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
         """[n] batches of one pass."""
         return torch.ceil(self.share * count.to(torch.float64) / self.training.batch).to(torch.int64).clamp_min(1)
 
-    def aggregate(self, server: ModelState, ids: Tensor, up: DeltaUp, round: RoundInfo) -> ModelState:
-        return ModelState(server.w + mean_update(up.delta, up.count))
+    def step(self, server: ModelState, mean: DeltaUp, round: RoundInfo) -> ModelState:
+        return ModelState(server.w + mean.delta)
 
     def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> dict[str, Tensor]:
         own = own_or_server(client.seen, client.theta, down.w)

@@ -94,7 +94,7 @@ class FedAMP(Algorithm[Server, Client, Down, Up]):
     start: Literal["own", "mix"] = option("own", "where local training begins")
     max_gb: float = option(4.0, "refuse models that take more than so many gigabytes of the server's memory", gt=0)
 
-    averages = "keeps every single model"
+    single_updates = "keeps every single model"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from kinfed.algorithms.common.heads import class_means, required_body
 from kinfed.author import (
-    Algorithm,
+    AveragingAlgorithm,
     Batch,
     Cohort,
     ColumnSplit,
@@ -46,7 +46,6 @@ from kinfed.author import (
     Task,
     Tree,
     gradient_steps,
-    mean_update,
     option,
     own_or_server,
     sgd,
@@ -91,7 +90,7 @@ class Alignment:
 
 
 @dataclass(frozen=True)
-class FedAS(Algorithm[Server, Client, Down, Up]):
+class FedAS(AveragingAlgorithm[Server, Client, Down, Up]):
     align_epochs: int = option(1, "passes that align the received body with own features; 0: none", ge=0)
     align_lr: float = option(0.01, "rate of alignment", gt=0, tune=Range(1e-3, 0.3))
     fisher: Literal["example", "batch", "off"] = option(
@@ -148,9 +147,11 @@ class FedAS(Algorithm[Server, Client, Down, Up]):
             total[rows] += task.grad(theta[rows], batch).to(torch.float64).square().sum(1)
         return total.to(theta.dtype)
 
-    def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
-        weight = up.fisher if up.fisher is not None and bool((up.fisher > 0).any()) else None
-        return Server(server.shared + mean_update(up.delta, weight))
+    def weight(self, up: Up) -> Tensor | None:
+        return up.fisher if up.fisher is not None and bool((up.fisher > 0).any()) else None
+
+    def step(self, server: Server, mean: Up, round: RoundInfo) -> Server:
+        return Server(server.shared + mean.delta)
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> dict[str, Tensor]:
         split = ColumnSplit.from_mask(task.head.mask)
@@ -158,10 +159,12 @@ class FedAS(Algorithm[Server, Client, Down, Up]):
         return {"personal": own_or_server(client.seen, client.theta, current), "current_body": current}
 
     @property
-    def averages(self) -> tuple[str, ...] | str:
-        if self.fisher == "off":
-            return ("delta",)
-        return "weighs updates by a number that every client computes for itself; set fisher to off"
+    def single_updates(self) -> str:
+        return (
+            ""
+            if self.fisher == "off"
+            else "weighs updates by a number that every client computes for itself; set fisher to off"
+        )
 
     def privacy(self, count: Tensor) -> PrivacyProfile:
         if self.fisher != "off":

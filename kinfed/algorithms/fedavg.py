@@ -22,6 +22,7 @@ from torch import Tensor
 
 from kinfed.algorithms.common.last_model import Client, DeploysLastModel
 from kinfed.author import (
+    AveragingAlgorithm,
     Cohort,
     DeltaUp,
     ModelDown,
@@ -31,7 +32,6 @@ from kinfed.author import (
     Tree,
     difference,
     example_counts,
-    mean_update,
     option,
     sgd,
 )
@@ -44,13 +44,12 @@ class Server(Tree):
 
 
 @dataclass(frozen=True)
-class FedAvg(DeploysLastModel[Server, DeltaUp]):
+class FedAvg(DeploysLastModel[Server, DeltaUp], AveragingAlgorithm[Server, Client, ModelDown, DeltaUp]):
     smoothing: float | Literal["participation"] = option(
         1.0, "c in w ← (1 − c) w + c ŵ: a number, or the participation rate", gt=0, le=1
     )
 
     traits = frozenset({"state to deploy"})
-    averages = ("delta",)
 
     def init_server(self, task: Task, population: Population) -> Server:
         c = population.participation if isinstance(self.smoothing, str) else self.smoothing
@@ -69,6 +68,6 @@ class FedAvg(DeploysLastModel[Server, DeltaUp]):
         """Local training from the received model; what related methods change."""
         return sgd(task, w, data.train.batches(self.training))
 
-    def aggregate(self, server: Server, ids: Tensor, up: DeltaUp, round: RoundInfo) -> Server:
-        step = mean_update(up.delta, up.count)  # Σ p_m (u_m − w)
-        return Server(torch.add(server.w, step, alpha=float(server.c), out=step), server.c)
+    def step(self, server: Server, mean: DeltaUp, round: RoundInfo) -> Server:
+        w = torch.add(server.w, mean.delta, alpha=float(server.c), out=mean.delta)  # w + c Σ p_m (u_m − w)
+        return Server(w, server.c)

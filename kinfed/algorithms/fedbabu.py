@@ -24,7 +24,7 @@ from torch import Tensor
 
 from kinfed.algorithms.common.partial import Down, Up
 from kinfed.author import (
-    Algorithm,
+    AveragingAlgorithm,
     Cohort,
     ColumnSplit,
     ConfigError,
@@ -40,7 +40,6 @@ from kinfed.author import (
     example_counts,
     gradient_steps,
     last_layers,
-    mean_update,
     option,
     parse_patterns,
     sgd,
@@ -55,15 +54,13 @@ class Server(Tree):
 
 
 @dataclass(frozen=True)
-class FedBABU(Algorithm[Server, Nothing, Down, Up]):
+class FedBABU(AveragingAlgorithm[Server, Nothing, Down, Up]):
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
     head_layers: int = option(1, "how many of the last layers stay at their start", ge=0)
     head: str = option("", "layers of the head by name or pattern, separated by commas, instead of head_layers")
     tune_steps: int = option(20, "steps that make the server's model a personal one", ge=0)
     tune_lr: float | None = option(None, "rate of those steps; that of the round where none is given", gt=0)
     tune_part: Literal["full", "head", "body"] = option("full", "what those steps train")
-
-    averages = ("delta",)
 
     def split(self, task: Task) -> ColumnSplit:
         """The head's columns are "own"."""
@@ -99,8 +96,8 @@ class FedBABU(Algorithm[Server, Nothing, Down, Up]):
         head = split.take_own(task.init(data.seed)).to(down.shared)
         return split.join(head.expand(len(down.shared), -1), down.shared)
 
-    def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
-        return Server(server.shared + mean_update(up.delta, up.count), server.head, server.is_head)
+    def step(self, server: Server, mean: Up, round: RoundInfo) -> Server:
+        return Server(server.shared + mean.delta, server.head, server.is_head)
 
     def personalize(self, task: Task, client: Nothing, down: Down, data: Cohort) -> Tensor:
         split = self.split(task)

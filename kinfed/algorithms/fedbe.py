@@ -51,7 +51,7 @@ class FedBE(FedAvg):
     cycle: int = option(25, "steps between two models of the average", ge=1)
 
     traits = frozenset({"needs classes", "needs public data", "state to deploy"})
-    averages = "fits a distribution to the single models"  # type: ignore[assignment]  # the reason, not FedAvg's fields
+    single_updates = "fits a distribution to the single models"
 
     def check(self, task: Task, population: Population) -> None:
         required_head("FedBE", task)

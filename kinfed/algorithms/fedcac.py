@@ -76,7 +76,7 @@ class FedCAC(DeploysLastModel[Server, Up]):
     beta: float = option(100.0, "β: the round after which nobody helps with critical parameters", gt=0)
     max_gb: float = option(4.0, "refuse models and masks that take more than so many gigabytes of memory", gt=0)
 
-    averages = "keeps every single model"
+    single_updates = "keeps every single model"
 
     def check(self, task: Task, population: Population) -> None:
         n = population.num_clients

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from kinfed.algorithms.common.heads import linear_start, required_body
 from kinfed.author import (
-    Algorithm,
+    AveragingAlgorithm,
     Batch,
     Cohort,
     ColumnSplit,
@@ -46,7 +46,6 @@ from kinfed.author import (
     Weights,
     cross_entropy,
     example_counts,
-    mean_update,
     option,
     rng,
     sgd,
@@ -126,7 +125,7 @@ def mean_discrepancy(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class FedCP(Algorithm[Server, Client, Down, Up]):
+class FedCP(AveragingAlgorithm[Server, Client, Down, Up]):
     lam: float = option(
         5.0, "λ: how firmly features are held at those of the received body; 0: not", ge=0, tune=Range(0.1, 10.0)
     )
@@ -134,7 +133,7 @@ class FedCP(Algorithm[Server, Client, Down, Up]):
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
 
     traits = frozenset({"needs classes", "draws by client"})
-    averages = ("delta", "policy")
+    fields = ("delta", "policy")
 
     def check(self, task: Task, population: Population) -> None:
         required_body("FedCP", task)
@@ -178,8 +177,8 @@ class FedCP(Algorithm[Server, Client, Down, Up]):
             split.join(head, split.take_shared(down.w)), torch.cat([*parts, down.policy], 1), FeatureGate()
         )
 
-    def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
-        return Server(server.w + mean_update(up.delta, up.count), server.policy + mean_update(up.policy, up.count))
+    def step(self, server: Server, mean: Up, round: RoundInfo) -> Server:
+        return Server(server.w + mean.delta, server.policy + mean.policy)
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return self._rows(task, client, down)

@@ -113,7 +113,7 @@ class FedDBE(Algorithm[Server, Client, Down, Up]):
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
 
     traits = frozenset({"no momentum"})
-    averages = "also sends mean features, each once, which the server adds up over rounds"
+    single_updates = "also sends mean features, each once, which the server adds up over rounds"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -25,7 +25,7 @@ g_m, h and the correction have trainable columns only; running statistics (of Ba
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -73,7 +73,7 @@ class FedDyn(Algorithm[Server, Client, ModelDown, DeltaUp]):
         "mean", "the server's model: the mean of the last round's, or the corrected one that is sent"
     )
 
-    averages = "adds up all updates for ever to follow the mean of the clients' gradients"
+    single_updates = "adds up all updates for ever to follow the mean of the clients' gradients"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,6 +101,12 @@ class FedDyn(Algorithm[Server, Client, ModelDown, DeltaUp]):
         delta = theta - down.w
         g = client.g - self.alpha * delta[:, task.trainable]  # g_m ← g_m − α (θ_m − w)
         return Client(g, theta, torch.ones_like(client.seen)), DeltaUp(delta, None)
+
+    def heard(self, task: Task, before: Client, after: Client, down: ModelDown, up: DeltaUp) -> Client:
+        return replace(after, g=before.g - self.alpha * up.delta[:, task.trainable])
+
+    def invariant(self, task: Task, server: Server, clients: Client) -> tuple[Tensor, Tensor]:
+        return server.h, clients.g.mean(0)
 
     def aggregate(self, server: Server, ids: Tensor, up: DeltaUp, round: RoundInfo) -> Server:
         total = up.delta[:, round.trainable].sum(0, dtype=torch.float64)

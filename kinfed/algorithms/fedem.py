@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from kinfed.author import (
-    Algorithm,
+    AveragingAlgorithm,
     Batch,
     Cohort,
     Population,
@@ -40,7 +40,6 @@ from kinfed.author import (
     Tree,
     Weights,
     example_counts,
-    mean_update,
     option,
     sgd,
     take_rows,
@@ -71,14 +70,13 @@ class Up(Tree):
 
 
 @dataclass(frozen=True)
-class FedEM(Algorithm[Server, Client, Down, Up]):
+class FedEM(AveragingAlgorithm[Server, Client, Down, Up]):
     components: int = option(
         3, "K, the number of shared models; 1 is FedAvg", ge=1, tune=Range(1, 4, log=False, whole=True)
     )
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
 
     traits = frozenset({"needs classes"})
-    averages = ("delta",)
 
     def init_server(self, task: Task, population: Population) -> Server:
         return Server(torch.stack([task.init(population.seed, k) for k in range(self.components)]))
@@ -99,8 +97,8 @@ class FedEM(Algorithm[Server, Client, Down, Up]):
         seen = torch.ones_like(client.seen)
         return Client(pi, seen), Up(theta - down.theta, example_counts(self.weights, data))
 
-    def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
-        return Server(server.theta + mean_update(up.delta.flatten(1), up.count).reshape(server.theta.shape))
+    def step(self, server: Server, mean: Up, round: RoundInfo) -> Server:
+        return Server(server.theta + mean.delta)
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         pi, new = client.pi, (~client.seen).nonzero().squeeze(1)

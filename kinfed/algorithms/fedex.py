@@ -75,7 +75,7 @@ class FedEx(Algorithm[Server, Tree, Down, Up]):
     variants: tuple[AnyAlgorithm, ...] = field(default=(), kw_only=True)  # the method in every configuration
     discount: float = option(0.9, "γ: weight of a mean loss in λ for every round that has passed", gt=0, lt=1)
 
-    averages = "learns from every single validation loss"
+    single_updates = "learns from every single validation loss"
 
     @classmethod
     def of(cls, variants: tuple[AnyAlgorithm, ...]) -> FedEx:

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.common.distillation import OwnModels, digest, public_examples, public_scores
-from kinfed.author import Cohort, Population, Range, RoundInfo, Task, Tree, option, sgd
+from kinfed.author import AveragingAlgorithm, Cohort, Population, Range, RoundInfo, Task, Tree, option, sgd
 
 
 @dataclass
@@ -57,14 +57,14 @@ class Up(Tree):
 
 
 @dataclass(frozen=True)
-class FedMD(OwnModels[Server, Client, Down, Up]):
+class FedMD(OwnModels[Server, Client, Down, Up], AveragingAlgorithm[Server, Client, Down, Up]):
     digest_steps: int = option(
         20, "steps towards the consensus per round; 0: none", ge=0, tune=Range(5, 50, whole=True)
     )
     public_steps: int = option(20, "steps on labelled public examples in a client's first round; 0: none", ge=0)
     distance: Literal["l1", "l2"] = option("l1", "between logits and consensus: mean absolute, or mean squared error")
 
-    averages = ("scores",)
+    fields = ("scores",)
 
     def init_server(self, task: Task, population: Population) -> Server:
         assert population.pool is not None  # refused without
@@ -94,4 +94,7 @@ class FedMD(OwnModels[Server, Client, Down, Up]):
         return (2 * gap if self.distance == "l2" else gap.sign()) / z.shape[-1]
 
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
-        return Server(up.scores.mean(0), torch.ones_like(server.known))
+        return self.step(server, Up(up.scores.mean(0)), round)
+
+    def step(self, server: Server, mean: Up, round: RoundInfo) -> Server:
+        return Server(mean.scores, torch.ones_like(server.known))

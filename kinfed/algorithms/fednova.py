@@ -67,7 +67,7 @@ class FedNova(Algorithm[ModelState, Client, ModelDown, Up]):
     mu: float = option(0.0, "μ of FedProx's proximal term in local training; 0 for none", ge=0, tune=Range(1e-3, 1.0))
 
     traits = frozenset({"keeps stragglers"})
-    averages = "divides each update by the amount of work that its sender says it took"
+    single_updates = "divides each update by the amount of work that its sender says it took"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -41,7 +41,7 @@ from torch import Tensor
 from kinfed.algorithms.common.last_model import Client
 from kinfed.algorithms.fedprox import FedProx
 from kinfed.author import (
-    Algorithm,
+    AveragingAlgorithm,
     Cohort,
     ConfigError,
     DeltaUp,
@@ -54,7 +54,6 @@ from kinfed.author import (
     Task,
     Tree,
     Weights,
-    mean_update,
     option,
 )
 
@@ -67,7 +66,7 @@ class Server(Tree):
 
 
 @dataclass(frozen=True)
-class FedOpt(Algorithm[Server, Client, ModelDown, DeltaUp]):
+class FedOpt(AveragingAlgorithm[Server, Client, ModelDown, DeltaUp]):
     server_optimizer: Literal["adam", "yogi", "adagrad", "momentum"] = option("adam", "the server's rule")
     server_lr: float = option(0.1, "η, the server's learning rate", gt=0, tune=Range(1e-3, 1.0))
     beta1: float = option(0.9, "β₁ (FedAvgM's γ), momentum of the average update; 0 for none", ge=0, lt=1)
@@ -83,8 +82,6 @@ class FedOpt(Algorithm[Server, Client, ModelDown, DeltaUp]):
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
     mu: float = option(0.0, "μ of FedProx's proximal term in local training; 0 is FedAvg's", ge=0)
     server_nesterov: bool = option(False, "Nesterov's form of momentum, for server_optimizer = momentum")
-
-    averages = ("delta",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,9 +111,8 @@ class FedOpt(Algorithm[Server, Client, ModelDown, DeltaUp]):
     def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         return self._local.client_update(task, client, down, data)
 
-    def aggregate(self, server: Server, ids: Tensor, up: DeltaUp, round: RoundInfo) -> Server:
-        mean = mean_update(up.delta, up.count)
-        w, delta = server.w + mean, mean[round.trainable]  # Δ
+    def step(self, server: Server, mean: DeltaUp, round: RoundInfo) -> Server:
+        w, delta = server.w + mean.delta, mean.delta[round.trainable]  # Δ
         step, m, v = self._step(server, delta)
         w[round.trainable] = server.w[round.trainable] + step
         return Server(w, m, v)

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from kinfed.algorithms.common.last_model import Client
 from kinfed.author import (
-    Algorithm,
+    AveragingAlgorithm,
     Cohort,
     Collect,
     DeltaUp,
@@ -49,7 +49,6 @@ from kinfed.author import (
     example_counts,
     extrapolated,
     gradient_steps,
-    mean_update,
     option,
     own_or_server,
     sgd,
@@ -70,7 +69,7 @@ class Down(Tree):
 
 
 @dataclass(frozen=True)
-class FedPA(Algorithm[Server, Client, Down, DeltaUp]):
+class FedPA(AveragingAlgorithm[Server, Client, Down, DeltaUp]):
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
     samples: int = option(5, "l: posterior samples of a client and round", ge=1)
     burn_in: float = option(0.5, "share of the local steps before the first sample", ge=0, lt=1)
@@ -84,7 +83,6 @@ class FedPA(Algorithm[Server, Client, Down, DeltaUp]):
     fedavg_rounds: int = option(5, "rounds of FedAvg before the first samples", ge=0)
 
     traits = frozenset({"no momentum"})
-    averages = ("delta",)
 
     def init_server(self, task: Task, population: Population) -> Server:
         return Server(task.init(population.seed), torch.tensor(False))
@@ -126,9 +124,9 @@ class FedPA(Algorithm[Server, Client, Down, DeltaUp]):
         train_models(task, [batches], moves, models, {"first": first.double(), "length": length.double()})
         return theta, x, number
 
-    def aggregate(self, server: Server, ids: Tensor, up: DeltaUp, round: RoundInfo) -> Server:
+    def step(self, server: Server, mean: DeltaUp, round: RoundInfo) -> Server:
         rate = self.server_lr if bool(server.sampling) else 1.0
-        w = extrapolated(server.w, mean_update(up.delta, up.count), rate, round.trainable)
+        w = extrapolated(server.w, mean.delta, rate, round.trainable)
         return Server(w, server.sampling)
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:

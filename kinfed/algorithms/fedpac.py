@@ -107,7 +107,7 @@ class FedPAC(Algorithm[Server, Nothing, Down, Up]):
     weights: Weights = option("examples", "weights of bodies in the average: by N_i, or equal")
 
     traits = frozenset({"needs classes"})
-    averages = "also sends heads, class means and variances, from which the server solves for mixtures"
+    single_updates = "also sends heads, class means and variances, from which the server solves for mixtures"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -94,7 +94,7 @@ class FedProto(Algorithm[Server, Client, Down, Up]):
     weights: Weights = option("equal", "weights of clients in a prototype: equal, or by their examples of the class")
 
     traits = frozenset({"needs classes"})
-    averages = "sends prototypes of the classes each client has, and every class is averaged over other clients"
+    single_updates = "sends prototypes of the classes each client has, and every class is averaged over other clients"
 
     def check(self, task: Task, population: Population) -> None:
         required_body("FedProto", task)

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from kinfed.algorithms.common.heads import class_counts, required_head
 from kinfed.author import (
-    Algorithm,
+    AveragingAlgorithm,
     Batch,
     Cohort,
     Deltas,
@@ -47,7 +47,6 @@ from kinfed.author import (
     Weights,
     example_counts,
     logit_delta,
-    mean_update,
     option,
     sgd,
 )
@@ -85,7 +84,7 @@ class TwoHeads:
 
 
 @dataclass(frozen=True)
-class FedRoD(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
+class FedRoD(AveragingAlgorithm[ModelState, Client, ModelDown, DeltaUp]):
     gamma: float = option(1.0, "γ: strength of balancing in the generic loss; 0 is cross-entropy", ge=0)
     personal_lr: float | None = option(
         None, "rate of the personal head; the common lr where none is given", ge=0, tune=Range(1e-3, 1.0)
@@ -93,7 +92,6 @@ class FedRoD(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
 
     traits = frozenset({"needs classes"})
-    averages = ("delta",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -129,8 +127,8 @@ class FedRoD(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
         u = sgd(task, down.w, data.train.batches(training), cut=cut)
         return new, DeltaUp(u - down.w, example_counts(self.weights, data))
 
-    def aggregate(self, server: ModelState, ids: Tensor, up: DeltaUp, round: RoundInfo) -> ModelState:
-        return ModelState(server.w + mean_update(up.delta, up.count))
+    def step(self, server: ModelState, mean: DeltaUp, round: RoundInfo) -> ModelState:
+        return ModelState(server.w + mean.delta)
 
     def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
         weight, bias = task.head.split(down.w)

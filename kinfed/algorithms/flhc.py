@@ -80,7 +80,7 @@ class FLHC(Algorithm[Server, Nothing, ModelDown, DeltaUp]):
     )
     weights: Weights = option("examples", "weights of the averages: by N_m, or equal")
 
-    averages = "groups clients by their updates"
+    single_updates = "groups clients by their updates"
 
     def __post_init__(self) -> None:
         super().__post_init__()

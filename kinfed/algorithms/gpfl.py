@@ -31,7 +31,7 @@ from torch.nn.functional import normalize
 
 from kinfed.algorithms.common.heads import class_counts, linear_start, required_body
 from kinfed.author import (
-    Algorithm,
+    AveragingAlgorithm,
     Batch,
     Cohort,
     ColumnSplit,
@@ -44,7 +44,6 @@ from kinfed.author import (
     Weights,
     cross_entropy,
     example_counts,
-    mean_update,
     option,
     rng,
     sgd,
@@ -110,7 +109,7 @@ class ValveLoss:
 
 
 @dataclass(frozen=True)
-class GPFL(Algorithm[Server, Client, Down, Up]):
+class GPFL(AveragingAlgorithm[Server, Client, Down, Up]):
     lam: float = option(
         0.01, "λ: how firmly common features are held at the embedding of their class", ge=0, tune=Range(1e-4, 0.1)
     )
@@ -119,7 +118,7 @@ class GPFL(Algorithm[Server, Client, Down, Up]):
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
 
     traits = frozenset({"needs classes"})
-    averages = ("delta", "valve", "embeddings")
+    fields = ("delta", "valve", "embeddings")
 
     def check(self, task: Task, population: Population) -> None:
         required_body("GPFL", task)
@@ -166,13 +165,8 @@ class GPFL(Algorithm[Server, Client, Down, Up]):
         share = count / count.sum(1, keepdim=True).clamp_min(1)
         return torch.einsum("nc,ncd->nd", share, down.embeddings)
 
-    def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
-        moved = mean_update(up.embeddings.flatten(1), up.count)
-        return Server(
-            server.shared + mean_update(up.delta, up.count),
-            server.valve + mean_update(up.valve, up.count),
-            server.embeddings + moved.view_as(server.embeddings),
-        )
+    def step(self, server: Server, mean: Up, round: RoundInfo) -> Server:
+        return Server(server.shared + mean.delta, server.valve + mean.valve, server.embeddings + mean.embeddings)
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         model = ColumnSplit.from_mask(task.head.mask).join(client.head, down.shared)

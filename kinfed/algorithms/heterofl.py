@@ -71,7 +71,7 @@ class HeteroFL(Algorithm[Server, Client, MaskedDown, MaskedUp]):
     weights: Weights = option("equal", "weights of the average: equal (paper), or by N_m")
 
     traits = frozenset({"no momentum", "draws by client"})
-    averages = "averages every parameter over those clients that have it"
+    single_updates = "averages every parameter over those clients that have it"
 
     def __post_init__(self) -> None:
         super().__post_init__()

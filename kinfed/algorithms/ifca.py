@@ -73,7 +73,7 @@ class IFCA(Algorithm[Server, Nothing, Down, Up]):
     )
     weights: Weights = option("equal", "weights of the averages: equal (paper), or by N_m")
 
-    averages = "averages the updates of each cluster by themselves"
+    single_updates = "averages the updates of each cluster by themselves"
 
     def init_server(self, task: Task, population: Population) -> Server:
         same = self.init == "kmeans"

@@ -66,7 +66,7 @@ class KTpFL(OwnModels[Server, Client, Down, Up]):
     rho: float = option(0.1, "ρ: how firmly mixtures are held at equal shares", ge=0)
     sharpness: float = option(5.0, "κ of the softmax that brings mixtures back to shares", gt=0)
 
-    averages = "keeps every single prediction"
+    single_updates = "keeps every single prediction"
 
     def init_server(self, task: Task, population: Population) -> Server:
         assert population.pool is not None  # refused without

@@ -81,7 +81,9 @@ class L2GD(Algorithm[Server, Client, Down, Up]):
     )
     geometric: bool = option(False, "draw the number of local steps and of moves as the paper's coin does")
 
-    averages = "follows the mean of all models by adding up their changes (what is left out once is missing for ever)"
+    single_updates = (
+        "follows the mean of all models by adding up their changes (what is left out once is missing for ever)"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -119,6 +121,14 @@ class L2GD(Algorithm[Server, Client, Down, Up]):
         delta, behind = x - client.x, slice(task.trainable.stop, None)
         delta[:, behind] = x[:, behind] - down.mean[:, behind]
         return Client(x), Up(delta)
+
+    def heard(self, task: Task, before: Client, after: Client, down: Down, up: Up) -> Client:
+        x = before.x + up.delta
+        x[:, task.trainable.stop :] = down.mean[:, task.trainable.stop :] + up.delta[:, task.trainable.stop :]
+        return Client(x)
+
+    def invariant(self, task: Task, server: Server, clients: Client) -> tuple[Tensor, Tensor]:
+        return server.mean[task.trainable], clients.x[:, task.trainable].mean(0)
 
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
         change = up.delta.to(torch.float64).sum(0) / round.population.num_clients  # x̄ ← x̄ + (1/n) Σ Δ_i

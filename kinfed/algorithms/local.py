@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kinfed.author import (
-    Algorithm,
+    AveragingAlgorithm,
     Cohort,
     Nothing,
     Population,
@@ -32,9 +32,9 @@ class Client(Tree):
 
 
 @dataclass(frozen=True)
-class Local(Algorithm[Nothing, Client, Nothing, Nothing]):
+class Local(AveragingAlgorithm[Nothing, Client, Nothing, Nothing]):
     traits = frozenset({"keeps stragglers"})  # nobody waits for it
-    averages = ()  # nothing is sent
+    fields = ()  # nothing is sent
 
     def init_server(self, task: Task, population: Population) -> Nothing:
         return Nothing()
@@ -48,7 +48,7 @@ class Local(Algorithm[Nothing, Client, Nothing, Nothing]):
     def client_update(self, task: Task, client: Client, down: Nothing, data: Cohort) -> tuple[Client, Nothing]:
         return Client(sgd(task, client.theta, data.train.batches(self.training))), Nothing()
 
-    def aggregate(self, server: Nothing, ids: Tensor, up: Nothing, round: RoundInfo) -> Nothing:
+    def step(self, server: Nothing, mean: Nothing, round: RoundInfo) -> Nothing:
         return server
 
     def personalize(self, task: Task, client: Client, down: Nothing, data: Cohort) -> Tensor:

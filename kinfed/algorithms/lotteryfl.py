@@ -75,7 +75,7 @@ class LotteryFL(Algorithm[Server, Client, MaskedDown, MaskedUp]):
     weights: Weights = option("equal", "weights of the average: equal (the authors' code), or by N_m")
 
     traits = frozenset({"needs validation", "needs classes", "no momentum"})
-    averages = "averages every parameter over those clients that have it"
+    single_updates = "averages every parameter over those clients that have it"
 
     def init_server(self, task: Task, population: Population) -> Server:
         everything = packed(torch.ones(1, task.num_params, dtype=torch.bool))

@@ -104,7 +104,7 @@ class Mocha(Algorithm[Server, Client, Down, Up]):
             *("no momentum", "no weight decay", "no example weights"),
         }
     )
-    averages = "keeps what every client sent and learns from it how clients are related"
+    single_updates = "keeps what every client sent and learns from it how clients are related"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -84,7 +84,9 @@ class MochaDeep(Algorithm[Server, Client, Down, Up]):
         le=1,
     )
 
-    averages = "follows the mean of all models by adding up their changes (what is left out once is missing for ever)"
+    single_updates = (
+        "follows the mean of all models by adding up their changes (what is left out once is missing for ever)"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,6 +120,15 @@ class MochaDeep(Algorithm[Server, Client, Down, Up]):
             pull = strength, torch.nn.functional.pad(center, (0, task.num_params - center.shape[1]))
         w = sgd(task, client.w, data.train.batches(self.training), pull=pull)
         return Client(w), Up((w - client.w)[:, task.trainable])
+
+    def heard(self, task: Task, before: Client, after: Client, down: Down, up: Up) -> Client:
+        w = after.w.clone()
+        w[:, : up.delta.shape[1]] = before.w[:, : up.delta.shape[1]] + up.delta
+        return Client(w)
+
+    def invariant(self, task: Task, server: Server, clients: Client) -> tuple[Tensor, Tensor]:
+        own = clients.w[:, : server.models.shape[1]]
+        return server.models.squeeze(0), own if self.learn_omega else own.mean(0)
 
     def _pull(self, down: Down) -> tuple[float | Tensor, Tensor] | None:
         """2 λ₁ w + 2 λ₂ s (w − c) is one pull of strength 2 (λ₁ + λ₂ s), towards c λ₂ s / (λ₁ + λ₂ s)."""

@@ -53,7 +53,9 @@ class Client(Tree):
 class MRMTL(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
     lam: float = option(0.5, "λ: how firmly own models are held near the mean of all", ge=0, tune=Range(1e-2, 1.9))
 
-    averages = "follows the mean of all models by adding up their changes (what is left out once is missing for ever)"
+    single_updates = (
+        "follows the mean of all models by adding up their changes (what is left out once is missing for ever)"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,6 +77,12 @@ class MRMTL(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
         pull = (self.lam, down.w) if self.lam else None
         theta = sgd(task, client.theta, data.train.batches(self.training), pull=pull)  # ∇f(θ) + λ (θ − w)
         return Client(theta), DeltaUp(theta - client.theta, None)
+
+    def heard(self, task: Task, before: Client, after: Client, down: ModelDown, up: DeltaUp) -> Client:
+        return Client(before.theta + up.delta)
+
+    def invariant(self, task: Task, server: ModelState, clients: Client) -> tuple[Tensor, Tensor]:
+        return server.w, clients.theta.mean(0)
 
     def aggregate(self, server: ModelState, ids: Tensor, up: DeltaUp, round: RoundInfo) -> ModelState:
         change = up.delta.sum(0, dtype=torch.float64) / round.population.num_clients

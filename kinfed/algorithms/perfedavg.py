@@ -30,7 +30,7 @@ from torch import Tensor
 
 from kinfed.author import (
     Add,
-    Algorithm,
+    AveragingAlgorithm,
     Cohort,
     DeltaUp,
     Gradient,
@@ -48,7 +48,6 @@ from kinfed.author import (
     ServerModels,
     Task,
     gradient_steps,
-    mean_update,
     option,
     sgd,
     train_models,
@@ -56,7 +55,7 @@ from kinfed.author import (
 
 
 @dataclass(frozen=True)
-class PerFedAvg(Algorithm[ModelState, Nothing, ModelDown, DeltaUp]):
+class PerFedAvg(AveragingAlgorithm[ModelState, Nothing, ModelDown, DeltaUp]):
     variant: Literal["fo", "hf"] = option("fo", "first order, or Hessian-free")
     alpha: float | None = option(
         None, "α of the inner (adaptation) step; the common lr where none is given", ge=0, tune=Range(1e-3, 0.5)
@@ -66,7 +65,6 @@ class PerFedAvg(Algorithm[ModelState, Nothing, ModelDown, DeltaUp]):
     adapt_steps: int = option(1, "steps on training data that turn w into a personal model", ge=1)
 
     traits = frozenset({"no momentum"})
-    averages = ("delta",)
 
     def _rates(self, lr: float) -> tuple[float, float]:
         """α and β of a round, decaying in step with the common rate."""
@@ -112,8 +110,8 @@ class PerFedAvg(Algorithm[ModelState, Nothing, ModelDown, DeltaUp]):
             Add("w", "w", "v", -beta),  # w ← w − β (v − α q)
         ]
 
-    def aggregate(self, server: ModelState, ids: Tensor, up: DeltaUp, round: RoundInfo) -> ModelState:
-        return ModelState(server.w + mean_update(up.delta, up.count))
+    def step(self, server: ModelState, mean: DeltaUp, round: RoundInfo) -> ModelState:
+        return ModelState(server.w + mean.delta)
 
     def personalize(self, task: Task, client: Nothing, down: ModelDown, data: Cohort) -> Tensor:
         batches = data.train.batches(self.training.with_steps(self.adapt_steps), stream="adapt")

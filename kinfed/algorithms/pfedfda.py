@@ -89,7 +89,7 @@ class PFedFDA(Algorithm[Server, Nothing, Down, Up]):
     ridge: float = option(0.1, "added to the diagonal of a client's covariance", gt=0, tune=Range(1e-4, 1.0))
 
     traits = frozenset({"needs classes"})
-    averages = "sends covariances, which another rule than the mean would not leave positive definite"
+    single_updates = "sends covariances, which another rule than the mean would not leave positive definite"
 
     def check(self, task: Task, population: Population) -> None:
         head = required_body("pFedFDA", task)

@@ -116,7 +116,7 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
     )
 
     traits = frozenset({"draws by client"})  # embeddings
-    averages = "moves every client's embedding by that client's own update"
+    single_updates = "moves every client's embedding by that client's own update"
 
     def check(self, task: Task, population: Population) -> None:
         parameters = task.trainable.stop

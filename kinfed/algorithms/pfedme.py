@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from kinfed.author import (
-    Algorithm,
+    AveragingAlgorithm,
     Cohort,
     ConfigError,
     DeltaUp,
@@ -41,7 +41,6 @@ from kinfed.author import (
     example_counts,
     extrapolated,
     gradient_steps,
-    mean_update,
     option,
     train_models,
 )
@@ -53,7 +52,7 @@ class Client(Tree):
 
 
 @dataclass(frozen=True)
-class PFedMe(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
+class PFedMe(AveragingAlgorithm[ModelState, Client, ModelDown, DeltaUp]):
     lam: float = option(15.0, "λ: how firmly personal models are held near the local copy of w", gt=0)
     inner_steps: int = option(5, "K: steps towards the proximal point per batch", ge=1)
     personal_lr: float | None = option(None, "η_p of the inner steps; the common lr where none is given", gt=0)
@@ -67,7 +66,6 @@ class PFedMe(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
     )
 
     traits = frozenset({"no momentum"})
-    averages = ("delta",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,8 +106,8 @@ class PFedMe(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
         decay = self.inner_decay + self.training.weight_decay
         return GradientStep("theta", lr, decay=decay, pull=(self.lam, "w"), times=self.inner_steps)
 
-    def aggregate(self, server: ModelState, ids: Tensor, up: DeltaUp, round: RoundInfo) -> ModelState:
-        return ModelState(extrapolated(server.w, mean_update(up.delta, up.count), self.beta, round.trainable))
+    def step(self, server: ModelState, mean: DeltaUp, round: RoundInfo) -> ModelState:
+        return ModelState(extrapolated(server.w, mean.delta, self.beta, round.trainable))
 
     def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
         if client.theta is not None:

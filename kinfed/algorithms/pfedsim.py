@@ -70,7 +70,7 @@ class PFedSim(DeploysLastModel[Server, DeltaUp]):
     )
     max_gb: float = option(4.0, "refuse models that take more than so many gigabytes of the server's memory", gt=0)
 
-    averages = "keeps every single model"
+    single_updates = "keeps every single model"
 
     def check(self, task: Task, population: Population) -> None:
         required_body("pFedSim", task)

@@ -74,7 +74,7 @@ class QFFL(Algorithm[ModelState, Client, ModelDown, Up]):
 
     curvature: Literal["work", "step"] = option("work", "L in the step's length: 1/(K η), or the paper's 1/η")
 
-    averages = "weighs updates by losses that their senders report"
+    single_updates = "weighs updates by losses that their senders report"
 
     def init_server(self, task: Task, population: Population) -> ModelState:
         return ModelState(task.init(population.seed))

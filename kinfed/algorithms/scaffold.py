@@ -26,7 +26,7 @@ Control variates have trainable columns only; running statistics (of BatchNorm, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -81,7 +81,9 @@ class Scaffold(Algorithm[Server, Client, Down, Up]):
     server_lr: float = option(1.0, "η_g: rate of the server's step", gt=0, tune=Range(0.1, 1.5))
 
     traits = frozenset({"no momentum"})  # c_m is a mean gradient
-    averages = "divides each client's update by its steps to follow control variates, beside the mean of the updates"
+    single_updates = (
+        "divides each client's update by its steps to follow control variates, beside the mean of the updates"
+    )
 
     def init_server(self, task: Task, population: Population) -> Server:
         w = task.init(population.seed)
@@ -101,6 +103,12 @@ class Scaffold(Algorithm[Server, Client, Down, Up]):
         up = Up(y - down.w, batches.lr * batches.steps.to(torch.float32))
         c = client.c + _control_change(up, down.c)  # c_m⁺
         return Client(c, y, torch.ones_like(client.seen)), up
+
+    def heard(self, task: Task, before: Client, after: Client, down: Down, up: Up) -> Client:
+        return replace(after, c=before.c + _control_change(up, down.c))
+
+    def invariant(self, task: Task, server: Server, clients: Client) -> tuple[Tensor, Tensor]:
+        return server.c, clients.c.mean(0)
 
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
         w = extrapolated(server.w, mean_update(up.delta, None), self.server_lr, round.trainable)

@@ -96,7 +96,7 @@ def _method_row(name: str) -> str:
     algorithm = make_algorithm(name, LocalTraining())
     down, up = message_types(algorithm)
     profile = algorithm.privacy(torch.tensor([100]))
-    robust = "no: " + algorithm.averages if isinstance(algorithm.averages, str) else "yes"
+    robust = f"no: {algorithm.single_updates}" if algorithm.single_updates else "yes"
     return _row(
         f"`{name}`",
         f"{ALGORITHMS[name].title}: {ALGORITHMS[name].summary}",

@@ -41,8 +41,8 @@ from kinfed.errors import ConfigError
 if TYPE_CHECKING:
     from kinfed.data import LocalTraining
     from kinfed.privacy import Privacy
-    from kinfed.server import Schedule, Speeds, StalenessRule
-    from kinfed.updates import Codec, Rule, SecureSettings, UserPrivacy
+    from kinfed.server import Schedule, Speeds
+    from kinfed.updates import Codec, Rule, SecureSettings, StalenessRule, UserPrivacy
 
 DEFAULT_ALGORITHMS = ("local", "fedavg", "fedavg_smooth", "ditto", "selffl", "fedfomo", "cgpfl")
 DEFAULT_MODEL = "mlp"
@@ -363,7 +363,7 @@ class RunConfig(BaseModel):
     @property
     def staleness_rule(self) -> StalenessRule | None:
         """How asynchronous updates count; None where rounds are synchronous."""
-        from kinfed.server import make_staleness_rule
+        from kinfed.updates import make_staleness_rule
 
         rule = make_staleness_rule(self.mode.name, self.mode.options)
         if rule is None:

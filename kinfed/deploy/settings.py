@@ -147,8 +147,8 @@ class Deployment(BaseModel):
         self._check_user_privacy()
         secure = self.run.secure
         if secure is not None:
-            secure.check_method(self.method, self.algorithm)
-            if self.scaling == STANDARD and self.algorithm.averages:
+            secure.averaged_fields(self.method, self.algorithm)
+            if self.scaling == STANDARD and self.algorithm.sends:
                 raise ConfigError(
                     'secure_sum hides single updates, and scaling = "standard" takes exact sums of features from every '
                     'node; use scaling = "none" or a number'

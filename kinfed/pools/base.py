@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kinfed.engine import Score
 from kinfed.privacy import Record
-from kinfed.updates import Reply
+from kinfed.updates import Updates
 
 Download = Callable[[Tensor], Any]  # ids [n] -> rows of the method's Down
 ServerModelOf = Callable[[Tensor], Tensor | None]  # ids [n] -> [n, P]
@@ -42,9 +42,15 @@ class Evaluation:
 
 
 class Pool(Protocol):
-    def train(self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None) -> Reply:
+    def train(
+        self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None, *, hold: bool = False
+    ) -> Updates:
         """One round at the clients `ids` (ascending, at least one), each doing its `effort` [n] of the work. A client's
-        new state is kept if and only if its update is in the reply."""
+        new state is kept only if its update is in the reply and, with `hold`, among those that `commit` names."""
+
+    def commit(self, ids: Tensor) -> None:
+        """End a round: the server has taken the updates of these clients. What the others computed is forgotten, where
+        it was held."""
 
     def evaluate(
         self,

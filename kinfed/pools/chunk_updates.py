@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from kinfed.core import Tree
 from kinfed.data import Moments
-from kinfed.pools.collect import ReplyCollector
-from kinfed.pools.store import ClientStore, MomentStore
-from kinfed.updates import Reply
+from kinfed.pools.collect import UpdatesCollector
+from kinfed.updates import Updates
+
+Keep = Callable[[Tensor, Tree, dict[str, Moments]], None]  # ids [n], their new states, what else they keep
 
 
 @dataclass
@@ -44,20 +46,17 @@ class OrderedUpdates:
     workers. The calling thread leaves all copying to the workers: torch would spread it over more threads, and those
     would then take the cores from the workers while they wait for the next piece."""
 
-    def __init__(
-        self, ids: Tensor, clients: ClientStore[Tree], beside: dict[str, MomentStore], keeps: Tensor | None
-    ) -> None:
+    def __init__(self, ids: Tensor, keep: Keep) -> None:
+        """`keep`: what is done with new states."""
         self._ids = ids
-        self._clients = clients
-        self._keeps = keeps
-        self._beside = beside
-        self._collector = ReplyCollector(ids)
+        self._keep = keep
+        self._collector = UpdatesCollector(ids)
         self._lock = threading.Lock()
         self._early: dict[int, tuple[ChunkUpdate, Tensor]] = {}
         self._next = 0
 
     def add(self, number: int, update: ChunkUpdate) -> None:
-        """Of chunk `number`. Clients whose update or state is not finite are rejected."""
+        """Add chunk `number`. Clients whose update or state is not finite are refused."""
         good = update.finite()
         with self._lock:
             self._early[number] = (update, good)
@@ -66,19 +65,13 @@ class OrderedUpdates:
                 self._next += 1
 
     def _enter(self, update: ChunkUpdate, good: Tensor) -> None:
-        nbytes, rejected = update.nbytes, []
+        nbytes, refused = update.nbytes, {}
         if not bool(good.all()):
-            rejected = self._ids[update.piece[~good]].tolist()
+            refused = dict.fromkeys(self._ids[update.piece[~good]].tolist(), "")
             update = update.take(good.nonzero().squeeze(1))
-        self._collector.add(update.piece, update.up, nbytes, rejected=rejected)
+        self._collector.add(update.piece, update.up, nbytes, refused=refused)
         if update.piece.numel():
-            who = self._ids[update.piece]
-            if self._keeps is None:
-                self._clients.put(who, update.client)
-            elif bool((kept := self._keeps[who]).any()):
-                self._clients.put(who[kept], update.client.take(kept.nonzero().squeeze(1)))
-            for prefix, rows in update.beside.items():
-                self._beside[prefix].put(who, rows)
+            self._keep(self._ids[update.piece], update.client, update.beside)
 
-    def reply(self) -> Reply:
-        return self._collector.reply()
+    def updates(self) -> Updates:
+        return self._collector.updates()

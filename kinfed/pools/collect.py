@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,19 +11,18 @@ from kinfed.core import Tree, empty_rows
 from kinfed.engine import Score
 from kinfed.pools.base import Evaluation
 from kinfed.privacy import Record
-from kinfed.updates import Reply
+from kinfed.updates import Updates
 
 
-class ReplyCollector:
-    """Collects the updates of the clients `ids` into one reply; parts may come in any order."""
+class UpdatesCollector:
+    """Collects the updates of the clients `ids`; parts may come in any order."""
 
     def __init__(self, ids: Tensor) -> None:
         self._ids = ids
         self._replied = torch.zeros(len(ids), dtype=torch.bool)
         self._rows: Tree | None = None  # of all updates, in the order of `ids`
         self._nbytes = 0
-        self._rejected: list[int] = []
-        self._reasons: dict[int, str] = {}
+        self._refused: dict[int, str] = {}
         self._record: Record | None = None
 
     def add(
@@ -32,15 +31,13 @@ class ReplyCollector:
         up: Tree | None,
         nbytes: int,
         *,
-        rejected: Iterable[int] = (),
-        reasons: Mapping[int, str] | None = None,
+        refused: Mapping[int, str] | None = None,
         record: Record | None = None,
     ) -> None:
-        """Updates of the clients ids[positions], one row each; `nbytes` and `rejected` (ids) of all who sent one. `up`
-        may be kept as it is: it must not change any more."""
+        """Updates of the clients ids[positions], one row each; `nbytes` and `refused` of all who sent one. `up` may be
+        kept as it is: it must not change any more."""
         self._nbytes += nbytes
-        self._rejected += rejected
-        self._reasons |= reasons or {}
+        self._refused |= refused or {}
         self._record = join_records(self._record, record)
         if up is None or not positions.numel():
             return
@@ -52,12 +49,12 @@ class ReplyCollector:
             self._rows = up.map(lambda tensor: empty_rows(tensor, len(self._ids), *tensor.shape[1:]))
         self._rows.put(positions, up)
 
-    def reply(self) -> Reply:
+    def updates(self) -> Updates:
         ids, rows = self._ids, self._rows
         if not bool(self._replied.all()):
             good = self._replied.nonzero().squeeze(1)
             ids, rows = ids[good], None if rows is None else rows.take(good)
-        return Reply(ids, rows, self._nbytes, sorted(self._rejected), self._reasons, self._record)
+        return Updates(ids, rows, self._nbytes, self._refused, record=self._record)
 
 
 def join_evaluations(ids: Tensor, positions: Sequence[Tensor], parts: Sequence[Evaluation]) -> Evaluation:

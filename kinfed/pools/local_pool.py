@@ -26,7 +26,7 @@ from kinfed.pools.collect import join_evaluations
 from kinfed.pools.known_scores import KnownScores
 from kinfed.pools.memory import device_memory
 from kinfed.pools.store import ClientStore, MomentStore
-from kinfed.updates import Compression, Reply
+from kinfed.updates import Sent, Stage, Updates, client_stages
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -36,17 +36,15 @@ DEVICE_COPIES = 16  # bytes of an accelerator's memory for every byte of paramet
 MIN_CHUNKS = 2  # so that a small cohort still spreads over threads; more of them only fight over the interpreter
 STEP_FLOPS = 10_000_000  # a chunk whose step is less work than this is not cut: the Python that starts it costs more
 SHARED_STEP_FLOPS = 50_000_000  # the same of tasks whose calls share out the rows of a chunk themselves
-# Before the names of what clients keep beside the algorithm's state, among the states.
-_MOMENTS = "moments."  # of local optimizers
-_UNSENT = "compression."  # of compressed updates
-_BESIDE = {_MOMENTS: "moments of local optimizers", _UNSENT: "what compressed updates have left out"}
+_MOMENTS = "moments."  # of local optimizers: before their names among the states
+_BESIDE = {_MOMENTS: "moments of local optimizers", "compression.": "what compressed updates have left out"}
 
 
 class LocalPool:
     """`workers`: threads, by default one per core; `chunk`: clients that train together, by default what suits the
     model; `state_folder`: keep client states in memory-mapped files there, once they are more than `state_bytes`;
     `evaluated` [n]: the only clients that will be evaluated, where not all are. Of methods whose clients keep a state
-    only to deploy it, the states of the others are let go. `compression`: how updates are sent; None: as they are."""
+    only to deploy it, the states of the others are let go. `stages`: what happens to updates on their way."""
 
     def __init__(
         self,
@@ -60,7 +58,7 @@ class LocalPool:
         state_folder: Path | None = None,
         state_bytes: int = 0,
         evaluated: Tensor | None = None,
-        compression: Compression | None = None,
+        stages: Iterable[Stage] = (),
     ) -> None:
         if algorithm.training.augment is not None:
             augmentation(algorithm.training.augment, federation.features.shape)  # refused now, not in the first batch
@@ -80,24 +78,27 @@ class LocalPool:
 
         clients = federation.num_clients
         self.clients: ClientStore[Tree] = ClientStore(clients, fresh, state_folder, state_bytes)
-        self.moments: MomentStore | None = None  # of local optimizers, where clients keep them
-        if algorithm.training.optimizer_state == "kept":
-            self.moments = MomentStore(clients, state_folder, state_bytes)
-        self.compression = compression
-        self.unsent: MomentStore | None = None  # what clients remember of compressed updates
-        if compression is not None and compression.remembers and algorithm.averages != ():  # something is sent
-            self.unsent = MomentStore(clients, state_folder, state_bytes)
+        self._stages = client_stages(stages)
+        # What clients keep beside the algorithm's state, by the prefix of its names among the states.
+        kept = [_MOMENTS] if algorithm.training.optimizer_state == "kept" else []
+        kept += [f"{stage.name}." for stage in self._stages if stage.remembers and algorithm.sends]
+        self._beside = {prefix: MomentStore(clients, state_folder, state_bytes) for prefix in kept}
+        self._held: list[tuple[Tensor, Tree, dict[str, Moments]]] = []  # of a round that the server has not taken yet
         self._blank: Tree | None = None  # the state of one client that has none yet, once it was asked for
         self._keeps: Tensor | None = None  # bool [K] whose states are kept; None: all
         self.reads_states = not deploys_state(algorithm)  # in training; a contract check has all methods read them
-        if evaluated is not None and not self._beside() and not self.reads_states:
+        if evaluated is not None and not self._beside and not self.reads_states:
             self._keeps = torch.zeros(clients, dtype=torch.bool)
             self._keeps[evaluated] = True
 
-    def train(self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None) -> Reply:
-        """One round at the clients `ids` (ascending). Their new states are kept; non-finite ones are not."""
+    def train(
+        self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None, *, hold: bool = False
+    ) -> Updates:
+        """One round at the clients `ids` (ascending). Their new states are kept, or held until `commit`; non-finite
+        ones are not."""
         pieces = self._pieces(self.federation.train, ids)
-        updates = OrderedUpdates(ids, self.clients, self._beside(), self._keeps)
+        self._held = []
+        updates = OrderedUpdates(ids, self._hold if hold else self._put)
 
         def train_chunk(number: int) -> None:
             piece = pieces[number]
@@ -109,15 +110,40 @@ class LocalPool:
                 memory = self._memory(who)
                 client, up = self.algorithm.client_update(self.task, state, down, with_memory(cohort, memory))
                 beside = {} if memory is None else {_MOMENTS: memory.moments}
-                up, unsent, nbytes = self._sent(up, who, round)
-                if unsent is not None:
-                    beside[_UNSENT] = unsent
+                nbytes = up.nbytes
+                for stage in self._stages:
+                    up, beside[f"{stage.name}."], nbytes = self._sent(stage, up, who, round)
+                if self._stages:
+                    client = self.algorithm.heard(self.task, state, client, down, up)
+                beside = {prefix: rows for prefix, rows in beside.items() if prefix in self._beside}
                 up = up.apart_from(state, down)  # it may show the state before this round, which then changes
             updates.add(number, ChunkUpdate(piece, client, beside, up, nbytes))
 
         for _ in self._map(train_chunk, range(len(pieces))):
             pass
-        return updates.reply()
+        return updates.updates()
+
+    def commit(self, ids: Tensor) -> None:
+        for who, client, beside in self._held:
+            taken = torch.isin(who, ids).nonzero().squeeze(1)
+            if len(taken) == len(who):
+                self._put(who, client, beside)
+            elif len(taken):
+                rows = {prefix: moments.take(taken) for prefix, moments in beside.items()}
+                self._put(who[taken], client.take(taken), rows)
+        self._held = []
+
+    def _hold(self, ids: Tensor, client: Tree, beside: dict[str, Moments]) -> None:
+        self._held.append((ids, client, beside))
+
+    def _put(self, ids: Tensor, client: Tree, beside: Mapping[str, Moments]) -> None:
+        """Take over new states of these clients, and what else they keep."""
+        if self._keeps is None:
+            self.clients.put(ids, client)
+        elif bool((kept := self._keeps[ids]).any()):
+            self.clients.put(ids[kept], client.take(kept.nonzero().squeeze(1)))
+        for prefix, rows in beside.items():
+            self._beside[prefix].put(ids, rows)
 
     def _training_state(self, ids: Tensor) -> Tree:
         """What these clients start a round from. Where states are only there to be deployed, that of any client that
@@ -188,48 +214,48 @@ class LocalPool:
 
     def states(self) -> dict[str, Tensor]:
         states = self.clients.named()
-        for prefix, store in self._beside().items():
+        for prefix, store in self._beside.items():
             rows = store.named()
             assert torch.equal(rows.pop("ids"), states["ids"])  # both are put together
             states |= {prefix + name: tensor for name, tensor in rows.items()}
         return states
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        stores = self._beside()
-        for prefix, what in _BESIDE.items():
-            stored = any(name.startswith(prefix) for name in tensors)
-            if stored != (prefix in stores) and len(tensors.get("ids", ())):
-                present, wanted = ("with", "does not keep") if stored else ("without", "keeps")
-                raise CheckpointError(f"client states {present} {what}, which this run {wanted}")
-        self.clients.load({name: tensor for name, tensor in tensors.items() if not name.startswith(tuple(_BESIDE))})
-        for prefix, store in stores.items():
+        stored = {f"{name.split('.')[0]}." for name in tensors if name != "ids" and not name.startswith("rows.")}
+        for prefix in sorted(stored ^ self._beside.keys()) if len(tensors.get("ids", ())) else ():
+            present, wanted = ("with", "does not keep") if prefix in stored else ("without", "keeps")
+            what = _BESIDE.get(prefix, f"what the stage {prefix[:-1]} keeps")
+            raise CheckpointError(f"client states {present} {what}, which this run {wanted}")
+        self.clients.load(
+            {name: tensor for name, tensor in tensors.items() if name == "ids" or name.startswith("rows.")}
+        )
+        for prefix, store in self._beside.items():
             rows = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
             store.load(rows | {"ids": tensors["ids"]})
 
-    def _beside(self) -> dict[str, MomentStore]:
-        """What clients keep beside the algorithm's state, by the prefix of its names."""
-        stores = {_MOMENTS: self.moments, _UNSENT: self.unsent}
-        return {prefix: store for prefix, store in stores.items() if store is not None}
-
-    def beside(self, ids: Tensor) -> dict[str, Moments]:
-        """A copy of what these clients keep beside the algorithm's state."""
-        return {prefix: store.take(ids) for prefix, store in self._beside().items()}
+    def snapshot(self, ids: Tensor) -> tuple[Tree, dict[str, Moments]]:
+        """States of these clients, and what else they keep: a copy, or of a round that is held its results."""
+        if self._held:
+            who = torch.cat([part[0] for part in self._held])
+            back = torch.searchsorted(who.sort().values, ids)
+            order = torch.argsort(who)[back]
+            clients = type(self._held[0][1]).stack([part[1] for part in self._held]).take(order)
+            beside = {
+                prefix: Moments.stack([part[2][prefix] for part in self._held]).take(order) for prefix in self._beside
+            }
+            return clients, beside
+        return self.clients.take(ids), {prefix: store.take(ids) for prefix, store in self._beside.items()}
 
     def restore(self, ids: Tensor, rows: Tree, beside: Mapping[str, Moments]) -> None:
-        """Take over states of these clients, and what `beside` gave for them."""
-        self.clients.put(ids, rows)
-        for prefix, store in self._beside().items():
-            if prefix in beside:
-                store.put(ids, beside[prefix])
+        """Take over what `snapshot` gave for these clients."""
+        self._held = []
+        self._put(ids, rows, {prefix: moments for prefix, moments in beside.items() if prefix in self._beside})
 
-    def _sent(self, up: Tree, ids: Tensor, round: int) -> tuple[Tree, Moments | None, int]:
-        """Updates as they arrive, what the clients remember of them, and their bytes."""
-        if self.compression is None:
-            return up, None, up.nbytes
-        before = Moments() if self.unsent is None else self.unsent.take(ids)
-        key = rng.fold(rng.root(self.seed, "compression"), round, ids)
-        up, unsent, nbytes = self.compression.send(up, before, key)
-        return up, unsent if self.unsent is not None else None, nbytes
+    def _sent(self, stage: Stage, up: Tree, ids: Tensor, round: int) -> Sent:
+        """Updates as they arrive behind a stage."""
+        store = self._beside.get(f"{stage.name}.")
+        key = rng.fold(rng.root(self.seed, stage.name), round, ids)
+        return stage.at_client(up, Moments() if store is None else store.take(ids), key)
 
     def close(self) -> None:
         self._threads.close()
@@ -237,9 +263,8 @@ class LocalPool:
 
     def _memory(self, ids: Tensor) -> LoopMemory | None:
         """What the optimizers of these clients remember, to be changed by a round."""
-        if self.moments is None:
-            return None
-        return LoopMemory(len(ids), self.moments.take(ids, borrow=True).to(self.task.device))
+        store = self._beside.get(_MOMENTS)
+        return None if store is None else LoopMemory(len(ids), store.take(ids, borrow=True).to(self.task.device))
 
     def _cohort(self, ids: Tensor, round: int, effort: Tensor | None = None) -> Cohort:
         return self.federation.cohort(ids, self.seed, round, effort)

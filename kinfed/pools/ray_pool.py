@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -31,10 +31,10 @@ from kinfed.data import Federation
 from kinfed.engine import ModuleTask, Task
 from kinfed.errors import CheckpointError, ConfigError, PoolError
 from kinfed.pools.base import Download, Evaluation, ServerModelOf
-from kinfed.pools.collect import ReplyCollector, join_evaluations
+from kinfed.pools.collect import UpdatesCollector, join_evaluations
 from kinfed.pools.shard import balance, expected_work, make_shard
 from kinfed.pools.worker import compact
-from kinfed.updates import Compression, Reply
+from kinfed.updates import Stage, Updates, client_stages
 
 try:
     import ray
@@ -87,7 +87,7 @@ class RayCluster:
         task: Task,
         federation: Federation,
         seed: int,
-        compression: Compression | None = None,
+        stages: Iterable[Stage] = (),
     ) -> RayPool:
         """A pool of these clients. The pool made before must have been closed: a worker serves one at a time."""
         if task.device.type != "cpu":
@@ -105,7 +105,7 @@ class RayCluster:
         slots = self._slots[: len(members)]
         _send_plugins_as_code()
         device = "cuda" if self._share.gpus else "cpu"
-        spec = partial(_RunSpec, uuid.uuid4().hex, algorithm, task, seed, compression, device, federation)
+        spec = partial(_RunSpec, uuid.uuid4().hex, algorithm, task, seed, client_stages(stages), device, federation)
         for slot, ids in zip(slots, members, strict=True):
             slot.prepare(spec(ids))
         return RayPool(slots, members, federation.num_clients)
@@ -137,7 +137,7 @@ class _RunSpec:
     algorithm: AnyAlgorithm
     task: Task
     seed: int
-    compression: Compression | None
+    stages: Sequence[Stage]
     device: str  # on which the worker computes
     federation: Federation
     ids: Tensor  # of the worker's clients
@@ -197,7 +197,7 @@ class _WorkerSlot:
         try:
             fetch(_load_shard(self.spec)(self.worker))
             fetch(_start_run(self.spec)(self.worker))
-            fetch(self.worker.restore.remote(*(snapshot for _, snapshot in self.snapshots)))
+            fetch(_restore(self.snapshots)(self.worker))
         except exceptions.ObjectLostError as error:
             message = self._message("was lost with its machine, and states of its clients too", error)
             raise PoolError(message) from error
@@ -223,27 +223,43 @@ class RayPool:
 
     def __init__(self, slots: list[_WorkerSlot], members: list[Tensor], num_clients: int) -> None:
         self._slots = slots
+        self._held: list[tuple[_WorkerSlot, Tensor, Any]] = []  # ids and snapshot of a round that is not taken yet
         self._slot_of = torch.zeros(num_clients, dtype=torch.int64)
         for number, ids in enumerate(members):
             self._slot_of[ids] = number
 
-    def train(self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None) -> Reply:
+    def train(
+        self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None, *, hold: bool = False
+    ) -> Updates:
         send = _BroadcastCache(download)
         calls: list[tuple[_WorkerSlot, Tensor, Call, Any]] = []
+        self._held = []
         for slot, positions in self._by_slot(ids):
             who, own_effort = ids[positions], None if effort is None else effort[positions]
-            call: Call = partial(_train, who, send(who), round, own_effort)
+            call: Call = partial(_train, who, send(who), round, own_effort, hold)
             calls.append((slot, positions, call, call(slot.worker)))
-        collector = ReplyCollector(ids)
+        collector = UpdatesCollector(ids)
         for slot, positions, call, reference in calls:
-            reply: Reply
-            reply, snapshot = slot.result(reference, call)
-            slot.remember(reply.ids, snapshot)
-            replied = positions[torch.isin(ids[positions], reply.ids)]
-            collector.add(
-                replied, reply.up, reply.nbytes, rejected=reply.rejected, reasons=reply.reasons, record=reply.record
-            )
-        return collector.reply()
+            updates: Updates
+            updates, snapshot = slot.result(reference, call)
+            if hold:
+                self._held.append((slot, updates.ids, snapshot))
+            else:
+                slot.remember(updates.ids, snapshot)
+            replied = positions[torch.isin(ids[positions], updates.ids)]
+            collector.add(replied, updates.rows, updates.nbytes, refused=updates.refused, record=updates.record)
+        return collector.updates()
+
+    def commit(self, ids: Tensor) -> None:
+        calls: list[tuple[_WorkerSlot, Call, Any]] = []
+        for slot, computed, snapshot in self._held:
+            taken = computed[torch.isin(computed, ids)]
+            call = _restore([(taken, snapshot)])
+            calls.append((slot, call, call(slot.worker)))
+            slot.remember(taken, snapshot)
+        for slot, call, reference in calls:
+            slot.result(reference, call)
+        self._held = []
 
     def evaluate(
         self,
@@ -332,12 +348,16 @@ def _load_shard(spec: _RunSpec) -> Call:
 
 def _start_run(spec: _RunSpec) -> Call:
     return lambda worker: worker.start_run.remote(
-        spec.run, spec.algorithm, spec.task, spec.seed, spec.compression, spec.device
+        spec.run, spec.algorithm, spec.task, spec.seed, spec.stages, spec.device
     )
 
 
-def _train(ids: Tensor, down: Any, round: int, effort: Tensor | None, worker: Any) -> Any:
-    return worker.train.options(num_returns=2).remote(ids, down, round, effort)
+def _train(ids: Tensor, down: Any, round: int, effort: Tensor | None, hold: bool, worker: Any) -> Any:
+    return worker.train.options(num_returns=2).remote(ids, down, round, effort, hold)
+
+
+def _restore(snapshots: Sequence[tuple[Tensor, Any]]) -> Call:
+    return lambda worker: worker.restore.remote([ids for ids, _ in snapshots], *(one for _, one in snapshots))
 
 
 def _evaluate(ids: Tensor, down: Any, round: int, split: str, server_model: Any, keep_models: bool, worker: Any) -> Any:

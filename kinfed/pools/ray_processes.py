@@ -24,7 +24,7 @@ from kinfed.errors import ConfigError, PoolError
 from kinfed.pools.base import Evaluation
 from kinfed.pools.local_pool import available_cores
 from kinfed.pools.worker import StateSnapshot, Worker
-from kinfed.updates import Reply
+from kinfed.updates import Updates
 
 START_SECONDS = 300  # for workers to start: they import torch, perhaps from a slow disk on a busy machine
 SIGN_SECONDS = 10.0  # for a worker to say what it does, before it is said to be silent
@@ -126,9 +126,11 @@ class WorkerProcess(Worker):
             os.getpid(), socket.gethostname(), self._doing, time.monotonic() - began, time.process_time() - used
         )
 
-    def train(self, ids: Tensor, down: Tree, round: int, effort: Tensor | None) -> tuple[Reply, StateSnapshot]:
+    def train(
+        self, ids: Tensor, down: Tree, round: int, effort: Tensor | None, hold: bool
+    ) -> tuple[Updates, StateSnapshot]:
         with self._at_work(f"trains {len(ids)} clients in round {round}"):
-            return super().train(ids, down, round, effort)
+            return super().train(ids, down, round, effort, hold)
 
     def evaluate(
         self, ids: Tensor, down: Tree, round: int, split: str, server_model: Tensor | None, keep_models: bool

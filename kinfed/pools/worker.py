@@ -7,7 +7,7 @@ this one be lost: no reply is given whose state exists only here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ from kinfed.pools.base import Download, Evaluation
 from kinfed.pools.local_pool import LocalPool
 from kinfed.pools.shard import Shard
 from kinfed.privacy import EVALUATION, TRAINING, recorded
-from kinfed.updates import Compression, Reply
+from kinfed.updates import Stage, Updates
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Worker:
         algorithm: AnyAlgorithm,
         task: Task,
         seed: int,
-        compression: Compression | None = None,
+        stages: Sequence[Stage] = (),
         device: str = "cpu",
     ) -> None:
         """A new run, in which no client has a state yet; `run` is its identity, `device` where this worker computes."""
@@ -65,14 +65,16 @@ class Worker:
         if device != "cpu":
             assert isinstance(task, ModuleTask)  # the driver sends no other to a device
             task = task.on(device)
-        self._pool = LocalPool(algorithm, task, self._shard, seed, workers=1, compression=compression)
+        self._pool = LocalPool(algorithm, task, self._shard, seed, workers=1, stages=stages)
 
-    def train(self, ids: Tensor, down: Tree, round: int, effort: Tensor | None) -> tuple[Reply, StateSnapshot]:
+    def train(
+        self, ids: Tensor, down: Tree, round: int, effort: Tensor | None, hold: bool
+    ) -> tuple[Updates, StateSnapshot]:
         """One round at the clients `ids` (ascending), with messages as `compact` makes them."""
         with recorded(self.pool.task, TRAINING) as record:
-            reply = self.pool.train(ids, _download(ids, down), round, effort)
-        reply.record = record
-        return reply, self._snapshot(reply.ids)
+            updates = self.pool.train(ids, _download(ids, down), round, effort, hold=hold)
+        updates.record = record
+        return updates, self._snapshot(updates.ids)
 
     def evaluate(
         self, ids: Tensor, down: Tree, round: int, split: str, server_model: Tensor | None, keep_models: bool
@@ -98,18 +100,22 @@ class Worker:
         ids = self.pool.clients.seen
         return len(ids), self._snapshot(ids)
 
-    def restore(self, *snapshots: StateSnapshot) -> None:
-        """Take over the states of a worker that was lost, the oldest first."""
-        for snapshot in snapshots:
+    def restore(self, wanted: Sequence[Tensor], *snapshots: StateSnapshot) -> None:
+        """Take over states of the `wanted` clients of each snapshot, the oldest first: of a worker that was lost, or of
+        a round that was held."""
+        for ids, snapshot in zip(wanted, snapshots, strict=True):
             if snapshot.run != self._run:
                 raise CheckpointError(f"client states of run {snapshot.run!r} do not belong to run {self._run!r}")
-            if len(snapshot.ids):
-                self.pool.restore(snapshot.ids, snapshot.rows, snapshot.beside)
+            if not len(snapshot.ids):
+                continue
+            rows = torch.isin(snapshot.ids, ids).nonzero().squeeze(1)
+            beside = {prefix: moments.take(rows) for prefix, moments in snapshot.beside.items()}
+            self.pool.restore(snapshot.ids[rows], snapshot.rows.take(rows), beside)
 
     def _snapshot(self, ids: Tensor) -> StateSnapshot:
         if not len(ids):
             return StateSnapshot(self._run, ids, Nothing())
-        return StateSnapshot(self._run, ids, self.pool.clients.take(ids), self.pool.beside(ids))
+        return StateSnapshot(self._run, ids, *self.pool.snapshot(ids))
 
     def close(self) -> None:
         if self._pool is not None:

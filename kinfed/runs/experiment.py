@@ -211,7 +211,7 @@ class Experiment:
             if loop.privacy is not None and config.dp_epsilon is not None:
                 noise = f"noise {loop.privacy.noise:.4g} for epsilon {config.dp_epsilon:g}"
                 self.observer.note(f"{label} seed {seed}: {noise}")
-            if loop.user_level is not None and config.user_epsilon is not None and loop.algorithm.averages:
+            if loop.user_level is not None and config.user_epsilon is not None and loop.algorithm.sends:
                 noise = f"noise {loop.user_level.noise:.4g} for user-level epsilon {config.user_epsilon:g}"
                 self.observer.note(f"{label} seed {seed}: {noise}")
             result = MethodRun(

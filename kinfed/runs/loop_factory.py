@@ -1,24 +1,25 @@
-"""A method before its first round: its pool of clients, its schedule, and its privacy and secure sums."""
+"""A method before its first round: its pool of clients, its schedule, its privacy and the stages of its updates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms import COUNT, DELTA, AnyAlgorithm, averaged_changes, prepare_data, update_template
+from kinfed.algorithms import AnyAlgorithm, prepare_data
 from kinfed.config import RunConfig
-from kinfed.data import Federation, Moments, Population
+from kinfed.data import Federation
 from kinfed.engine import Task
 from kinfed.pools import LocalPool, Pool, physical_memory
-from kinfed.privacy import Ledger, check_weights, make_budget, seeded_noise
+from kinfed.privacy import Ledger, make_budget, seeded_noise
 from kinfed.runs.run_inputs import RunInputs
-from kinfed.server import AsyncLoop, Clock, Loop, check_asynchronous, gradients_per_round
-from kinfed.updates import Compression, SecureSum, UserLevel
+from kinfed.runs.stage_factory import StageFactory
+from kinfed.server import AsyncLoop, Clock, Loop, gradients_per_round
+from kinfed.updates import ExampleLevel, Staleness, find_stage
 
 if TYPE_CHECKING:
     from kinfed.pools import RayCluster
@@ -55,10 +56,7 @@ class LoopFactory:
         data, population = prepare_data(algorithm, data, data.population(seed, config.participation))
         task: Task = whole.starting_at(start.model)
         task.problem = data.problem  # the mean and scale of a number to predict are those of the seed's training rows
-        user_level = _user_level(config, algorithm, task, data, population, rounds)
-        secure = secure_sum(config, type(algorithm).__name__, algorithm, task, data, population)
-        compression = _compression(config, algorithm, task, data, population)
-        budget = None
+        stages = StageFactory(config, type(algorithm).__name__, algorithm, task, data, population).make(rounds)
         if config.privacy is not None:
             active = [schedule.active(seed, number, data.num_clients) for number in rounds]
             calls = torch.bincount(torch.cat(active), minlength=data.num_clients)
@@ -66,30 +64,22 @@ class LoopFactory:
                 config.privacy, algorithm, task, seeded_noise(seed), data.train.count, calls, start.ledger
             )
             task = budget.task
+            stages.append(ExampleLevel(budget))
         pool: Pool
         if config.pool == "ray":
-            pool = self._ray().pool(algorithm, task, data, seed, compression)
+            pool = self._ray().pool(algorithm, task, data, seed, stages)
         else:
             pool = LocalPool(
                 algorithm, task, data, seed, workers=config.workers, state_folder=state_folder,
                 state_bytes=(physical_memory() or 0) // 4 if config.state == "auto" else 0,
-                evaluated=inputs.evaluated(seed), compression=compression,
+                evaluated=inputs.evaluated(seed), stages=stages,
             )  # fmt: skip
-        clock = _clock(config, algorithm, data, seed)
-        rule = config.staleness_rule
-        if rule is not None and rounds.start > config.warm_start:  # the warm start itself is synchronous
-            assert clock is not None
-            changes = check_asynchronous(algorithm, averaged_changes(algorithm, task, data, population), rule)
-            return AsyncLoop(
-                algorithm, task, pool, population, schedule, rule=rule, clock=clock, changes=changes,
-                update_bytes=_update_bytes(algorithm, task, data, population, compression), first_round=rounds.start,
-                largest_norm=config.largest_norm, evaluated=inputs.evaluated(seed),
-            )  # fmt: skip
-        return Loop(
-            algorithm, task, pool, population, schedule, first_round=rounds.start, privacy=budget,
-            user_level=user_level, robust=config.robust_rule, largest_norm=config.largest_norm, secure=secure,
-            evaluated=inputs.evaluated(seed), clock=clock,
+        schedule = replace(
+            schedule, first_round=rounds.start, clock=_clock(config, algorithm, data, seed),
+            evaluates=inputs.evaluated(seed),
         )  # fmt: skip
+        loop = Loop if find_stage(stages, Staleness) is None else AsyncLoop
+        return loop(algorithm, task, pool, population, schedule, stages)
 
     def _ray(self) -> RayCluster:
         """Workers for all methods, seeds and folds, from the first one that needs them."""
@@ -112,59 +102,3 @@ class LoopFactory:
 def _clock(config: RunConfig, algorithm: AnyAlgorithm, data: Federation, seed: int) -> Clock | None:
     speeds = config.speeds
     return None if speeds is None else Clock(speeds, gradients_per_round(algorithm, data.train.count), seed)
-
-
-def _update_bytes(
-    algorithm: AnyAlgorithm, task: Task, data: Federation, population: Population, compression: Compression | None
-) -> int:
-    """Of one client's update, as it is sent."""
-    template = update_template(algorithm, task, data, algorithm.init_server(task, population))
-    if compression is None:
-        return template.nbytes
-    return compression.send(template, Moments(), torch.zeros(1, dtype=torch.int64))[2]
-
-
-def _compression(
-    config: RunConfig, algorithm: AnyAlgorithm, task: Task, data: Federation, population: Population
-) -> Compression | None:
-    """How updates are sent; changes of models get error feedback."""
-    codec = config.codec
-    if codec is None:
-        return None
-    changes = () if codec.unbiased else averaged_changes(algorithm, task, data, population)
-    return Compression(codec, (DELTA,) if isinstance(changes, str) else (DELTA, *changes))
-
-
-def _user_level(
-    config: RunConfig, algorithm: AnyAlgorithm, task: Task, data: Federation, population: Population, rounds: range
-) -> UserLevel | None:
-    privacy, schedule, clients = config.user_privacy, config.schedule, data.num_clients
-    if privacy is None:
-        return None
-    privacy.check(type(algorithm).__name__, algorithm, task)
-    assert not isinstance(algorithm.averages, str)  # checked
-    template = update_template(algorithm, task, data, algorithm.init_server(task, population))
-    expected = schedule.expected_replies(clients, keeps_stragglers="keeps stragglers" in algorithm.traits)
-    sampling = schedule.client_sampling(clients)
-    # A warm start is over before the rounds of a method begin, and has the noise that is right for both together.
-    last = config.warm_start + config.rounds
-    return UserLevel(
-        privacy, template, algorithm.averages, seeded_noise(population.seed), sampling, expected,
-        range(rounds.start, last + 1), summands=clients if config.secure_sum else None,
-    )  # fmt: skip
-
-
-def secure_sum(
-    config: RunConfig, label: str, algorithm: AnyAlgorithm, task: Task, data: Federation, population: Population
-) -> SecureSum | None:
-    """The secure sum that the configuration asks for, after the method was held against it."""
-    settings = config.secure
-    if settings is None:
-        return None
-    settings.check_method(label, algorithm)
-    check_weights(data, "secure_sum hides single updates, and not")
-    assert not isinstance(algorithm.averages, str)  # checked
-    update = update_template(algorithm, task, data, algorithm.init_server(task, population)).named()
-    settings.check_update(label, algorithm, update, config.schedule.size(data.num_clients))
-    total = int(data.train.count.sum()) if COUNT in update else data.num_clients
-    return SecureSum(settings, algorithm.averages, total)

@@ -267,7 +267,7 @@ class MethodRun:
         models = algorithm.server_models(server)
         if models is not None and models.assignment is not None:
             figures = {"assignment": models.assignment} | figures  # a method may know who has none yet
-        sample = self.loop.evaluated
+        sample = self.loop.schedule.evaluates
         if sample is not None:
             figures = of_sample(figures, sample, len(self.clients.names))
         if evaluation.figures and len(evaluation.ids) == len(self.clients.names if sample is None else sample):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from kinfed.algorithms import AnyAlgorithm, averaged_changes, check_algorithm_settings, prepare_data
+from kinfed.algorithms import check_algorithm_settings, prepare_data
 from kinfed.config import METHOD, OPTIONAL, split_choice
 from kinfed.data import augmentation
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.pools import physical_memory
 from kinfed.privacy import check_public, check_statistics
-from kinfed.runs.loop_factory import secure_sum
 from kinfed.runs.run_inputs import RunInputs
-from kinfed.server import check_asynchronous
-from kinfed.updates import check_robust
+from kinfed.runs.stage_factory import StageFactory
 
 OUTPUT_COPIES = 5  # of all outputs: what judging them holds at once (measured: 4.5 with 20,000 classes)
 
@@ -66,26 +64,20 @@ def leave_out_what_cannot_run(inputs: RunInputs) -> None:
 
 def check_algorithm(inputs: RunInputs, label: str) -> None:
     """Refuse one method's settings on the model and data of any seed."""
-    algorithm, rule = inputs.algorithms[label], inputs.config.robust_rule
-    for seed in inputs.config.seeds:
-        clients = inputs.federation(seed).population(seed, inputs.config.participation)
-        check_algorithm_settings(algorithm, inputs.task(), clients)
-        if rule is not None:
-            check_robust(rule, algorithm, inputs.config.schedule.size(clients.num_clients))
-        if algorithm.training.augment is not None:
-            augmentation(algorithm.training.augment, inputs.federation(seed).features.shape)
-        check_mode(inputs, algorithm, seed)
-        secure_sum(inputs.config, label, algorithm, inputs.task(), inputs.federation(seed), clients)
-    check_privacy(inputs, label)
-
-
-def check_mode(inputs: RunInputs, algorithm: AnyAlgorithm, seed: int) -> None:
-    """Refuse a method that needs synchronous rounds where they are not."""
-    rule = inputs.config.staleness_rule
-    if rule is not None:
+    algorithm, config, task = inputs.algorithms[label], inputs.config, inputs.task()
+    for seed in config.seeds:
         data = inputs.federation(seed)
-        data, clients = prepare_data(algorithm, data, data.population(seed, inputs.config.participation))
-        check_asynchronous(algorithm, averaged_changes(algorithm, inputs.task(), data, clients), rule)
+        clients = data.population(seed, config.participation)
+        check_algorithm_settings(algorithm, task, clients)
+        if algorithm.training.augment is not None:
+            augmentation(algorithm.training.augment, data.features.shape)
+        if config.staleness_rule is not None:  # which looks at updates from the data that the method trains on
+            data, clients = prepare_data(algorithm, data, clients)
+        stages = StageFactory(config, label, algorithm, task, data, clients)
+        for stage in (stages.robust(), stages.staleness(None), stages.secure_sum()):
+            if stage is not None:
+                stage.check(algorithm, config.schedule.size(clients.num_clients))
+    check_privacy(inputs, label)
 
 
 def check_privacy(inputs: RunInputs, label: str) -> None:

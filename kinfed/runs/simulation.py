@@ -10,6 +10,7 @@ The loop has threads of its own until it is closed, which `with` does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from kinfed.errors import ConfigError
 from kinfed.pools import LocalPool
 from kinfed.runs.build import example_batch
 from kinfed.server import Loop, Schedule
-from kinfed.updates import Sampling
+from kinfed.updates import Sampling, Stage
 
 
 def simulate(
@@ -35,11 +36,13 @@ def simulate(
     stragglers: float = 0.0,
     sampling: Sampling = "fixed",
     workers: int | None = None,
+    stages: Sequence[Stage] = (),
     **options: Any,
 ) -> Loop:
     """A server loop over a federation, ready for `round()`, `rounds(n)` and `evaluate()`.
 
-    `model` is a name, a function that makes a module, or a task; `options` are those of a method given by name."""
+    `model` is a name, a function that makes a module, or a task; `stages` is what
+    happens to updates on their way (kinfed.updates); `options` are those of a method given by name."""
     if isinstance(model, Task):
         task = model
     else:
@@ -58,5 +61,6 @@ def simulate(
             "give it some: federation.with_validation(0.2, seed)"
         )
     federation, population = prepare_data(algorithm, federation, federation.population(seed, participation))
-    pool = LocalPool(algorithm, task, federation, seed, workers=workers)
-    return Loop(algorithm, task, pool, population, Schedule(participation, dropout, stragglers, sampling))
+    pool = LocalPool(algorithm, task, federation, seed, workers=workers, stages=stages)
+    schedule = Schedule(participation, dropout, stragglers, sampling)
+    return Loop(algorithm, task, pool, population, schedule, stages)

@@ -1,5 +1,4 @@
 from kinfed.server.async_loop import AsyncLoop as AsyncLoop
-from kinfed.server.async_loop import check_asynchronous as check_asynchronous
 from kinfed.server.clock import CLOCKS as CLOCKS
 from kinfed.server.clock import Clock as Clock
 from kinfed.server.clock import Speeds as Speeds
@@ -8,6 +7,3 @@ from kinfed.server.clock import make_speeds as make_speeds
 from kinfed.server.loop import Loop as Loop
 from kinfed.server.loop import RoundReport as RoundReport
 from kinfed.server.schedule import Schedule as Schedule
-from kinfed.server.staleness import MODES as MODES
-from kinfed.server.staleness import StalenessRule as StalenessRule
-from kinfed.server.staleness import make_staleness_rule as make_staleness_rule

@@ -16,24 +16,22 @@ where it starts twice from the same: no client sees the same batches twice for t
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms import Algorithm, AnyAlgorithm
+from kinfed.algorithms import Algorithm, RoundInfo
 from kinfed.core import Tree, rng, threads
 from kinfed.data import Population
 from kinfed.engine import Task
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools import Pool
-from kinfed.server.clock import Clock
 from kinfed.server.loop import Loop, RoundReport
 from kinfed.server.schedule import Schedule
-from kinfed.server.staleness import FedAsync, StalenessRule
-from kinfed.updates import Reply
+from kinfed.updates import FedAsync, Stage, Staleness, Updates, at_server, find_stage
 
 
 @dataclass
@@ -51,27 +49,9 @@ class InFlight(Tree):
         return cls(none, none.clone(), none.clone(), torch.zeros(0, dtype=torch.float64))
 
 
-def check_asynchronous(algorithm: AnyAlgorithm, changes: tuple[str, ...] | str, rule: StalenessRule) -> tuple[str, ...]:
-    """The fields of updates that staleness shortens. Refuses methods that need synchronous rounds, with the reason.
-    `changes`: what the method averages (kinfed.algorithms.common.message_shape.averaged_changes)."""
-    label = type(algorithm).__name__
-    if type(algorithm).plan is not Algorithm.plan:
-        raise ConfigError(
-            f"{label} plans each round for the clients that take part in it, and asynchronous clients come one by one; "
-            "leave out the method or --mode"
-        )
-    if isinstance(changes, str):
-        raise ConfigError(
-            f"{label} {changes}, so a stale update cannot be given less weight; leave out the method or --mode"
-        )
-    if isinstance(rule, FedAsync) and changes and changes != ("delta",):
-        raise ConfigError(
-            f"{label}'s updates hold {', '.join(changes)}, and FedAsync mixes whole models; use --mode fedbuff"
-        )
-    return changes
-
-
 class AsyncLoop(Loop):
+    """A loop whose stages include `Staleness`, and whose schedule has a clock."""
+
     def __init__(
         self,
         algorithm: Algorithm[Any, Any, Any, Any],
@@ -79,33 +59,24 @@ class AsyncLoop(Loop):
         pool: Pool,
         population: Population,
         schedule: Schedule,
-        *,
-        rule: StalenessRule,
-        clock: Clock,
-        changes: tuple[str, ...],
-        update_bytes: int,
-        first_round: int = 1,
-        largest_norm: float = 0.0,
-        evaluated: Tensor | None = None,
+        stages: Iterable[Stage],
     ) -> None:
-        """`changes`: the fields of updates that staleness shortens; `update_bytes`: of an update, for the clock."""
-        super().__init__(
-            algorithm, task, pool, population, schedule, first_round=first_round, largest_norm=largest_norm,
-            evaluated=evaluated, clock=clock,
-        )  # fmt: skip
+        super().__init__(algorithm, task, pool, population, schedule, stages)
+        staleness = find_stage(self.stages, Staleness)
+        if staleness is None or schedule.clock is None:
+            raise ConfigError("asynchronous rounds need a rule for stale updates and a clock; use --mode and --clock")
         if schedule.stragglers or schedule.sampling != "fixed":
             raise ConfigError(
                 "asynchronous rounds have no stragglers and no Poisson sampling: the clock determines who is slow, and "
                 "the number of clients at work is always the same; leave out stragglers and sampling"
             )
-        self.rule = rule
-        self._changes = changes
-        self._update_bytes = update_bytes
+        self.rule, self._update_bytes = staleness.rule, staleness.update_bytes
+        self._mixes_models = isinstance(self.rule, FedAsync) and bool(staleness.changes)
         self._flight = InFlight.nobody()
         self._versions: dict[int, Tree] = {}  # the server as it was, by rounds completed, while somebody trains on it
         self._starts = torch.zeros((), dtype=torch.int64)  # how often places have been filled
         self._last_number = torch.zeros(population.num_clients, dtype=torch.int64)  # [K] round of each one's last draws
-        if isinstance(rule, FedAsync) and changes:
+        if self._mixes_models:
             models = algorithm.server_models(self.server)
             if models is None or len(models.models) != 1:
                 raise ConfigError(
@@ -132,21 +103,13 @@ class AsyncLoop(Loop):
                 dropped += 1
             else:
                 arrived = InFlight.stack([arrived, one])
-        reply, staleness = self._train(arrived)
-        self.took_part[reply.ids] = True
-        reply, note = self._screened(reply)
-        number = self.completed + 1
-        if len(reply.ids):
-            self.server = self.algorithm.aggregate(self.server, reply.ids, reply.up, self._info(number))
-        self.completed = number
+        info = self._info(self.completed + 1)
+        updates, staleness = self._trained(arrived, info)
+        if len(updates.ids):
+            self.server = self.algorithm.aggregate(self.server, updates.ids, updates.rows, info)
+        self.completed += 1
         self._forget_versions()
-        before_down, before_up = self.population.exchanged if number == self.first_round else (0, 0)
-        return RoundReport(
-            round=number, seconds=time.perf_counter() - began, active=len(arrived.ids) + dropped,
-            dropped=len(arrived.ids) + dropped - len(reply.ids), bytes_down=before_down + sum(sent),
-            bytes_up=before_up + reply.nbytes, rejected=reply.rejected, reasons=reply.reasons, note=note,
-            clock=self.now, staleness=staleness,
-        )  # fmt: skip
+        return self._report(updates, began, len(arrived.ids) + dropped, sum(sent), staleness=staleness)
 
     def _fill(self, sent: list[int]) -> None:
         """Start clients until as many are at work as a round would call."""
@@ -171,39 +134,26 @@ class AsyncLoop(Loop):
         finish = self.now + self.clock.seconds(ids, number, down / len(ids) + self._update_bytes)
         self._flight = InFlight.stack([self._flight, InFlight(ids, torch.full_like(ids, version), number, finish)])
 
-    def _train(self, arrived: InFlight) -> tuple[Reply, float]:
+    def _trained(self, arrived: InFlight, info: RoundInfo) -> tuple[Updates, float]:
         """The updates of these clients, in ascending order of ids, as they count; and their mean staleness."""
         groups = sorted(set(zip(arrived.number.tolist(), arrived.version.tolist(), strict=True)))
-        replies, staleness = [], []
+        parts, staleness = [], []
         for number, version in groups:  # a client's own ones in their order
-            server = self._versions[version]
+            server, late = self._versions[version], self.completed - version
             ids = arrived.ids[(arrived.number == number) & (arrived.version == version)].sort().values
 
             def download(who: Tensor, server: Tree = server) -> Tree:
                 message: Tree = self.algorithm.download(server, who)
                 return message
 
-            reply = self.pool.train(ids, download, number)
-            if len(reply.ids):
-                reply = replace(reply, up=self._weighted(reply.up, version))
-            replies.append(reply)
-            staleness.append(torch.full((len(ids),), self.completed - version, dtype=torch.float64))
-        return _joined(replies), float(torch.cat(staleness).mean())
-
-    def _weighted(self, up: Tree, version: int) -> Tree:
-        """Updates of clients that started from a version, as they count."""
-        late = self.completed - version
-        weight = float(self.rule.weight(torch.tensor([late])))
-        fields = {name: getattr(up, name) for name in self._changes}
-        if isinstance(self.rule, FedAsync) and late and fields:
-            # θ − w = Δ + (the model that the client started from) − w
-            gap = self._model(self._versions[version]) - self._model(self.server)
-            fields = {name: rows + gap for name, rows in fields.items()}
-        if isinstance(self.rule, FedAsync):
-            weight *= self.rule.mixing
-        if weight == 1:
-            return replace(up, **fields)
-        return replace(up, **{name: weight * rows for name, rows in fields.items()})
+            updates = replace(self._train(ids, download, number), lag=late)
+            if self._mixes_models and late:
+                updates.drift = self._model(server) - self._model(self.server)
+            updates = at_server(self.stages, updates, info)
+            self.pool.commit(updates.ids)
+            parts.append(updates)
+            staleness.append(torch.full((len(ids),), late, dtype=torch.float64))
+        return _joined(parts), float(torch.cat(staleness).mean())
 
     def _model(self, server: Tree) -> Tensor:
         models = self.algorithm.server_models(server)
@@ -243,19 +193,14 @@ def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _joined(replies: list[Reply]) -> Reply:
-    """One reply, in ascending order of ids; a client that is there twice keeps the order of its updates."""
-    whole = [reply for reply in replies if len(reply.ids)]
-    ids = torch.cat([reply.ids for reply in replies])
+def _joined(parts: list[Updates]) -> Updates:
+    """Updates in ascending order of ids; a client that is there twice keeps the order of its updates."""
+    whole = [updates for updates in parts if len(updates.ids)]
+    ids = torch.cat([updates.ids for updates in parts])
     order = torch.argsort(ids, stable=True)
-    up = None
+    rows = None
     if whole:
-        up = type(whole[0].up).stack([reply.up for reply in whole])
-        up = up if torch.equal(order, torch.arange(len(order))) else up.take(order)
-    return Reply(
-        ids[order],
-        up,
-        sum(reply.nbytes for reply in replies),
-        sorted(client for reply in replies for client in reply.rejected),
-        {client: reason for reply in replies for client, reason in reply.reasons.items()},
-    )
+        rows = type(whole[0].rows).stack([updates.rows for updates in whole])
+        rows = rows if torch.equal(order, torch.arange(len(order))) else rows.take(order)
+    refused = {client: reason for updates in parts for client, reason in updates.refused.items()}
+    return Updates(ids[order], rows, sum(updates.nbytes for updates in parts), refused)

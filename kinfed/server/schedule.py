@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import get_args
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kinfed.core import rng
 from kinfed.errors import ConfigError
+from kinfed.server.clock import Clock
 from kinfed.updates import ClientSampling, Sampling
 
 
@@ -21,6 +22,9 @@ class Schedule:
     dropout: float = 0.0  # chance that an active client never replies
     stragglers: float = 0.0  # chance that an active client finishes only part of its work
     sampling: Sampling = "fixed"  # "fixed": so many of the clients; "poisson": each on its own with that chance
+    first_round: int = 1
+    clock: Clock | None = field(default=None, compare=False)  # of a simulation: how long clients take
+    evaluates: Tensor | None = field(default=None, compare=False)  # [n] clients to evaluate, ascending; None: all
 
     def __post_init__(self) -> None:
         if not 0 < self.participation <= 1:

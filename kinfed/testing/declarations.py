@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms import EXAMPLE_COUNT, RoundInfo, privacy_profile
+from kinfed.algorithms import EXAMPLE_COUNT, AveragingAlgorithm, RoundInfo, mean_from_row, privacy_profile
 from kinfed.core import Tree, rng
 from kinfed.data import Batch, Federation
 from kinfed.deploy import message_types
@@ -18,6 +18,7 @@ from kinfed.errors import ConfigError
 from kinfed.privacy import Privacy, PrivateTask, make_budget, seeded_noise
 from kinfed.server import Schedule
 from kinfed.testing.workbench import SEED, Bench, ContractError, Method, State, check, expect, expect_equal, hooked
+from kinfed.updates import ExampleLevel
 
 
 @check
@@ -42,24 +43,23 @@ def message_types_are_declared(bench: Bench) -> None:
 
 @check
 def averages_are_only_averaged(bench: Bench) -> None:
-    """Fields in `averages` reach the server through their weighted mean: the server is the same where every client
-    sends that mean."""
-    averages = bench.algorithm.averages
-    if isinstance(averages, str) or not averages:
+    """The fields of an AveragingAlgorithm reach the server through their weighted mean: the server is the same after a
+    `step` by that mean."""
+    algorithm = bench.algorithm
+    if algorithm.single_updates or not algorithm.sends:
         return
+    if not isinstance(algorithm, AveragingAlgorithm):
+        raise ContractError('single_updates is "", so the server only averages: derive it from AveragingAlgorithm')
 
     def aggregate(inner: Any, server: Tree, ids: Tensor, up: Tree, round: RoundInfo) -> Tree:
-        count = getattr(up, "count", None)
-        weight = torch.ones(len(ids)) if count is None else count
+        weight = algorithm.weight(up)
+        weight = torch.ones(len(ids)) if weight is None else weight
         p = (weight / weight.sum()).to(torch.float64)
-        means = {}
-        for name in averages:
-            rows: Tensor = getattr(up, name)
-            mean = torch.tensordot(p, rows.to(torch.float64), 1).to(rows.dtype)
-            means[name] = mean.expand(rows.shape)
+        rows = [getattr(up, name) for name in algorithm.fields]
+        means = [torch.tensordot(p, field.to(torch.float64), 1).to(field.dtype).flatten() for field in rows]
         new: Tree = inner(server, ids, up, round)
-        same: Tree = inner(server, ids, replace(up, **means), round)
-        expect_equal(same.named(), new.named(), "what `averages` names reaches the server through its mean only", 1e-4)
+        same: Tree = algorithm.step(server, mean_from_row(up, algorithm.fields, torch.cat(means)), round)
+        expect_equal(same.named(), new.named(), "averaged fields reach the server through their mean only", 1e-4)
         return new
 
     bench.run(Schedule(), rounds=2, algorithm=hooked(bench.algorithm, aggregate=aggregate))
@@ -83,7 +83,7 @@ def gradients_are_declared(bench: Bench) -> None:
         Privacy(noise=1.0), algorithm, bench.make_task(), seeded_noise(SEED), count, torch.full_like(count, rounds)
     )
     try:
-        with bench.loop(Schedule(), algorithm=algorithm, task=budget.task, privacy=budget) as loop:
+        with bench.loop(Schedule(), algorithm=algorithm, task=budget.task, stages=[ExampleLevel(budget)]) as loop:
             for _ in range(rounds):
                 loop.round()
             loop.evaluate()

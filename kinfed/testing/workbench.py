@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,9 +19,9 @@ from kinfed.data import Features, Federation, LocalTraining, Problem, Ragged
 from kinfed.engine import ModuleTask, Task, make_objective, make_task
 from kinfed.errors import ConfigError, ModelError
 from kinfed.pools import LocalPool
-from kinfed.privacy import PrivacyBudget
 from kinfed.server import Loop, Schedule
 from kinfed.testing.tiny_models import MODELS, tiny_model
+from kinfed.updates import Stage
 
 Method = Algorithm[Any, Any, Any, Any]
 State = dict[str, Tensor]
@@ -147,7 +147,7 @@ class Bench:
         task: Task | None = None,
         workers: int = 1,
         chunk: int | None = 2,
-        privacy: PrivacyBudget | None = None,
+        stages: Sequence[Stage] = (),
         evaluated: Tensor | None = None,
     ) -> Iterator[Loop]:
         """A run before its first round. Method and task are new objects: what they hide is not carried over."""
@@ -155,9 +155,11 @@ class Bench:
         federation = self.federation if federation is None else federation
         task = self.make_task() if task is None else task
         federation, clients = prepare_data(algorithm, federation, federation.population(SEED))
-        pool = LocalPool(algorithm, task, federation, SEED, workers=workers, chunk=chunk, evaluated=evaluated)
+        pool = LocalPool(
+            algorithm, task, federation, SEED, workers=workers, chunk=chunk, evaluated=evaluated, stages=stages
+        )
         try:
-            yield Loop(algorithm, task, pool, clients, schedule, privacy=privacy, evaluated=evaluated)
+            yield Loop(algorithm, task, pool, clients, replace(schedule, evaluates=evaluated), stages)
         finally:
             pool.close()
 

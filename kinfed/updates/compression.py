@@ -29,6 +29,7 @@ from torch import Tensor
 from kinfed.core import EXACT, MASKED_BY, Tree, rng, unpacked
 from kinfed.data import Moments
 from kinfed.updates.codecs import Codec
+from kinfed.updates.pipeline import STAGES, Sent, Stage
 
 
 @dataclass(frozen=True)
@@ -40,22 +41,17 @@ class CodedField:
     mask: Tensor | None  # bool [n, d]: the numbers that travel; None: all
 
 
-@dataclass(frozen=True)
-class Compression:
-    """How the clients of a run send their updates."""
+class Compression(Stage):
+    """Sends updates as codes."""
 
-    codec: Codec
-    changes: tuple[str, ...] = ()  # the fields that are changes of a model: these get error feedback
+    name = "compression"
 
-    @property
-    def remembers(self) -> bool:
-        """Whether clients keep anything for it."""
-        return not self.codec.unbiased
+    def __init__(self, codec: Codec, changes: tuple[str, ...] = ()) -> None:
+        """`changes`: the fields that are changes of a model: these get error feedback."""
+        self.codec, self.changes = codec, changes
+        self.remembers = not codec.unbiased
 
-    def send(self, up: Tree, memory: Moments, key: Tensor) -> tuple[Tree, Moments, int]:
-        """Updates [n, ...] as they arrive, what the clients remember then, and the bytes of it all.
-
-        `memory` is what they remembered before, empty where nobody has sent anything yet; `key` [n] is for draws."""
+    def at_client(self, up: Tree, memory: Moments, key: Tensor) -> Sent:
         arrived: dict[str, Tensor] = {}
         remembered: dict[str, Tensor] = {}
         saved = 0
@@ -77,7 +73,7 @@ class Compression:
             arrived[field.name] = value.reshape(like.shape).to(like.device)
             saved += _raw_bytes(field) - nbytes
         sent = dataclasses.replace(up, **arrived)
-        return sent, Moments(remembered), up.nbytes - saved
+        return Sent(sent, Moments(remembered), up.nbytes - saved)
 
     def _transmit(self, rows: Tensor, mask: Tensor | None, key: Tensor) -> tuple[Tensor, int]:
         """Rows as they arrive, and the bytes of their codes."""
@@ -124,3 +120,6 @@ def _raw_bytes(field: CodedField) -> int:
     """What the field would take uncoded."""
     numbers = field.rows.numel() if field.mask is None else int(field.mask.sum())
     return numbers * field.rows.element_size()
+
+
+STAGES.register("compression", Compression, summary="updates travel as codes")

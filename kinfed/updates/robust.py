@@ -25,15 +25,16 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms import AnyAlgorithm, averaged_rows, with_mean
-from kinfed.core import Registry, Tree, check_options, kernels, make_options, option
+from kinfed.algorithms import AnyAlgorithm, RoundInfo, averaged_rows, mean_from_row, required_averaging
+from kinfed.core import Registry, check_options, kernels, make_options, option
 from kinfed.errors import ConfigError
+from kinfed.updates.pipeline import STAGES, Stage, Updates
 
 BLOCK = 1 << 20  # values sorted at once
 
@@ -148,35 +149,38 @@ def make_rule(name: str, options: Mapping[str, Any] | None = None) -> Rule:
     return make_options(entry.target, {**entry.preset, **(options or {})}, name)
 
 
-def averaged_fields(algorithm: AnyAlgorithm) -> tuple[str, ...]:
-    """The fields of updates that a robust average may take the place of; ConfigError with the reason where none."""
-    if isinstance(algorithm.averages, str):
-        raise ConfigError(
-            f"{type(algorithm).__name__} {algorithm.averages}, so a robust average could not keep its promise; leave "
-            "out robust or the method"
-        )
-    return algorithm.averages
+class RobustAverage(Stage):
+    """Puts a rule's result in the place of updates' mean. Several fields are judged as one row, by their trainable
+    columns (kinfed.updates.screening.trained_columns). Numbers of examples, which are clients' claims, do not count."""
+
+    name = "robust"
+    refuses = True
+
+    def __init__(self, rule: Rule, algorithm: AnyAlgorithm, trained: Tensor | None = None) -> None:
+        self.rule, self.trained = rule, trained
+        self.fields = required_averaging(
+            algorithm, type(algorithm).__name__, "a robust average could not keep its promise", "robust"
+        ).fields
+
+    def check(self, algorithm: AnyAlgorithm, called: int) -> None:
+        if called < self.rule.least:
+            raise ConfigError(
+                f"{type(self.rule).__name__} with these options needs {self.rule.least} updates in a round, and "
+                f"{called} clients are called; raise participation, or set the rule to withstand fewer hostile clients"
+            )
+
+    def at_server(self, updates: Updates, round: RoundInfo) -> Updates:
+        if (count := len(updates.ids)) < self.rule.least:
+            name, needed = type(self.rule).__name__, self.rule.least
+            return updates.unused(f"{count} updates are too few for {name}, which needs {needed}; not used")
+        if not self.fields:
+            return updates
+        fields = {name: getattr(updates.rows, name) for name in self.fields}
+        row = _combined(self.rule, averaged_rows(updates.rows, self.fields), _trained_mask(fields, self.trained))
+        return replace(updates, mean=mean_from_row(updates.rows, self.fields, row))
 
 
-def check_robust(rule: Rule, algorithm: AnyAlgorithm, called: int) -> None:
-    """Refuse a rule that cannot keep its promise for this method, or never has the updates it needs."""
-    averaged_fields(algorithm)
-    if called < rule.least:
-        raise ConfigError(
-            f"{type(rule).__name__} with these options needs {rule.least} updates in a round, and {called} clients are "
-            "called; raise participation, or set the rule to withstand fewer hostile clients"
-        )
-
-
-def robust_rows(rule: Rule, averages: tuple[str, ...], up: Tree, trained: Tensor | None = None) -> Tree:
-    """Updates of which every row is the rule's result: any mean of them is that result too. Several fields are judged
-    as one row, by their trainable columns (kinfed.updates.screening.trained_columns). Numbers of examples, which are
-    clients' claims, become equal."""
-    if not averages:
-        return up
-    fields = {name: getattr(up, name) for name in averages}
-    row = _combined(rule, averaged_rows(up, averages), _trained_mask(fields, trained))
-    return with_mean(up, averages, row)
+STAGES.register("robust", RobustAverage, summary="an average that a few hostile clients cannot move far")
 
 
 def _trained_mask(fields: Mapping[str, Tensor], trained: Tensor | None) -> Tensor | None:

@@ -1,21 +1,20 @@
 """Updates are looked at before the server uses them: what a method cannot have sent is left out, with the reason.
 
 A pool of clients that nobody vouches for compares each reply with an `UpdateSpec` as it comes; whatever the pool, the
-server loop screens the rows it gets (`screen`).
+stage `Screening` looks at the rows that the server gets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms import COUNT, AnyAlgorithm
-from kinfed.core import Tree
+from kinfed.algorithms import COUNT, AnyAlgorithm, RoundInfo
 from kinfed.engine import Task
-from kinfed.updates.reply import Reply
+from kinfed.updates.pipeline import STAGES, Stage, Updates
 
 
 @dataclass(frozen=True)
@@ -78,23 +77,20 @@ def violations(
     return reasons
 
 
-def screen(reply: Reply, largest_norm: float = 0.0, trained: Tensor | None = None) -> Reply:
-    """The reply without updates that cannot be used. Rows of a tree have one shape and type: that is settled before."""
-    if not isinstance(reply.up, Tree) or not len(reply.ids):
-        return reply
-    return without(reply, violations(reply.up.named(), len(reply.ids), largest_norm, trained))
+class Screening(Stage):
+    """Leaves out updates that no client of the method can have sent, and those that are too long."""
+
+    name = "screening"
+    refuses = True
+
+    def __init__(self, largest_norm: float, trained: Tensor | None) -> None:
+        """`largest_norm`: of an update that is used; 0: no bound. `trained`: as `trained_columns` has them."""
+        self.largest_norm, self.trained = largest_norm, trained
+
+    def at_server(self, updates: Updates, round: RoundInfo) -> Updates:
+        # Rows of a tree have one shape and type: that is settled before.
+        named = updates.rows.named()
+        return updates.without(violations(named, len(updates.ids), self.largest_norm, self.trained))
 
 
-def without(reply: Reply, reasons: Mapping[int, str]) -> Reply:
-    """The reply without the updates in these rows, whose clients are rejected for the reason given."""
-    if not reasons:
-        return reply
-    ids = reply.ids.tolist()
-    keep = torch.tensor([row for row in range(len(ids)) if row not in reasons], dtype=torch.int64)
-    return replace(
-        reply,
-        ids=reply.ids[keep],
-        up=reply.up.take(keep) if len(keep) else None,
-        rejected=sorted([*reply.rejected, *(ids[row] for row in reasons)]),
-        reasons=reply.reasons | {ids[row]: reason for row, reason in reasons.items()},
-    )
+STAGES.register("screening", Screening, summary="updates that cannot be used are left out")

@@ -17,14 +17,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms import COUNT, AnyAlgorithm, averaged_rows, with_mean
+from kinfed.algorithms import COUNT, AnyAlgorithm, RoundInfo, averaged_rows, mean_from_row, required_averaging
 from kinfed.core import Tree
 from kinfed.errors import ConfigError
+from kinfed.updates.pipeline import STAGES, Stage, Updates
 
 LEAST_CLIENTS = 3  # the fewest in a sum that nodes ever agree to: with two, each would know the other's update
 FINEST = 40  # f at most: finer than float32 has any use for
@@ -55,17 +56,15 @@ class SecureSettings:
                 f"got {self.least}"
             )
 
-    def check_method(self, label: str, algorithm: AnyAlgorithm) -> None:
-        """Refuse methods whose server does more with updates than to average them."""
-        if isinstance(algorithm.averages, str):
-            raise ConfigError(
-                f"{label} {algorithm.averages}, so its server needs single updates, which secure_sum hides; leave out "
-                "the method or secure_sum"
-            )
+    def averaged_fields(self, label: str, algorithm: AnyAlgorithm) -> tuple[str, ...]:
+        """The fields of updates that are added up. Refuses methods whose server does more than to average them."""
+        return required_averaging(
+            algorithm, label, "its server needs single updates, which secure_sum hides", "secure_sum"
+        ).fields
 
     def check_update(self, label: str, algorithm: AnyAlgorithm, fields: Collection[str], called: int) -> None:
         """Refuse updates with fields that are not averaged, and rounds that call too few clients."""
-        averages = algorithm.averages
+        averages = self.averaged_fields(label, algorithm)
         others = sorted({*fields} - {*averages, COUNT})
         if averages and others:
             raise ConfigError(
@@ -153,12 +152,18 @@ class ProtocolSize:
         return self.clients * each
 
 
-class SecureSum:
-    """The sums of a simulation's rounds."""
+class SecureSum(Stage):
+    """The sums of a simulation's rounds, and what a client adds to one."""
 
-    def __init__(self, settings: SecureSettings, averages: tuple[str, ...], total: int) -> None:
-        """`total`: examples (or clients, where all weigh the same) that a round can have at most."""
-        self.least, self.averages, self.total = settings.least, averages, total
+    name = "secure_sum"
+    refuses = True
+
+    def __init__(
+        self, settings: SecureSettings, averages: tuple[str, ...], total: int, *, adds_up: bool = True
+    ) -> None:
+        """`total`: examples (or clients, where all weigh the same) that a round can have at most; `adds_up`: not where
+        a later stage takes the sum, of updates that clients have shortened (user-level privacy)."""
+        self.least, self.averages, self.total, self.adds_up = settings.least, averages, total, adds_up
         self.fixed_point = FixedPoint(settings.largest, total)
 
     def out_of_range(self, up: Tree) -> dict[int, str]:
@@ -172,16 +177,26 @@ class SecureSum:
             for row in (most > largest).nonzero().squeeze(1).tolist()
         }
 
-    def mean(self, up: Tree) -> Tree:
-        """The updates, each replaced by the mean of all, as the server decodes it from their sum."""
+    def at_server(self, updates: Updates, round: RoundInfo) -> Updates:
+        """Leave the mean of all updates, as the server decodes it from their sum."""
         if not self.averages:
-            return up
+            return updates
+        updates = updates.without(self.out_of_range(updates.rows))
+        if (clients := len(updates.ids)) < self.least:
+            note = f"{clients} update(s) are too few to be added up, which takes {self.least}; not used"
+            return replace(updates.unused(note), nbytes=0)
+        size = self.size(updates.rows, clients)
+        mean = self.mean(updates.rows) if self.adds_up else None
+        return replace(updates, mean=mean, nbytes=size.up, nbytes_down=size.down)
+
+    def mean(self, up: Tree) -> Tree:
+        """The mean of updates, decoded from their sum."""
         rows = averaged_rows(up, self.averages)
         weights = example_weights(up, len(rows))
         width = max(1, BLOCK // max(len(rows), 1))
         totals = [self.fixed_point.encode(block, weights).sum(0) for block in torch.split(rows, width, 1)]
         mean = torch.cat([self.fixed_point.decode(total)[0] for total in totals])
-        return with_mean(up, self.averages, mean.to(rows.device, rows.dtype))
+        return mean_from_row(up, self.averages, mean.to(rows.device, rows.dtype))
 
     def encode(self, up: Tree) -> Tensor:
         """int64 [W + 1]: what one client's update [1, ...] adds to the sum."""
@@ -197,3 +212,6 @@ def example_weights(up: Tree, rows: int) -> Tensor:
     """int64 [n]: what clients weigh: their numbers of examples where updates have them, else all the same."""
     count = getattr(up, COUNT, None)
     return torch.ones(rows, dtype=torch.int64) if count is None else count.round().to("cpu", torch.int64)
+
+
+STAGES.register("secure_sum", SecureSum, summary="the server sees the sum of updates only")

@@ -13,7 +13,7 @@ the same. With a `quantile` γ the norm C follows that quantile of ‖Δ_m‖, b
 
 The sum has noise (z⁻² − (2σ_b)⁻²)^−½ then, so that sum and count together cost what one sum with noise z does.
 
-Methods need not know: their `aggregate` gets one update, Δ̃, in place of the clients'. The server sees all updates and
+Methods need not know: their `step` gets Δ̃ in place of the clients' mean. The server sees all updates and
 is trusted; whoever sees only its models is not. What never leaves a client needs no noise and is not covered. With
 secure aggregation clients shorten their updates themselves and the server sees Σ alone, still without noise: it is
 trusted to add it, and with a sum instead of single updates. Rounding may lengthen an update by h√P/2, with h = 2^−40 C
@@ -30,10 +30,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kinfed.algorithms import averaged_rows
+from kinfed.algorithms import RoundInfo, averaged_rows, mean_from_row
 from kinfed.core import Tree, rng
 from kinfed.errors import CheckpointError
 from kinfed.privacy import Source
+from kinfed.updates.pipeline import STAGES, Stage, Updates
 from kinfed.updates.secure_sum import FixedPoint
 from kinfed.updates.user_policy import ClientSampling, UserPrivacy
 
@@ -50,8 +51,11 @@ class SumCounter(Protocol):
     def enter(self, count: int) -> None: ...
 
 
-class UserLevel:
+class UserLevel(Stage):
     """Clips, adds up and noises the updates of every round of one method under one seed, and counts the rounds."""
+
+    name = "user_level"
+    hides_absence = True
 
     def __init__(
         self,
@@ -80,6 +84,7 @@ class UserLevel:
         self.spent = max(rounds.start - 1, 0 if books is None else books.read())  # sums that have been let out
         self._template, self._averages, self._source = template, averages, source
         self._summands, self._books = summands, books
+        self._before = rounds.start - 1  # rounds of a warm start
 
     @property
     def count_noise(self) -> float:
@@ -93,26 +98,38 @@ class UserLevel:
             return self.noise
         return 1 / math.sqrt(self.noise**-2 - (2 * self.count_noise) ** -2)
 
+    def at_server(self, updates: Updates, round: RoundInfo) -> Updates:
+        """Leave Δ̃, also where no client replied, which is not to be seen either."""
+        number = round.number + self._before
+        if updates.mean is None:
+            mean = self.mean(updates.rows if len(updates.ids) else None, number)
+        else:  # of updates that the clients have shortened themselves, from their secure sum
+            parts = [getattr(updates.mean, name).flatten().to("cpu", torch.float64) for name in self._averages]
+            mean = self._released(len(updates.ids) * torch.cat(parts)[None], number)
+        return replace(updates, mean=mean if self._averages else None)
+
     def mean(self, up: Tree | None, round: int) -> Tree:
-        """One update [1, ...] in place of those of the round (None: no client replied, which is not to be seen either).
-        Fields that are not averaged are weights of the average by contract, and become one."""
-        self.spent += 1
-        if self._books is not None:
-            self._books.enter(self.spent)  # before anybody can see it
-        if not self._averages:
-            return self._template
+        """Δ̃, from the updates of the round (None: no client replied)."""
         rows = [self._flat(name, up) for name in self._averages]
+        if not rows:
+            return self._released(torch.zeros(1, 0), round)
         norm = torch.stack([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in rows]).norm(dim=0)
         usable = torch.isfinite(norm).nonzero().squeeze(1)
         rows, norm = [part[usable] for part in rows] if len(usable) < len(norm) else rows, norm[usable]
         factor = (self.clip / norm.clamp_min(self.clip)).cpu()
-        total = torch.cat([self._sum(part, factor) for part in rows])[None]
-        if self.sum_noise:
-            total += self.sum_noise * self.clip * self._normal(round, "sum", total)
-        within = norm.cpu() <= self.clip
+        mean = self._released(torch.cat([self._sum(part, factor) for part in rows])[None], round)
         if self.quantile is not None:
-            self._follow(within, round)
-        return self._stand_in((total / self.expected).squeeze(0))
+            self._follow(norm.cpu() <= self.clip, round)
+        return mean
+
+    def _released(self, total: Tensor, round: int) -> Tree:
+        """Δ̃ from the sum [1, W] of a round."""
+        self.spent += 1
+        if self._books is not None:
+            self._books.enter(self.spent)  # before anybody can see it
+        if self.sum_noise and self._averages:
+            total = total + self.sum_noise * self.clip * self._normal(round, "sum", total)
+        return mean_from_row(self._template, self._averages, (total / self.expected).squeeze(0))
 
     def _sum(self, rows: Tensor, factor: Tensor) -> Tensor:
         """float64 [P]: of the shortened rows; in fixed point, where the server sees nothing else."""
@@ -127,18 +144,6 @@ class UserLevel:
         """[n, ·]: one field of all updates."""
         field: Tensor = getattr(self._template, name)[:0] if up is None else getattr(up, name)
         return field.reshape(len(field), getattr(self._template, name)[0].numel())
-
-    def _stand_in(self, row: Tensor) -> Tree:
-        fields = {name: getattr(self._template, name) for name in self._averages}
-        parts = torch.split(row, [field.numel() for field in fields.values()])
-        ones = self._template.map(torch.ones_like)
-        return replace(
-            ones,
-            **{
-                name: part.reshape(field.shape).to(field.device, field.dtype)
-                for (name, field), part in zip(fields.items(), parts, strict=True)
-            },
-        )
 
     def _follow(self, within: Tensor, round: int) -> None:
         """One step of the clipping norm towards the quantile."""
@@ -211,3 +216,6 @@ def _weighted_sum(rows: Tensor, factor: Tensor) -> Tensor:
     width = max(1, BLOCK // max(len(rows), 1))
     blocks = [factor @ block.to("cpu", torch.float64) for block in torch.split(rows, width, 1)]
     return torch.cat(blocks)
+
+
+STAGES.register("user_level", UserLevel, summary="noise on the sum of shortened updates hides whole clients")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from kinfed.algorithms import AnyAlgorithm, changes_data
+from kinfed.algorithms import AnyAlgorithm, changes_data, required_averaging
 from kinfed.engine import Task
 from kinfed.errors import ConfigError
 from kinfed.privacy import Event
@@ -58,13 +58,11 @@ class UserPrivacy:
         if self.quantile is not None and not 0 < self.quantile < 1:
             raise ConfigError(f"user_quantile is a share of the updates in (0, 1); got {self.quantile}")
 
-    def check(self, label: str, algorithm: AnyAlgorithm, task: Task) -> None:
-        """Refuse what would make epsilon untrue, or would break the model."""
-        if isinstance(algorithm.averages, str):
-            raise ConfigError(
-                f"{label} {algorithm.averages}, so noise on the sum of updates would not hide a client; leave out the "
-                "method or the user_ settings"
-            )
+    def check(self, label: str, algorithm: AnyAlgorithm, task: Task) -> tuple[str, ...]:
+        """The fields of updates that get noise. Refuses what would make epsilon untrue, or would break the model."""
+        fields = required_averaging(
+            algorithm, label, "noise on the sum of updates would not hide a client", "the user_ settings"
+        ).fields
         if changes_data(algorithm):
             raise ConfigError(
                 f"{label} has clients share examples before training, which no noise hides; leave out the method or "
@@ -75,10 +73,11 @@ class UserPrivacy:
                 f"{label} would average running statistics (of BatchNorm, say): noise makes variances negative; take a "
                 "model with GroupNorm or LayerNorm, or fedbn, whose clients keep them"
             )
+        return fields
 
     def notes(self, label: str, algorithm: AnyAlgorithm, num_clients: int, sampling: ClientSampling) -> Iterator[str]:
         """What a reader of the results must know."""
-        if not algorithm.averages:
+        if not algorithm.sends:
             yield f"{label}: nothing leaves the clients, so user-level privacy has nothing to do"
             return
         if self.noise == 0:

@@ -116,7 +116,7 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
     )
 
     traits = frozenset({"no momentum"})
-    averages = "groups clients by their updates"
+    single_updates = "groups clients by their updates"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,8 +9,8 @@ Updates travel as differences u_m − w; with Σ p = 1 the mean is the same as t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch import Tensor
 from kinfed.core import Tree, kernels
 from kinfed.data import Cohort
 
+Up = TypeVar("Up", bound=Tree)
 Weights = Literal["examples", "equal"]
 # By custom, the names of fields of updates.
 COUNT = "count"  # a client's number of examples
@@ -54,25 +55,29 @@ def mean_update(delta: Tensor, count: Tensor | None) -> Tensor:
 
 def averaged_rows(up: Tree, averages: tuple[str, ...]) -> Tensor:
     """[n, W]: the averaged fields of updates side by side; a view where there is one."""
-    flat = [rows.flatten(1) for rows in _fields(up, averages).values()]
+    flat = [getattr(up, name).flatten(1) for name in averages]
     return flat[0] if len(flat) == 1 else torch.cat(flat, 1)
 
 
-def with_mean(up: Tree, averages: tuple[str, ...], row: Tensor) -> Tree:
-    """Updates of which every row is `row` [W], so that any mean of them is, too. Numbers of examples become equal."""
-    fields = _fields(up, averages)
-    parts = torch.split(row, [rows[0].numel() for rows in fields.values()])
-    changed = {
-        name: part.reshape(rows.shape[1:]).expand(rows.shape)
-        for (name, rows), part in zip(fields.items(), parts, strict=True)
-    }
-    if isinstance(count := getattr(up, COUNT, None), Tensor):
-        changed[COUNT] = torch.ones_like(count)
-    return replace(up, **changed)
+def mean_from_row(up: Up, averages: tuple[str, ...], row: Tensor) -> Up:
+    """The mean of updates like `up` [n, ...], from a `row` [W] of its averaged fields side by side."""
+    shapes = {name: getattr(up, name) for name in averages}
+    parts = torch.split(row, [rows[0].numel() for rows in shapes.values()])
+    return _as_mean(up, {
+        name: part.reshape(rows.shape[1:]).to(rows.device, rows.dtype)
+        for (name, rows), part in zip(shapes.items(), parts, strict=True)
+    })  # fmt: skip
 
 
-def _fields(up: Tree, averages: tuple[str, ...]) -> Mapping[str, Tensor]:
-    return {name: getattr(up, name) for name in averages}
+def mean_of(up: Up, averages: tuple[str, ...], weight: Tensor | None) -> Up:
+    """The mean of the averaged fields of updates, by weight [n]; all weigh the same where that is None."""
+    return _as_mean(up, {
+        name: mean_update((rows := getattr(up, name)).flatten(1), weight).reshape(rows.shape[1:]) for name in averages
+    })  # fmt: skip
+
+
+def _as_mean(up: Up, means: Mapping[str, Tensor]) -> Up:
+    return type(up)(**{field.name: means.get(field.name) for field in fields(up)})
 
 
 def extrapolated(w: Tensor, step: Tensor, rate: float, trainable: slice) -> Tensor:

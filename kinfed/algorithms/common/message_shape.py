@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from kinfed.algorithms.base import AnyAlgorithm, RoundInfo
+from kinfed.algorithms.base import AnyAlgorithm, AveragingAlgorithm, RoundInfo
+from kinfed.algorithms.common.averaging import mean_from_row
 from kinfed.core import Tree
 from kinfed.data import Federation, Population
 from kinfed.engine import Task
@@ -25,20 +26,22 @@ def update_template(algorithm: AnyAlgorithm, task: Task, data: Federation, serve
 
 def averaged_changes(
     algorithm: AnyAlgorithm, task: Task, data: Federation, population: Population
-) -> tuple[str, ...] | str:
+) -> tuple[tuple[str, ...], str]:
     """The averaged fields of the method's updates, where these are changes of what the server sends: an update of zeros
-    leaves that as it is, and the same update twice moves it twice. Otherwise the reason why there are none, to follow
-    the method's name."""
-    if isinstance(algorithm.averages, str) or not algorithm.averages:
-        return algorithm.averages
+    leaves that as it is, and the same update twice moves it twice. Otherwise none, and the reason, to follow the
+    method's name."""
+    if algorithm.single_updates or not isinstance(algorithm, AveragingAlgorithm):
+        return (), algorithm.single_updates
+    if not algorithm.fields:
+        return (), ""
     ids, info = torch.tensor([0]), RoundInfo(1, population, task.trainable, task)
     start = algorithm.init_server(task, population)
     template = update_template(algorithm, task, data, start)
 
     def after(server: Tree, value: float) -> Tree:
-        fields = {name: torch.full_like(getattr(template, name), value) for name in algorithm.averages}
-        weights = {name: torch.ones_like(t) for name, t in template.named().items() if t.dim() == 1}  # such as counts
-        moved: Tree = algorithm.aggregate(server, ids, replace(template, **weights, **fields), info)
+        width = sum(getattr(template, name).numel() for name in algorithm.fields)
+        mean = mean_from_row(template, algorithm.fields, torch.full((width,), value))
+        moved: Tree = algorithm.step(server, mean, info)
         return moved
 
     def same(one: Tree, other: Tree) -> bool:
@@ -47,5 +50,5 @@ def averaged_changes(
 
     once = after(start, 1e-3)
     if same(after(start, 0.0), start) and not same(after(once, 1e-3), once):
-        return algorithm.averages
-    return "averages models or predictions, not changes of a model"
+        return algorithm.fields, ""
+    return (), "averages models or predictions, not changes of a model"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kinfed.author import (
-    Algorithm,
+    AveragingAlgorithm,
     Cohort,
     ColumnSplit,
     ConfigError,
@@ -26,7 +26,6 @@ from kinfed.author import (
     Weights,
     example_counts,
     gradient_steps,
-    mean_update,
     option,
     sgd,
 )
@@ -54,10 +53,8 @@ class Up(Tree):
 
 
 @dataclass(frozen=True)
-class PartlyShared(Algorithm[Server, Client, Down, Up]):
+class PartlyShared(AveragingAlgorithm[Server, Client, Down, Up]):
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
-
-    averages = ("delta",)
 
     def split(self, task: Task) -> ColumnSplit:
         """Which columns of a row stay with the client."""
@@ -92,8 +89,8 @@ class PartlyShared(Algorithm[Server, Client, Down, Up]):
         delta = split.take_shared(theta) - down.shared
         return Client(split.take_own(theta)), Up(delta, example_counts(self.weights, data))
 
-    def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
-        return Server(server.shared + mean_update(up.delta, up.count))
+    def step(self, server: Server, mean: Up, round: RoundInfo) -> Server:
+        return Server(server.shared + mean.delta)
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return self.split(task).join(client.own, down.shared)

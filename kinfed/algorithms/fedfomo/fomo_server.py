@@ -84,7 +84,7 @@ class FomoServer(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, A
     )
 
     traits = frozenset({"needs validation", "draws by client", "hands models on"})
-    averages = "hands clients' models on to other clients instead of averaging them"
+    single_updates = "hands clients' models on to other clients instead of averaging them"
 
     def check(self, task: Task, population: Population) -> None:
         what = f"FedFomo's server keeps the model of every one of {population.num_clients:,} clients"

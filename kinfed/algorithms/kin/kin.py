@@ -136,7 +136,7 @@ class Kin(Algorithm[Server, Client, Down, Up]):
     )
 
     traits = frozenset({"needs validation"})
-    averages = "groups clients by what they send of themselves"
+    single_updates = "groups clients by what they send of themselves"
 
     def init_server(self, task: Task, population: Population) -> Server:
         n, w = population.num_clients, task.init(population.seed)

@@ -34,7 +34,7 @@ class SelfFLAugmented(SelfFL):
     )
     max_extra: int = option(10, "most epochs after the early stop", ge=1)
 
-    averages = "estimates the variance between clients from their models and is sent two models by each of them"
+    single_updates = "estimates the variance between clients from their models and is sent two models by each of them"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -68,7 +68,7 @@ class SelfFLCluster(SelfFLClients):
         "variance", "what k-means sees: log σ_m² (variance) or the clients' last models (contexts)"
     )
 
-    averages = "groups clients and remembers an average of every group"
+    single_updates = "groups clients and remembers an average of every group"
 
     def __post_init__(self) -> None:
         super().__post_init__()

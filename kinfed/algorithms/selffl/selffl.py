@@ -42,6 +42,7 @@ from kinfed.algorithms.selffl.uncertainty import UNKNOWN, LocalPlan, Rules, Runn
 from kinfed.author import (
     EXAMPLE_COUNT,
     Algorithm,
+    AveragingAlgorithm,
     Cohort,
     ConfigError,
     LocalTraining,
@@ -210,16 +211,16 @@ class SelfFLClients(Rules, Algorithm[Any, Client, Down, Up]):
 
 
 @dataclass(frozen=True)
-class SelfFL(SelfFLClients):
+class SelfFL(SelfFLClients, AveragingAlgorithm[Server, Client, Down, Up]):
     @property
     def uses_variances(self) -> bool:
         """False for the control, whose server estimates nothing from the updates: it needs their average alone."""
         return self.use_init or self.use_steps or self.use_agg
 
     @property
-    def averages(self) -> tuple[str, ...] | str:
+    def single_updates(self) -> str:
         if not self.uses_variances:
-            return ("delta",)
+            return ""
         return "estimates the variance between clients from their updates and weighs clients by variances they report"
 
     def init_server(self, task: Task, population: Population) -> Server:
@@ -235,12 +236,18 @@ class SelfFL(SelfFLClients):
         takes_part[active] = True
         return replace(server, others=self.sum_of_others(server.s, server.s0, takes_part)), active
 
+    def step(self, server: Server, mean: Up, round: RoundInfo) -> Server:
+        c = self.smoothing_weight(round.population.participation)
+        return replace(server, theta=server.theta + c * mean.delta)
+
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
+        if not self.uses_variances:
+            return super().aggregate(server, ids, up, round)
         models = up.delta if up.optimum is None else up.optimum  # relative to θ
         s = server.s.cpu().clone()
         s[ids] = up.s.cpu().to(torch.float64)
         s0 = server.s0.cpu()
-        if self.uses_variances and not self.known_variances:
+        if not self.known_variances:
             s0 = self.variance_between(models[:, round.trainable], s0)  # (17), (25)
         weight = self.client_weights(s[ids], s0) if up.count is None else up.count
         step = weighted_mean(models, weight)  # (20), (26)

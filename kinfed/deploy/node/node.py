@@ -145,10 +145,10 @@ class NodeClient:
 
     def _sent(self, order: Packet, entry: VaultEntry, answer: Packet) -> Packet:
         """What is sent in answer to a round: the update itself or, for a secure sum, the keys that will mask it."""
-        averages, secure = self.algorithm.averages, self.deployment.run.secure
-        if secure is None or not averages or "up" not in answer.groups:
+        secure = self.deployment.run.secure
+        if secure is None or not self.algorithm.sends or "up" not in answer.groups:
             return answer
-        assert not isinstance(averages, str)  # checked by the rules
+        averages = secure.averaged_fields(self.deployment.method, self.algorithm)
         update = tree_of(message_types(self.algorithm)[1], answer.group("up"))
         secure.check_update(self.deployment.method, self.algorithm, answer.group("up"), secure.least)
         user_privacy = self.deployment.run.user_privacy

@@ -91,8 +91,8 @@ class NodeRules:
             replace(privacy, strict=privacy.strict or self.strict).check_method(method, algorithm, count)
         secure = deployment.run.secure
         if secure is not None:
-            secure.check_method(method, algorithm)
-        elif self.require_secure_aggregation and algorithm.averages != ():
+            secure.averaged_fields(method, algorithm)
+        elif self.require_secure_aggregation and algorithm.sends:
             raise Refused(f"{client} sends updates in secure sums only; set secure_sum in the run")
 
     def check_noise(self, client: str, deployment: Deployment, noise: float) -> None:

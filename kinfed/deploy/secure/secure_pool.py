@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kinfed.algorithms import COUNT, with_mean
+from kinfed.algorithms import COUNT, mean_from_row
 from kinfed.core import Tree
 from kinfed.deploy.node.requests import TRAIN
 from kinfed.deploy.secure.secure_messages import Assembly, KeyRecord, Member
@@ -17,15 +17,14 @@ from kinfed.deploy.secure.secure_round import NoSum, SecureRound, SecureTotal, r
 from kinfed.deploy.server.answer_checks import check_same_question
 from kinfed.deploy.server.node_pool import NodePool
 from kinfed.deploy.transport.wire import MessageError, Packet, tree_of
-from kinfed.updates import FixedPoint, Reply, SecureSettings, unit_sum
+from kinfed.updates import FixedPoint, SecureSettings, Updates, unit_sum
 
 
 class SecureNodePool(NodePool):
     def __init__(self, settings: SecureSettings, *arguments: Any) -> None:
         """The other arguments are those of a NodePool."""
         super().__init__(*arguments)
-        averages = self.algorithm.averages
-        assert not isinstance(averages, str)  # checked with the settings
+        averages = settings.averaged_fields(self.deployment.method, self.algorithm)
         self.settings, self.averages = settings, averages
         self._width = sum(self._sample[name].numel() for name in averages)
         counts, self._user_privacy = self.roster.counts[:, 0], self.deployment.run.user_privacy
@@ -49,21 +48,21 @@ class SecureNodePool(NodePool):
             raise MessageError(f"an answer to a secure round holds keys and nothing else; got {min(strange)} too")
         return read_record(answer, self.run, round, self._member(k))
 
-    def _combine(self, updates: Mapping[int, Any], round: int, needed: int, reply: Reply) -> Reply:
-        numbers = sorted(updates)
+    def _combine(self, answers: Mapping[int, Any], round: int, needed: int, updates: Updates) -> Updates:
+        numbers = sorted(answers)
         members = tuple(self._member(k) for k in numbers)
-        assembly = Assembly(self.run, round, members, tuple(updates[k] for k in numbers))
+        assembly = Assembly(self.run, round, members, tuple(answers[k] for k in numbers))
         secure = SecureRound(
             self._ask(round), assembly, self._width, max(needed, self.settings.least), self.deployment.secure_threshold
         )
         try:
             total = secure.total()
-            up = self._mean(total)
+            mean = self._mean(total)
         except NoSum as error:
             self.exchange.say(f"round {round}: no secure sum: {error}; nothing was changed")
-            return replace(reply, nbytes=reply.nbytes + secure.nbytes_up, nbytes_down=secure.nbytes_down)
+            return replace(updates, nbytes=updates.nbytes + secure.nbytes_up, nbytes_down=secure.nbytes_down)
         return replace(
-            reply, ids=torch.tensor(total.numbers), up=up, nbytes=reply.nbytes + secure.nbytes_up,
+            updates, ids=torch.tensor(total.numbers), mean=mean, nbytes=updates.nbytes + secure.nbytes_up,
             nbytes_down=secure.nbytes_down,
         )  # fmt: skip
 
@@ -88,7 +87,7 @@ class SecureNodePool(NodePool):
         return ask
 
     def _mean(self, total: SecureTotal) -> Tree:
-        """One row per client of the sum, each the mean of all."""
+        """The mean of all updates in the sum."""
         if not self._fixed_point.holds(total.vector):
             raise NoSum("the sum is beyond what updates within secure_range can add up to; a client sent no update")
         mean, weight = self._fixed_point.decode(total.vector)
@@ -96,8 +95,6 @@ class SecureNodePool(NodePool):
         allowed = self.deployment.drift * declared if self._by_examples else 0
         if abs(weight - declared) > allowed:
             raise NoSum(f"the clients of the sum say {weight} examples together, and said {declared} at the start")
-        rows = tree_of(self._up, self._sample).map(lambda tensor: tensor.expand(len(total.numbers), *tensor.shape[1:]))
-        dtype = next(iter(self._sample[name] for name in self.averages)).dtype
         if self._user_privacy is not None:
             mean = mean * self._user_privacy.clip
-        return with_mean(rows, self.averages, mean.to(dtype))
+        return mean_from_row(tree_of(self._up, self._sample), self.averages, mean)

@@ -36,6 +36,7 @@ from kinfed.records import FolderInUse, RunFiles, RunFolder, headline_text
 from kinfed.runs import ClientTable, MethodResult, MethodRun, Metrics, NullObserver, build_task
 from kinfed.server import Loop, RoundReport
 from kinfed.serving import save_layout
+from kinfed.updates import ExampleLevel, RobustAverage, Screening, trained_columns
 
 Say = Callable[[str], None]
 
@@ -176,16 +177,19 @@ def _make_loop(
         schedule = SecretSchedule(schedule.participation, sampling=schedule.sampling)
         for note in notes(deployment, user_level, len(roster.names)):
             exchange.say(note)
-    return pool, Loop(
-        algorithm, task, pool, population, schedule, privacy=budget, user_level=user_level, robust=config.robust_rule
+    rule, trained = config.robust_rule, trained_columns(algorithm, task)
+    stages = (
+        None if budget is None else ExampleLevel(budget), None if rule is None else Screening(0.0, trained),
+        None if rule is None else RobustAverage(rule, algorithm, trained), user_level,
     )  # fmt: skip
+    return pool, Loop(algorithm, task, pool, population, schedule, [stage for stage in stages if stage is not None])
 
 
 def _make_pool(
     deployment: Deployment, run: str, roster: Roster, exchange: Exchange, task: Task, up: Mapping[str, Tensor]
 ) -> NodePool:
     secure, algorithm = deployment.run.secure, deployment.algorithm
-    if secure is None or not algorithm.averages:
+    if secure is None or not algorithm.sends:
         return NodePool(deployment, run, roster, exchange, task, up)
     from kinfed.deploy.secure.secure_pool import SecureNodePool
 

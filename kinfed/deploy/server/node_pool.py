@@ -26,7 +26,7 @@ from kinfed.engine import Score, Task
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools import Download, Evaluation, ServerModelOf
 from kinfed.privacy import EVALUATION, TRAINING, Event, PrivateTask, Record
-from kinfed.updates import Reply
+from kinfed.updates import Updates
 
 
 class NodePool:
@@ -38,6 +38,7 @@ class NodePool:
         self.algorithm = deployment.algorithm
         self.accepted = torch.zeros(len(roster.names), dtype=torch.int64)  # [K] last round that counted; 0: none yet
         self.rounds_without_quorum = 0  # the last ones, in a row
+        self._round = 0  # the last one that was asked for
         self._sample = dict(up)
         self._checks = AnswerChecks(deployment, roster.counts, task, up)
         self._up = message_types(self.algorithm)[1]
@@ -48,13 +49,16 @@ class NodePool:
 
     # ---- the contract of a pool ----
 
-    def train(self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None) -> Reply:
+    def train(
+        self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None, *, hold: bool = False
+    ) -> Updates:
+        """One round. Nodes hold their new states by themselves until a later message says whether it counted."""
         efforts = torch.ones(len(ids)) if effort is None else effort
         orders = {
             self.roster.names[k]: self._order(TRAIN, k, round, download(one[None]), effort=float(e))
             for k, one, e in zip(ids.tolist(), ids, efforts, strict=True)
         }
-        updates: dict[int, Any] = {}
+        answers: dict[int, Any] = {}
         events: dict[int, list[Event]] = {}
         nbytes, rejections = 0, dict[int, str]()
 
@@ -75,7 +79,7 @@ class NodePool:
                 self.exchange.say(
                     f"{name} has lost its state of round {int(self.accepted[k])} and begins anew from what it is sent"
                 )
-            updates[k], events[k] = update, gradients
+            answers[k], events[k] = update, gradients
 
         # Under user-level privacy whatever came counts: a model must not tell whether one client more has answered.
         hidden = self.deployment.run.user_privacy is not None
@@ -85,18 +89,21 @@ class NodePool:
             if self._number(name) not in rejections:  # those are the run's to report
                 self.exchange.say(f"round {round}: without {name}: {reason}")
         record = self._record(ids, events) if self._private else None
-        reply = Reply(ids[:0], None, nbytes, sorted(rejections), rejections, record)
-        if updates and len(updates) >= needed:
-            reply = self._combine(updates, round, needed, reply)
+        updates = Updates(ids[:0], None, nbytes, dict(sorted(rejections.items())), record=record)
+        if answers and len(answers) >= needed:
+            updates = self._combine(answers, round, needed, updates)
         elif hidden:
             self.exchange.say(f"round {round}: none of {len(ids)} updates; the model gets its noise all the same")
         else:
             self.exchange.say(
-                f"round {round}: {len(updates)} of {len(ids)} updates, and {needed} are needed; nothing was changed"
+                f"round {round}: {len(answers)} of {len(ids)} updates, and {needed} are needed; nothing was changed"
             )
-        self.rounds_without_quorum = 0 if len(reply.ids) else self.rounds_without_quorum + 1
-        self.accepted[reply.ids] = round
-        return reply
+        self.rounds_without_quorum = 0 if len(updates.ids) else self.rounds_without_quorum + 1
+        self._round = round
+        return updates
+
+    def commit(self, ids: Tensor) -> None:
+        self.accepted[ids] = self._round
 
     def _read_update(self, k: int, round: int, answer: Packet) -> Any:
         """What a client's answer to a round brings; MessageError where that cannot be used."""
@@ -104,10 +111,10 @@ class NodePool:
             raise MessageError(f"an answer to a round holds an update and nothing else; got {min(strange)} too")
         return self._checks.update(k, answer.group("up"))
 
-    def _combine(self, updates: Mapping[int, Any], round: int, needed: int, reply: Reply) -> Reply:
-        """The reply with the updates of a round that has enough of them."""
-        numbers = sorted(updates)
-        return replace(reply, ids=torch.tensor(numbers), up=self._up.stack([updates[k] for k in numbers]))
+    def _combine(self, answers: Mapping[int, Any], round: int, needed: int, updates: Updates) -> Updates:
+        """The updates of a round that has enough of them."""
+        numbers = sorted(answers)
+        return replace(updates, ids=torch.tensor(numbers), rows=self._up.stack([answers[k] for k in numbers]))
 
     def evaluate(
         self,

@@ -80,12 +80,11 @@ def make_user_level(
     privacy = config.user_privacy
     if privacy is None:
         return None
-    privacy.check(deployment.method, algorithm, task)
-    assert not isinstance(algorithm.averages, str)  # checked
+    averages = privacy.check(deployment.method, algorithm, task)
     template = tree_of(message_types(algorithm)[1], update).map(torch.zeros_like)
     schedule = config.schedule
     return UserLevel(
-        privacy, template, algorithm.averages, fresh_noise, schedule.client_sampling(num_clients),
+        privacy, template, averages, fresh_noise, schedule.client_sampling(num_clients),
         schedule.expected_replies(num_clients, keeps_stragglers=False), range(1, config.rounds + 1),
         books=SumBooks(folder / FILE, run),
     )  # fmt: skip

@@ -18,14 +18,16 @@ term.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from kinfed.algorithms import DELTA, Algorithm, AnyAlgorithm, RoundInfo
 from kinfed.core import Registry, check_options, make_options, option
 from kinfed.errors import ConfigError
+from kinfed.updates.pipeline import STAGES, Stage, Updates
 
 POLYNOMIAL_EXPONENT, HINGE_SLOPE = 0.5, 10.0  # a of the two papers
 
@@ -87,6 +89,41 @@ class FedAsync(StalenessRule):
     def size(self) -> int:
         return 1
 
+
+class Staleness(Stage):
+    """Gives late updates less weight."""
+
+    name = "staleness"
+
+    def __init__(self, rule: StalenessRule, changes: tuple[str, ...], update_bytes: int) -> None:
+        """`changes`: the fields of updates that staleness shortens; `update_bytes`: of an update, for the clock."""
+        self.rule, self.changes, self.update_bytes = rule, changes, update_bytes
+
+    def check(self, algorithm: AnyAlgorithm, called: int) -> None:
+        label = type(algorithm).__name__
+        if type(algorithm).plan is not Algorithm.plan:
+            raise ConfigError(
+                f"{label} plans each round for the clients that take part in it, and asynchronous clients come one by "
+                "one; leave out the method or --mode"
+            )
+        if isinstance(self.rule, FedAsync) and self.changes and self.changes != (DELTA,):
+            raise ConfigError(
+                f"{label}'s updates hold {', '.join(self.changes)}, and FedAsync mixes whole models; use --mode fedbuff"
+            )
+
+    def at_server(self, updates: Updates, round: RoundInfo) -> Updates:
+        weight = float(self.rule.weight(torch.tensor([updates.lag])))
+        fields = {name: getattr(updates.rows, name) for name in self.changes}
+        if isinstance(self.rule, FedAsync):
+            weight *= self.rule.mixing
+            if updates.drift is not None:  # θ − w = Δ + (the model that the client started from) − w
+                fields = {name: rows + updates.drift for name, rows in fields.items()}
+        if weight != 1:
+            fields = {name: weight * rows for name, rows in fields.items()}
+        return replace(updates, rows=replace(updates.rows, **fields))
+
+
+STAGES.register("staleness", Staleness, summary="late updates count less")
 
 MODES: Registry[type[Any]] = Registry("mode")
 MODES.register("sync", Synchronous, summary="rounds that wait for all whom they have called")

@@ -1,0 +1,139 @@
+"""The road of an update from a client to the server, and the stages along it.
+
+    client:   client_update → [at_client of every stage] → the message
+    server:   the messages → [at_server of every stage] → `aggregate` of the rows that are left, or `step` of their mean
+
+A stage is one thing that happens to updates on this road: a codec, a bound on norms, a robust rule, a sum, noise.
+Stages come in one order (`ORDER`), whoever names them in which. A stage that leaves only a mean of the updates needs a
+method whose server only averages (`AveragingAlgorithm`), and hands the mean over as `Updates.mean`.
+
+A round is a transaction: a client's new state counts once the server has taken its update. What a stage refuses, or
+leaves unused, leaves both sides as they were before the round. Where a stage changes what arrives, the client is told
+what the server heard (`Algorithm.heard`), and remembers that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithms import AnyAlgorithm, RoundInfo
+from kinfed.core import Registry, Tree
+from kinfed.data import Moments
+from kinfed.privacy import Record
+
+OWN = "own"  # stands for stages of other names, such as a user's
+ORDER = ("privacy", "compression", "staleness", "screening", OWN, "secure_sum", "robust", "user_level")
+
+
+@dataclass
+class Updates:
+    """Updates of a cohort: rows belong to `ids`, in ascending order, until a stage leaves nothing but their mean."""
+
+    ids: Tensor  # [n] clients whose updates are used
+    rows: Any  # Tree [n, ...]; None where nobody replied
+    nbytes: int  # of all updates sent, the refused ones too
+    refused: dict[int, str] = field(default_factory=dict)  # by client, why its update is not used; "": not finite
+    mean: Any = None  # Tree: the averaged fields, without the axis of clients; then `rows` are of no use any more
+    record: Record | None = None  # of private tasks in other processes; None where the loop's own task recorded it
+    nbytes_down: int = 0  # of messages to the clients beside what `download` made
+    lag: int = 0  # of asynchronous updates: steps of the server since they started
+    drift: Tensor | None = None  # [P] of those: the server's model that they started from, less the present one
+    note: str = ""  # what a reader must know about this round
+
+    def without(self, reasons: Mapping[int, str]) -> Updates:
+        """Leave out the updates in these rows, whose clients are refused for the reason given."""
+        if not reasons:
+            return self
+        ids = self.ids.tolist()
+        keep = torch.tensor([row for row in range(len(ids)) if row not in reasons], dtype=torch.int64)
+        return replace(
+            self,
+            ids=self.ids[keep],
+            rows=self.rows.take(keep) if len(keep) else None,
+            refused=self.refused | {ids[row]: reason for row, reason in reasons.items()},
+        )
+
+    def unused(self, note: str) -> Updates:
+        """Use none of them, for a reason that the round's note gives."""
+        return replace(self, ids=self.ids[:0], rows=None, note=note)
+
+
+class Sent(NamedTuple):
+    """Updates as they arrive, and what it took."""
+
+    up: Tree
+    memory: Moments  # what clients remember of it
+    nbytes: int
+
+
+class Stage:
+    """One thing that happens to updates. All methods but one's own may be left as they are."""
+
+    name: ClassVar[str]  # its place in ORDER, and before the names of its tensors in a checkpoint
+    refuses: ClassVar[bool] = False  # it may leave an update unused that a client has computed
+    remembers: bool = False  # clients keep something for it from one update to the next
+    hides_absence: ClassVar[bool] = False  # a round without any reply is one like all others
+
+    def check(self, algorithm: AnyAlgorithm, called: int) -> None:
+        """Refuse methods, and numbers of clients in a round, that the stage cannot serve."""
+
+    def admitted(self, active: Tensor) -> Tensor:
+        """Ids of those among the active clients that may be asked."""
+        return active
+
+    def training(self, ids: Tensor) -> AbstractContextManager[Record | None]:
+        """Surround the training of these clients; records of other processes are joined to the one that it yields."""
+        return nullcontext()
+
+    def evaluating(self) -> AbstractContextManager[Record | None]:
+        """Surround an evaluation, in the same way."""
+        return nullcontext()
+
+    def at_client(self, up: Tree, memory: Moments, key: Tensor) -> Sent:
+        """Change updates [n, ...] of some clients before they are sent. `memory`: what they remembered before, empty
+        where nobody has sent anything yet; `key` [n]: for draws."""
+        return Sent(up, memory, up.nbytes)
+
+    def at_server(self, updates: Updates, round: RoundInfo) -> Updates:
+        """Change, leave out or combine the updates of a round."""
+        return updates
+
+    def named(self) -> dict[str, Tensor]:
+        """Tensors of a checkpoint."""
+        return {}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what `named` gave."""
+
+
+STAGES: Registry[type[Stage]] = Registry("stage")
+AnyStage = TypeVar("AnyStage", bound=Stage)
+
+
+def in_order(stages: Iterable[Stage]) -> tuple[Stage, ...]:
+    """Stages from the client to the server."""
+    return tuple(sorted(stages, key=lambda stage: ORDER.index(stage.name if stage.name in ORDER else OWN)))
+
+
+def client_stages(stages: Iterable[Stage]) -> tuple[Stage, ...]:
+    """Those of the stages that change updates before they are sent."""
+    return tuple(stage for stage in in_order(stages) if type(stage).at_client is not Stage.at_client)
+
+
+def find_stage(stages: Sequence[Stage], kind: type[AnyStage]) -> AnyStage | None:
+    """The stage of a kind, where there is one."""
+    return next((stage for stage in stages if isinstance(stage, kind)), None)
+
+
+def at_server(stages: Sequence[Stage], updates: Updates, round: RoundInfo) -> Updates:
+    """Send updates through the stages at the server."""
+    for stage in stages:
+        if len(updates.ids) or stage.hides_absence:
+            updates = stage.at_server(updates, round)
+    return updates
