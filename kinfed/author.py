@@ -30,7 +30,7 @@ from kinfed.core import rng
 from kinfed.core.buffers import difference
 from kinfed.core.kernels import cosines, pairwise_squared_distances, weighted_mean, weighted_sum
 from kinfed.core.options import Range, option
-from kinfed.core.tree import Nothing, Tree, counts_examples, exact, take_rows
+from kinfed.core.tree import Nothing, Tree, counts_examples, exact, renewed, take_rows
 from kinfed.data.examples.batches import Batch, Batches, LocalTraining, Split
 from kinfed.data.federations.federation import Cohort, Federation, Population
 from kinfed.engine.contract.class_sums import ClassSums
@@ -102,6 +102,7 @@ __all__ = [
     "own_or_server",
     "pairwise_squared_distances",
     "parse_patterns",
+    "renewed",
     "rng",
     "separable",
     "sgd",

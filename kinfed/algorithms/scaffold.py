@@ -26,7 +26,7 @@ Control variates have trainable columns only; running statistics (of BatchNorm, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -46,6 +46,7 @@ from kinfed.author import (
     mean_update,
     option,
     own_or_server,
+    renewed,
     sgd,
     weighted_mean,
 )
@@ -72,7 +73,7 @@ class Down(Tree):
 
 @dataclass
 class Up(Tree):
-    delta: Tensor  # [n, P] y − w
+    delta: Tensor = field(metadata=renewed())  # [n, P] y − w
     length: Tensor  # [n] float32 K_m η, by which a sum of gradients became y − w
 
 

@@ -35,6 +35,7 @@ from kinfed.core.short_repr import changed_repr as changed_repr
 from kinfed.core.tree import EXACT as EXACT
 from kinfed.core.tree import EXAMPLES as EXAMPLES
 from kinfed.core.tree import MASKED_BY as MASKED_BY
+from kinfed.core.tree import RENEWED as RENEWED
 from kinfed.core.tree import Nothing as Nothing
 from kinfed.core.tree import Tree as Tree
 from kinfed.core.tree import as_slice as as_slice

@@ -30,6 +30,7 @@ from kinfed.core.bitpack import count_bits
 # In the metadata of a field.
 MASKED_BY = "masked_by"
 EXACT = "exact"
+RENEWED = "renewed"
 EXAMPLES = "examples"
 
 
@@ -46,6 +47,14 @@ def exact() -> dict[str, bool]:
 
     count: Tensor = field(metadata=exact())"""
     return {EXACT: True}
+
+
+def renewed() -> dict[str, bool]:
+    """Metadata of a field of an update that says how things are now, as a gradient does, and is not added up: where it
+    travels as a code, the receiver keeps what it knows and learns the difference.
+
+    delta: Tensor = field(metadata=renewed())"""
+    return {RENEWED: True}
 
 
 def counts_examples() -> dict[str, bool]:

@@ -127,7 +127,7 @@ class WorkerProcess(Worker):
         )
 
     def train(
-        self, ids: Tensor, down: Tree, round: int, effort: Tensor | None, hold: bool
+        self, ids: Tensor, down: Tree, round: int, effort: Tensor | None, hold: bool = False
     ) -> tuple[Updates, StateSnapshot]:
         with self._at_work(f"trains {len(ids)} clients in round {round}"):
             return super().train(ids, down, round, effort, hold)

@@ -68,7 +68,7 @@ class Worker:
         self._pool = LocalPool(algorithm, task, self._shard, seed, workers=1, stages=stages)
 
     def train(
-        self, ids: Tensor, down: Tree, round: int, effort: Tensor | None, hold: bool
+        self, ids: Tensor, down: Tree, round: int, effort: Tensor | None, hold: bool = False
     ) -> tuple[Updates, StateSnapshot]:
         """One round at the clients `ids` (ascending), with messages as `compact` makes them."""
         with recorded(self.pool.task, TRAINING) as record:

@@ -11,7 +11,6 @@ from kinfed.config import RunConfig
 from kinfed.core import Tree
 from kinfed.data import Federation, Moments, Population
 from kinfed.engine import Task
-from kinfed.errors import ConfigError
 from kinfed.privacy import check_weights, seeded_noise
 from kinfed.updates import (
     Compression,
@@ -21,6 +20,7 @@ from kinfed.updates import (
     Stage,
     Staleness,
     UserLevel,
+    shortened_fields,
     trained_columns,
 )
 
@@ -50,7 +50,9 @@ class StageFactory:
         codec = self.config.codec
         if codec is None:
             return None
-        changes = () if codec.unbiased else self._changes()[0]
+        changes: tuple[str, ...] = ()
+        if not codec.unbiased:
+            changes, _ = averaged_changes(self.algorithm, self.task, self.data, self.population)
         return Compression(codec, (DELTA, *changes))
 
     def staleness(self, compression: Compression | None) -> Staleness | None:
@@ -58,11 +60,7 @@ class StageFactory:
         rule = self.config.staleness_rule
         if rule is None:
             return None
-        changes, reason = self._changes()
-        if reason:
-            raise ConfigError(
-                f"{self.label} {reason}, so a stale update cannot be given less weight; leave out the method or --mode"
-            )
+        changes = shortened_fields(self.label, self.algorithm, self.task, self.data, self.population)
         template = self._template()
         nbytes = template.nbytes
         if compression is not None:
@@ -104,9 +102,6 @@ class StageFactory:
             privacy, self._template(), averages, seeded_noise(self.population.seed), schedule.client_sampling(clients),
             expected, range(rounds.start, last + 1), summands=clients if self.config.secure_sum else None,
         )  # fmt: skip
-
-    def _changes(self) -> tuple[tuple[str, ...], str]:
-        return averaged_changes(self.algorithm, self.task, self.data, self.population)
 
     def _template(self) -> Tree:
         server = self.algorithm.init_server(self.task, self.population)

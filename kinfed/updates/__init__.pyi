@@ -28,6 +28,7 @@ from kinfed.updates.staleness import FedAsync as FedAsync
 from kinfed.updates.staleness import Staleness as Staleness
 from kinfed.updates.staleness import StalenessRule as StalenessRule
 from kinfed.updates.staleness import make_staleness_rule as make_staleness_rule
+from kinfed.updates.staleness import shortened_fields as shortened_fields
 from kinfed.updates.user_level import UserLevel as UserLevel
 from kinfed.updates.user_level import shortened as shortened
 from kinfed.updates.user_level import unit_sum as unit_sum

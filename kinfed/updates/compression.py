@@ -9,10 +9,13 @@ written to checkpoints, and changed only by an update that arrives. Which memory
     changes of a model                   e ← e + v,  send c = C(e),  e ← e − ĉ         (error feedback)
     anything else, such as a model       send c = C(v − h),  h ← h + ĉ                  (the server has the same h)
 
-ĉ is what the code c says. With error feedback the sum of all that arrived plus e is the sum of all that was to be sent
-(Stich, Cordonnier, Jaggi 2018; Karimireddy, Rebjock, Stich, Jaggi: Error Feedback Fixes SignSGD, ICML 2019). That makes
-no sense for a model, of which one hundredth is no model: there the difference to what the server knows of it is coded,
-as in EF21 (Richtárik, Sokolov, Fatkhullin, NeurIPS 2021), and h arrives. A real server would hold h of every client.
+A method may declare a field `renewed`, which gives it the second memory: a change of SCAFFOLD's is a mean of gradients
+too, and control variates from what error feedback has piled up would be spikes (digits, top 5 %: 90.9 % at the server
+against 84.4 %). ĉ is what the code c says. With error feedback the sum of all that arrived plus e is the sum of all
+that was to be sent (Stich, Cordonnier, Jaggi 2018; Karimireddy, Rebjock, Stich, Jaggi: Error Feedback Fixes SignSGD,
+ICML 2019). That makes no sense for a model, of which one hundredth is no model: there the difference to what the server
+knows of it is coded, as in EF21 (Richtárik, Sokolov, Fatkhullin, NeurIPS 2021), and h arrives. A real server would hold
+h of every client.
 
 Rows that are not finite pass as they are: they are rejected anyway.
 """
@@ -26,10 +29,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.core import EXACT, MASKED_BY, Tree, rng, unpacked
+from kinfed.core import EXACT, MASKED_BY, RENEWED, Tree, rng, unpacked
 from kinfed.data import Moments
 from kinfed.updates.codecs import Codec
-from kinfed.updates.pipeline import STAGES, Sent, Stage
+from kinfed.updates.pipeline import Sent, Stage
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class CodedField:
     name: str
     rows: Tensor  # [n, d]
     mask: Tensor | None  # bool [n, d]: the numbers that travel; None: all
+    renewed: bool  # it says how things are now
 
 
 class Compression(Stage):
@@ -58,7 +62,7 @@ class Compression(Stage):
         for position, field in enumerate(coded_fields(up)):
             before = memory.tensors.get(field.name)
             before = torch.zeros_like(field.rows) if before is None else before.cpu()
-            feedback = field.name in self.changes
+            feedback = field.name in self.changes and not field.renewed
             wanted = field.rows
             if self.remembers:
                 wanted = wanted + before if feedback else wanted - before
@@ -113,13 +117,11 @@ def coded_fields(up: Tree) -> Iterator[CodedField]:
         if rows.shape[1] < 2:
             continue
         name = field.metadata.get(MASKED_BY)
-        yield CodedField(field.name, rows, None if name is None else unpacked(getattr(up, name).cpu(), rows.shape[1]))
+        mask = None if name is None else unpacked(getattr(up, name).cpu(), rows.shape[1])
+        yield CodedField(field.name, rows, mask, RENEWED in field.metadata)
 
 
 def _raw_bytes(field: CodedField) -> int:
     """What the field would take uncoded."""
     numbers = field.rows.numel() if field.mask is None else int(field.mask.sum())
     return numbers * field.rows.element_size()
-
-
-STAGES.register("compression", Compression, summary="updates travel as codes")

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from torch import Tensor
 
 from kinfed.privacy import PrivacyBudget, Record
-from kinfed.updates.pipeline import STAGES, Stage
+from kinfed.updates.pipeline import Stage
 
 
 class ExampleLevel(Stage):
@@ -33,6 +33,3 @@ class ExampleLevel(Stage):
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         self.budget.load(tensors)
-
-
-STAGES.register("privacy", ExampleLevel, summary="a budget for gradients of single examples")

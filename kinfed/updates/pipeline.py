@@ -25,6 +25,7 @@ from torch import Tensor
 from kinfed.algorithms import AnyAlgorithm, RoundInfo
 from kinfed.core import Registry, Tree
 from kinfed.data import Moments
+from kinfed.errors import ConfigError
 from kinfed.privacy import Record
 
 OWN = "own"  # stands for stages of other names, such as a user's
@@ -78,6 +79,7 @@ class Stage:
     name: ClassVar[str]  # its place in ORDER, and before the names of its tensors in a checkpoint
     refuses: ClassVar[bool] = False  # it may leave an update unused that a client has computed
     remembers: bool = False  # clients keep something for it from one update to the next
+    excludes: ClassVar[Mapping[str, str]] = {}  # names of stages that it cannot stand beside, with the reason
     hides_absence: ClassVar[bool] = False  # a round without any reply is one like all others
 
     def check(self, algorithm: AnyAlgorithm, called: int) -> None:
@@ -113,11 +115,27 @@ class Stage:
 
 
 STAGES: Registry[type[Stage]] = Registry("stage")
+for _name, _place, _summary in (
+    ("privacy", "example_level:ExampleLevel", "a budget for gradients of single examples"),
+    ("compression", "compression:Compression", "updates travel as codes"),
+    ("staleness", "staleness:Staleness", "late updates count less"),
+    ("screening", "screening:Screening", "updates that cannot be used are left out"),
+    ("secure_sum", "secure_sum:SecureSum", "the server sees the sum of updates only"),
+    ("robust", "robust:RobustAverage", "an average that a few hostile clients cannot move far"),
+    ("user_level", "user_level:UserLevel", "noise on the sum of shortened updates hides whole clients"),
+):
+    STAGES.register(_name, f"kinfed.updates.{_place}", summary=_summary)
+
 AnyStage = TypeVar("AnyStage", bound=Stage)
 
 
 def in_order(stages: Iterable[Stage]) -> tuple[Stage, ...]:
-    """Stages from the client to the server."""
+    """Stages from the client to the server. Refuses those that cannot stand side by side."""
+    stages = list(stages)
+    for stage in stages:
+        for other in stages:
+            if other.name in stage.excludes:
+                raise ConfigError(stage.excludes[other.name])
     return tuple(sorted(stages, key=lambda stage: ORDER.index(stage.name if stage.name in ORDER else OWN)))
 
 

@@ -34,7 +34,7 @@ from torch import Tensor
 from kinfed.algorithms import AnyAlgorithm, RoundInfo, averaged_rows, mean_from_row, required_averaging
 from kinfed.core import Registry, check_options, kernels, make_options, option
 from kinfed.errors import ConfigError
-from kinfed.updates.pipeline import STAGES, Stage, Updates
+from kinfed.updates.pipeline import Stage, Updates
 
 BLOCK = 1 << 20  # values sorted at once
 
@@ -178,9 +178,6 @@ class RobustAverage(Stage):
         fields = {name: getattr(updates.rows, name) for name in self.fields}
         row = _combined(self.rule, averaged_rows(updates.rows, self.fields), _trained_mask(fields, self.trained))
         return replace(updates, mean=mean_from_row(updates.rows, self.fields, row))
-
-
-STAGES.register("robust", RobustAverage, summary="an average that a few hostile clients cannot move far")
 
 
 def _trained_mask(fields: Mapping[str, Tensor], trained: Tensor | None) -> Tensor | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kinfed.algorithms import COUNT, AnyAlgorithm, RoundInfo
 from kinfed.engine import Task
-from kinfed.updates.pipeline import STAGES, Stage, Updates
+from kinfed.updates.pipeline import Stage, Updates
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,3 @@ class Screening(Stage):
         # Rows of a tree have one shape and type: that is settled before.
         named = updates.rows.named()
         return updates.without(violations(named, len(updates.ids), self.largest_norm, self.trained))
-
-
-STAGES.register("screening", Screening, summary="updates that cannot be used are left out")

@@ -16,8 +16,9 @@ single updates is refused: methods that do more than average, robust rules, a la
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from torch import Tensor
 from kinfed.algorithms import COUNT, AnyAlgorithm, RoundInfo, averaged_rows, mean_from_row, required_averaging
 from kinfed.core import Tree
 from kinfed.errors import ConfigError
-from kinfed.updates.pipeline import STAGES, Stage, Updates
+from kinfed.updates.pipeline import Stage, Updates
 
 LEAST_CLIENTS = 3  # the fewest in a sum that nodes ever agree to: with two, each would know the other's update
 FINEST = 40  # f at most: finer than float32 has any use for
@@ -82,10 +83,14 @@ class SecureSettings:
         """Refuse what a server that sees only sums cannot do."""
         for name, value in (("robust", robust is not None), ("largest_norm", largest_norm > 0)):
             if value:
-                raise ConfigError(
-                    f"{name} judges single updates, and with secure_sum the server sees only their sum; leave out one "
-                    "of the two"
-                )
+                raise ConfigError(only_sums(name))
+
+
+def only_sums(setting: str) -> str:
+    """Why a setting cannot stand beside secure sums."""
+    return (
+        f"{setting} judges single updates, and with secure_sum the server sees only their sum; leave out one of the two"
+    )
 
 
 @dataclass(frozen=True)
@@ -157,6 +162,7 @@ class SecureSum(Stage):
 
     name = "secure_sum"
     refuses = True
+    excludes: ClassVar[Mapping[str, str]] = {"robust": only_sums("robust"), "screening": only_sums("largest_norm")}
 
     def __init__(
         self, settings: SecureSettings, averages: tuple[str, ...], total: int, *, adds_up: bool = True
@@ -212,6 +218,3 @@ def example_weights(up: Tree, rows: int) -> Tensor:
     """int64 [n]: what clients weigh: their numbers of examples where updates have them, else all the same."""
     count = getattr(up, COUNT, None)
     return torch.ones(rows, dtype=torch.int64) if count is None else count.round().to("cpu", torch.int64)
-
-
-STAGES.register("secure_sum", SecureSum, summary="the server sees the sum of updates only")

@@ -24,10 +24,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms import DELTA, Algorithm, AnyAlgorithm, RoundInfo
+from kinfed.algorithms import DELTA, Algorithm, AnyAlgorithm, RoundInfo, averaged_changes
 from kinfed.core import Registry, check_options, make_options, option
+from kinfed.data import Federation, Population
+from kinfed.engine import Task
 from kinfed.errors import ConfigError
-from kinfed.updates.pipeline import STAGES, Stage, Updates
+from kinfed.updates.pipeline import Stage, Updates
 
 POLYNOMIAL_EXPONENT, HINGE_SLOPE = 0.5, 10.0  # a of the two papers
 
@@ -90,6 +92,23 @@ class FedAsync(StalenessRule):
         return 1
 
 
+def shortened_fields(
+    label: str, algorithm: AnyAlgorithm, task: Task, data: Federation, population: Population
+) -> tuple[str, ...]:
+    """The fields of updates that staleness shortens. Refuses methods whose updates cannot be given less weight."""
+    if type(algorithm).plan is not Algorithm.plan:
+        raise ConfigError(
+            f"{label} plans each round for the clients that take part in it, and asynchronous clients come one by one; "
+            "leave out the method or --mode"
+        )
+    changes, reason = averaged_changes(algorithm, task, data, population)
+    if reason:
+        raise ConfigError(
+            f"{label} {reason}, so a stale update cannot be given less weight; leave out the method or --mode"
+        )
+    return changes
+
+
 class Staleness(Stage):
     """Gives late updates less weight."""
 
@@ -100,15 +119,10 @@ class Staleness(Stage):
         self.rule, self.changes, self.update_bytes = rule, changes, update_bytes
 
     def check(self, algorithm: AnyAlgorithm, called: int) -> None:
-        label = type(algorithm).__name__
-        if type(algorithm).plan is not Algorithm.plan:
-            raise ConfigError(
-                f"{label} plans each round for the clients that take part in it, and asynchronous clients come one by "
-                "one; leave out the method or --mode"
-            )
         if isinstance(self.rule, FedAsync) and self.changes and self.changes != (DELTA,):
             raise ConfigError(
-                f"{label}'s updates hold {', '.join(self.changes)}, and FedAsync mixes whole models; use --mode fedbuff"
+                f"{type(algorithm).__name__}'s updates hold {', '.join(self.changes)}, and FedAsync mixes whole "
+                "models; use --mode fedbuff"
             )
 
     def at_server(self, updates: Updates, round: RoundInfo) -> Updates:
@@ -122,8 +136,6 @@ class Staleness(Stage):
             fields = {name: weight * rows for name, rows in fields.items()}
         return replace(updates, rows=replace(updates.rows, **fields))
 
-
-STAGES.register("staleness", Staleness, summary="late updates count less")
 
 MODES: Registry[type[Any]] = Registry("mode")
 MODES.register("sync", Synchronous, summary="rounds that wait for all whom they have called")

@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -34,9 +34,9 @@ from kinfed.algorithms import RoundInfo, averaged_rows, mean_from_row
 from kinfed.core import Tree, rng
 from kinfed.errors import CheckpointError
 from kinfed.privacy import Source
-from kinfed.updates.pipeline import STAGES, Stage, Updates
+from kinfed.updates.pipeline import Stage, Updates
 from kinfed.updates.secure_sum import FixedPoint
-from kinfed.updates.user_policy import ClientSampling, UserPrivacy
+from kinfed.updates.user_policy import NO_ROBUST_RULE, ClientSampling, UserPrivacy
 
 BLOCK = 1 << 20  # values of updates that are converted to float64 at once
 CLIP_RATE = 0.2  # of the clipping norm's step towards the quantile, as Andrew et al. choose it
@@ -55,6 +55,7 @@ class UserLevel(Stage):
     """Clips, adds up and noises the updates of every round of one method under one seed, and counts the rounds."""
 
     name = "user_level"
+    excludes: ClassVar[Mapping[str, str]] = {"robust": NO_ROBUST_RULE}
     hides_absence = True
 
     def __init__(
@@ -216,6 +217,3 @@ def _weighted_sum(rows: Tensor, factor: Tensor) -> Tensor:
     width = max(1, BLOCK // max(len(rows), 1))
     blocks = [factor @ block.to("cpu", torch.float64) for block in torch.split(rows, width, 1)]
     return torch.cat(blocks)
-
-
-STAGES.register("user_level", UserLevel, summary="noise on the sum of shortened updates hides whole clients")

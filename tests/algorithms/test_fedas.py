@@ -127,5 +127,5 @@ def test_what_leaves_a_client_decides_whether_it_is_private() -> None:
     assert "Fisher" in FedAS(ALL).privacy(count).impossible
     assert "class means" in FedAS(ALL, fisher="off").privacy(count).impossible
     assert not FedAS(ALL, fisher="off", align_epochs=0).privacy(count).impossible
-    assert FedAS(ALL, fisher="off").averages == ("delta",)
-    assert isinstance(FedAS(ALL).averages, str)
+    assert not FedAS(ALL, fisher="off").single_updates
+    assert FedAS(ALL).single_updates

@@ -193,7 +193,9 @@ def test_a_resumed_run_does_not_pay_again(first: int) -> None:
 
     def fresh() -> Loop:
         shared, clients = prepare_data(method, data, data.population(SEED))
-        return Loop(method, task, LocalPool(method, task, shared, SEED, workers=1), clients, first_round=first)
+        return Loop(
+            method, task, LocalPool(method, task, shared, SEED, workers=1), clients, Schedule(first_round=first)
+        )
 
     loop = fresh()
     paid = loop.round().bytes_up

@@ -216,8 +216,8 @@ def without(net: Loopback, client: str, rounds: set[int]) -> Tensor:
     loop = simulate(federation, "mlr", deployment.algorithm)
     train, who = loop.pool.train, NAMES.index(client)
 
-    def some(ids: Tensor, download: Any, round: int, effort: Any = None) -> Any:
-        return train(ids[ids != who] if round in rounds else ids, download, round, effort)
+    def some(ids: Tensor, download: Any, round: int, *rest: Any, **more: Any) -> Any:
+        return train(ids[ids != who] if round in rounds else ids, download, round, *rest, **more)
 
     loop.pool.train = some  # type: ignore[method-assign]
     for _ in loop.rounds(deployment.run.rounds):

@@ -26,7 +26,7 @@ from kinfed.deploy.transport.wire import MessageError, Packet
 from kinfed.errors import ConfigError
 from kinfed.runs.simulation import simulate
 from kinfed.serving.pipeline import ModelPipeline
-from kinfed.updates.reply import Reply
+from kinfed.updates.pipeline import Updates
 from kinfed.updates.secure_sum import ProtocolSize
 
 pytest.importorskip("cryptography", reason="the extra flower is not installed")
@@ -89,8 +89,8 @@ def simulated(net: Loopback, present: Callable[[int], list[int]] = lambda round:
     loop = simulate(federation, "mlr", deployment.algorithm)
     train = loop.pool.train
 
-    def some(ids: Tensor, download: Any, round: int, effort: Any = None) -> Reply:
-        return train(torch.tensor(present(round)), download, round, effort)
+    def some(ids: Tensor, download: Any, round: int, *rest: Any, **more: Any) -> Updates:
+        return train(torch.tensor(present(round)), download, round, *rest, **more)
 
     loop.pool.train = some  # type: ignore[method-assign]
     for _ in loop.rounds(deployment.run.rounds):

@@ -12,6 +12,7 @@ import torch
 from loopback import Loopback, write_nodes
 from torch import Tensor
 
+from kinfed.algorithms.base import AveragingAlgorithm
 from kinfed.algorithms.common.message_shape import update_template
 from kinfed.data.federations.federation import Federation
 from kinfed.deploy.node.requests import EVALUATE, TRAIN
@@ -83,12 +84,12 @@ def simulated(net: Loopback) -> Tensor:
     deployment = Deployment.parse(net.run_config)
     federation = Federation.from_arrays(x, y, np.array(NAMES)[owner], num_classes=3)
     loop = simulate(federation, "mlr", deployment.algorithm)
-    privacy, averages = deployment.run.user_privacy, deployment.algorithm.averages
+    privacy, algorithm = deployment.run.user_privacy, deployment.algorithm
     assert privacy is not None
-    assert not isinstance(averages, str)
+    assert isinstance(algorithm, AveragingAlgorithm)
     template = update_template(deployment.algorithm, loop.task, federation, loop.server)
     sampling = loop.schedule.client_sampling(3)
-    loop.user_level = UserLevel(privacy, template, averages, seeded_noise(0), sampling, 3.0, range(1, 3))
+    loop.stages = (UserLevel(privacy, template, algorithm.fields, seeded_noise(0), sampling, 3.0, range(1, 3)),)
     for _ in loop.rounds(deployment.run.rounds):
         pass
     rows = loop.evaluate(keep_models=True).models

@@ -136,7 +136,7 @@ def test_workers_hand_moments_on() -> None:
             who = called[torch.isin(called, ids)]
             worker.load_shard(make_shard(data, ids))  # the process of the round before is gone
             worker.start_run("run", method, task, SEED)
-            worker.restore(*snapshots)
+            worker.restore([one.ids for one in snapshots], *snapshots)
             if len(who):
                 snapshots.append(worker.train(who, compact(down), round, None)[1])
         states = worker.states()
@@ -183,7 +183,7 @@ def test_moments_that_are_not_finite_are_not_stored() -> None:
     task = Overflowing(make_task(tiny_model))
     pool = LocalPool(make_algorithm("local", ADAMW), task, tiny_federation(), SEED)
     reply = pool.train(torch.arange(6), start_of(pool), 1)
-    assert reply.rejected == [2]
+    assert sorted(reply.refused) == [2]
     assert sorted(pool.states()["ids"].tolist()) == [0, 1, 3, 4, 5]
     assert all(bool(torch.isfinite(tensor).all()) for tensor in pool.states().values())
     pool.close()

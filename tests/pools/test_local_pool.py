@@ -64,12 +64,12 @@ def test_replies_are_each_clients_own_in_ascending_order(chunk: int, workers: in
     pool = pool_of(FedAvg(training=WORK), chunk=chunk, workers=workers)
     reply = pool.train(torch.tensor([0, 2, 3, 5]), start_of(pool), round=2)
     assert reply.ids.tolist() == [0, 2, 3, 5]
-    assert reply.up.count.tolist() == [1, 16, 7, 10]
+    assert reply.rows.count.tolist() == [1, 16, 7, 10]
     w = pool.task.init(SEED)
     for row, k in enumerate(reply.ids):
         cohort = pool.federation.cohort(k[None], SEED, 2)
         alone = sgd(pool.task, w[None], cohort.train.batches(WORK))
-        torch.testing.assert_close(reply.up.delta[row], alone[0] - w, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(reply.rows.delta[row], alone[0] - w, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(pool.clients.take(k[None]).named()["theta"], alone, rtol=1e-5, atol=1e-6)
     assert pool.clients.seen.tolist() == sorted([0, 2, 3, 5], key=lambda k: -[1, 4, 16, 7, 13, 10][k])
     pool.close()
@@ -138,7 +138,7 @@ def test_states_are_kept_in_the_same_order_whichever_chunk_is_done_first() -> No
     pool = pool_of(hooked(FedAvg(training=WORK), client_update=client_update), chunk=2, workers=3)
     reply = pool.train(torch.arange(6), start_of(pool), 1)
     alone = pool_of(FedAvg(training=WORK), chunk=2, workers=1)
-    assert torch.equal(reply.up.delta, alone.train(torch.arange(6), start_of(alone), 1).up.delta)
+    assert torch.equal(reply.rows.delta, alone.train(torch.arange(6), start_of(alone), 1).rows.delta)
     assert pool.clients.seen.tolist() == alone.clients.seen.tolist() == [2, 4, 5, 3, 1, 0]
     pool.close()
     alone.close()
@@ -173,9 +173,9 @@ def test_bad_rows_are_cut_out_of_their_chunk(chunk: int) -> None:
     reply = pool.train(torch.arange(6), start_of(pool), 1)
     whole = clean.train(torch.arange(6), start_of(clean), 1)
     good = [0, 1, 3, 4]
-    assert (reply.ids.tolist(), reply.rejected) == (good, [2, 5])
-    assert torch.equal(reply.up.delta, whole.up.delta[good])
-    assert reply.up.count.tolist() == [1, 4, 7, 13]
+    assert (reply.ids.tolist(), sorted(reply.refused)) == (good, [2, 5])
+    assert torch.equal(reply.rows.delta, whole.rows.delta[good])
+    assert reply.rows.count.tolist() == [1, 4, 7, 13]
     assert reply.nbytes == whole.nbytes == 6 * (4 * 115 + 4)
     assert sorted(pool.clients.seen.tolist()) == good
     pool.close()
@@ -195,7 +195,7 @@ def test_an_update_may_show_the_state_that_the_round_replaces() -> None:
         pool.train(ids, down, 1)
         before = pool.clients.take(ids).named()["v"]
         reply = pool.train(ids, down, 2)
-        assert torch.equal(reply.up.delta, before)
+        assert torch.equal(reply.rows.delta, before)
         assert not torch.equal(pool.clients.take(ids).named()["v"], before)
 
 
@@ -206,7 +206,7 @@ def test_nobody_left_is_an_empty_reply() -> None:
 
     pool = pool_of(hooked(FedAvg(training=WORK), client_update=client_update))
     reply = pool.train(torch.tensor([1, 4]), start_of(pool), 1)
-    assert (reply.ids.tolist(), reply.up, reply.rejected) == ([], None, [1, 4])
+    assert (reply.ids.tolist(), reply.rows, sorted(reply.refused)) == ([], None, [1, 4])
     assert pool.clients.seen.tolist() == []
     pool.close()
 
@@ -289,7 +289,7 @@ def test_a_closed_pool_leaves_no_thread_and_opens_again() -> None:
     pool.close()
     assert set(threading.enumerate()) == before
     again = pool.train(torch.arange(6), start_of(pool), 1)
-    assert torch.equal(first.up.delta, again.up.delta)
+    assert torch.equal(first.rows.delta, again.rows.delta)
     pool.close()
 
 
@@ -345,7 +345,7 @@ def test_a_round_in_one_piece_needs_no_thread_and_gives_the_same_bits() -> None:
         assert (set(threading.enumerate()) == before) == (chunk == 6)
         pool.close()
     assert torch.equal(replies[0].ids, replies[1].ids)
-    assert torch.equal(replies[0].up.delta, replies[1].up.delta)
+    assert torch.equal(replies[0].rows.delta, replies[1].rows.delta)
 
 
 def test_a_single_worker_is_the_callers_thread_with_one_thread_of_torch() -> None:
@@ -365,7 +365,7 @@ def test_a_single_worker_is_the_callers_thread_with_one_thread_of_torch() -> Non
     assert (torch.get_num_threads(), set(threading.enumerate())) == before
     pool.close()
     several = pool_of(FedAvg(training=WORK), chunk=1, workers=3)
-    assert torch.equal(several.train(torch.arange(6), start_of(several), 1).up.delta, alone.up.delta)
+    assert torch.equal(several.train(torch.arange(6), start_of(several), 1).rows.delta, alone.rows.delta)
     several.close()
 
 

@@ -131,7 +131,7 @@ def test_two_workers_do_what_one_local_pool_does(method: Any) -> None:
         for worker, members in zip(workers, MEMBERS, strict=True):
             ids = torch.tensor(members)
             reply, snapshots = worker.train(ids, compact(message(task, 3)), round, effort[ids])
-            torch.testing.assert_close(reply.up.delta, wanted.up.delta[ids], rtol=0, atol=1e-6)
+            torch.testing.assert_close(reply.rows.delta, wanted.rows.delta[ids], rtol=0, atol=1e-6)
             assert snapshots.ids.tolist() == members
             assert snapshots.run == "run"
     want = pool.evaluate(torch.arange(6), lambda who: message(task, len(who)), 2, server_model=lambda who: message(task, len(who)).w, keep_models=True)  # fmt: skip # noqa: E501
@@ -160,14 +160,14 @@ def test_a_workers_states_can_be_taken_over_by_another() -> None:
     for round, ids in ((1, [0, 1, 2]), (2, [1, 2]), (3, [2])):
         snapshots.append(first.train(torch.tensor(ids), compact(message(task, len(ids))), round, None)[1])
     (second,) = workers_of(method, task, data, [[0, 1, 2, 3]])
-    second.restore(*snapshots)
+    second.restore([one.ids for one in snapshots], *snapshots)
     ours, theirs = second.states(), first.states()
     assert ours.keys() == theirs.keys()
     assert sorted(ours["ids"].tolist()) == [0, 1, 2]
     for name in ours:
         a, b = (s[name][torch.argsort(s["ids"])] for s in (ours, theirs))
         assert torch.equal(a, b)
-    after = [w.train(torch.tensor([1, 3]), compact(message(task, 2)), 4, None)[0].up.delta for w in (first, second)]
+    after = [w.train(torch.tensor([1, 3]), compact(message(task, 2)), 4, None)[0].rows.delta for w in (first, second)]
     assert torch.equal(*after)
 
 
@@ -177,7 +177,7 @@ def test_states_of_another_run_are_refused() -> None:
     (other,) = workers_of(Ditto(WORK), task, data, [[0, 1]], run="other")
     _, snapshots = one.train(torch.tensor([0, 1]), compact(message(task, 2)), 1, None)
     with pytest.raises(CheckpointError, match="states of run 'one' do not belong to run 'other'"):
-        other.restore(snapshots)
+        other.restore([snapshots.ids], snapshots)
     assert other.states()["ids"].tolist() == []
 
 
@@ -187,7 +187,7 @@ def test_states_of_a_checkpoint_come_back_as_what_another_worker_needs() -> None
     one.train(torch.tensor([0, 2]), compact(message(task, 2)), 1, None)
     count, snapshots = other.load(one.states())
     assert count == 2
-    third.restore(snapshots)
+    third.restore([snapshots.ids], snapshots)
     assert torch.equal(third.states()["rows.v"], one.states()["rows.v"])
     with pytest.raises(CheckpointError):
         other.load({"ids": torch.tensor([0]), "rows.v": torch.zeros(1, 3)})
@@ -198,9 +198,9 @@ def test_a_round_in_which_nobody_has_a_usable_update_keeps_nothing() -> None:
     (worker,) = workers_of(Ditto(WORK), task, data, [[0, 1]])
     bad = ModelDown(torch.full((1, task.num_params), torch.nan))
     reply, snapshots = worker.train(torch.tensor([0, 1]), bad, 1, None)
-    assert reply.rejected == [0, 1]
+    assert sorted(reply.refused) == [0, 1]
     assert isinstance(snapshots.rows, Nothing)
-    worker.restore(snapshots)
+    worker.restore([snapshots.ids], snapshots)
     assert worker.states()["ids"].tolist() == []
 
 
@@ -244,6 +244,6 @@ def test_private_gradients_are_recorded_where_they_are_taken() -> None:
         reply, _ = worker.train(torch.tensor(members), compact(message(task, 3)), 1, None)
         assert reply.record is not None
         calls |= reply.record.calls
-        found |= dict(zip(members, reply.up.delta, strict=True))
+        found |= dict(zip(members, reply.rows.delta, strict=True))
     assert calls == record.calls
-    torch.testing.assert_close(torch.stack([found[k] for k in range(6)]), wanted.up.delta, rtol=0, atol=1e-6)
+    torch.testing.assert_close(torch.stack([found[k] for k in range(6)]), wanted.rows.delta, rtol=0, atol=1e-6)

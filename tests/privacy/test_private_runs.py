@@ -39,6 +39,7 @@ from kinfed.runs.run_inputs import RunInputs
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
 from kinfed.testing import Bench, tiny_federation, tiny_model
+from kinfed.updates import ExampleLevel
 
 Method = Algorithm[Any, Any, Any, Any]
 WORK = LocalTraining(batch=5, steps=4, poisson=True, lr=0.05)
@@ -68,7 +69,7 @@ def private_loop(
     budget = make_budget(privacy, method, make_task(Bench(method).model), seeded_noise(0), data.train.count, calls)
     pool = LocalPool(method, budget.task, data, 0, workers=workers, chunk=chunk)
     try:
-        yield Loop(method, budget.task, pool, data.population(0), schedule, privacy=budget)
+        yield Loop(method, budget.task, pool, data.population(0), schedule, [ExampleLevel(budget)])
     finally:
         pool.close()
 

@@ -62,7 +62,7 @@ def in_the_loop(
     for method, own, last in (("fedavg", {}, protocol.warm), (name, options, protocol.warm + protocol.rounds)):
         algorithm = make_algorithm(method, training, own)
         pool = LocalPool(algorithm, task, world.federation, seed, workers=1)
-        loop = Loop(algorithm, task, pool, world.federation.population(seed, rate), Schedule(rate), first_round=first)
+        loop = Loop(algorithm, task, pool, world.federation.population(seed, rate), Schedule(rate, first_round=first))
         while loop.completed < last:
             loop.round()
         models, server_models = loop.evaluate(keep_models=True).models, algorithm.server_models(loop.server)

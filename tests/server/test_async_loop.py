@@ -12,7 +12,7 @@ from torch import Tensor
 
 import kinfed
 from kinfed.algorithms import make_algorithm
-from kinfed.algorithms.common.message_shape import averaged_changes, update_template
+from kinfed.algorithms.common.message_shape import update_template
 from kinfed.analysis.comparison import compare
 from kinfed.config.config_reading import make_config
 from kinfed.core import rng
@@ -22,12 +22,12 @@ from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.records.reader import load_runs
 from kinfed.report.charts.clock_figures import metric_over_time
-from kinfed.server.async_loop import AsyncLoop, check_asynchronous
+from kinfed.server.async_loop import AsyncLoop
 from kinfed.server.clock import Clock, Speeds, gradients_per_round, make_speeds
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.server.staleness import FedAsync, FedBuff, StalenessRule, make_staleness_rule
 from kinfed.testing.workbench import ROUNDS, SEED, WORK, Bench, expect_equal, outcome, state_of, tiny_federation
+from kinfed.updates.staleness import FedAsync, FedBuff, Staleness, StalenessRule, make_staleness_rule, shortened_fields
 
 EQUAL = make_speeds("equal")
 MIXED = Speeds(step_seconds=0.5, bandwidth=1e4)
@@ -42,20 +42,18 @@ def async_loop(
 ) -> AsyncLoop:
     algorithm, task, data = replace(bench.algorithm), bench.make_task(), bench.federation
     population = data.population(SEED)
-    changes = check_asynchronous(algorithm, averaged_changes(algorithm, task, data, population), rule)
+    changes = shortened_fields(type(algorithm).__name__, algorithm, task, data, population)
     template = update_template(algorithm, task, data, algorithm.init_server(task, population))
-    return AsyncLoop(
-        algorithm, task, LocalPool(algorithm, task, data, SEED, workers=1, **pool), population,
-        schedule or Schedule(0.67), rule=rule, clock=clock_of(bench, speeds), changes=changes,
-        update_bytes=template.nbytes,
-    )  # fmt: skip
+    clients = LocalPool(algorithm, task, data, SEED, workers=1, **pool)
+    when = replace(schedule or Schedule(0.67), clock=clock_of(bench, speeds))
+    return AsyncLoop(algorithm, task, clients, population, when, [Staleness(rule, changes, template.nbytes)])
 
 
 def sync_loop(bench: Bench, speeds: Speeds | None, schedule: Schedule) -> Loop:
     algorithm, task, data = replace(bench.algorithm), bench.make_task(), bench.federation
     pool = LocalPool(algorithm, task, data, SEED, workers=1)
-    clock = None if speeds is None else clock_of(bench, speeds)
-    return Loop(algorithm, task, pool, data.population(SEED), schedule, clock=clock)
+    when = replace(schedule, clock=None if speeds is None else clock_of(bench, speeds))
+    return Loop(algorithm, task, pool, data.population(SEED), when)
 
 
 def finished(loop: Loop, rounds: int = ROUNDS) -> dict[str, Tensor]:
@@ -129,9 +127,9 @@ def test_a_stale_update_counts_less_in_the_methods_own_average() -> None:
         updates: list[Any] = []
         train = loop.pool.train
 
-        def recorded(ids: Tensor, download: Any, round: int, effort: Any = None) -> Any:
-            reply = train(ids, download, round, effort)
-            updates.append((download(ids).w, reply.up.delta, ids))
+        def recorded(ids: Tensor, download: Any, *rest: Any, **more: Any) -> Any:
+            reply = train(ids, download, *rest, **more)
+            updates.append((download(ids).w, reply.rows.delta, ids))
             return reply
 
         loop.pool.train = recorded  # type: ignore[method-assign]

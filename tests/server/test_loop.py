@@ -264,7 +264,7 @@ def test_rounds_count_from_one_or_from_where_a_warm_start_ended() -> None:
         watch = Watch(FedAvg(training=WORK))
         data, task = tiny_federation(), make_task(tiny_model)
         pool = LocalPool(watch.method, task, data, SEED)
-        loop = Loop(watch.method, task, pool, data.population(SEED), first_round=first)
+        loop = Loop(watch.method, task, pool, data.population(SEED), Schedule(first_round=first))
         assert loop.completed == first - 1
         assert [loop.round().round for _ in range(2)] == [first, first + 1]
         assert loop.completed == first + 1

@@ -311,7 +311,7 @@ BROKEN: list[tuple[type[FedAvg], str, str]] = [
     (ReportsOneFigureForAll, "figures_can_be_written", "client figure norm"),
     (DoesNotLearn, "it_learns", "personal accuracy reaches"),
     (SaysNothingOfItsMessages, "message_types_are_declared", "must declare the classes of its messages"),
-    (SortsWhatItCallsAveraged, "averages_are_only_averaged", "through its mean only: w differs"),
+    (SortsWhatItCallsAveraged, "averages_are_only_averaged", "through their mean only: w differs"),
     (TrainsTwiceInSecret, "gradients_are_declared", "more gradients in a round than its privacy profile says"),
     (ReadsTheStateItOnlyDeploys, "who_is_evaluated_does_not_matter", "a sample of evaluated clients"),
     (SendsItsClasses, "nothing_else_leaves", "updates do not depend on examples"),

@@ -16,9 +16,11 @@ from torch import Tensor
 
 import kinfed
 from kinfed.algorithms import ALGORITHMS, make_algorithm
+from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.common.averaging import DeltaUp as Up
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.config.config_reading import make_config
+from kinfed.data import Population
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
@@ -26,9 +28,9 @@ from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
 from kinfed.testing import Bench, tiny_federation, tiny_model
-from kinfed.updates.reply import Reply
-from kinfed.updates.robust import RULES, Clip, Krum, Median, Rule, TrimmedMean, averaged_fields, make_rule, robust_rows
-from kinfed.updates.screening import UpdateSpec, screen
+from kinfed.updates.pipeline import Stage, Updates
+from kinfed.updates.robust import RULES, Clip, Krum, Median, RobustAverage, Rule, TrimmedMean, make_rule
+from kinfed.updates.screening import Screening, UpdateSpec
 
 WORK = LocalTraining(batch=5, steps=4)
 SEED = 3
@@ -139,7 +141,7 @@ def test_wide_updates_are_worked_on_in_blocks(monkeypatch: pytest.MonkeyPatch) -
 
 def takes_part(name: str) -> bool:
     try:
-        averaged_fields(make_algorithm(name, WORK))
+        RobustAverage(Median(), make_algorithm(name, WORK))
     except ConfigError:
         return False
     return True
@@ -153,8 +155,8 @@ def test_who_takes_a_robust_average_and_who_says_why_not() -> None:
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if not takes_part(name)])
 def test_who_does_not_says_why_and_what_to_do(name: str) -> None:
-    with pytest.raises(ConfigError, match="leave out robust or the method"):
-        averaged_fields(make_algorithm(name, WORK))
+    with pytest.raises(ConfigError, match="leave out the method or robust"):
+        RobustAverage(Median(), make_algorithm(name, WORK))
 
 
 class _Mean(Median):
@@ -171,8 +173,8 @@ def test_nothing_but_the_mean_of_updates_reaches_the_server(name: str) -> None:
     method = make_algorithm(name, WORK, options.get(name, {}))
 
     def models(rule: Rule | None) -> tuple[Tensor, Tensor | None]:
-        with Bench(method, federation=federation).loop(Schedule()) as loop:
-            loop.robust = rule
+        stages = [] if rule is None else [RobustAverage(rule, method)]
+        with Bench(method, federation=federation).loop(Schedule(), stages=stages) as loop:
             for _ in range(3):
                 loop.round()
             server = method.server_models(loop.server)
@@ -186,6 +188,7 @@ def test_nothing_but_the_mean_of_updates_reaches_the_server(name: str) -> None:
 # ---- runs under attack ----
 
 HOSTILE = (1, 4)  # of seven clients
+INFO = RoundInfo(1, Population(9, 0))
 
 
 @dataclass(frozen=True)
@@ -216,13 +219,15 @@ class Attacked(FedAvg):
 
 
 @contextmanager
-def attacked(attack: str, rule: Rule | None, **options: Any) -> Iterator[Loop]:
+def attacked(attack: str, rule: Rule | None, largest_norm: float = 0.0) -> Iterator[Loop]:
     method = Attacked(WORK, attack=attack)
     task = make_task(tiny_model)
     data = tiny_federation((4, 6, 8, 10, 5, 7, 9))
     pool = LocalPool(method, task, data, SEED, workers=1, chunk=7)
     try:
-        yield Loop(method, task, pool, data.population(SEED), robust=rule, **options)
+        stages: list[Stage] = [] if rule is None else [RobustAverage(rule, method)]
+        stages += [Screening(largest_norm, None)] if largest_norm else []
+        yield Loop(method, task, pool, data.population(SEED), stages=stages)
     finally:
         pool.close()
 
@@ -233,13 +238,13 @@ def test_two_hostile_clients_of_seven_cannot_move_the_model_beyond_the_honest_up
     if attack == "nan":
         rule = Krum(1) if isinstance(rule, Krum) else rule  # those two are left out at once, and five are left
     with attacked(attack, rule) as loop:
-        replies: list[Reply] = []
+        replies: list[Updates] = []
         train = loop.pool.train
-        loop.pool.train = lambda *args: replies.append(train(*args)) or replies[-1]
+        loop.pool.train = lambda *args, **more: replies.append(train(*args, **more)) or replies[-1]
         for _ in range(3):
             before = loop.server.w.clone()
             report = loop.round()
-            honest = replies[-1].up.delta[~torch.isin(replies[-1].ids, torch.tensor(HOSTILE))]
+            honest = replies[-1].rows.delta[~torch.isin(replies[-1].ids, torch.tensor(HOSTILE))]
             assert len(honest) == 5
             step = loop.server.w - before
             assert bool((step >= honest.min(0).values - 1e-6).all())
@@ -278,9 +283,8 @@ def test_a_round_with_too_few_updates_for_the_rule_changes_nothing_and_says_so()
 
 def test_claimed_numbers_of_examples_do_not_count() -> None:
     up = Up(torch.randn(5, 3), torch.tensor([1.0, 1e9, -1.0, 0.0, 2.0]))
-    out: Any = robust_rows(Median(), ("delta",), up)
-    assert out.count.tolist() == [1.0] * 5
-    assert torch.equal(out.delta[3], Median()(up.delta))
+    out = RobustAverage(Median(), make_algorithm("fedavg", WORK)).at_server(Updates(torch.arange(5), up, 0), INFO)
+    assert torch.equal(out.mean.delta, Median()(up.delta))
 
 
 # ---- replies ----
@@ -315,15 +319,16 @@ def test_values_near_the_end_of_the_range_are_finite() -> None:
 def test_screening_keeps_the_other_rows_as_they_are() -> None:
     delta = torch.arange(12.0).reshape(4, 3)
     delta[1, 2] = torch.nan
-    reply = Reply(torch.tensor([2, 5, 6, 9]), Up(delta, torch.tensor([1.0, 1.0, -2.0, 1.0])), 60, rejected=[3])
-    found = screen(reply)
+    reply = Updates(torch.tensor([2, 5, 6, 9]), Up(delta, torch.tensor([1.0, 1.0, -2.0, 1.0])), 60, {3: ""})
+    found = Screening(0.0, None).at_server(reply, INFO)
     assert found.ids.tolist() == [2, 9]
-    assert torch.equal(found.up.delta, delta[[0, 3]])
-    assert found.rejected == [3, 5, 6]
-    assert set(found.reasons) == {5, 6}
+    assert torch.equal(found.rows.delta, delta[[0, 3]])
+    assert sorted(found.refused) == [3, 5, 6]
+    assert all(found.refused[client] for client in (5, 6))
     assert found.nbytes == 60
-    nothing = screen(replace(reply, ids=reply.ids[1:3], up=reply.up.take(torch.tensor([1, 2]))))
-    assert nothing.up is None
+    some = replace(reply, ids=reply.ids[1:3], rows=reply.rows.take(torch.tensor([1, 2])))
+    nothing = Screening(0.0, None).at_server(some, INFO)
+    assert nothing.rows is None
     assert not len(nothing.ids)
 
 

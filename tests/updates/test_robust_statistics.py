@@ -3,29 +3,38 @@ statistics are no way around a rule."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from kinfed.algorithms import make_algorithm
+from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.common.averaging import DeltaUp
 from kinfed.algorithms.fedem import Up
+from kinfed.data import Population
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.engine.task_factory import make_task
 from kinfed.server.schedule import Schedule
 from kinfed.testing import Bench, tiny_federation
 from kinfed.testing.running_statistics import normalized_model
-from kinfed.updates.reply import Reply
-from kinfed.updates.robust import Clip, Krum, Median, Rule, TrimmedMean, robust_rows
-from kinfed.updates.screening import UpdateSpec, screen, trained_columns
+from kinfed.updates.pipeline import Updates
+from kinfed.updates.robust import Clip, Krum, Median, RobustAverage, Rule, TrimmedMean
+from kinfed.updates.screening import Screening, UpdateSpec, trained_columns
 
 TRAINED = torch.tensor([True, True, False])
+INFO = RoundInfo(1, Population(3, 0))
+
+
+def average(rule: Rule, method: str, up: Any) -> Tensor:
+    stage = RobustAverage(rule, make_algorithm(method, LocalTraining()), TRAINED)
+    mean: Tensor = stage.at_server(Updates(torch.arange(len(up.delta)), up, 0), INFO).mean.delta
+    return mean
 
 
 def result(rule: Rule, *values: list[float]) -> Tensor:
-    up = robust_rows(rule, ("delta",), DeltaUp(torch.tensor(values), None), TRAINED)
-    assert isinstance(up, DeltaUp)
-    return up.delta[0]
+    return average(rule, "fedavg", DeltaUp(torch.tensor(values), None))
 
 
 def test_clipping_goes_by_the_norm_of_parameters_and_takes_the_median_of_statistics() -> None:
@@ -48,17 +57,16 @@ def test_rules_by_coordinate_treat_statistics_alike(rule: Rule) -> None:
 
 def test_every_component_of_a_mixture_has_its_statistics() -> None:
     delta = torch.tensor([[[3.0, 4.0, 100.0], [0.0, 0.0, 5.0]], [[0.0, 0.0, 1.0], [0.0, 0.0, 6.0]]])
-    up = robust_rows(Clip(2.5), ("delta",), Up(delta, None), TRAINED)
-    assert isinstance(up, Up)
-    torch.testing.assert_close(up.delta[0], torch.tensor([[0.75, 1.0, 50.5], [0.0, 0.0, 5.5]]))
+    mean = average(Clip(2.5), "fedem", Up(delta, None))
+    torch.testing.assert_close(mean, torch.tensor([[0.75, 1.0, 50.5], [0.0, 0.0, 5.5]]))
 
 
 def test_the_largest_norm_is_that_of_parameters() -> None:
     delta = torch.tensor([[3.0, 4.0, 900.0], [6.0, 8.0, 0.0], [1.0, 1.0, torch.nan]])
-    found = screen(Reply(torch.arange(3), DeltaUp(delta, None), 36), 5.5, TRAINED)
+    found = Screening(5.5, TRAINED).at_server(Updates(torch.arange(3), DeltaUp(delta, None), 36), INFO)
     assert found.ids.tolist() == [0]
-    assert "norm 10" in found.reasons[1]
-    assert "NaN" in found.reasons[2]
+    assert "norm 10" in found.refused[1]
+    assert "NaN" in found.refused[2]
     good = {"delta": delta[:1]}
     assert UpdateSpec.from_update(good, 5.5, TRAINED).violation(good) is None
     assert "norm 900" in str(UpdateSpec.from_update(good, 5.5).violation(good))
@@ -81,12 +89,15 @@ def test_a_run_with_hostile_statistics_keeps_its_variances() -> None:
     method = make_algorithm("fedavg", LocalTraining(batch=5, steps=3))
 
     def least_variance(rule: Rule | None) -> float:
-        with Bench(method, federation=tiny_federation((6,) * 7), model=normalized_model).loop(Schedule()) as loop:
-            loop.robust, train = rule, loop.pool.train
+        bench = Bench(method, federation=tiny_federation((6,) * 7), model=normalized_model)
+        trained = trained_columns(method, bench.make_task())
+        stages = [] if rule is None else [RobustAverage(rule, method, trained)]
+        with bench.loop(Schedule(), stages=stages) as loop:
+            train = loop.pool.train
 
-            def hostile(*args: object, **more: object) -> Reply:
+            def hostile(*args: object, **more: object) -> Updates:
                 reply = train(*args, **more)  # type: ignore[arg-type]
-                reply.up.delta[3, loop.task.trainable.stop :] = -100.0
+                reply.rows.delta[3, loop.task.trainable.stop :] = -100.0
                 return reply
 
             loop.pool.train = hostile  # type: ignore[method-assign]

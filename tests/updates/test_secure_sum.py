@@ -57,11 +57,8 @@ def test_a_mean_is_off_by_half_a_step_at_most() -> None:
     mean = secure.mean(up)
     assert up.count is not None
     exact = (up.count[:, None].double() * up.delta.double()).sum(0) / 21
-    error = float((mean.delta[0].double() - exact).abs().max())
+    error = float((mean.delta.double() - exact).abs().max())
     assert 1e-6 < error <= secure.fixed_point.step / 2 + 1e-6
-    assert torch.equal(mean.delta[0], mean.delta[4])
-    assert mean.count is not None
-    assert mean.count.tolist() == [1.0] * 5
 
 
 def test_runs_are_those_of_plain_averaging_and_bytes_those_of_the_protocol() -> None:

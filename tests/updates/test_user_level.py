@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import kinfed
 from kinfed.algorithms import ALGORITHMS, make_algorithm
-from kinfed.algorithms.base import AnyAlgorithm, RoundInfo
+from kinfed.algorithms.base import AnyAlgorithm, AveragingAlgorithm, RoundInfo
 from kinfed.algorithms.common.averaging import DeltaUp
 from kinfed.algorithms.common.message_shape import update_template
 from kinfed.algorithms.fedavg import FedAvg
@@ -29,7 +29,6 @@ from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.federations.federation import Federation
 from kinfed.engine.task_factory import make_task
 from kinfed.errors import CheckpointError, ConfigError
-from kinfed.pools.base import Download
 from kinfed.pools.local_pool import LocalPool
 from kinfed.privacy.ledger import Event
 from kinfed.privacy.noise import Secret, new_nonce, seeded_noise
@@ -40,8 +39,8 @@ from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
 from kinfed.testing import Bench, tiny_federation, tiny_model
 from kinfed.tuning.tuner import tune
-from kinfed.updates.reply import Reply
-from kinfed.updates.robust import Median
+from kinfed.updates.pipeline import Updates
+from kinfed.updates.robust import Median, RobustAverage
 from kinfed.updates.user_level import UserLevel
 from kinfed.updates.user_policy import ClientSampling, UserPrivacy
 
@@ -90,9 +89,9 @@ def test_updates_are_clipped_as_one_vector_and_divided_by_the_expected_number() 
     torch.testing.assert_close(
         torch.tensor(as_row(mean)), torch.tensor([0.6 + 0.3, 0, 12 / 13, 0.8 + 0.4 + 5 / 13]) / 4
     )
-    assert mean.a.shape == (1, 2)
-    assert mean.b.shape == (1, 1, 2)
-    assert mean.count.tolist() == [1.0]
+    assert mean.a.shape == (2,)
+    assert mean.b.shape == (1, 2)
+    assert mean.count is None
 
 
 def test_noise_has_the_deviation_that_epsilon_is_computed_from() -> None:
@@ -178,11 +177,11 @@ def method(name: str, **options: Any) -> AnyAlgorithm:
 class Hostile(LocalPool):
     """Client 0 sends a thousand million times its update, and more."""
 
-    def train(self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None) -> Reply:
-        reply = super().train(ids, download, round, effort)
+    def train(self, *arguments: Any, **more: Any) -> Updates:
+        reply = super().train(*arguments, **more)
         if 0 in reply.ids.tolist():
             row = int((reply.ids == 0).nonzero())
-            reply.up.delta[row] = 1e9 * reply.up.delta[row] + 1e9
+            reply.rows.delta[row] = 1e9 * reply.rows.delta[row] + 1e9
         return reply
 
 
@@ -202,13 +201,13 @@ def loop(
     task, population, level = make_task(Bench(algorithm).model), data.population(0), None
     if privacy is not None:
         template = update_template(algorithm, task, data, algorithm.init_server(task, population))
-        assert not isinstance(algorithm.averages, str)
+        assert isinstance(algorithm, AveragingAlgorithm)
         level = UserLevel(
-            privacy, template, algorithm.averages, seeded_noise(0), schedule.client_sampling(len(data)),
+            privacy, template, algorithm.fields, seeded_noise(0), schedule.client_sampling(len(data)),
             schedule.expected_replies(len(data), keeps_stragglers=False), range(1, 11),
         )  # fmt: skip
     clients = pool(algorithm, task, data, 0, workers=1, chunk=chunk)
-    with Loop(algorithm, task, clients, population, schedule, user_level=level) as running:
+    with Loop(algorithm, task, clients, population, schedule, [] if level is None else [level]) as running:
         yield running
 
 
@@ -223,7 +222,7 @@ def averaging_methods() -> list[str]:
     names = []
     for name in ALGORITHMS:
         algorithm = method(name)
-        if not isinstance(algorithm.averages, str) and not kinfed.algorithms.changes_data(algorithm):
+        if not algorithm.single_updates and not kinfed.algorithms.changes_data(algorithm):
             names.append(name)
     return names
 
@@ -350,7 +349,7 @@ def test_a_loop_takes_no_robust_rule_beside_it() -> None:
     with loop(FedAvg(TRAINING), UserPrivacy(noise=1.0)) as running, pytest.raises(ConfigError, match="robust"):
         Loop(
             running.algorithm, running.task, running.pool, running.population, running.schedule,
-            user_level=running.user_level, robust=Median(),
+            [*running.stages, RobustAverage(Median(), running.algorithm)],
         )  # fmt: skip
 
 
