@@ -18,10 +18,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import kinfed
 from kinfed.algorithms import make_algorithm, prepare_data
+from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.ditto import Ditto
 from kinfed.config.config_reading import make_config
 from kinfed.core.backoff import Silence
@@ -41,6 +42,9 @@ from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
 from kinfed.testing import tiny_federation, tiny_model
 from kinfed.testing.workbench import expect_equal, outcome
+from kinfed.updates.codecs import QSGD
+from kinfed.updates.compression import Compression
+from kinfed.updates.pipeline import Stage, Updates
 
 ray = pytest.importorskip("ray", reason='the ray pool needs the package ray: pip install "kinfed[ray]"')
 
@@ -497,3 +501,39 @@ def test_gpus_of_workers_are_a_setting_of_runs_on_ray() -> None:
     for settings in ({"ray_gpus": 1.0}, {"pool": "ray", "ray_gpus": 1.0}, {"pool": "ray", "device": "cuda"}):
         with pytest.raises(ConfigError, match="ray_gpus"):
             make_config(None, settings)
+
+
+# ---- transactions ----
+
+
+class LosesSome(Stage):
+    """Refuses the update of every client whose number and round are both odd, or both even."""
+
+    name = "loses_some"
+    refuses = True
+
+    def at_server(self, updates: Updates, round: RoundInfo) -> Updates:
+        lost = (updates.ids + round.number) % 2 == 0
+        return updates.without({row: "lost" for row in lost.nonzero().squeeze(1).tolist()})
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["", "a worker ends before its clients know"])
+def test_refused_updates_leave_their_clients_as_they_were(killed: bool, cluster: RayCluster) -> None:
+    method, data, task = make_algorithm("scaffold", WORK, {}), tiny_federation((5, 9, 2, 7)), make_task(tiny_model)
+    stages = [Compression(QSGD(levels=3)), LosesSome()]
+    found = []
+    for where in (cluster, None):
+        local = partial(LocalPool, method, task, data, SEED, workers=1, stages=stages)
+        pool: Any = local() if where is None else where.pool(method, task, data, SEED, stages)
+        loop = Loop(method, task, pool, data.population(SEED), Schedule(), stages)
+        if where is not None and killed:
+            commit = pool.commit
+
+            def kill_first(ids: Tensor, loop: Loop = loop, commit: Any = commit) -> None:
+                if loop.completed == 1:
+                    os.kill(process_of(loop, 0), signal.SIGKILL)
+                commit(ids)
+
+            pool.commit = kill_first
+        found.append(finished(loop))
+    expect_equal(found[0], found[1], "a round on Ray is a transaction", 1e-6)
