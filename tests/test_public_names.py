@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import kinfed
 from kinfed.core.registries import REGISTRIES, registry_of
 from kinfed.core.registry import Registry
 from kinfed.errors import ConfigError
+from kinfed.moved import MOVED
 
 
 def test_public_names() -> None:
@@ -28,6 +30,23 @@ def test_public_names() -> None:
 def test_importing_kinfed_is_cheap() -> None:
     script = "import sys, kinfed, kinfed.config.config, kinfed.core.registries; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("kinfed.algorithms.facade", "sgd"), ("kinfed.data.features", "Features"), ("kinfed.data.problem", "Problem"),
+        ("kinfed.data.ragged", "Ragged"), ("kinfed.engine.adapter_files", "save_adapter"),
+        ("kinfed.engine.extended", "ExtendedTask"), ("kinfed.engine.models", "build_model"),
+        ("kinfed.engine.task", "make_task"), ("kinfed.runs.adopt", "adopt"), ("kinfed.runs.tune", "tune"),
+    ],
+)  # fmt: skip
+def test_paths_that_pages_have_shown_still_work_and_name_the_new_one(path: str, name: str) -> None:
+    assert path in MOVED
+    sys.modules.pop(path, None)
+    with pytest.warns(DeprecationWarning, match=MOVED[path]):
+        old = importlib.import_module(path)
+    assert getattr(old, name) is getattr(importlib.import_module(MOVED[path]), name)
 
 
 @pytest.mark.parametrize(
