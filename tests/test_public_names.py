@@ -75,6 +75,7 @@ def test_unknown_kinds_are_refused_with_the_near_ones() -> None:
         "partition",
         "model",
         "metric",
+        "stage",
         "robust rule",
         "codec",
         "mode",

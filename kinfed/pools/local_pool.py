@@ -26,7 +26,7 @@ from kinfed.pools.collect import join_evaluations
 from kinfed.pools.known_scores import KnownScores
 from kinfed.pools.memory import device_memory
 from kinfed.pools.store import ClientStore, MomentStore
-from kinfed.updates import Sent, Stage, Updates, client_stages
+from kinfed.updates import Road, SentUpdates, Stage, Updates
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -78,7 +78,7 @@ class LocalPool:
 
         clients = federation.num_clients
         self.clients: ClientStore[Tree] = ClientStore(clients, fresh, state_folder, state_bytes)
-        self._stages = client_stages(stages)
+        self._stages = Road(stages).at_clients()
         # What clients keep beside the algorithm's state, by the prefix of its names among the states.
         kept = [_MOMENTS] if algorithm.training.optimizer_state == "kept" else []
         kept += [f"{stage.name}." for stage in self._stages if stage.remembers and algorithm.sends]
@@ -251,7 +251,7 @@ class LocalPool:
         self._held = []
         self._put(ids, rows, {prefix: moments for prefix, moments in beside.items() if prefix in self._beside})
 
-    def _sent(self, stage: Stage, up: Tree, ids: Tensor, round: int) -> Sent:
+    def _sent(self, stage: Stage, up: Tree, ids: Tensor, round: int) -> SentUpdates:
         """Updates as they arrive behind a stage."""
         store = self._beside.get(f"{stage.name}.")
         key = rng.fold(rng.root(self.seed, stage.name), round, ids)

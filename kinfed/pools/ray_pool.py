@@ -34,7 +34,7 @@ from kinfed.pools.base import Download, Evaluation, ServerModelOf
 from kinfed.pools.collect import UpdatesCollector, join_evaluations
 from kinfed.pools.shard import balance, expected_work, make_shard
 from kinfed.pools.worker import compact
-from kinfed.updates import Stage, Updates, client_stages
+from kinfed.updates import Road, Stage, Updates
 
 try:
     import ray
@@ -105,7 +105,7 @@ class RayCluster:
         slots = self._slots[: len(members)]
         _send_plugins_as_code()
         device = "cuda" if self._share.gpus else "cpu"
-        spec = partial(_RunSpec, uuid.uuid4().hex, algorithm, task, seed, client_stages(stages), device, federation)
+        spec = partial(_RunSpec, uuid.uuid4().hex, algorithm, task, seed, Road(stages).at_clients(), device, federation)
         for slot, ids in zip(slots, members, strict=True):
             slot.prepare(spec(ids))
         return RayPool(slots, members, federation.num_clients)

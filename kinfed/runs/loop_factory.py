@@ -19,7 +19,7 @@ from kinfed.privacy import Ledger, make_budget, seeded_noise
 from kinfed.runs.run_inputs import RunInputs
 from kinfed.runs.stage_factory import StageFactory
 from kinfed.server import AsyncLoop, Clock, Loop, gradients_per_round
-from kinfed.updates import ExampleLevel, Staleness, find_stage
+from kinfed.updates import ExampleLevel, Staleness
 
 if TYPE_CHECKING:
     from kinfed.pools import RayCluster
@@ -78,7 +78,8 @@ class LoopFactory:
             schedule, first_round=rounds.start, clock=_clock(config, algorithm, data, seed),
             evaluates=inputs.evaluated(seed),
         )  # fmt: skip
-        loop = Loop if find_stage(stages, Staleness) is None else AsyncLoop
+        is_asynchronous = any(isinstance(stage, Staleness) for stage in stages)
+        loop = AsyncLoop if is_asynchronous else Loop
         return loop(algorithm, task, pool, population, schedule, stages)
 
     def _ray(self) -> RayCluster:

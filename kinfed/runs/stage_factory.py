@@ -1,4 +1,4 @@
-"""The stages on the road of an update (kinfed.updates.pipeline) that the settings of a run ask for."""
+"""The stages on the road of an update (kinfed.updates.stages) that the settings of a run ask for."""
 
 from __future__ import annotations
 

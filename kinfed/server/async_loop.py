@@ -31,7 +31,7 @@ from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools import Pool
 from kinfed.server.loop import Loop, RoundReport
 from kinfed.server.schedule import Schedule
-from kinfed.updates import FedAsync, Stage, Staleness, Updates, at_server, find_stage
+from kinfed.updates import Stage, Staleness, Updates
 
 
 @dataclass
@@ -62,7 +62,7 @@ class AsyncLoop(Loop):
         stages: Iterable[Stage],
     ) -> None:
         super().__init__(algorithm, task, pool, population, schedule, stages)
-        staleness = find_stage(self.stages, Staleness)
+        staleness = self.stages.find(Staleness)
         if staleness is None or schedule.clock is None:
             raise ConfigError("asynchronous rounds need a rule for stale updates and a clock; use --mode and --clock")
         if schedule.stragglers or schedule.sampling != "fixed":
@@ -71,7 +71,7 @@ class AsyncLoop(Loop):
                 "the number of clients at work is always the same; leave out stragglers and sampling"
             )
         self.rule, self._update_bytes = staleness.rule, staleness.update_bytes
-        self._mixes_models = isinstance(self.rule, FedAsync) and bool(staleness.changes)
+        self._mixes_models = self.rule.mixes_models and bool(staleness.changes)
         self._flight = InFlight.nobody()
         self._versions: dict[int, Tree] = {}  # the server as it was, by rounds completed, while somebody trains on it
         self._starts = torch.zeros((), dtype=torch.int64)  # how often places have been filled
@@ -149,7 +149,7 @@ class AsyncLoop(Loop):
             updates = replace(self._train(ids, download, number), lag=late)
             if self._mixes_models and late:
                 updates.drift = self._model(server) - self._model(self.server)
-            updates = at_server(self.stages, updates, info)
+            updates = self.stages.at_server(updates, info)
             self.pool.commit(updates.ids)
             parts.append(updates)
             staleness.append(torch.full((len(ids),), late, dtype=torch.float64))

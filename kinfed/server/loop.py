@@ -19,7 +19,7 @@ from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools import Download, Evaluation, Pool
 from kinfed.privacy import PrivacyBudget, PrivateTask, Record
 from kinfed.server.schedule import Schedule
-from kinfed.updates import ExampleLevel, Stage, Updates, UserLevel, at_server, find_stage, in_order
+from kinfed.updates import ExampleLevel, Road, Stage, Updates, UserLevel
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Loop:
     with Loop(...) as loop:
         loop.round()
 
-    `stages` is what happens to updates on their way (kinfed.updates.pipeline), in any order; the pool must have been
+    `stages` is what happens to updates on their way (kinfed.updates.stages), in any order; the pool must have been
     given the same.
     """
 
@@ -62,7 +62,7 @@ class Loop:
         self.schedule = schedule or Schedule(population.participation)
         # The schedule decides participation; the algorithm is told what happens.
         self.population = replace(population, participation=self.schedule.participation)
-        self.stages = in_order(stages)
+        self.stages = Road(stages)
         self.first_round, self.clock = self.schedule.first_round, self.schedule.clock
         self.completed = self.first_round - 1
         self.now = 0.0  # simulated seconds since the start
@@ -78,13 +78,13 @@ class Loop:
     @property
     def privacy(self) -> PrivacyBudget | None:
         """What private training has asked of clients' examples, and may still ask."""
-        stage = find_stage(self.stages, ExampleLevel)
+        stage = self.stages.find(ExampleLevel)
         return None if stage is None else stage.budget
 
     @property
     def user_level(self) -> UserLevel | None:
         """The stage that hides whole clients in the server's models."""
-        return find_stage(self.stages, UserLevel)
+        return self.stages.find(UserLevel)
 
     @threads.one_thread()
     def round(self) -> RoundReport:
@@ -155,7 +155,7 @@ class Loop:
     def _taken(self, server: Tree, updates: Updates, info: RoundInfo) -> tuple[Tree, Updates]:
         """The server after these updates, and what it took of them. States of the clients whose updates it did not take
         stay as they were."""
-        updates = at_server(self.stages, updates, info)
+        updates = self.stages.at_server(updates, info)
         self.pool.commit(updates.ids)
         if updates.mean is not None:
             assert isinstance(self.algorithm, AveragingAlgorithm)  # what stages with a mean ask for

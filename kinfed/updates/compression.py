@@ -32,7 +32,7 @@ from torch import Tensor
 from kinfed.core import EXACT, MASKED_BY, RENEWED, Tree, rng, unpacked
 from kinfed.data import Moments
 from kinfed.updates.codecs import Codec
-from kinfed.updates.pipeline import Sent, Stage
+from kinfed.updates.stages import SentUpdates, Stage
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Compression(Stage):
         self.codec, self.changes = codec, changes
         self.remembers = not codec.unbiased
 
-    def at_client(self, up: Tree, memory: Moments, key: Tensor) -> Sent:
+    def at_client(self, up: Tree, memory: Moments, key: Tensor) -> SentUpdates:
         arrived: dict[str, Tensor] = {}
         remembered: dict[str, Tensor] = {}
         saved = 0
@@ -77,7 +77,7 @@ class Compression(Stage):
             arrived[field.name] = value.reshape(like.shape).to(like.device)
             saved += _raw_bytes(field) - nbytes
         sent = dataclasses.replace(up, **arrived)
-        return Sent(sent, Moments(remembered), up.nbytes - saved)
+        return SentUpdates(sent, Moments(remembered), up.nbytes - saved)
 
     def _transmit(self, rows: Tensor, mask: Tensor | None, key: Tensor) -> tuple[Tensor, int]:
         """Rows as they arrive, and the bytes of their codes."""

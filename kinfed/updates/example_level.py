@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from torch import Tensor
 
 from kinfed.privacy import PrivacyBudget, Record
-from kinfed.updates.pipeline import Stage
+from kinfed.updates.stages import Stage
 
 
 class ExampleLevel(Stage):

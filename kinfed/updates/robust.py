@@ -34,7 +34,7 @@ from torch import Tensor
 from kinfed.algorithms import AnyAlgorithm, RoundInfo, averaged_rows, mean_from_row, required_averaging
 from kinfed.core import Registry, check_options, kernels, make_options, option
 from kinfed.errors import ConfigError
-from kinfed.updates.pipeline import Stage, Updates
+from kinfed.updates.stages import Stage, Updates
 
 BLOCK = 1 << 20  # values sorted at once
 

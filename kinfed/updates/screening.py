@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kinfed.algorithms import COUNT, AnyAlgorithm, RoundInfo
 from kinfed.engine import Task
-from kinfed.updates.pipeline import Stage, Updates
+from kinfed.updates.stages import Stage, Updates
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from torch import Tensor
 from kinfed.algorithms import COUNT, AnyAlgorithm, RoundInfo, averaged_rows, mean_from_row, required_averaging
 from kinfed.core import Tree
 from kinfed.errors import ConfigError
-from kinfed.updates.pipeline import Stage, Updates
+from kinfed.updates.stages import Stage, Updates
 
 LEAST_CLIENTS = 3  # the fewest in a sum that nodes ever agree to: with two, each would know the other's update
 FINEST = 40  # f at most: finer than float32 has any use for

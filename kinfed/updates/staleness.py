@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from kinfed.core import Registry, check_options, make_options, option
 from kinfed.data import Federation, Population
 from kinfed.engine import Task
 from kinfed.errors import ConfigError
-from kinfed.updates.pipeline import Stage, Updates
+from kinfed.updates.stages import Stage, Updates
 
 POLYNOMIAL_EXPONENT, HINGE_SLOPE = 0.5, 10.0  # a of the two papers
 
@@ -42,6 +42,8 @@ class Synchronous:
 @dataclass(frozen=True, kw_only=True)
 class StalenessRule:
     """What both rules share. Fields are options."""
+
+    mixes_models: ClassVar[bool] = False  # a client's model is mixed into the server's, not its change added
 
     staleness: Literal["polynomial", "hinge", "constant"] = option(
         "polynomial", "how the weight falls with staleness s"
@@ -85,6 +87,8 @@ class FedBuff(StalenessRule):
 
 @dataclass(frozen=True, kw_only=True)
 class FedAsync(StalenessRule):
+    mixes_models = True
+
     mixing: float = option(0.6, "α: the share of a fresh model in the new one", gt=0, le=1)
 
     @property

@@ -34,8 +34,8 @@ from kinfed.algorithms import RoundInfo, averaged_rows, mean_from_row
 from kinfed.core import Tree, rng
 from kinfed.errors import CheckpointError
 from kinfed.privacy import Source
-from kinfed.updates.pipeline import Stage, Updates
 from kinfed.updates.secure_sum import FixedPoint
+from kinfed.updates.stages import Stage, Updates
 from kinfed.updates.user_policy import NO_ROBUST_RULE, ClientSampling, UserPrivacy
 
 BLOCK = 1 << 20  # values of updates that are converted to float64 at once

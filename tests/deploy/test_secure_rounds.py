@@ -26,8 +26,8 @@ from kinfed.deploy.transport.wire import MessageError, Packet
 from kinfed.errors import ConfigError
 from kinfed.runs.simulation import simulate
 from kinfed.serving.pipeline import ModelPipeline
-from kinfed.updates.pipeline import Updates
 from kinfed.updates.secure_sum import ProtocolSize
+from kinfed.updates.stages import Updates
 
 pytest.importorskip("cryptography", reason="the extra flower is not installed")
 

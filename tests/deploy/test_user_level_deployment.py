@@ -27,6 +27,7 @@ from kinfed.records.checkpoint import Checkpoints
 from kinfed.runs.simulation import simulate
 from kinfed.server.schedule import Schedule
 from kinfed.serving.pipeline import ModelPipeline
+from kinfed.updates.stages import Road
 from kinfed.updates.user_level import UserLevel
 from kinfed.updates.user_policy import ClientSampling
 
@@ -89,7 +90,8 @@ def simulated(net: Loopback) -> Tensor:
     assert isinstance(algorithm, AveragingAlgorithm)
     template = update_template(deployment.algorithm, loop.task, federation, loop.server)
     sampling = loop.schedule.client_sampling(3)
-    loop.stages = (UserLevel(privacy, template, algorithm.fields, seeded_noise(0), sampling, 3.0, range(1, 3)),)
+    level = UserLevel(privacy, template, algorithm.fields, seeded_noise(0), sampling, 3.0, range(1, 3))
+    loop.stages = Road([level])
     for _ in loop.rounds(deployment.run.rounds):
         pass
     rows = loop.evaluate(keep_models=True).models

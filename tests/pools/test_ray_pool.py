@@ -44,7 +44,7 @@ from kinfed.testing import tiny_federation, tiny_model
 from kinfed.testing.workbench import expect_equal, outcome
 from kinfed.updates.codecs import QSGD
 from kinfed.updates.compression import Compression
-from kinfed.updates.pipeline import Stage, Updates
+from kinfed.updates.stages import Stage, Updates
 
 ray = pytest.importorskip("ray", reason='the ray pool needs the package ray: pip install "kinfed[ray]"')
 

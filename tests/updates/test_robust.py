@@ -28,9 +28,9 @@ from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
 from kinfed.testing import Bench, tiny_federation, tiny_model
-from kinfed.updates.pipeline import Stage, Updates
 from kinfed.updates.robust import RULES, Clip, Krum, Median, RobustAverage, Rule, TrimmedMean, make_rule
 from kinfed.updates.screening import Screening, UpdateSpec
+from kinfed.updates.stages import Stage, Updates
 
 WORK = LocalTraining(batch=5, steps=4)
 SEED = 3

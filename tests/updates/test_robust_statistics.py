@@ -19,9 +19,9 @@ from kinfed.engine.task_factory import make_task
 from kinfed.server.schedule import Schedule
 from kinfed.testing import Bench, tiny_federation
 from kinfed.testing.running_statistics import normalized_model
-from kinfed.updates.pipeline import Updates
 from kinfed.updates.robust import Clip, Krum, Median, RobustAverage, Rule, TrimmedMean
 from kinfed.updates.screening import Screening, UpdateSpec, trained_columns
+from kinfed.updates.stages import Updates
 
 TRAINED = torch.tensor([True, True, False])
 INFO = RoundInfo(1, Population(3, 0))

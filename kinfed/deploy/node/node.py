@@ -32,7 +32,7 @@ from kinfed.engine import Score, Task, module_for, task_for
 from kinfed.errors import ConfigError, StorageError
 from kinfed.privacy import EVALUATION, TRAINING, Record, recorded
 from kinfed.serving import ModelInputs
-from kinfed.updates import SecureSum, shortened
+from kinfed.updates import SecureSum, user_level
 
 if TYPE_CHECKING:
     from kinfed.deploy.secure.secure_session import SecureSession
@@ -153,7 +153,7 @@ class NodeClient:
         secure.check_update(self.deployment.method, self.algorithm, answer.group("up"), secure.least)
         user_privacy = self.deployment.run.user_privacy
         if user_privacy is not None:
-            vector = shortened(user_privacy, update, averages, order.require("num_clients", int))
+            vector = user_level.shortened(user_privacy, update, averages, order.require("num_clients", int))
         else:
             sums = SecureSum(secure, averages, order.require("total", int))
             if reasons := sums.out_of_range(update):

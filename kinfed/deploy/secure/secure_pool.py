@@ -17,7 +17,7 @@ from kinfed.deploy.secure.secure_round import NoSum, SecureRound, SecureTotal, r
 from kinfed.deploy.server.answer_checks import check_same_question
 from kinfed.deploy.server.node_pool import NodePool
 from kinfed.deploy.transport.wire import MessageError, Packet, tree_of
-from kinfed.updates import FixedPoint, SecureSettings, Updates, unit_sum
+from kinfed.updates import SecureSettings, Updates, secure_sum, user_level
 
 
 class SecureNodePool(NodePool):
@@ -30,10 +30,12 @@ class SecureNodePool(NodePool):
         counts, self._user_privacy = self.roster.counts[:, 0], self.deployment.run.user_privacy
         self._by_examples = COUNT in self._sample and self._user_privacy is None
         if self._user_privacy is not None:
-            self._fixed_point = unit_sum(len(counts))
+            self._fixed_point = user_level.unit_sum(len(counts))
         else:
             declared = int(counts.sum()) if self._by_examples else len(counts)
-            self._fixed_point = FixedPoint(settings.largest, math.ceil(declared * (1 + self.deployment.drift)))
+            self._fixed_point = secure_sum.FixedPoint(
+                settings.largest, math.ceil(declared * (1 + self.deployment.drift))
+            )
 
     def _order(
         self, kind: str, k: int, round: int, down: Tree, groups: Mapping[str, Any] | None = None, **more: Any

@@ -24,9 +24,9 @@ from kinfed.testing.workbench import WORK, Bench, tiny_federation
 from kinfed.updates import CODECS, STAGES
 from kinfed.updates.codecs import QSGD, Codec, TopK
 from kinfed.updates.compression import Compression
-from kinfed.updates.pipeline import Sent, Stage, Updates, in_order
 from kinfed.updates.robust import Median, RobustAverage
 from kinfed.updates.screening import Screening
+from kinfed.updates.stages import Road, SentUpdates, Stage, Updates
 
 CLIENTS = 6
 WITH_INVARIANT = [name for name in ALGORITHMS if type(make_algorithm(name, WORK)).invariant is not Algorithm.invariant]
@@ -131,7 +131,7 @@ def test_holding_states_back_changes_nothing_where_nothing_is_refused() -> None:
 def test_stages_come_in_one_order_whoever_names_them() -> None:
     screening, codec, own = Screening(1.0, None), Compression(QSGD()), LosesSome()
     robust = RobustAverage(Median(), make_algorithm("fedavg", WORK))
-    assert in_order([robust, own, screening, codec]) == (codec, screening, own, robust)
+    assert list(Road([robust, own, screening, codec])) == [codec, screening, own, robust]
     assert set(STAGES) >= {"compression", "screening", "robust", "secure_sum", "user_level", "staleness", "privacy"}
 
 
@@ -140,9 +140,9 @@ def test_stages_that_cannot_stand_side_by_side_are_refused() -> None:
 
     secure = SecureSum(SecureSettings(), ("delta",), 10)
     with pytest.raises(ConfigError, match="sees only their sum"):
-        in_order([secure, RobustAverage(Median(), make_algorithm("fedavg", WORK))])
+        Road([secure, RobustAverage(Median(), make_algorithm("fedavg", WORK))])
     with pytest.raises(ConfigError, match="largest_norm judges single updates"):
-        in_order([Screening(1.0, None), secure])
+        Road([Screening(1.0, None), secure])
 
 
 # ---- a stage of one's own ----
@@ -157,10 +157,10 @@ class Halved(Stage):
     def __init__(self) -> None:
         self.rounds = torch.tensor(0)
 
-    def at_client(self, up: Tree, memory: Moments, key: Tensor) -> Sent:
+    def at_client(self, up: Tree, memory: Moments, key: Tensor) -> SentUpdates:
         delta: Tensor = up.delta  # type: ignore[attr-defined]
         sent = memory.tensors.get("times", torch.zeros(len(delta)))
-        return Sent(replace(up, delta=0.5 * delta), Moments({"times": sent + 1}), up.nbytes)  # type: ignore[type-var]
+        return SentUpdates(replace(up, delta=0.5 * delta), Moments({"times": sent + 1}), up.nbytes)  # type: ignore[type-var]
 
     def at_server(self, updates: Updates, round: RoundInfo) -> Updates:
         self.rounds = self.rounds + 1

@@ -65,7 +65,7 @@ class Updates:
         return replace(self, ids=self.ids[:0], rows=None, note=note)
 
 
-class Sent(NamedTuple):
+class SentUpdates(NamedTuple):
     """Updates as they arrive, and what it took."""
 
     up: Tree
@@ -97,10 +97,10 @@ class Stage:
         """Surround an evaluation, in the same way."""
         return nullcontext()
 
-    def at_client(self, up: Tree, memory: Moments, key: Tensor) -> Sent:
+    def at_client(self, up: Tree, memory: Moments, key: Tensor) -> SentUpdates:
         """Change updates [n, ...] of some clients before they are sent. `memory`: what they remembered before, empty
         where nobody has sent anything yet; `key` [n]: for draws."""
-        return Sent(up, memory, up.nbytes)
+        return SentUpdates(up, memory, up.nbytes)
 
     def at_server(self, updates: Updates, round: RoundInfo) -> Updates:
         """Change, leave out or combine the updates of a round."""
@@ -129,29 +129,34 @@ for _name, _place, _summary in (
 AnyStage = TypeVar("AnyStage", bound=Stage)
 
 
-def in_order(stages: Iterable[Stage]) -> tuple[Stage, ...]:
-    """Stages from the client to the server. Refuses those that cannot stand side by side."""
-    stages = list(stages)
-    for stage in stages:
-        for other in stages:
-            if other.name in stage.excludes:
-                raise ConfigError(stage.excludes[other.name])
-    return tuple(sorted(stages, key=lambda stage: ORDER.index(stage.name if stage.name in ORDER else OWN)))
+class Road(Sequence[Stage]):
+    """Stages from the client to the server, in one order. Refuses those that cannot stand side by side."""
 
+    def __init__(self, stages: Iterable[Stage] = ()) -> None:
+        place = {name: number for number, name in enumerate(ORDER)}
+        self._stages = sorted(stages, key=lambda stage: place.get(stage.name, place[OWN]))
+        for stage in self._stages:
+            for other in self._stages:
+                if other.name in stage.excludes:
+                    raise ConfigError(stage.excludes[other.name])
 
-def client_stages(stages: Iterable[Stage]) -> tuple[Stage, ...]:
-    """Those of the stages that change updates before they are sent."""
-    return tuple(stage for stage in in_order(stages) if type(stage).at_client is not Stage.at_client)
+    def __getitem__(self, index: Any) -> Any:
+        return self._stages[index]
 
+    def __len__(self) -> int:
+        return len(self._stages)
 
-def find_stage(stages: Sequence[Stage], kind: type[AnyStage]) -> AnyStage | None:
-    """The stage of a kind, where there is one."""
-    return next((stage for stage in stages if isinstance(stage, kind)), None)
+    def find(self, kind: type[AnyStage]) -> AnyStage | None:
+        """The stage of a kind, where there is one."""
+        return next((stage for stage in self._stages if isinstance(stage, kind)), None)
 
+    def at_clients(self) -> tuple[Stage, ...]:
+        """Those that change updates before they are sent."""
+        return tuple(stage for stage in self._stages if type(stage).at_client is not Stage.at_client)
 
-def at_server(stages: Sequence[Stage], updates: Updates, round: RoundInfo) -> Updates:
-    """Send updates through the stages at the server."""
-    for stage in stages:
-        if len(updates.ids) or stage.hides_absence:
-            updates = stage.at_server(updates, round)
-    return updates
+    def at_server(self, updates: Updates, round: RoundInfo) -> Updates:
+        """Send updates through the stages at the server."""
+        for stage in self._stages:
+            if len(updates.ids) or stage.hides_absence:
+                updates = stage.at_server(updates, round)
+        return updates
