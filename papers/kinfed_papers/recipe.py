@@ -88,6 +88,13 @@ SCAFFOLD = Paper(
 
 SITES = Paper("kinfed", "kinfed")
 
+PAPERS = {
+    paper.name: paper
+    for paper in (
+        *(SELF_FL, FEDFOMO, CGPFL, FEDSA_LORA, FEDBN, DITTO, PFEDME, FEDREP, FEDBABU, FEDALA, IFCA, SCAFFOLD, SITES),
+    )
+}
+
 
 @dataclass(frozen=True)
 class RunPart:

@@ -12,6 +12,7 @@ several recipes of a paper share is in common_*.py."""
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kinfed.errors import unknown_name
@@ -118,6 +119,11 @@ MINUTES: dict[str, float] = {
 def load_recipe(name: str) -> Recipe:
     if name not in RECIPES:
         raise unknown_name("recipe", name, RECIPES)
+    file = Path(__file__).with_name(f"{name}.toml")
+    if file.exists():
+        from kinfed_papers.recipe_file import read_recipe
+
+        return read_recipe(file)
     recipe: Recipe = importlib.import_module(f"kinfed_papers.recipes.{name.replace('-', '_')}").RECIPE
     return recipe
 

@@ -1,4 +1,4 @@
-"""How many local steps Self-FL lets its clients take (Figures 10 and 11)."""
+"""What selffl-steps measures and shows beyond the figures of a run: the local steps of clients."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from statistics import fmean, median
 from kinfed.analysis import Comparison
 from kinfed.records import Run
 from kinfed.report import decisions
-from kinfed_papers import Claim, Recipe, ResultColumn, Results, ResultTable, RunPart, Untestable, difference
-from kinfed_papers.recipe import SELF_FL, BySeed, Measurements, RecipeFigure, Scale
-from kinfed_papers.recipes.common_selffl import LETTERS_STAND_INS, letters_settings, method_options
+from kinfed_papers.recipe import BySeed, Measurements, RecipeFigure, Results, difference
 
 
 def mean_steps(run: Run) -> Measurements:
@@ -31,11 +29,6 @@ def mean_steps(run: Run) -> Measurements:
     return {"selffl": measured}
 
 
-def parts(scale: Scale) -> list[RunPart]:
-    settings = {**letters_settings(scale, seeds=10), "eval_every": 5, "algorithms": method_options(["selffl"])}
-    return [RunPart("letters", settings, mean_steps)]
-
-
 def fewer(results: Results) -> dict[str, BySeed]:
     late, end = (results.get("letters", "selffl", f"steps.computed.{when}") for when in ("late", "end"))
     return {"": difference(late, end)}
@@ -44,48 +37,3 @@ def fewer(results: Results) -> dict[str, BySeed]:
 def figures(results: Results, runs: Mapping[str, Comparison]) -> list[RecipeFigure]:
     panels = (decisions(method) for comparison in runs.values() for method in comparison.methods)
     return [figure for panel in panels if panel is not None for figure in RecipeFigure.from_panel(panel)]
-
-
-RECIPE = Recipe(
-    name="selffl-steps",
-    paper=SELF_FL,
-    reproduces="Figures 10 and 11",
-    title="The number of local steps, client by client",
-    about="Self-FL computes from its uncertainties how many local steps a client takes: the distribution over clients, "
-    "and one client over the rounds.",
-    parts=parts,
-    tables=[
-        ResultTable(
-            "Steps",
-            {"selffl": "Self-FL"},
-            ResultColumn.by_metric(
-                "letters",
-                {
-                    f"{title}, {text}": f"steps.{kind}.{when}"
-                    for kind, title in (("computed", "Computed by (19), median"), ("taken", "Taken, mean"))
-                    for when, text in (("late", "three quarters of the run"), ("end", "end"))
-                },
-                factor=1.0,
-            ),
-        ),
-    ],
-    claims=[
-        Claim(
-            "The computed number of steps falls over the last quarter of the run (round 150 on)",
-            fewer,
-            "steps",
-            1.0,
-            "Appendix E.6, Figure 11",
-        ),
-        Untestable("The histogram at round 100", "the paper prints no numbers for it", "Appendix E.6, Figure 10"),
-    ],
-    notes=[
-        "The paper does not say on which data; ours are the letters of its ablation.",
-        "The paper shows one client drawn at random; ours is the median over all clients.",
-        "By its formula the number of steps grows with a client's uncertainty, up to the cap: the text of the "
-        "NeurIPS version says the opposite of its own formula.",
-    ],
-    stand_ins=LETTERS_STAND_INS,
-    other_data=("letters",),
-    figures=figures,
-)

@@ -11,7 +11,6 @@ from kinfed.theory import CASES
 from kinfed_papers import Claim, Question, Recipe, ResultColumn, Results, ResultTable, Study
 from kinfed_papers.recipe import SELF_FL, BySeed, Measurements, RecipeFigure, Scale, difference, either_way
 from kinfed_papers.recipe_figures import line_chart
-from kinfed_papers.recipes.common_selffl import SEEDS
 from kinfed_papers.studies.synthetic import ERRORS, RATES, methods, run_study
 
 CONTROL = "control: FedAvg-w + smoothing"
@@ -49,7 +48,7 @@ def measure(repeats: int, seeds: Sequence[int]) -> Measurements:
 
 
 def parts(scale: Scale) -> list[Study]:
-    repeats, usual = (20, (0, 1)) if scale == "smoke" else (200, SEEDS)
+    repeats, usual = (20, (0, 1)) if scale == "smoke" else (200, tuple(range(10, 20)))
     identity = {"repeats": repeats, "methods": list(methods(CASES["homogeneous"]))}
     return [Study("study", lambda seeds: measure(repeats, seeds or ()), identity, usual)]
 
