@@ -1,9 +1,9 @@
 """Reproducing tables and figures: what a recipe is, how it is run, judged and shown.
 
-A recipe (reproduce.recipes) is one file that says: these runs, these tables with the published numbers, these claims.
-Everything else is here, the same for all:
+A recipe (recipes) is one file that says: these runs, these tables with the published numbers, these claims. Everything
+else is here, the same for all:
 
-    recipe          what a recipe is made of
+    recipe          what a recipe is made of; recipe_file reads one from TOML
     part_records    what was measured of a part, and whether the recipe still asks for just that
     measure         runs its parts and collects their measurements, resumably
     recipe_pool     many recipes, each in a process with one core
@@ -14,6 +14,8 @@ Everything else is here, the same for all:
     publishing      a folder of pages: benchmark_records are what it keeps, benchmark_index is how it begins
     recipes         one file per table or figure of a paper
     studies         what single recipes measure beyond the figures of a run
+    data            the data set wakeword
+    bench           `kinfed bench`: rounds beside a plain loop and the limits of a machine
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     RECIPE = Recipe(
         name="selffl-mnist",
-        paper=SELF_FL,
+        paper=PAPERS["Self-FL"],
         reproduces="Figure 1a",
         title="Self-FL on MNIST",
         about="...",
@@ -57,43 +57,23 @@ class Paper:
     citation: str
 
 
-SELF_FL = Paper(  # where a claim stands only in the NeurIPS version, its place says so
-    "Self-FL",
-    "Chen et al., Self-Aware Personalized Federated Learning, NeurIPS 2022 (numbers as in arXiv 2204.08069)",
-)
-FEDFOMO = Paper("FedFomo", "Zhang et al., Personalized Federated Learning with First Order Model Optimization, 2021")
-CGPFL = Paper("CGPFL", "Tang et al., Personalized Federated Learning with Contextualized Generalization, IJCAI 2022")
-FEDSA_LORA = Paper(
-    "FedSA-LoRA", "Guo et al., Selective Aggregation for Low-Rank Adaptation in Federated Learning, ICLR 2025"
-)
-FEDBN = Paper(
-    "FedBN", "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021"
-)
-
-DITTO = Paper("Ditto", "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021")
-PFEDME = Paper("pFedMe", "Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020")
-FEDREP = Paper(
-    "FedRep", "Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021"
-)
-FEDBABU = Paper(
-    "FedBABU", "Oh et al., FedBABU: Toward Enhanced Representation for Federated Image Classification, 2022"
-)
-FEDALA = Paper(
-    "FedALA", "Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning, AAAI 2023"
-)
-IFCA = Paper("IFCA", "Ghosh et al., An Efficient Framework for Clustered Federated Learning, NeurIPS 2020")
-SCAFFOLD = Paper(
-    "SCAFFOLD", "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020"
-)
-
-SITES = Paper("kinfed", "kinfed")
-
-PAPERS = {
-    paper.name: paper
-    for paper in (
-        *(SELF_FL, FEDFOMO, CGPFL, FEDSA_LORA, FEDBN, DITTO, PFEDME, FEDREP, FEDBABU, FEDALA, IFCA, SCAFFOLD, SITES),
-    )
+# Where a claim of Self-FL stands only in the NeurIPS version, its place says so.
+_CITATIONS = {
+    "Self-FL": "Chen et al., Self-Aware Personalized Federated Learning, NeurIPS 2022 (numbers as in arXiv 2204.08069)",
+    "FedFomo": "Zhang et al., Personalized Federated Learning with First Order Model Optimization, 2021",
+    "CGPFL": "Tang et al., Personalized Federated Learning with Contextualized Generalization, IJCAI 2022",
+    "FedSA-LoRA": "Guo et al., Selective Aggregation for Low-Rank Adaptation in Federated Learning, ICLR 2025",
+    "FedBN": "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021",
+    "Ditto": "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021",
+    "pFedMe": "Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020",
+    "FedRep": "Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021",
+    "FedBABU": "Oh et al., FedBABU: Toward Enhanced Representation for Federated Image Classification, 2022",
+    "FedALA": "Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning, AAAI 2023",
+    "IFCA": "Ghosh et al., An Efficient Framework for Clustered Federated Learning, NeurIPS 2020",
+    "SCAFFOLD": "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020",
+    "kinfed": "kinfed",
 }
+PAPERS = {name: Paper(name, citation) for name, citation in _CITATIONS.items()}
 
 
 @dataclass(frozen=True)

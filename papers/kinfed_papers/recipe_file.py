@@ -194,7 +194,7 @@ class _RecipeFile:
             margins: Callable[..., Any] = partial(function(entry.pop("margins")), **entry.pop("arguments", {}))
             return kind(text, margins, **{key: value for key, value in entry.items() if key not in ("part", "row")})
         rivals = self.list_of(entry.pop("above"))
-        return kind.above(text, rivals=rivals, **{**self.defaults, **entry})
+        return kind.above(text, rivals=rivals, **(self.defaults | entry))
 
 
 def _with_words(entry: Entry, words: Mapping[str, str]) -> Entry:
@@ -216,5 +216,5 @@ def _filled(value: Any, words: Mapping[str, str]) -> Any:
     if isinstance(value, list):
         return [_filled(each, words) for each in value]
     if isinstance(value, dict):
-        return {_filled(key, words): _filled(each, words) for key, each in value.items()}
+        return {key: _filled(each, words) for key, each in value.items()}
     return value

@@ -19,7 +19,7 @@ from kinfed_papers.markdown_page import seeds_text
 from kinfed_papers.measure import Reproduction, read_reproduction, reproduce
 from kinfed_papers.part_records import PartRecord, settings_hash
 from kinfed_papers.publishing import find_reproductions, publish
-from kinfed_papers.recipe import SELF_FL, Measurements, Results
+from kinfed_papers.recipe import PAPERS, Measurements, Results
 from kinfed_papers.verdict import Verdict
 
 A_ABOVE_B = Claim.above("a above b", "p", "a", ["b"], place="Table 1", main=True)
@@ -49,7 +49,7 @@ def study(name: str, rounds: int = 1) -> Study:
 def toy(*parts: Study, claims: Any = (A_ABOVE_B, ELSEWHERE, ACROSS)) -> Recipe:
     rows = {"a": "Method A", "b": "Method B"}
     table = ResultTable("Accuracy", rows, [ResultColumn("On p", "p"), ResultColumn("On q", "q")])
-    return Recipe("toy", SELF_FL, "Table 0", "A toy", "Nothing.", lambda scale: parts, [table], list(claims))
+    return Recipe("toy", PAPERS["Self-FL"], "Table 0", "A toy", "Nothing.", lambda scale: parts, [table], list(claims))
 
 
 P, Q = study("p"), study("q")
@@ -361,7 +361,7 @@ def test_a_rival_in_a_part_that_is_missing_is_not_left_out(tmp_path: Path) -> No
         Claim.above("FedAvg above a stranger", "nowhere", "fedavg", ["local"]),
         Claim.above("FedAvg above Local by a figure that nobody took", "p", "fedavg", ["local"], "kin.top"),
     ]
-    recipe = Recipe("toy", SELF_FL, "-", "-", "-", lambda scale: parts, [], claims)
+    recipe = Recipe("toy", PAPERS["Self-FL"], "-", "-", "-", lambda scale: parts, [], claims)
     publish([measured(tmp_path / "one", recipe, "p")], tmp_path / "docs", {"toy": recipe})
     judged = by_claim(tmp_path / "docs")
     assert judged["FedAvg above all"].sentence == "the part more has not been measured yet"

@@ -59,12 +59,11 @@ from kinfed_papers.measure import (
 )
 from kinfed_papers.part_records import PartRecord, part_config, settings_hash
 from kinfed_papers.publishing import publish
-from kinfed_papers.recipe import SCALES, SELF_FL, Measurements, RecipeFigure, Scale, difference, either_way
+from kinfed_papers.recipe import PAPERS, SCALES, Measurements, RecipeFigure, Scale, difference, either_way
 from kinfed_papers.recipe_figures import beside_published
 from kinfed_papers.recipe_page import write_reproduction
 from kinfed_papers.recipes import RECIPES, load_recipe, summary
-from kinfed_papers.recipes.cgpfl_heur import near_the_best
-from kinfed_papers.recipes.common_cgpfl import (
+from kinfed_papers.recipes.cgpfl_contexts import (
     DISTANCE,
     GRADIENT,
     LATE_GRADIENT,
@@ -72,14 +71,9 @@ from kinfed_papers.recipes.common_cgpfl import (
     convergence,
     rounds_of,
 )
-from kinfed_papers.recipes.common_selffl import ROUGHNESS, roughness
+from kinfed_papers.recipes.selffl_metrics import ROUGHNESS, roughness
 from kinfed_papers.result_tables import fill
 from kinfed_papers.verdict import Verdict, by_chance, certainty, firm_verdicts, interval_text, margin_text
-
-PAPERS = {
-    "Self-FL", "FedFomo", "CGPFL", "FedSA-LoRA", "FedBN", "Ditto", "pFedMe", "FedRep", "FedBABU", "FedALA", "IFCA",
-    "SCAFFOLD", "kinfed",
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -127,8 +121,11 @@ def test_claims_without_measurements_are_not_judged(name: str) -> None:
 
 
 def test_every_file_with_a_recipe_is_listed() -> None:
-    files = {path.stem.replace("_", "-") for path in Path(recipes.__path__[0]).glob("*.py") if path.stem != "__init__"}
-    assert {name for name in files if not name.startswith("common-")} == set(RECIPES)
+    folder = Path(recipes.__path__[0])
+    data = {path.stem for path in folder.glob("*.toml")} - {"shared"}
+    code = {path.stem.replace("_", "-") for path in folder.glob("*.py") if "\nRECIPE = " in path.read_text("utf-8")}
+    assert data | code == set(RECIPES)
+    assert not data & code
 
 
 def test_smoke_uses_only_data_that_is_always_there() -> None:
@@ -166,7 +163,7 @@ def recipe_of(measured: Measurements, **more: object) -> Recipe:
     ]
     return Recipe(
         name="toy",
-        paper=SELF_FL,
+        paper=PAPERS["Self-FL"],
         reproduces="Table 0",
         title="A toy",
         about="About.",
@@ -832,7 +829,7 @@ def test_a_part_is_measured_once_and_never_with_other_settings(tmp_path: Path) -
             calls.append(seeds)
             return MEASURED
 
-        return Recipe("r", SELF_FL, "-", "-", "-", lambda scale: [Study("p", measure, {"repeats": repeats})])
+        return Recipe("r", PAPERS["Self-FL"], "-", "-", "-", lambda scale: [Study("p", measure, {"repeats": repeats})])
 
     first = reproduce(recipe(1), "paper", tmp_path)
     assert reproduce(recipe(1), "paper", tmp_path).results == first.results
@@ -847,7 +844,7 @@ def test_an_interrupted_part_leaves_no_record(tmp_path: Path) -> None:
     def fails(seeds: object) -> Measurements:
         raise KeyboardInterrupt
 
-    recipe = Recipe("r", SELF_FL, "-", "-", "-", lambda scale: [Study("p", fails)])
+    recipe = Recipe("r", PAPERS["Self-FL"], "-", "-", "-", lambda scale: [Study("p", fails)])
     with pytest.raises(KeyboardInterrupt):
         reproduce(recipe, "smoke", tmp_path)
     assert read_reproduction(recipe, "smoke", tmp_path).parts == {}
@@ -1058,7 +1055,7 @@ def test_an_optional_part_is_left_out_where_its_data_are_missing(
 
     def recipe(*, optional: bool) -> Recipe:
         away = RunPart("away", {**small, "dataset": "letters"}, optional=optional)
-        return Recipe("r", SELF_FL, "-", "-", "-", lambda scale: [away, RunPart("here", small)])
+        return Recipe("r", PAPERS["Self-FL"], "-", "-", "-", lambda scale: [away, RunPart("here", small)])
 
     done = reproduce(recipe(optional=True), "small", tmp_path / "r")
     assert list(done.parts) == ["here"]
@@ -1156,7 +1153,7 @@ def test_the_best_number_of_contexts_is_best_over_all_seeds() -> None:
     it and 2 points below, and may be one below."""
     accuracy = {"cgpfl-1": {0: 0.9, 1: 0.6}, "cgpfl-2": {0: 0.8, 1: 0.8}, "cgpfl_heur": {0: 0.82, 1: 0.78}}
     measured = {row: {"personal.accuracy": by_seed} for row, by_seed in accuracy.items()}
-    claim = near_the_best("mnist-mlr")
+    claim = claim_of("cgpfl-heur", "CGPFL-Heur is near the best K")
     assert claim.margins(Results({"mnist-mlr": measured}))["the best K"] == pytest.approx({0: 0.02, 1: -0.02})
     assert claim.limit == -0.01
 

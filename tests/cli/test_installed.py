@@ -50,7 +50,7 @@ def call(*words: str) -> str:
 def test_a_command_of_a_missing_package_says_what_to_install(
     words: tuple[str, ...], offered: list[metadata.EntryPoint]
 ) -> None:
-    with pytest.raises(ConfigError, match="pip install kinfed-papers, .* pip install -e papers"):
+    with pytest.raises(ConfigError, match=r"pip install kinfed-papers, .* pip install -e papers"):
         call(*words)
 
 

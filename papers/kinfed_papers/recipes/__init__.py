@@ -1,4 +1,5 @@
-"""One file per table or figure of a paper; the file's name is the recipe's (selffl_mnist.py is selffl-mnist).
+"""One file per table or figure of a paper, by its name: selffl-mnist.toml; sites.py with a RECIPE where it is computed.
+Functions that a TOML file names are in the Python file of the same name (selffl-steps.toml: selffl_steps.py).
 
 A recipe says what is run at each scale, which numbers the paper has, and which claims are to be checked:
 
@@ -6,8 +7,10 @@ A recipe says what is run at each scale, which numbers the paper has, and which 
     small   minutes, the longest about an hour, on the real data
     paper   the published settings
 
-See kinfed_papers for what a recipe is made of. A new one is a file with a RECIPE in it and its line in RECIPES; what
-several recipes of a paper share is in common_*.py."""
+Seeds from 10 on were not looked at while readings, rates and thresholds were chosen.
+
+See kinfed_papers.recipe_file for what a recipe is made of. A new one is a file and its line in RECIPES; texts that
+several recipes share are in shared.toml."""
 
 from __future__ import annotations
 

@@ -11,21 +11,6 @@ from kinfed_papers.recipe import Scale
 PART = "reviews"
 WEIGHTS = "KINFED_MINILM"  # environment variable: the folder of the encoder's weights and tokenizer
 CLIENTS = 16
-FULL_FINE_TUNING = CLIENTS * 2 * 4 * 22.6e6  # bytes of a round: all parameters of all-MiniLM-L6-v2, to clients and back
-
-METHODS = {
-    "head_local": "Head only, local",
-    "head_fedavg_server": "Head only, shared (FedAvg)",
-    "head_fedavg": "Head only, FedAvg, fine-tuned",
-    "local": "Local adapters",
-    "fedavg_server": "One shared adapter (FedAvg)",
-    "fedavg": "Shared adapter, fine-tuned",
-    "ffa_lora_server": "FFA-LoRA: A constant, B shared",
-    "ffa_lora": "FFA-LoRA, fine-tuned",
-    "fedsa_lora": "FedSA-LoRA: A shared, B own",
-    "feddpa": "FedDPA: one shared, one own",
-    "ditto": "Ditto on adapters",
-}
 
 
 def parts(scale: Scale) -> list[RunPart]:

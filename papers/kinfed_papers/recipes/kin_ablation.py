@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kinfed_papers import Question, Recipe, ResultColumn, ResultTable, RunPart
-from kinfed_papers.recipe import SITES, Scale
+from kinfed_papers.recipe import PAPERS, Scale
 from kinfed_papers.recipes.common_presets import PRESET, own_defaults
 from kinfed_papers.recipes.kin_everywhere import FEDERATIONS
 
@@ -50,7 +50,7 @@ HEADINGS = {part: FEDERATIONS[part][0] for part in PARTS}
 
 RECIPE = Recipe(
     name="kin-ablation",
-    paper=SITES,
+    paper=PAPERS["kinfed"],
     reproduces="our question about its parts",
     title="Kin without one of its parts",
     about="Kin as it is, its three candidates each alone, and Kin with one thing changed: no groups, no prior, nothing "

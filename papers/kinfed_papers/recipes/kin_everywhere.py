@@ -9,7 +9,7 @@ from typing import Any
 from kinfed.analysis import gains, single_run
 from kinfed.records import Run
 from kinfed_papers import Question, Recipe, ResultColumn, Results, ResultTable, RunPart
-from kinfed_papers.recipe import ACCURACY, SITES, BySeed, Measurements, Scale
+from kinfed_papers.recipe import ACCURACY, PAPERS, BySeed, Measurements, Scale
 from kinfed_papers.recipes.common_presets import PRESET, own_defaults, preset_notes
 
 METHODS = {
@@ -171,7 +171,7 @@ CLASSES = {part: heading for part, heading in HEADINGS.items() if part not in NU
 
 RECIPE = Recipe(
     name="kin-everywhere",
-    paper=SITES,
+    paper=PAPERS["kinfed"],
     reproduces="our question on nineteen federations",
     title="Kin against nine methods, wherever clients may differ",
     about="Federations that differ in kind: alike, by labels, by hidden groups, in size, tiny, with targets of others, "

@@ -7,7 +7,7 @@ from typing import Any
 from kinfed.algorithms import ALGORITHMS
 from kinfed.config import preset_methods
 from kinfed_papers import Question, Recipe, ResultColumn, ResultTable, RunPart
-from kinfed_papers.recipe import SITES, Scale
+from kinfed_papers.recipe import PAPERS, Scale
 from kinfed_papers.recipes.common_presets import PRESET, preset_notes
 
 TUNED = preset_methods(PRESET, "cnn")
@@ -52,7 +52,7 @@ def _table(part: str) -> ResultTable:
 
 RECIPE = Recipe(
     name="methods-cifar10",
-    paper=SITES,
+    paper=PAPERS["kinfed"],
     reproduces="which method when labels are skewed",
     title="All methods on CIFAR-10, with tuned settings",
     about="Twenty clients, half of them active in a round, a small convolutional network; classes are shared out by "

@@ -9,7 +9,7 @@ from kinfed.analysis import Comparison
 from kinfed.report.drawing import axis, styles
 from kinfed.theory import CASES
 from kinfed_papers import Claim, Question, Recipe, ResultColumn, Results, ResultTable, Study
-from kinfed_papers.recipe import SELF_FL, BySeed, Measurements, RecipeFigure, Scale, difference, either_way
+from kinfed_papers.recipe import PAPERS, BySeed, Measurements, RecipeFigure, Scale, difference, either_way
 from kinfed_papers.recipe_figures import line_chart
 from kinfed_papers.studies.synthetic import ERRORS, RATES, methods, run_study
 
@@ -196,7 +196,7 @@ def _standard_errors(case: str) -> ResultTable:
 
 RECIPE = Recipe(
     name="selffl-synthetic",
-    paper=SELF_FL,
+    paper=PAPERS["Self-FL"],
     reproduces="Figures 3, 4 and 5",
     title="Self-FL on the two-level Gaussian task",
     about="20 clients with one parameter each, drawn around a common one; Case 1 nearly equal, Case 2 far apart. "

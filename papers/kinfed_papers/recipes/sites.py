@@ -14,7 +14,7 @@ from kinfed.engine import MEASURES, Measure
 from kinfed.records import Run
 from kinfed.report.drawing import HUES, Figure, axis, dots, escape, layout
 from kinfed_papers import Question, Recipe, ResultColumn, Results, ResultTable, RunPart
-from kinfed_papers.recipe import SITES, Measurements, RecipeFigure, Scale
+from kinfed_papers.recipe import PAPERS, Measurements, RecipeFigure, Scale
 
 METHODS = {
     "local": "Local", "one_model": "FedAvg, one model", "fedavg": "FedAvg, fine-tuned", "ditto": "Ditto",
@@ -157,7 +157,7 @@ def _questions(part: str, table: RealTable) -> list[Question]:
 
 RECIPE = Recipe(
     name="sites",
-    paper=SITES,
+    paper=PAPERS["kinfed"],
     reproduces="our question on eleven real tables",
     title="Learning alone or together at real sites",
     about="Hospitals, districts, schools, patients, users and stations: every client is a site of a real table, with "
