@@ -1,4 +1,4 @@
-# Everything happens in .venv, made on first use; a changed pyproject.toml or constraints.txt renews it.
+# Everything happens in .venv, made on first use; a changed pyproject.toml (of kinfed or of papers) or constraints.txt renews it.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
@@ -37,8 +37,8 @@ lint: $(READY)
 	$(BIN)/mypy
 
 reference: $(READY)
-	$(BIN)/python -m kinfed.cli.reference > docs/reference.md
-	$(BIN)/python -m kinfed.cli.method_pages docs/methods
+	$(BIN)/python docs/generate/reference.py > docs/reference.md
+	$(BIN)/python docs/generate/method_pages.py docs/methods
 
 # The documentation as pages in site/; a link that leads nowhere is an error. Nothing is fetched.
 site: $(READY)
@@ -59,19 +59,20 @@ durations: $(READY)
 dist: $(TOOLS)
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m build --outdir dist papers
 	$(BIN)/python -m twine check --strict dist/*
 	.ci/try_wheel dist $(PYTHON)
 
 tools: $(TOOLS)
 
-$(DEMO): pyproject.toml constraints.txt
+$(DEMO): pyproject.toml papers/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) -e ".[fast]"
+	$(PIP) -e ".[fast]" -e papers
 	touch $@
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml papers/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) -e ".[dev,docs,dp,tune,ray,flower,audio,text,fast,onnx]"
+	$(PIP) -e ".[dev,docs,dp,tune,ray,flower,audio,text,fast,onnx]" -e papers
 	touch $(DEMO) $@
 
 $(TOOLS): $(READY)

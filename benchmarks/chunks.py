@@ -13,13 +13,13 @@ import argparse
 import torch
 from rich.console import Console
 
-from kinfed.bench.contest import Timing
-from kinfed.bench.timing import engine
-from kinfed.bench.workload import WORKLOADS, synthetic
 from kinfed.data.examples import batches
 from kinfed.pools.local_pool import available_cores
 from kinfed.report.tables import TextTable
 from kinfed.server.loop import Loop
+from kinfed_papers.bench.contest import Timing
+from kinfed_papers.bench.timing import engine
+from kinfed_papers.bench.workload import WORKLOADS, synthetic
 
 
 def main() -> None:

@@ -38,8 +38,6 @@ from kinfed.algorithms.cgpfl.cgpfl import CGPFL, Server
 from kinfed.algorithms.common.clustering import Clusters
 from kinfed.algorithms.pfedme import PFedMe
 from kinfed.algorithms.selffl.selffl import SelfFL
-from kinfed.bench.machine import describe_machine
-from kinfed.bench.workload import WORKLOADS, Workload, synthetic
 from kinfed.data.examples.batches import Batch
 from kinfed.data.examples.ragged import Ragged
 from kinfed.data.federations.federation import Federation
@@ -50,6 +48,8 @@ from kinfed.errors import ConfigError, ModelError, unknown_name
 from kinfed.pools.local_pool import LocalPool
 from kinfed.report.tables import TableColumn, TextTable
 from kinfed.server.loop import Loop
+from kinfed_papers.bench.machine import describe_machine
+from kinfed_papers.bench.workload import WORKLOADS, Workload, synthetic
 
 LIMIT = 1.3  # times what its gradients explain
 FORWARD = 1 / 3  # of a gradient

@@ -50,10 +50,10 @@ sys.path.insert(0, str(HERE))
 from contestant import entry_of  # noqa: E402
 from work import WORKS, Work, make_images  # noqa: E402
 
-from kinfed.bench import run_benchmarks  # noqa: E402
-from kinfed.bench.machine import describe_machine  # noqa: E402
 from kinfed.core import storage  # noqa: E402
 from kinfed.core.cache import cache_folder  # noqa: E402
+from kinfed_papers.bench import run_benchmarks  # noqa: E402
+from kinfed_papers.bench.machine import describe_machine  # noqa: E402
 
 # fedjax 0.0.17 calls jax.tree_map, which later versions of jax do not have.
 JAX = ("fedjax==0.0.17", "jax==0.5.3", "jaxlib==0.5.3")

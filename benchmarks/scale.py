@@ -26,7 +26,6 @@ import torch
 from rich.console import Console
 
 import kinfed
-from kinfed.bench.machine import describe_machine, peak_mb
 from kinfed.core import rng
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.problem import Problem
@@ -35,6 +34,7 @@ from kinfed.data.federations.federation import Federation
 from kinfed.report import build
 from kinfed.report.tables import TableColumn, TextTable
 from kinfed.runs.observer import NullObserver
+from kinfed_papers.bench.machine import describe_machine, peak_mb
 
 IMAGES, TRAINED = 60_000, 50_000  # of the pool; clients train on the first ones and are tested on the others
 TRAIN, TEST = 20, 4  # examples of a client

@@ -18,9 +18,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from kinfed.bench import STEP_WORKLOADS, BenchResult, StepComparison, run_benchmarks
 from kinfed.core import storage
 from kinfed.pools.memory import keep_freed_memory
+from kinfed_papers.bench import STEP_WORKLOADS, BenchResult, StepComparison, run_benchmarks
 
 BEGIN, END = "<!-- benchmarks/steps.py -->", "<!-- end -->"
 HEADINGS = ("workload", "backend", "parameters", "cores", "loop", "kinfed", "ratio", "range", "difference", "turns")

@@ -22,7 +22,7 @@ PACKAGE = Path(kinfed.__file__ or "").parent
 ROOMS = (
     *("version", "errors", "core", "data", "engine", "theory", "algorithms", "privacy", "updates", "pools", "server"),
     *("config", "records", "serving", "runs", "newcomers", "tuning", "analysis", "report", "board", "trackers"),
-    *("tabular", "sklearn", "api", "deploy", "reproduce", "bench", "testing", "cli", "moved", "kinfed", "__main__"),
+    *("tabular", "sklearn", "api", "deploy", "testing", "cli", "moved", "kinfed", "__main__"),
 )
 SAME_ROOM = {"author": "algorithms"}  # a second door: what the file of a method needs
 
@@ -42,7 +42,7 @@ OPTIONAL: dict[str, set[str]] = {
     "onnx": {"serving.onnx_columns"},
     "onnxscript": {"serving.onnx_export"},
     "onnxruntime": set(),
-    "soundfile": {"data.sources.speech"},
+    "soundfile": set(),
     "numba": {f"engine.compiled.{path.stem}" for path in (PACKAGE / "engine" / "compiled").glob("*.py")},
     "tokenizers": {"data.sources.wordpiece"},
     "IPython": set(),

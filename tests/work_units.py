@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-COMPILED = ("tests/bench/test_bench.py", "tests/engine/test_fused", "tests/engine/test_objective.py")
+COMPILED = ("papers/tests/test_bench.py", "tests/engine/test_fused", "tests/engine/test_objective.py")
 
 
 class WorkUnits(LoadScopeScheduling):

@@ -75,9 +75,9 @@ class KinfedSide(Side):
     def limit(self, method: str) -> float:
         """Seconds of one core for the products of a round at the rate of its largest, measured now, and one pass over
         its batches."""
-        from kinfed.bench.machine import measure_limits  # no part of a job
-        from kinfed.bench.timing import work_of_steps
-        from kinfed.bench.workload import Workload
+        from kinfed_papers.bench.machine import measure_limits  # no part of a job
+        from kinfed_papers.bench.timing import work_of_steps
+        from kinfed_papers.bench.workload import Workload
 
         work = self._work
         count = torch.from_numpy(self._images.offsets).diff()

@@ -25,10 +25,5 @@ from kinfed.algorithms.common.averaging import averaged_rows as averaged_rows
 from kinfed.algorithms.common.averaging import mean_from_row as mean_from_row
 from kinfed.algorithms.common.message_shape import averaged_changes as averaged_changes
 from kinfed.algorithms.common.message_shape import update_template as update_template
-from kinfed.algorithms.fedavg import FedAvg as FedAvg
 from kinfed.algorithms.fedex import FedEx as FedEx
 from kinfed.algorithms.local import Local as Local
-from kinfed.algorithms.selffl.uncertainty import UNKNOWN as UNKNOWN
-from kinfed.algorithms.selffl.uncertainty import Rules as Rules
-from kinfed.algorithms.selffl.uncertainty import Running as Running
-from kinfed.algorithms.selffl.uncertainty import start_of as start_of

@@ -10,7 +10,6 @@ import click
 import typer
 
 from kinfed.cli import (
-    bench_command,
     deploy_command,
     doctor_command,
     fit_command,
@@ -22,14 +21,15 @@ from kinfed.cli import (
     tune_command,
 )
 from kinfed.cli import deploy_up_command as site_commands
+from kinfed.cli.installed import OpenGroup, PapersCommand
 from kinfed.cli.parameters import CommandGroup, SettingsCommand
-from kinfed.cli.reproduce_command import reproduce
 from kinfed.errors import KinfedError, StorageError
 from kinfed.pools import keep_freed_memory
 from kinfed.version import __version__
 
 app = CommandGroup(
     name="kinfed",
+    cls=OpenGroup,
     help="Personalized federated learning: one good model per client, compared honestly.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -59,10 +59,13 @@ app.command("list")(inspect_command.list_)
 app.command(cls=SettingsCommand.taking(*inspect_command.DESCRIBE_SETTINGS))(inspect_command.describe)
 for command in (
     results_command.report, results_command.export, results_command.adopt, results_command.gain,
-    results_command.compare, runs_command.runs, runs_command.board, reproduce, bench_command.bench,
-    deploy_command.predict, doctor_command.doctor,
+    results_command.compare, runs_command.runs, runs_command.board,
 ):  # fmt: skip
     app.command()(command)
+for name in ("reproduce", "bench"):
+    app.command(name, cls=PapersCommand, help="In the package kinfed-papers, which is not installed.")(lambda: None)
+app.command()(deploy_command.predict)
+app.command()(doctor_command.doctor)
 site_commands.add_to(deploy_command.deploy)
 app.add_typer(deploy_command.deploy, name="deploy")
 app.add_typer(deploy_command.vault, name="vault")

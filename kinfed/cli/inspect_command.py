@@ -33,6 +33,7 @@ def list_(
         gradient_path,
         kind_named,
         kind_of,
+        kinds,
         model_sizes,
         names,
         options_of,
@@ -40,9 +41,8 @@ def list_(
         reference_of,
     )
 
-    kinds = (*KINDS, RECIPES)
     what = None if what is None else kind_named(what)
-    if what is not None and what not in kinds:
+    if what is not None and what not in (*KINDS, RECIPES):
         kind = kind_of(what)
         say(f"{what}: {names(kind)[what]}")
         if kind == "algorithms" and (paper := reference_of(what)):
@@ -63,7 +63,7 @@ def list_(
             "small steps (batched)"
         )
         return
-    for kind in (what,) if what else kinds:
+    for kind in (what,) if what else kinds():
         table = Table(title=kind, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
         table.add_column(no_wrap=True, style="bold")
         table.add_column()

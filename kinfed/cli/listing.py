@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 
+from kinfed.cli import installed
 from kinfed.core import OptionDoc, registry_of
 from kinfed.errors import unknown_name
 
@@ -21,12 +22,15 @@ def kind_named(word: str) -> str:
     return {**_OTHER_WORDS, **{singular: kind for kind, singular in KINDS.items()}}.get(word, word)
 
 
+def kinds() -> tuple[str, ...]:
+    """What can be listed: recipes only where the package that has them is installed."""
+    return (*KINDS, *(kind for kind in (RECIPES,) if kind in installed.names(installed.LISTS)))
+
+
 def names(kind: str) -> dict[str, str]:
     """Name -> one line, for one kind of thing."""
     if kind == RECIPES:
-        from kinfed.reproduce.recipes import RECIPES as RECIPE_SUMMARIES
-
-        return dict(RECIPE_SUMMARIES)
+        return dict(installed.load(installed.LISTS, RECIPES))
     return {name: entry.summary for name, entry in registry_of(KINDS[kind]).items()}
 
 
@@ -77,8 +81,8 @@ def preset_rows(name: str) -> tuple[list[str], dict[str, list[str]]]:
 
 def kind_of(name: str) -> str:
     """The kind of thing that has this name."""
-    known: list[str] = [*KINDS, RECIPES]
-    for kind in (*KINDS, RECIPES):
+    known: list[str] = [*kinds()]
+    for kind in kinds():
         if name in (here := names(kind)):
             return kind
         known += here

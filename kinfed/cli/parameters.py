@@ -77,7 +77,7 @@ class Command(TyperCommand):
             assert self.callback is not None
             declared = get_params_from_function(inspect.unwrap(self.callback))
             for argument in arguments:
-                argument.help = declared[str(argument.name)].default.help
+                argument.help = getattr(declared[str(argument.name)].default, "help", None)
         return super().get_params(ctx)
 
 

@@ -36,12 +36,7 @@ from kinfed.engine.personal.personal_models import module_from as module_from
 from kinfed.engine.personal.personal_models import named_parameters as named_parameters
 from kinfed.engine.personal.personal_models import task_for as task_for
 from kinfed.engine.personal.personal_models import trained_columns as trained_columns
-from kinfed.engine.rows.keyed_dropout import Draws as Draws
-from kinfed.engine.rows.keyed_random import KeyedDraws as KeyedDraws
 from kinfed.engine.rows.module_task import ModuleTask as ModuleTask
-from kinfed.engine.scoring.detection_rates import FALSE_REJECT as FALSE_REJECT
-from kinfed.engine.scoring.detection_rates import false_accepts_at as false_accepts_at
-from kinfed.engine.scoring.detection_rates import operating_points as operating_points
 from kinfed.engine.scoring.measure_catalogue import CALIBRATION_BINS as CALIBRATION_BINS
 from kinfed.engine.scoring.measure_catalogue import MEASURES as MEASURES
 from kinfed.engine.scoring.measure_catalogue import Judged as Judged
@@ -61,8 +56,6 @@ from kinfed.engine.training.client_features import features_by_client as feature
 from kinfed.engine.training.frozen_features import FrozenPrefix as FrozenPrefix
 from kinfed.engine.training.frozen_features import frozen_prefix as frozen_prefix
 from kinfed.engine.training.sgd import sgd as sgd
-from kinfed.engine.zoo.bert import minilm as minilm
-from kinfed.engine.zoo.bert import random_minilm as random_minilm
 from kinfed.engine.zoo.lora import lora as lora
 from kinfed.engine.zoo.model_outline import model_outline as model_outline
 from kinfed.engine.zoo.models import MODELS as MODELS

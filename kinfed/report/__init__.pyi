@@ -1,5 +1,6 @@
 from kinfed.report.charts.client_groups import ClientGroups as ClientGroups
 from kinfed.report.charts.figures import bytes_against_accuracy as bytes_against_accuracy
+from kinfed.report.charts.figures import cumulative_shares as cumulative_shares
 from kinfed.report.charts.figures import distribution as distribution
 from kinfed.report.charts.figures import learning_curves as learning_curves
 from kinfed.report.gain_table import measured_gain as measured_gain

@@ -5,7 +5,7 @@ extends, `elements.html` has the macros that pages are composed of: notes, folds
 
 A package with templates of its own names itself, and may extend and import those of the report:
 
-    render("recipe.html", package="kinfed.reproduce", title=..., ...)
+    render("recipe.html", package="kinfed_papers", title=..., ...)
 
 A page forbids itself any request and any script but its own (by their hashes, in its content security policy), so
 even a string that slipped through unescaped could neither run nor call home.

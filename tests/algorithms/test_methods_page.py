@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from method_pages import BEGIN, methods_of, with_table
 
 from kinfed.algorithms import ALGORITHMS
 from kinfed.algorithms.base import Algorithm
-from kinfed.cli.method_pages import BEGIN, methods_of, with_table
 from kinfed.core.options import declared
 from kinfed.data.examples.batches import LocalTraining
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from reference import reference
+
 from kinfed.algorithms import ALGORITHMS
-from kinfed.cli.reference import reference
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 

@@ -9,12 +9,12 @@ from random import Random
 
 import pytest
 import torch
-from conftest import MakeSplit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
+from conftest import MakeSplit
 from kinfed.core import rng
 from kinfed.data.examples import batches as module
 from kinfed.data.examples.batches import Batch, Batches, LocalTraining, Split

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import MakeBatch, MakeSplit
 from torch import Tensor, nn
 
+from conftest import MakeBatch, MakeSplit
 from kinfed.data.examples.batches import Batch, Batches, LocalTraining, Split
 from kinfed.engine.backends.lstm import LastOutput
 from kinfed.engine.contract.descent import TRANSPOSE_FROM_STEPS, LayerwiseDescent

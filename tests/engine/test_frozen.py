@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from conftest import MakeBatch
 from torch import Tensor, nn
 
+from conftest import MakeBatch
 from kinfed.engine.task_factory import FEW_PARAMETERS, make_task
 from kinfed.errors import ModelError
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import MakeBatch
 from torch import Tensor, nn
 
+from conftest import MakeBatch
 from kinfed.data.examples.batches import Batch
 from kinfed.data.examples.features import Features
 from kinfed.engine.task_factory import make_task

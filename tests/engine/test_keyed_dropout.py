@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import MakeBatch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from conftest import MakeBatch
 from kinfed.core import rng
 from kinfed.data.examples.batches import Batch, LocalTraining
 from kinfed.data.federations.federation import Federation

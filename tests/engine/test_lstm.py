@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import example_gradients
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from conftest import example_gradients
 from kinfed.data.examples.batches import Batch
 from kinfed.engine.backends.lstm import LastOutput, RecurrentNet
 from kinfed.engine.task_factory import StackedTask, make_task

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from conftest import MakeBatch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+from conftest import MakeBatch
 from kinfed.core.options import option
 from kinfed.data.examples.batches import Batch
 from kinfed.engine.task_factory import make_task

@@ -8,11 +8,11 @@ from random import Random
 
 import pytest
 import torch
-from conftest import MakeSplit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from conftest import MakeSplit
 from kinfed.data.examples.batches import Batch, Batches, LocalTraining, Split
 from kinfed.data.examples.features import Features
 from kinfed.data.federations.federation import Federation

@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from conftest import MakeBatch, MakeSplit, example_gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from conftest import MakeBatch, MakeSplit, example_gradients
 from kinfed.data.examples.batches import Batch
 from kinfed.engine.task_factory import ModuleTask, Task, make_task
 from kinfed.engine.zoo.classics import cnn, cnn_fomo, cnn_small, cnn_tutorial, mlp, mlr

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import MakeBatch
 from torch import Tensor, nn
 
 import kinfed
+from conftest import MakeBatch
 from kinfed.cli.listing import gradient_path, model_sizes
 from kinfed.engine.task_factory import make_task
 from kinfed.engine.zoo.model_outline import ModelOutline, model_outline

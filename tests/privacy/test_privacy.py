@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import example_gradients
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from conftest import example_gradients
 from kinfed.core import rng
 from kinfed.data.examples.batches import Batch, LocalTraining, PoissonSample, Split
 from kinfed.data.examples.features import Features

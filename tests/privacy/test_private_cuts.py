@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import MakeSplit
 from test_privacy import CLASSES, MODELS, private, sample, starts
 from torch import Tensor, nn
 
+from conftest import MakeSplit
 from kinfed.data.examples.batches import Batch
 from kinfed.engine.contract.feature_loss import Deltas, by_autograd, cross_entropy, logit_delta, on_rows, separable
 from kinfed.engine.task_factory import ModuleTask, make_task

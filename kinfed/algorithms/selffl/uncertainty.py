@@ -3,7 +3,7 @@
 Chen et al., "Self-Aware Personalized Federated Learning", https://arxiv.org/abs/2204.08069. Equation numbers are
 those of that version. Every function takes tensors of any leading shape with clients on one axis, so the three
 variants of the method (`kinfed.algorithms.selffl`, one row per client) and the study on synthetic data
-(`kinfed.reproduce.studies.synthetic`, repeats by clients) run the same lines.
+(`kinfed_papers.studies.synthetic`, repeats by clients) run the same lines.
 
     s_m   intra-client uncertainty σ_m²: how much client m's models vary from one of its rounds to the next
     s_0   inter-client uncertainty σ_0²: how much clients' models differ

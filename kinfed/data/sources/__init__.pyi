@@ -1,3 +1,5 @@
+from kinfed.data.sources import hub as hub
+from kinfed.data.sources import images as images
 from kinfed.data.sources.catalogue import load_source as load_source
 from kinfed.data.sources.hub import data_folder as data_folder
 from kinfed.data.sources.image_sets import ImageSet as ImageSet
@@ -18,10 +20,5 @@ from kinfed.data.sources.table_files import SUFFIXES as SUFFIXES
 from kinfed.data.sources.table_files import is_table as is_table
 from kinfed.data.sources.table_files import read_table as read_table
 from kinfed.data.sources.text import TweetSet as TweetSet
-from kinfed.data.sources.wakeword import PAPER_EXAMPLES as PAPER_EXAMPLES
-from kinfed.data.sources.wakeword import SIZES as SIZES
-from kinfed.data.sources.wakeword import STATES as STATES
-from kinfed.data.sources.wakeword import TYPES as TYPES
-from kinfed.data.sources.wakeword import WakewordDataOptions as WakewordDataOptions
 from kinfed.data.sources.wordpiece import LENGTH as LENGTH
 from kinfed.data.sources.wordpiece import TextInput as TextInput

@@ -183,13 +183,6 @@ _add_source(
     "TweetSubsetOptions",
     names_clients=True,
 )
-_add_source(
-    "wakeword",
-    "wakeword:load",
-    "a wake word on five types of devices, a substitute for Self-FL's private audio",
-    "WakewordDataOptions",
-    names_clients=True,
-)
 
 _add_partition("classes", "classes:Classes", "k neighbouring classes per client, sizes uniform (CGPFL, pFedMe)")
 _add_partition("pathological", "classes:Pathological", "two single-class shards per client (McMahan et al., FedFomo)")
