@@ -1,5 +1,5 @@
 """Moves of several models (kinfed.engine.contract.update_program) as the tables that compiled loops
-(kinfed.engine.compiled.fused_moves) read.
+(kinfed.engine.compiled.program_steps) read.
 
 One row per move, of whole numbers (`what`) and of numbers (`amount`). Models and clients' numbers are places in the
 tables of their addresses and values.

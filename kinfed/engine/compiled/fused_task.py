@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +21,22 @@ from kinfed.engine.backends.stacked_net import StackedNet
 from kinfed.engine.backends.stacked_task import StackedTask
 from kinfed.engine.compiled.fused_net import FusedNet, Shape, fused_net
 from kinfed.engine.compiled.fused_program import make_program
+from kinfed.engine.compiled.kernel_arguments import (
+    NOWHERE,
+    BatchWindows,
+    ClientTerms,
+    ExampleSource,
+    GivenBatch,
+    Network,
+    OptimizerMemory,
+    OrderDraws,
+    OrderStreams,
+    ProgramTables,
+    Rows,
+    ScoredPart,
+    Scores,
+    Work,
+)
 from kinfed.engine.compiled.machine_code import compiled_kernel
 from kinfed.engine.contract.descent import Descent, Pull, StepwiseDescent
 from kinfed.engine.contract.feature_loss import Cut
@@ -36,8 +51,6 @@ _KINDS = {"sgd": 1, "adam": 2, "adamw": 3}  # as kinfed.engine.compiled.fused_st
 _STORED = {torch.float32: 0, torch.uint8: 1}
 _NUMBERED = {torch.int32: 2, torch.int64: 3}
 _PLAIN = 0
-_NO_RULE = np.zeros(8)
-_NOWHERE = (0, 0)
 _NO_NUMBERS = np.zeros(0, np.float32)
 
 
@@ -99,8 +112,7 @@ class FusedTask(StackedTask):
         first, second = moments.get("velocity", moments.get("first")), moments.get("second")
         taken = moments.get("steps", torch.zeros(n)).numpy()
         rates, lams, steps = _each(rate, n), _each(lam, n), batches.steps.numpy()
-        kernel, source, rule = self._compiled("train"), _source(split.features), _rule(training, plain)
-        importance = _NO_NUMBERS if split.weights is None else split.weights.numpy()
+        kernel, source, rule = self._compiled("train"), _source(split, shape), _rule(training, plain)
 
         def train_rows(rows: slice) -> None:
             start, count, epochs = windows.start[rows], windows.count[rows], windows.epochs[rows]
@@ -108,12 +120,17 @@ class FusedTask(StackedTask):
             gradient = np.empty(0 if plain else self.num_params, np.float32)
             order = np.empty(int((count * epochs).max(initial=0)), np.int64)
             kernel(
-                *self._model(shape, trains, theta[rows]), *source, split.labels.numpy(), split.rows.numpy(), start,
-                count, steps[rows], windows.key[rows], epochs, order, np.empty_like(order), importance, training.batch,
-                windows.by_epoch, rates[rows], lams[rows], *_rows(center, rows), *_rows(drift, rows), rule,
-                self._loss_rule, columns, *_rows(first, rows), *_rows(second, rows), taken[rows], gradient.ctypes.data,
-                *work.addresses,
-            )  # fmt: skip
+                self._network(shape, trains),
+                _rows(theta, rows),
+                source,
+                _windows(split, start, count, steps[rows], training.batch, windows.by_epoch),
+                OrderDraws(windows.key[rows], epochs, order, np.empty_like(order)),
+                ClientTerms(rates[rows], lams[rows], _rows(center, rows), _rows(drift, rows)),
+                OptimizerMemory(
+                    rule, columns, _rows(first, rows), _rows(second, rows), taken[rows], gradient.ctypes.data
+                ),
+                work.argument,
+            )
 
         threads.share_rows(train_rows, steps * self._operations(shape, training.batch))
 
@@ -129,26 +146,28 @@ class FusedTask(StackedTask):
     ) -> None:
         batches, program = streams[0], make_program(moves, models, numbers)
         split, training, windows = batches.split, batches.training, [stream.windows() for stream in streams]
-        shape, labels, steps = self._shape(split.features.shape), split.labels.numpy(), batches.steps.numpy()
+        shape, steps = self._shape(split.features.shape), batches.steps.numpy()
         order, batches_of = np.array([window.order for window in windows]), windows[0]
-        importance = _NO_NUMBERS if split.weights is None else split.weights.numpy()
-        kernel, source = self._compiled("move"), _source(split.features)
+        kernel, source = self._compiled("program"), _source(split, shape)
 
         def move_rows(rows: slice) -> None:
             count = batches_of.count[rows]
             work = _WorkMemory(self._fused, shape, min(training.batch, int(count.max(initial=0))), split.labels)
             spare = np.empty((len(program.models) - len(models) + program.learns, self.num_params), np.float32)
             passing = [(row.ctypes.data, 0) for row in spare]
-            places = np.array([_rows(model, rows) for model in models.values()] + passing, np.int64).T.copy()
+            address, distance = np.array([_rows(model, rows) for model in models.values()] + passing, np.int64).T.copy()
             values = np.zeros((len(program.numbers), len(count)))
             for value, number in zip(values, numbers.values(), strict=False):  # others last for one batch
                 value[:] = number[rows].numpy()
+            gradient = passing[-1][0] if program.learns else 0
             kernel(
-                self._fused.argument(shape), self._all_train, shape.length, shape.width, self._fused.outputs, *source,
-                labels, split.rows.numpy(), batches_of.start[rows], count, steps[rows], order, batches_of.offset[rows],
-                importance, training.batch, batches_of.by_epoch, *places, values, program.what, program.amount,
-                self._loss_rule, passing[-1][0] if program.learns else 0, self.num_params, *work.addresses,
-            )  # fmt: skip
+                self._network(shape, self._all_train),
+                source,
+                _windows(split, batches_of.start[rows], count, steps[rows], training.batch, batches_of.by_epoch),
+                OrderStreams(order, batches_of.offset[rows]),
+                ProgramTables(program.what, program.amount, address, distance, values, gradient),
+                work.argument,
+            )
             for number, value in zip(numbers.values(), values, strict=False):
                 number[rows] = torch.from_numpy(value)
 
@@ -191,18 +210,21 @@ class FusedTask(StackedTask):
         if not self._reads(part.features) or not _is_readable(theta) or not len(part.count):
             return super()._scored(theta, part, outputs)
         n, shape = len(part.count), self._shape(part.features.shape)
-        start, count, labels = part.start.numpy(), part.count.numpy(), part.labels.numpy()
+        start, count = part.start.numpy(), part.count.numpy()
         z = None if outputs is None else np.empty((int(count.sum()), self._fused.outputs), np.float32)
         before, correct, loss = count.cumsum() - count, np.zeros(n), np.zeros(n)
-        kernel, source = self._compiled("score"), _source(part.features)
+        kernel, source = self._compiled("score"), _source(part, shape)
 
         def score_rows(rows: slice) -> None:
             work = _WorkMemory(self._fused, shape, min(SCORED_TOGETHER, int(count[rows].max())), part.labels)
             kernel(
-                *self._model(shape, self._all_train, theta[rows]), *source, labels, part.rows.numpy(), start[rows],
-                count[rows], work.width, self._loss_rule, correct[rows], loss[rows],
-                0 if z is None else z[before[rows.start] :].ctypes.data, *work.addresses,
-            )  # fmt: skip
+                self._network(shape, self._all_train),
+                _rows(theta, rows),
+                source,
+                ScoredPart(part.rows.numpy(), start[rows], count[rows], work.width),
+                Scores(correct[rows], loss[rows], 0 if z is None else z[before[rows.start] :].ctypes.data),
+                work.argument,
+            )
 
         threads.share_rows(score_rows, count * (self._operations(shape, 1) // 3))
         if z is not None and outputs is not None:
@@ -222,18 +244,21 @@ class FusedTask(StackedTask):
         lam, center = (0.0, None) if pull is None else (pull[0], _readable(pull[1]))
         shape = self._shape(tuple(batch.x.shape[2:]))
         work = _WorkMemory(self._fused, shape, batch.y.shape[1], batch.y)
+        labels, weights = batch.y.contiguous().numpy(), batch.weight.contiguous().numpy()
         self._compiled("step")(
-            *self._model(shape, self._all_train, theta), x.data_ptr(), x[0].numel(), batch.y.contiguous().numpy(),
-            batch.weight.contiguous().numpy(), times, _each(lr, n), _each(lam, n), *_rows(center), *_NOWHERE, _NO_RULE,
-            self._loss_rule, *_rows(out), self.num_params, *work.addresses,
-        )  # fmt: skip
+            self._network(shape, self._all_train),
+            _rows(theta),
+            GivenBatch(Rows(x.data_ptr(), x[0].numel()), shape.length, shape.width, labels, weights, times),
+            ClientTerms(_each(lr, n), _each(lam, n), _rows(center), NOWHERE),
+            _rows(out),
+            work.argument,
+        )
 
     def _compiled(self, name: str) -> Callable[..., None]:
         return compiled_kernel(name, self._fused.network, "classes" if self.objective.classifies else "numbers")
 
-    def _model(self, shape: Shape, trains: np.ndarray, theta: Tensor) -> tuple[Any, ...]:
-        """What every kernel is told first."""
-        return self._fused.argument(shape), trains, *_rows(theta), shape.length, shape.width, self._fused.outputs
+    def _network(self, shape: Shape, trains: np.ndarray) -> Network:
+        return Network(self._fused.argument(shape), trains, self._fused.outputs, self.num_params, self._loss_rule)
 
     def _operations(self, shape: Shape, batch: int) -> int:
         """Of a gradient, about: additions and multiplications."""
@@ -272,9 +297,9 @@ class _WorkMemory:
         self.width = max(width, 1)
         sizes = [self.width * shape.length * shape.width, *net.memory(shape, self.width)]
         self._numbers = np.empty(sum(sizes), np.float32)
-        begins = np.cumsum([0, *sizes[:-1]])
+        x, hidden, delta, spare = (self._numbers.ctypes.data + 4 * sum(sizes[:part]) for part in range(4))
         y, weight = np.empty(self.width, labels.numpy().dtype), np.empty(self.width, np.float32)
-        self.addresses: tuple[Any, ...] = (*(self._numbers.ctypes.data + 4 * int(b) for b in begins), y, weight)
+        self.argument = Work(x, hidden, delta, spare, y, weight)
 
 
 def _is_readable(rows: Tensor) -> bool:
@@ -290,14 +315,13 @@ def _readable(rows: Tensor | None) -> Tensor | None:
     return dense.expand_as(rows) if one_for_all else dense
 
 
-def _rows(rows: Tensor | None, some: slice | None = None) -> tuple[int, int]:
-    """Address, and numbers from row to row, of all rows or some; a broadcast row is read again and again. The caller
-    holds the tensor."""
+def _rows(rows: Tensor | None, some: slice | None = None) -> Rows:
+    """All rows of a tensor that the caller holds, or some; a broadcast row is read again and again."""
     if rows is None:
-        return _NOWHERE
+        return NOWHERE
     distance = rows.stride(0)
     first = 0 if some is None else some.start
-    return rows.data_ptr() + first * distance * rows.element_size(), distance
+    return Rows(rows.data_ptr() + first * distance * rows.element_size(), distance)
 
 
 def _holds_numbers(features: Features, length: int) -> bool:
@@ -306,11 +330,20 @@ def _holds_numbers(features: Features, length: int) -> bool:
     return features.vectors.is_contiguous() and tuple(features.raw.shape[1:]) == (length,)
 
 
-def _source(features: Features) -> tuple[Any, ...]:
-    raw = features.raw
-    if features.vectors is not None:
-        return raw.data_ptr(), _NUMBERED[raw.dtype], _NO_NUMBERS, _NO_NUMBERS, features.vectors.data_ptr()
-    return raw.data_ptr(), _STORED[raw.dtype], *features.standardization(), 0
+def _source(split: Split, shape: Shape) -> ExampleSource:
+    raw, vectors, labels = split.features.raw, split.features.vectors, split.labels.numpy()
+    if vectors is not None:
+        kind, mean, factor, address = _NUMBERED[raw.dtype], _NO_NUMBERS, _NO_NUMBERS, vectors.data_ptr()
+    else:
+        kind, (mean, factor), address = _STORED[raw.dtype], split.features.standardization(), 0
+    return ExampleSource(raw.data_ptr(), kind, mean, factor, address, shape.length, shape.width, labels)
+
+
+def _windows(
+    split: Split, start: np.ndarray, count: np.ndarray, steps: np.ndarray, batch: int, by_epoch: bool
+) -> BatchWindows:
+    importance = _NO_NUMBERS if split.weights is None else split.weights.numpy()
+    return BatchWindows(split.rows.numpy(), start, count, steps, importance, batch, by_epoch)
 
 
 def _each(value: float | Tensor, n: int) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Moves of several models (kinfed.engine.contract.update_program) with every batch of every client.
+"""Update programs of several models (kinfed.engine.contract.update_program) with every batch of every client.
 
-In one compiled call per cohort where the task has one (kinfed.engine.compiled.fused_moves), else move by move in torch:
-that says what moves mean, and is the oracle of the compiled ones.
+In one compiled call per cohort where the task has one (kinfed.engine.compiled.program_steps), else step by step in
+torch: that says what the steps mean, and is the oracle of the compiled ones.
 """
 
 from __future__ import annotations

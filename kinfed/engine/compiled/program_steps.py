@@ -1,5 +1,5 @@
-"""Moves of several models (kinfed.engine.contract.update_program), compiled: all batches of every client in one
-call."""
+"""Update programs of several models (kinfed.engine.contract.update_program), compiled: all batches of every client in
+one call."""
 
 from __future__ import annotations
 
@@ -33,6 +33,15 @@ from kinfed.engine.compiled.fused_program import (
     TOWARD,
 )
 from kinfed.engine.compiled.fused_steps import floats, read_batch
+from kinfed.engine.compiled.kernel_arguments import (
+    BatchWindows,
+    ExampleSource,
+    Network,
+    OrderStreams,
+    ProgramTables,
+    StepTerms,
+    Work,
+)
 from kinfed.engine.compiled.products import products_of_rows
 from kinfed.engine.compiled.tiles import slope_tile
 
@@ -106,18 +115,22 @@ def number_of(numbers, which, i):
     return 1.0 if which == NONE else numbers[which, i]
 
 
-def move_models(
-    net, trains, length, width, classes, raw, kind, mean, factor, vectors, labels,
-    rows, start, count, steps, order, offset, importance, batch, by_epoch,
-    address, model_rows, numbers, what, amount, loss_rule, gradient, columns,
-    x, hidden, delta, spare, y, weight,
-):  # fmt: skip
-    """All moves (kinfed.engine.contract.update_program) with every batch of every client: `address` [M] is where models
-    of the first client are, and becomes that of the next, so many numbers further; `order` [streams, ..] is of several
-    streams, of batches of the same sizes."""
-    nothing = np.int64(0)
-    for i in range(len(steps)):
-        for s in range(steps[i]):
+def run_program(
+    network: Network,
+    source: ExampleSource,
+    windows: BatchWindows,
+    streams: OrderStreams,
+    tables: ProgramTables,
+    work: Work,
+) -> None:
+    """All steps of an update program (kinfed.engine.contract.update_program) with every batch of every client; streams
+    have batches of the same sizes. tables.address becomes that of the next client, and of the next."""
+    nothing, columns, spare = np.int64(0), network.columns, work.spare
+    what, amount, address, numbers, gradient = (
+        tables.what, tables.amount, tables.address, tables.numbers, tables.gradient
+    )  # fmt: skip
+    for i in range(len(windows.steps)):
+        for s in range(windows.steps[i]):
             size, stream = nothing, np.int64(-1)
             for m in range(len(what)):
                 move, by = what[m], amount[m]
@@ -138,20 +151,17 @@ def move_models(
                     continue
                 if move[STREAM] != stream:
                     stream = move[STREAM]
-                    size = read_batch(
-                        s, start[i], count[i], batch, by_epoch, order[stream], offset[i], rows, importance, labels,
-                        raw, kind, mean, factor, vectors, length, width, x, y, weight,
-                    )  # fmt: skip
+                    size = read_batch(source, windows, streams.order[stream], streams.offset[i], i, s, work)
                 learns = move[LEARNT] != NONE and (s == 0 or move[FIRST_ONLY] == 0)
                 center = nothing if model != at or move[OTHER] == NONE else address[move[OTHER]]
                 target, scale = (gradient, 1.0) if learns else (model, -rate)
                 if learns or move[KIND] == GRADIENT:
                     floats(target, columns)[:] = np.float32(0.0)
                 for _ in range(move[TIMES]):  # the rest of a step is part of it where the target is the row itself
-                    outputs = forward(net, at, x, hidden, spare, size)
-                    delta_of_loss(outputs, delta, y, weight, size, classes, loss_rule)
-                    backward(net, trains, at, target, scale, x, hidden, delta, spare, size,
-                             rate, by[LAM], center, nothing, by[DECAY])  # fmt: skip
+                    outputs = forward(network, at, work.x, work, size)
+                    delta_of_loss(network, outputs, work, size)
+                    terms = StepTerms(rate, by[LAM], center, nothing, by[DECAY])
+                    backward(network, at, target, scale, work.x, work, size, terms)
                 if model != at and by[DECAY] != 0:
                     add_scaled(target, at, scale * by[DECAY], columns)
                 if learns:
@@ -160,4 +170,4 @@ def move_models(
                     numbers[move[LEARNT], i] = min(max(number, 0.0), 1.0) if number == number else number
                     add_scaled(model, gradient, -rate, columns)
         for place in range(len(address)):
-            address[place] += 4 * model_rows[place]
+            address[place] += 4 * tables.distance[place]
