@@ -2,12 +2,10 @@
 
 Some methods predict with a second network between features and logits, or beside the head (FedCP's gate, GPFL's valve,
 the neighbours of kNN-Per). Such a personal model is a row like any other, only wider: [P + E + 1], the plain model's
-columns, E numbers of its `Extension`, and a mark that says which extension it is. Marks are negative, and the last
-number of a mixture (kinfed.engine.personal.mixture) is not, so a row tells what it is:
+columns, E numbers of its `Extension`, and a mark that says which extension it is. An extension is registered
+(`kinfed.register("extension", ...)`), so that files with its mark are read (kinfed.engine.personal.personal_models).
 
-    kinfed.engine.personal.task_for(task, theta)      the task that rows theta belong to
-
-Scores, saved and exported models, predictions, fine-tuning and deployments go through it. An `ExtendedTask` also
+Scores, saved and exported models, predictions, fine-tuning and deployments go through the task. An `ExtendedTask` also
 trains: the gradient of a loss in features, head and extension comes from autograd at the cut, that of the body from
 the engine.
 """
@@ -32,9 +30,9 @@ from kinfed.errors import ModelError
 
 
 class Extension(Protocol):
-    """How the further numbers of a row work."""
+    """How the further numbers of a row work. Its class is registered, and made without arguments."""
 
-    mark: int  # negative
+    mark: int  # negative, and nobody else's: the weights of a mixture, which rows may end in too, are not
 
     def logits(self, phi: Tensor, weight: Tensor, bias: Tensor | None, extra: Tensor) -> Tensor:
         """z [n, B, C] of features [n, B, d_f], the head W [n, C, d_f] and b [n, C], and `extra` [n, E]; differentiable
