@@ -155,7 +155,7 @@ class FedPAC(Algorithm[Server, Nothing, Down, Up]):
             own = class_means(sums).to(down.prototypes)
             target = torch.where(down.known[..., None], down.prototypes, own)
             cut = PrototypePull(target, torch.ones_like(down.known), self.lam, 1 / task.head.inputs)
-        theta = sgd(task, theta, data.train.batches(self.training), mask=~head, cut=cut)  # 2.
+        theta = sgd(task, theta, data.train.batches(self.training, loop=1), mask=~head, cut=cut)  # 2.
         means = class_means(task.class_sums(theta, data.train))  # 3.
         kind = theta.dtype
         delta = split.take_shared(theta) - down.shared

@@ -18,7 +18,7 @@ from test_rooms import modules, users_of
 
 import kinfed
 from kinfed.engine.compiled import machine_code
-from kinfed.engine.compiled.kernel_words import compile_function
+from kinfed.engine.compiled.fused_kernels import compile_function
 from kinfed.engine.compiled.machine_code import CODE_FILES, KEPT_DAYS, Kernel, MachineCode, kept_kernel
 from kinfed.errors import ModelError
 

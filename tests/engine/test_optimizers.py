@@ -308,13 +308,15 @@ def test_a_loop_that_was_not_there_before_is_refused(federation: Federation) -> 
     task, training = make_task(net), LocalTraining(batch=3, steps=1, momentum=0.9, optimizer_state="kept")
     data = federation.cohort(torch.arange(2), 0, 1)
     narrow = LoopMemory(2, Moments({"0.velocity": torch.zeros(2, task.num_params - 1)}))
-    with pytest.raises(ConfigError, match=r"local loop 1 of this method .* use optimizer_state = reset"):
+    with pytest.raises(ConfigError, match=r"local loop 0 of this method .* use optimizer_state = reset"):
         sgd(task, task.init(0).expand(2, -1), with_memory(data, narrow).train.batches(training))
     memory = LoopMemory(2, Moments({"0.velocity": torch.zeros(2, task.num_params)}))
     batches = with_memory(data, memory).train.batches(training)
     sgd(task, task.init(0).expand(2, -1), batches)
-    with pytest.raises(ConfigError, match="local loop 2 of this method was not there in an earlier round"):
+    with pytest.raises(ConfigError, match=r"share the moments of loop 0; number the others"):
         sgd(task, task.init(0).expand(2, -1), batches)
+    with pytest.raises(ConfigError, match="local loop 1 of this method was not there in an earlier round"):
+        sgd(task, task.init(0).expand(2, -1), with_memory(data, memory).train.batches(training, loop=1))
     with pytest.raises(ConfigError, match="ran no local loop"):
         _ = LoopMemory(2, Moments()).moments
 

@@ -7,9 +7,13 @@ kinfed.engine.compiled.machine_code does it once, and keeps what comes of it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any, get_type_hints
 
 import numpy as np
+from numba import njit, types
+from numba.core import compiler
+from numba.core.registry import cpu_target
 
 from kinfed.engine.compiled.fused_choice import add_losses, backward, delta_of_loss, forward
 from kinfed.engine.compiled.fused_orders import draw_orders
@@ -30,7 +34,7 @@ from kinfed.engine.compiled.kernel_arguments import (
     Unrolled,
     Work,
 )
-from kinfed.engine.compiled.kernel_words import compile_function, numba_type
+from kinfed.engine.compiled.kernel_words import described, make_reader, numba_type
 from kinfed.engine.compiled.machine_code import MachineCode
 from kinfed.engine.compiled.program_steps import run_program
 
@@ -44,6 +48,26 @@ def compile_kernel(name: str, network: str, target: str) -> MachineCode:
     forms = get_type_hints(function, include_extras=True)
     del forms["return"]
     return compile_function(function, tuple(numba_type(form, choice) for form in forms.values()))
+
+
+def compile_function(function: Callable[..., Any], arguments: tuple[Any, ...]) -> MachineCode:
+    """Machine code of a function with arguments of these types (numba's)."""
+    described_arguments = {
+        name: described(kind) for name, kind in zip(signature(function).parameters, arguments, strict=True)
+    }
+    kernel, read = njit(nogil=True, error_model="numpy")(function), make_reader(arguments)
+
+    def entry(words):
+        kernel(*read(words))
+
+    flags = compiler.Flags()
+    flags.error_model, flags.nrt = "numpy", True
+    flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True  # both would ask for numba when they are linked
+    result = compiler.compile_extra(
+        cpu_target.typing_context, cpu_target.target_context, entry, (types.intp,), types.void, flags, {}
+    )
+    _, _, (content, _) = result.library.serialize_using_object_code()
+    return MachineCode(result.fndesc.llvm_func_name, described_arguments, content)
 
 
 def train(

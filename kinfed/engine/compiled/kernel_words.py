@@ -1,20 +1,16 @@
-"""Machine code of a function that reads its arguments from words in memory, as kinfed.engine.compiled.machine_code puts
-them there."""
+"""Arguments of a kernel from words in memory, as kinfed.engine.compiled.machine_code puts them there, and their
+types."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from inspect import signature
 from typing import Any, get_type_hints
 
 from llvmlite import ir
-from numba import njit, types
-from numba.core import compiler
-from numba.core.registry import cpu_target
+from numba import types
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array, populate_array
 
-from kinfed.engine.compiled.machine_code import MachineCode
 from kinfed.engine.compiled.vector_code import Builder, Value, whole_number
 
 _INT64 = ir.IntType(64)
@@ -32,26 +28,6 @@ def numba_type(form: Any, choice: Mapping[str, Any]) -> Any:
     if not axes:
         return numba_type(choice[kind], choice)
     return types.Array(getattr(types, choice.get(kind, kind)), axes[0], "C")
-
-
-def compile_function(function: Callable[..., Any], arguments: tuple[Any, ...]) -> MachineCode:
-    """Machine code of a function with arguments of these types (numba's)."""
-    described_arguments = {
-        name: described(kind) for name, kind in zip(signature(function).parameters, arguments, strict=True)
-    }
-    kernel, read = njit(nogil=True, error_model="numpy")(function), make_reader(arguments)
-
-    def entry(words):
-        kernel(*read(words))
-
-    flags = compiler.Flags()
-    flags.error_model, flags.nrt = "numpy", True
-    flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True  # both would ask for numba when they are linked
-    result = compiler.compile_extra(
-        cpu_target.typing_context, cpu_target.target_context, entry, (types.intp,), types.void, flags, {}
-    )
-    _, _, (content, _) = result.library.serialize_using_object_code()
-    return MachineCode(result.fndesc.llvm_func_name, described_arguments, content)
 
 
 def described(kind: Any) -> Any:

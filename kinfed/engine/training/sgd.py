@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -129,20 +129,15 @@ def _with_terms(g: Tensor, now: Tensor, block: slice, rows: slice, pull: Pull | 
     return g if drift is None else g + drift[rows, block]
 
 
-@contextmanager
-def _remembered(batches: Batches, columns: Sequence[slice], theta: Tensor) -> Iterator[dict[str, Tensor] | None]:
+def _remembered(
+    batches: Batches, columns: Sequence[slice], theta: Tensor
+) -> AbstractContextManager[dict[str, Tensor] | None]:
     """What the clients' memory holds of this loop, to be changed in place and stored at the end. None where the loop
     starts anew: because the training says so, and where there is no memory, outside of a client's round."""
     view = batches.split.memory
     if view is None or batches.training.optimizer_state == "reset":
-        yield None
-        return
-    loop = view.memory.next_loop()
-    blank = blank_moments(batches.training, columns, theta)
-    moments = {name: view.memory.read(loop, name, view.rows, like=value) for name, value in blank.items()}
-    yield moments
-    for name, moment in moments.items():
-        view.memory.write(loop, name, view.rows, moment)
+        return nullcontext()
+    return view.of_loop(batches.loop, blank_moments(batches.training, columns, theta))
 
 
 def _shifted(block: slice, by: int) -> slice:
