@@ -43,8 +43,8 @@ from kinfed.bench.workload import WORKLOADS, Workload, synthetic
 from kinfed.data.examples.batches import Batch
 from kinfed.data.examples.ragged import Ragged
 from kinfed.data.federations.federation import Federation
-from kinfed.engine.contract.descent import Descent, Pull
-from kinfed.engine.contract.feature_loss import Cut
+from kinfed.engine.contract.descent import Descent, ProximalTerm
+from kinfed.engine.contract.feature_loss import FeatureLoss
 from kinfed.engine.task_factory import Task, make_task
 from kinfed.errors import ConfigError, ModelError, unknown_name
 from kinfed.pools.local_pool import LocalPool
@@ -128,35 +128,49 @@ class _CountedDescent(Descent):
 def counted(task: Task) -> Iterator[GradientCount]:
     """Count what is asked of this task inside the block."""
     count = GradientCount()
-    grad, descend, descent, logits, cut_at = task.grad, task.descend_, task.descent, task.logits, task.cut
+    grad, descend, descent, logits, cut_at = (
+        task.grad,
+        task.descend_,
+        task.descent,
+        task.logits,
+        task.features_and_logits,
+    )
     partial_descent = task.partial_descent
 
-    def counted_grad(theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+    def counted_grad(theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
         with count.of(batch.y.numel()):
-            return grad(theta, batch, cut)
+            return grad(theta, batch, feature_loss)
 
     def counted_descend(
-        theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
+        theta: Tensor,
+        batch: Batch,
+        lr: float | Tensor,
+        proximal: ProximalTerm | None = None,
+        feature_loss: FeatureLoss | None = None,
     ) -> None:
         with count.of(batch.y.numel()):
-            descend(theta, batch, lr, pull, cut)
+            descend(theta, batch, lr, proximal, feature_loss)
 
     def counted_descent(
         theta: Tensor,
         steps: int,
-        pull: Pull | None = None,
+        proximal: ProximalTerm | None = None,
         drift: Tensor | None = None,
-        cut: Cut | None = None,
+        feature_loss: FeatureLoss | None = None,
     ) -> Descent:
-        return _CountedDescent(descent(theta, steps, pull, drift, cut), count)
+        return _CountedDescent(descent(theta, steps, proximal, drift, feature_loss), count)
 
     def counted_part(
-        theta: Tensor, mask: Tensor, steps: int, pull: Pull | None = None, cut: Cut | None = None
+        theta: Tensor,
+        mask: Tensor,
+        steps: int,
+        proximal: ProximalTerm | None = None,
+        feature_loss: FeatureLoss | None = None,
     ) -> Descent | None:
-        part = partial_descent(theta, mask, steps, pull, cut)
+        part = partial_descent(theta, mask, steps, proximal, feature_loss)
         return None if part is None else _CountedDescent(part, count)
 
-    def counted_cut(theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def counted_features(theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         with count.of(x.shape[0] * x.shape[1], FORWARD):
             return cut_at(theta, x)
 
@@ -166,7 +180,7 @@ def counted(task: Task) -> Iterator[GradientCount]:
 
     own = {
         "grad": counted_grad, "descend_": counted_descend, "descent": counted_descent, "logits": counted_logits,
-        "cut": counted_cut, "partial_descent": counted_part,
+        "features_and_logits": counted_features, "partial_descent": counted_part,
     }  # fmt: skip
     vars(task).update(own)
     try:

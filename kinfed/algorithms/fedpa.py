@@ -52,8 +52,8 @@ from kinfed.author import (
     mean_update,
     option,
     own_or_server,
+    run_program,
     sgd,
-    train_models,
 )
 
 
@@ -118,12 +118,12 @@ class FedPA(Algorithm[Server, Client, Down, DeltaUp]):
         first = batches.steps - number * length
         theta = w.clone()
         x = w.new_zeros(len(w), self.samples, task.trainable.stop)
-        moves = (
+        program = (
             GradientStep("theta", batches.lr, decay=self.training.weight_decay),
             Collect("samples", "theta", "first", "length"),
         )
         models = {"theta": theta, "samples": x.view(len(w), -1)}
-        train_models(task, [batches], moves, models, {"first": first.double(), "length": length.double()})
+        run_program(task, [batches], program, models, {"first": first.double(), "length": length.double()})
         return theta, x, number
 
     def aggregate(self, server: Server, ids: Tensor, up: DeltaUp, round: RoundInfo) -> Server:

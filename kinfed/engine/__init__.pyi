@@ -5,9 +5,9 @@ from kinfed.engine.compiled.fused_task import is_installed as is_installed
 from kinfed.engine.contract.columns import ParameterSlot as ParameterSlot
 from kinfed.engine.contract.columns import matches as matches
 from kinfed.engine.contract.columns import parse_patterns as parse_patterns
-from kinfed.engine.contract.feature_loss import Cut as Cut
+from kinfed.engine.contract.feature_loss import FeatureLoss as FeatureLoss
 from kinfed.engine.contract.feature_loss import is_separable as is_separable
-from kinfed.engine.contract.feature_loss import refuse_cut as refuse_cut
+from kinfed.engine.contract.feature_loss import refuse_feature_loss as refuse_feature_loss
 from kinfed.engine.contract.feature_loss import weighing_ones as weighing_ones
 from kinfed.engine.contract.head import Head as Head
 from kinfed.engine.contract.linear import Dense as Dense

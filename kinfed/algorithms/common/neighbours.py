@@ -83,7 +83,7 @@ def share_by_validation(task: Task, theta: Tensor, extra: Tensor, val: Split) ->
     grid = torch.tensor(GRID, device=theta.device)
     hits = torch.zeros(len(theta), len(GRID), dtype=torch.int64, device=theta.device)
     for rows, batch in val.in_order():
-        phi, z = task.cut(theta[rows], batch.x)
+        phi, z = task.features_and_logits(theta[rows], batch.x)
         near, model = vote(phi, extra[rows], z.shape[-1]), torch.softmax(z, -1)
         mixed = grid * near.unsqueeze(-1) + (1 - grid) * model.unsqueeze(-1)  # [n, B, C, λ]
         right = (mixed.argmax(2) == batch.y.unsqueeze(-1)) & (batch.weight > 0).unsqueeze(-1)

@@ -17,7 +17,17 @@ from numba.core.registry import cpu_target
 
 from kinfed.engine.compiled.fused_choice import add_losses, backward, delta_of_loss, forward
 from kinfed.engine.compiled.fused_orders import draw_orders
-from kinfed.engine.compiled.fused_steps import DECAY, KIND, PLAIN, copy, floats, move, read_batch, read_example, row_of
+from kinfed.engine.compiled.fused_steps import (
+    DECAY,
+    KIND,
+    PLAIN,
+    copy,
+    floats,
+    optimizer_step,
+    read_batch,
+    read_example,
+    row_of,
+)
 from kinfed.engine.compiled.kernel_arguments import (
     BatchWindows,
     ClientTerms,
@@ -96,11 +106,11 @@ def train(
                 floats(optimizer.gradient, network.columns)[:] = np.float32(0.0)
                 backward(network, row, optimizer.gradient, 1.0, work.x, work, size, rest)
                 optimizer.taken[i] += np.float32(1.0)
-                move(row, optimizer, rest, i)
+                optimizer_step(row, optimizer, rest, i)
 
 
 def step(network: Network, theta: Rows, batch: GivenBatch, terms: ClientTerms, gradient: Rows, work: Work) -> None:
-    """On one batch per client, either its gradient or several steps of plain descent in place."""
+    """On one batch per client, either its gradient or a step of plain descent in place."""
     length, width, labels, weights, y, weight = (
         batch.length, batch.width, batch.labels, batch.weights, work.y, work.weight
     )  # fmt: skip
@@ -120,13 +130,12 @@ def step(network: Network, theta: Rows, batch: GivenBatch, terms: ClientTerms, g
             floats(target, network.columns)[:] = np.float32(0.0)
         rate = terms.rates[i]
         rest = StepTerms(rate, terms.lams[i], row_of(terms.center, i), row_of(terms.drift, i), 0.0)
-        for _ in range(batch.times):
-            outputs = forward(network, row, values, work, size)
-            delta_of_loss(network, outputs, work, size)
-            if gradient.address != 0:
-                backward(network, row, target, 1.0, values, work, size, rest)
-            else:
-                backward(network, row, row, -rate, values, work, size, rest)
+        outputs = forward(network, row, values, work, size)
+        delta_of_loss(network, outputs, work, size)
+        if gradient.address != 0:
+            backward(network, row, target, 1.0, values, work, size, rest)
+        else:
+            backward(network, row, row, -rate, values, work, size, rest)
 
 
 def score(network: Network, theta: Rows, source: ExampleSource, part: ScoredPart, scores: Scores, work: Work) -> None:

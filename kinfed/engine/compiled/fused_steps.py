@@ -253,7 +253,7 @@ def dense_backward(net, trains, row, target, scale, x, work, batch, terms):
 
 
 @inlined
-def move(row, optimizer, terms, client):
+def optimizer_step(row, optimizer, terms, client):
     """One step of a client's optimizer along gradient + lam * (x - center) + drift, clipped, on the columns of the
     mask."""
     mask, rule, count = optimizer.mask, optimizer.rule, len(optimizer.mask)

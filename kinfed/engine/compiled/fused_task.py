@@ -1,8 +1,8 @@
 """Dense and LSTM networks in compiled loops: one call, without the interpreter's lock, takes all local steps of some
 clients.
 
-Networks are those of kinfed.engine.backends.dense and kinfed.engine.backends.lstm, whose torch code serves where a cut
-changes the loss, and is the oracle in tests. Each client is trained by itself: its numbers depend neither on the
+Networks are those of kinfed.engine.backends.dense and kinfed.engine.backends.lstm, whose torch code serves where a
+feature loss is given, and is the oracle in tests. Each client is trained by itself: its numbers depend neither on the
 clients beside it nor on the number of threads, bit for bit.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -38,10 +39,11 @@ from kinfed.engine.compiled.kernel_arguments import (
     Work,
 )
 from kinfed.engine.compiled.machine_code import compiled_kernel
-from kinfed.engine.contract.descent import Descent, Pull, StepwiseDescent
-from kinfed.engine.contract.feature_loss import Cut
+from kinfed.engine.contract.descent import Descent, ProximalTerm, StepwiseDescent
+from kinfed.engine.contract.feature_loss import FeatureLoss
 from kinfed.engine.contract.objective import ABSOLUTE, CROSS_ENTROPY, SQUARED, Huber, Objective
-from kinfed.engine.contract.update_program import Move
+from kinfed.engine.contract.task import WholeLoop, WholeProgram
+from kinfed.engine.contract.update_program import Instruction
 from kinfed.engine.scoring.score import OutputCollector, Score
 from kinfed.errors import ModelError
 
@@ -86,23 +88,31 @@ class FusedTask(StackedTask):
         self._fused, self._loss_rule = fused, loss
         self._all_train, _ = fused.trained(None)
 
-    def runs_whole_loops(self, batches: Batches) -> bool:
+    def whole_loop(self, batches: Batches) -> WholeLoop | None:
+        return partial(self._train, batches) if self._takes(batches) else None
+
+    def whole_program(self, streams: Sequence[Batches], models: Mapping[str, Tensor]) -> WholeProgram | None:
+        fits = all(map(self._takes, streams)) and all(map(_is_readable, models.values()))
+        return partial(self._run_program, streams) if fits else None
+
+    def _takes(self, batches: Batches) -> bool:
+        """Whether compiled loops take all steps on these batches."""
         training, split = batches.training, batches.split
         fits = len(split.rows) <= MOST_EXAMPLES or int(split.count.max()) <= MOST_EXAMPLES
         return training.augment is None and not training.poisson and fits and self._reads(split.features)
 
-    def train_(
+    def _train(
         self,
-        theta: Tensor,
         batches: Batches,
+        theta: Tensor,
         rate: float,
-        pull: Pull | None,
+        proximal: ProximalTerm | None,
         drift: Tensor | None,
         mask: Tensor | None,
         moments: Mapping[str, Tensor],
     ) -> None:
         split, training, n = batches.split, batches.training, len(theta)
-        lam, center = (0.0, None) if pull is None else (pull[0], _readable(pull[1]))
+        lam, center = (0.0, None) if proximal is None else (proximal[0], _readable(proximal[1]))
         drift = _readable(drift)
         windows = batches.windows()
         trains, whole_layers = self._fused.trained(mask)
@@ -134,23 +144,20 @@ class FusedTask(StackedTask):
 
         threads.share_rows(train_rows, steps * self._operations(shape, training.batch))
 
-    def runs_moves(self, streams: Sequence[Batches], models: Mapping[str, Tensor]) -> bool:
-        return all(map(self.runs_whole_loops, streams)) and all(map(_is_readable, models.values()))
-
-    def move_(
+    def _run_program(
         self,
         streams: Sequence[Batches],
-        moves: Sequence[Move],
+        instructions: Sequence[Instruction],
         models: Mapping[str, Tensor],
         numbers: Mapping[str, Tensor],
     ) -> None:
-        batches, program = streams[0], make_program(moves, models, numbers)
+        batches, program = streams[0], make_program(instructions, models, numbers)
         split, training, windows = batches.split, batches.training, [stream.windows() for stream in streams]
         shape, steps = self._shape(split.features.shape), batches.steps.numpy()
         order, batches_of = np.array([window.order for window in windows]), windows[0]
         kernel, source = self._compiled("program"), _source(split, shape)
 
-        def move_rows(rows: slice) -> None:
+        def run_rows(rows: slice) -> None:
             count = batches_of.count[rows]
             work = _WorkMemory(self._fused, shape, min(training.batch, int(count.max(initial=0))), split.labels)
             spare = np.empty((len(program.models) - len(models) + program.learns, self.num_params), np.float32)
@@ -171,43 +178,42 @@ class FusedTask(StackedTask):
             for number, value in zip(numbers.values(), values, strict=False):
                 number[rows] = torch.from_numpy(value)
 
-        threads.share_rows(move_rows, steps * (program.gradients * self._operations(shape, training.batch)))
+        threads.share_rows(run_rows, steps * (program.gradients * self._operations(shape, training.batch)))
 
-    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
-        if cut is not None or not self._fits(theta, batch):
-            return super().grad(theta, batch, cut)
+    def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
+        if feature_loss is not None or not self._fits(theta, batch):
+            return super().grad(theta, batch, feature_loss)
         out = torch.empty_like(theta, memory_format=torch.contiguous_format)
-        self._step(theta, batch, 1, 0.0, None, out)
+        self._step(theta, batch, 0.0, None, out)
         return out
 
     def descend_(
-        self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
+        self,
+        theta: Tensor,
+        batch: Batch,
+        lr: float | Tensor,
+        proximal: ProximalTerm | None = None,
+        feature_loss: FeatureLoss | None = None,
     ) -> None:
-        if cut is not None or not self._fits(theta, batch):
-            super().descend_(theta, batch, lr, pull, cut)
+        if feature_loss is not None or not self._fits(theta, batch):
+            super().descend_(theta, batch, lr, proximal, feature_loss)
         else:
-            self._step(theta, batch, 1, lr, pull, None)
-
-    def descend_often_(self, theta: Tensor, batch: Batch, times: int, lr: float | Tensor, pull: Pull | None) -> None:
-        if self._fits(theta, batch):
-            self._step(theta, batch, times, lr, pull, None)
-        else:
-            super().descend_often_(theta, batch, times, lr, pull)
+            self._step(theta, batch, lr, proximal, None)
 
     def descent(
         self,
         theta: Tensor,
         steps: int,
-        pull: Pull | None = None,
+        proximal: ProximalTerm | None = None,
         drift: Tensor | None = None,
-        cut: Cut | None = None,
+        feature_loss: FeatureLoss | None = None,
     ) -> Descent:
-        if cut is not None:
-            return super().descent(theta, steps, pull, drift, cut)
-        return StepwiseDescent(self.descend_, theta, pull, drift)
+        if feature_loss is not None:
+            return super().descent(theta, steps, proximal, drift, feature_loss)
+        return StepwiseDescent(self.descend_, theta, proximal, drift)
 
     def _scored(self, theta: Tensor, part: Split, outputs: OutputCollector | None) -> Score:
-        if not self._reads(part.features) or not _is_readable(theta) or not len(part.count):
+        if not self._scores_in_place(theta, part) or not len(part.count):
             return super()._scored(theta, part, outputs)
         n, shape = len(part.count), self._shape(part.features.shape)
         start, count = part.start.numpy(), part.count.numpy()
@@ -231,24 +237,30 @@ class FusedTask(StackedTask):
             outputs.add_all(part, torch.from_numpy(z))
         return Score(torch.from_numpy(correct), torch.from_numpy(loss), part.count)
 
-    def scores_alone(self, theta: Tensor, part: Split) -> bool:
-        return self.scores_in_place(theta, part)
+    def mean_losses(self, models: Sequence[Tensor], split: Split) -> Tensor:
+        if models and split.weights is None and all(self._scores_in_place(theta, split) for theta in models):
+            return torch.stack([self.mean_loss(theta, split) for theta in models], 1)
+        return super().mean_losses(models, split)
 
-    def scores_in_place(self, theta: Tensor, part: Split) -> bool:
+    def scores_alone(self, theta: Tensor, part: Split) -> bool:
+        return self._scores_in_place(theta, part)
+
+    def _scores_in_place(self, theta: Tensor, part: Split) -> bool:
+        """Whether kernels read these examples where they lie, so that scoring several models fetches none twice."""
         return self._reads(part.features) and _is_readable(theta)
 
     def _step(
-        self, theta: Tensor, batch: Batch, times: int, lr: float | Tensor, pull: Pull | None, out: Tensor | None
+        self, theta: Tensor, batch: Batch, lr: float | Tensor, proximal: ProximalTerm | None, out: Tensor | None
     ) -> None:
         x, n = batch.x.contiguous(), len(theta)
-        lam, center = (0.0, None) if pull is None else (pull[0], _readable(pull[1]))
+        lam, center = (0.0, None) if proximal is None else (proximal[0], _readable(proximal[1]))
         shape = self._shape(tuple(batch.x.shape[2:]))
         work = _WorkMemory(self._fused, shape, batch.y.shape[1], batch.y)
         labels, weights = batch.y.contiguous().numpy(), batch.weight.contiguous().numpy()
         self._compiled("step")(
             self._network(shape, self._all_train),
             _rows(theta),
-            GivenBatch(Rows(x.data_ptr(), x[0].numel()), shape.length, shape.width, labels, weights, times),
+            GivenBatch(Rows(x.data_ptr(), x[0].numel()), shape.length, shape.width, labels, weights),
             ClientTerms(_each(lr, n), _each(lam, n), _rows(center), NOWHERE),
             _rows(out),
             work.argument,

@@ -127,7 +127,6 @@ class GivenBatch(NamedTuple):
     width: int
     labels: LabelRows
     weights: SingleRows
-    times: int  # steps that are taken with it
 
 
 class ScoredPart(NamedTuple):

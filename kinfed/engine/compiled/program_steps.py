@@ -133,31 +133,31 @@ def run_program(
         for s in range(windows.steps[i]):
             size, stream = nothing, np.int64(-1)
             for m in range(len(what)):
-                move, by = what[m], amount[m]
-                model, at = address[move[RESULT]], address[move[AT]]
-                rate = by[RATE] * number_of(numbers, move[NUMBER], i)
-                if move[KIND] == MIX:
-                    mix(model, at, address[move[OTHER]], rate, columns)
+                code, by = what[m], amount[m]
+                model, at = address[code[RESULT]], address[code[AT]]
+                rate = by[RATE] * number_of(numbers, code[NUMBER], i)
+                if code[KIND] == MIX:
+                    mix(model, at, address[code[OTHER]], rate, columns)
                     continue
-                if move[KIND] == ADD:
-                    add(model, at, address[move[OTHER]], rate, columns)
+                if code[KIND] == ADD:
+                    add(model, at, address[code[OTHER]], rate, columns)
                     continue
-                if move[KIND] == NORM:  # `spare` is free between two gradients
+                if code[KIND] == NORM:  # `spare` is free between two gradients
                     size_of_model = max(norm(at, columns, spare), by[LEAST])
-                    numbers[move[LEARNT], i] = by[RATE] * size_of_model ** by[POWER]
+                    numbers[code[LEARNT], i] = by[RATE] * size_of_model ** by[POWER]
                     continue
-                if move[KIND] == COLLECT:
-                    collect(model, at, s, numbers[move[NUMBER], i], numbers[move[LEARNT], i], columns)
+                if code[KIND] == COLLECT:
+                    collect(model, at, s, numbers[code[NUMBER], i], numbers[code[LEARNT], i], columns)
                     continue
-                if move[STREAM] != stream:
-                    stream = move[STREAM]
+                if code[STREAM] != stream:
+                    stream = code[STREAM]
                     size = read_batch(source, windows, streams.order[stream], streams.offset[i], i, s, work)
-                learns = move[LEARNT] != NONE and (s == 0 or move[FIRST_ONLY] == 0)
-                center = nothing if model != at or move[OTHER] == NONE else address[move[OTHER]]
+                learns = code[LEARNT] != NONE and (s == 0 or code[FIRST_ONLY] == 0)
+                center = nothing if model != at or code[OTHER] == NONE else address[code[OTHER]]
                 target, scale = (gradient, 1.0) if learns else (model, -rate)
-                if learns or move[KIND] == GRADIENT:
+                if learns or code[KIND] == GRADIENT:
                     floats(target, columns)[:] = np.float32(0.0)
-                for _ in range(move[TIMES]):  # the rest of a step is part of it where the target is the row itself
+                for _ in range(code[TIMES]):  # the rest of a step is part of it where the target is the row itself
                     outputs = forward(network, at, work.x, work, size)
                     delta_of_loss(network, outputs, work, size)
                     terms = StepTerms(rate, by[LAM], center, nothing, by[DECAY])
@@ -165,9 +165,9 @@ def run_program(
                 if model != at and by[DECAY] != 0:
                     add_scaled(target, at, scale * by[DECAY], columns)
                 if learns:
-                    along = slope(gradient, address[move[BASE]], address[move[TOWARD]], columns, spare)
-                    number = numbers[move[LEARNT], i] - by[LEARN_RATE] * along
-                    numbers[move[LEARNT], i] = min(max(number, 0.0), 1.0) if number == number else number
+                    along = slope(gradient, address[code[BASE]], address[code[TOWARD]], columns, spare)
+                    number = numbers[code[LEARNT], i] - by[LEARN_RATE] * along
+                    numbers[code[LEARNT], i] = min(max(number, 0.0), 1.0) if number == number else number
                     add_scaled(model, gradient, -rate, columns)
         for place in range(len(address)):
             address[place] += 4 * tables.distance[place]

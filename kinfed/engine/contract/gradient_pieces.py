@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kinfed.data import Batch
-from kinfed.engine.contract.feature_loss import Cut
+from kinfed.engine.contract.feature_loss import FeatureLoss
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,6 @@ class GradientPieces:
     would cost a pass over memory in every step."""
 
     columns: list[slice]  # from left to right
-    # (theta [n, P], batch, cut) -> [n, width] for every block; running statistics of theta move in place. Pieces may be
-    # views of theta and are not to be changed.
-    gradient: Callable[[Tensor, Batch, Cut | None], list[Tensor]]
+    # (theta [n, P], batch, feature loss) -> [n, width] for every block; running statistics of theta move in place.
+    # Pieces may be views of theta and are not to be changed.
+    gradient: Callable[[Tensor, Batch, FeatureLoss | None], list[Tensor]]

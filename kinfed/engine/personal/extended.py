@@ -6,7 +6,7 @@ columns, E numbers of its `Extension`, and a mark that says which extension it i
 (`kinfed.register("extension", ...)`), so that files with its mark are read (kinfed.engine.personal.personal_models).
 
 Scores, saved and exported models, predictions, fine-tuning and deployments go through the task. An `ExtendedTask` also
-trains: the gradient of a loss in features, head and extension comes from autograd at the cut, that of the body from
+trains: the gradient of a loss in features, head and extension comes from autograd there, that of the body from
 the engine.
 """
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from kinfed.data import Batch, LocalTraining
 from kinfed.engine.contract.columns import ParameterSlot
-from kinfed.engine.contract.feature_loss import Cut, Deltas, cross_entropy, refuse_cut
+from kinfed.engine.contract.feature_loss import Deltas, FeatureLoss, cross_entropy, refuse_feature_loss
 from kinfed.engine.contract.head import Head, HeadProbe, find_head
 from kinfed.engine.contract.task import Task
 from kinfed.engine.rows.layout import RowLayout
@@ -84,15 +84,15 @@ class ExtendedTask(Task):
         model, extra = self.split(theta)
         return self.extension.logits(self.task.features(model, x), *self.task.head.split(model), extra)
 
-    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
-        refuse_cut(cut, "a model with a network of its own between features and logits")
+    def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
+        refuse_feature_loss(feature_loss, "a model with a network of its own between features and logits")
         return self._joined(self.task.grad, theta, batch)
 
-    def training_grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
-        refuse_cut(cut, "a model with a network of its own between features and logits")
+    def training_grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
+        refuse_feature_loss(feature_loss, "a model with a network of its own between features and logits")
         return self._joined(self.task.training_grad, theta, batch)
 
-    def _joined(self, grad: Callable[[Tensor, Batch, Cut], Tensor], theta: Tensor, batch: Batch) -> Tensor:
+    def _joined(self, grad: Callable[[Tensor, Batch, FeatureLoss], Tensor], theta: Tensor, batch: Batch) -> Tensor:
         model, _ = self.split(theta)
         top = _TopGradient(self, theta, torch.zeros_like(theta))
         result = top.gradient
@@ -129,7 +129,8 @@ class ExtendedTask(Task):
 
 
 class _TopGradient:
-    """The cut that differentiates the loss in features, head and extension, and keeps what is not the body's."""
+    """The feature loss that differentiates the loss in features, head and extension, and keeps what is not the
+    body's."""
 
     def __init__(self, task: ExtendedTask, theta: Tensor, gradient: Tensor) -> None:
         self.task, self.theta, self.gradient = task, theta, gradient

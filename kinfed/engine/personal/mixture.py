@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from kinfed.data import Batch, LocalTraining
 from kinfed.engine.contract.columns import ParameterSlot
-from kinfed.engine.contract.feature_loss import Cut, refuse_cut
-from kinfed.engine.task_factory import ModuleTask, Pull, Task
+from kinfed.engine.contract.feature_loss import FeatureLoss, refuse_feature_loss
+from kinfed.engine.task_factory import ModuleTask, ProximalTerm, Task
 from kinfed.errors import ModelError
 
 LEAST_SHARE = 1e-30  # of an example in a component: as good as none, but an example that is there
@@ -80,12 +80,12 @@ class MixtureTask(Task):
         losses = torch.stack([self.task.losses(model, batch) for model in models], -1)
         return torch.softmax(pi.log()[:, None, :].to(losses.dtype) - losses, -1)
 
-    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
-        refuse_cut(cut, "a mixture of several")
+    def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
+        refuse_feature_loss(feature_loss, "a mixture of several")
         return self._joined(self.task.grad, theta, batch)
 
-    def training_grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
-        refuse_cut(cut, "a mixture of several")
+    def training_grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
+        refuse_feature_loss(feature_loss, "a mixture of several")
         return self._joined(self.task.training_grad, theta, batch)
 
     def _joined(self, grad: Callable[[Tensor, Batch], Tensor], theta: Tensor, batch: Batch) -> Tensor:
@@ -94,13 +94,18 @@ class MixtureTask(Task):
         return torch.cat([*(grad(model, part) for model, part in parts), torch.zeros_like(pi)], 1)
 
     def descend_(
-        self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
+        self,
+        theta: Tensor,
+        batch: Batch,
+        lr: float | Tensor,
+        proximal: ProximalTerm | None = None,
+        feature_loss: FeatureLoss | None = None,
     ) -> None:
-        refuse_cut(cut, "a mixture of several")
+        refuse_feature_loss(feature_loss, "a mixture of several")
         models, _ = self.split(theta)
-        centers = [None] * self.components if pull is None else self.split(pull[1])[0]
+        centers = [None] * self.components if proximal is None else self.split(proximal[1])[0]
         for model, part, center in zip(models, self.weighted(theta, batch), centers, strict=True):
-            self.task.descend_(model, part, lr, None if pull is None or center is None else (pull[0], center))
+            self.task.descend_(model, part, lr, None if proximal is None or center is None else (proximal[0], center))
 
     def mask(self, training: LocalTraining) -> Tensor | None:
         """bool [K (P + 1)]: what may be trained, where weight decay would shrink π; else None (its gradient is 0).
