@@ -298,8 +298,8 @@ def test_rates_of_the_clients_own(model: str, path: str, make_batch: MakeBatch) 
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
-    "pull and drift": {"pull": True, "drift": True},
-    "momentum": {"momentum": 0.5, "pull": True},
+    "pull and drift": {"proximal": True, "drift": True},
+    "momentum": {"momentum": 0.5, "proximal": True},
     "mask": {"mask": True, "drift": True, "weight_decay": 0.1},
 }
 
@@ -316,10 +316,10 @@ def test_training_is_that_of_each_client_by_itself(model: str, path: str, case: 
     lam, center, drift = torch.linspace(0, 1, 4), task.init(9).expand(4, -1), 0.1 * starts(task, 6)[2:]
     mask = ~task.head.mask if "mask" in options else torch.ones(task.num_params, dtype=torch.bool)
     wanted = oracle_sgd(
-        task, theta, batches, loss, center=center, mask=mask, lam=lam if "pull" in options else torch.zeros(4),
+        task, theta, batches, loss, center=center, mask=mask, lam=lam if "proximal" in options else torch.zeros(4),
         drift=drift if "drift" in options else torch.zeros_like(drift),
     )  # fmt: skip
-    terms: dict[str, Any] = {"pull": (lam, center), "drift": drift, "mask": mask}
+    terms: dict[str, Any] = {"proximal": (lam, center), "drift": drift, "mask": mask}
     for feature_loss in (loss.deltas, by_autograd(loss)):
         out = sgd(
             task,

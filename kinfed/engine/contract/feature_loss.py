@@ -139,9 +139,7 @@ def _like(value: Tensor, delta: Tensor | None, name: str) -> Tensor | None:
     if delta is None:
         return None
     if delta.shape != value.shape:
-        raise ModelError(
-            f"{name} of a feature loss has the shape of what it belongs to, {list(value.shape)}; got {list(delta.shape)}"
-        )
+        raise ModelError(f"{name} of a feature loss must have the shape {list(value.shape)}; got {list(delta.shape)}")
     return delta.detach().to(value.dtype)
 
 
