@@ -43,7 +43,7 @@ from kinfed.bench.workload import WORKLOADS, Workload, synthetic
 from kinfed.data.examples.batches import Batch
 from kinfed.data.examples.ragged import Ragged
 from kinfed.data.federations.federation import Federation
-from kinfed.engine.contract.descent import Descent, ProximalTerm
+from kinfed.engine.contract.descent import PLAIN, Descent, ProximalTerm, Terms
 from kinfed.engine.contract.feature_loss import FeatureLoss
 from kinfed.engine.task_factory import Task, make_task
 from kinfed.errors import ConfigError, ModelError, unknown_name
@@ -128,14 +128,8 @@ class _CountedDescent(Descent):
 def counted(task: Task) -> Iterator[GradientCount]:
     """Count what is asked of this task inside the block."""
     count = GradientCount()
-    grad, descend, descent, logits, cut_at = (
-        task.grad,
-        task.descend_,
-        task.descent,
-        task.logits,
-        task.features_and_logits,
-    )
-    partial_descent = task.partial_descent
+    grad, descend, descent = task.grad, task.descend_, task.descent
+    logits, features_and_logits = task.logits, task.features_and_logits
 
     def counted_grad(theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
         with count.of(batch.y.numel()):
@@ -151,28 +145,13 @@ def counted(task: Task) -> Iterator[GradientCount]:
         with count.of(batch.y.numel()):
             descend(theta, batch, lr, proximal, feature_loss)
 
-    def counted_descent(
-        theta: Tensor,
-        steps: int,
-        proximal: ProximalTerm | None = None,
-        drift: Tensor | None = None,
-        feature_loss: FeatureLoss | None = None,
-    ) -> Descent:
-        return _CountedDescent(descent(theta, steps, proximal, drift, feature_loss), count)
-
-    def counted_part(
-        theta: Tensor,
-        mask: Tensor,
-        steps: int,
-        proximal: ProximalTerm | None = None,
-        feature_loss: FeatureLoss | None = None,
-    ) -> Descent | None:
-        part = partial_descent(theta, mask, steps, proximal, feature_loss)
-        return None if part is None else _CountedDescent(part, count)
+    def counted_descent(theta: Tensor, steps: int, terms: Terms = PLAIN, mask: Tensor | None = None) -> Descent | None:
+        inner = descent(theta, steps, terms, mask)
+        return None if inner is None else _CountedDescent(inner, count)
 
     def counted_features(theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         with count.of(x.shape[0] * x.shape[1], FORWARD):
-            return cut_at(theta, x)
+            return features_and_logits(theta, x)
 
     def counted_logits(theta: Tensor, x: Tensor) -> Tensor:
         with count.of(x.shape[0] * x.shape[1], FORWARD):
@@ -180,7 +159,7 @@ def counted(task: Task) -> Iterator[GradientCount]:
 
     own = {
         "grad": counted_grad, "descend_": counted_descend, "descent": counted_descent, "logits": counted_logits,
-        "features_and_logits": counted_features, "partial_descent": counted_part,
+        "features_and_logits": counted_features,
     }  # fmt: skip
     vars(task).update(own)
     try:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from kinfed.data.examples.batches import Batch, Batches, LocalTraining, Split
 from kinfed.engine.backends.lstm import LastOutput
-from kinfed.engine.contract.descent import TRANSPOSE_FROM_STEPS, LayerwiseDescent
+from kinfed.engine.contract.descent import TRANSPOSE_FROM_STEPS, LayerwiseDescent, Terms
 from kinfed.engine.contract.feature_loss import Deltas, FeatureLoss, by_autograd, cross_entropy, logit_delta, on_rows
 from kinfed.engine.contract.head import find_head
 from kinfed.engine.personal.mixture import MixtureTask
@@ -291,7 +291,8 @@ def test_rates_of_the_clients_own(model: str, path: str, make_batch: MakeBatch) 
     moved = theta.clone()
     task.descend_(moved, batch, lr, (lam, center), loss.deltas)
     near(moved, wanted)
-    descent = task.descent(theta, 1, (lam, center), None, loss.deltas)
+    descent = task.descent(theta, 1, Terms((lam, center), feature_loss=loss.deltas))
+    assert descent is not None
     descent.step(slice(None), batch, lr)
     near(descent.result(), wanted)
 
@@ -337,7 +338,7 @@ def test_a_long_descent_on_a_transposed_layer(make_split: MakeSplit) -> None:
     steps = torch.tensor([2, TRANSPOSE_FROM_STEPS + 1, 5])
     batches = random_split(make_split, [3, 9, 5], shape).batches(LocalTraining(lr=0.05, batch=4), steps)
     theta, loss = starts(task, 3), pulled(task, 3)
-    assert isinstance(task.descent(theta, len(batches), feature_loss=loss.deltas), LayerwiseDescent)
+    assert isinstance(task.descent(theta, len(batches), Terms(feature_loss=loss.deltas)), LayerwiseDescent)
     zero = torch.zeros_like(theta)
     wanted = oracle_sgd(
         task, theta, batches, loss, lam=torch.zeros(3), center=zero, drift=zero, mask=torch.ones_like(task.head.mask)
@@ -349,7 +350,8 @@ def test_descents_on_rows_in_the_middle(make_batch: MakeBatch) -> None:
     for model, path in (("wide", "stacked"), ("recurrent", "stacked"), ("residual", "vmap")):
         task, shape = make(model, path)
         theta, batch, loss = starts(task, 4), make_batch(4, 3, shape, CLASSES), pulled(task, 4)
-        descent = task.descent(theta, 1, None, None, loss.deltas)
+        descent = task.descent(theta, 1, Terms(feature_loss=loss.deltas))
+        assert descent is not None
         descent.step(slice(1, 3), batch.rows(slice(1, 3)), 0.1)
         wanted = theta.clone()
         wanted[1:3] -= 0.1 * task.grad(theta, batch, loss.deltas)[1:3]

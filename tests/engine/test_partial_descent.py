@@ -99,17 +99,15 @@ def test_some_layers_train_as_if_the_others_were_put_back(
     mask = mask_of(task, which)
     near = torch.stack([task.init(1, k) for k in range(CLIENTS)])
     proximal = (torch.linspace(0, 1, CLIENTS), near) if terms == "proximal" else None
-    decay, feature_loss = (
-        0.05 if terms == "weight decay" else 0.0,
-        at_shifted_logits if terms == "feature loss" else None,
-    )
+    decay = 0.05 if terms == "weight decay" else 0.0
+    feature_loss = at_shifted_logits if terms == "feature loss" else None
     calls = []
-    short = type(task).partial_descent
-    monkeypatch.setattr(type(task), "partial_descent", lambda *args: calls.append(1) or short(*args))
+    short = type(task).descent
+    monkeypatch.setattr(type(task), "descent", lambda *args: calls.append(1) or short(*args))
     theta, ours = train(task, mask, decay, proximal, feature_loss)
     # Terms that concern trainable columns only go the long way where there are other ones.
     assert bool(calls) == (name != "statistics" or terms in ("plain", "feature loss"))
-    monkeypatch.setattr(type(task), "partial_descent", lambda *args: None)
+    monkeypatch.setattr(type(task), "descent", lambda *args: None)
     _, wanted = train(task, mask, decay, proximal, feature_loss)
     assert torch.allclose(ours, wanted, atol=1e-6)
     assert torch.equal(ours[:, ~mask], theta[:, ~mask])
@@ -120,9 +118,9 @@ def test_some_layers_train_as_if_the_others_were_put_back(
 def test_a_mask_inside_a_layer_goes_the_long_way(name: str) -> None:
     task = task_of(name)
     mask = torch.zeros(task.num_params, dtype=torch.bool)
-    assert task.partial_descent(task.init(0)[None], mask, 1) is None
+    assert task.descent(task.init(0)[None], 1, mask=mask) is None
     mask[1] = True
-    assert task.partial_descent(task.init(0)[None], mask, 1) is None
+    assert task.descent(task.init(0)[None], 1, mask=mask) is None
 
 
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"optimizer": "adamw"}])

@@ -15,7 +15,7 @@ from kinfed.data import Batch
 from kinfed.engine.backends.stacked_net import StackedNet
 from kinfed.engine.contract.aten_ops import relu_backward_
 from kinfed.engine.contract.client_linear import ClientLinear
-from kinfed.engine.contract.descent import Descent, LayerwiseDescent, ProximalTerm
+from kinfed.engine.contract.descent import Descent, LayerwiseDescent, ProximalTerm, Terms
 from kinfed.engine.contract.feature_loss import FeatureLoss, top_deltas
 from kinfed.engine.contract.linear import Dense, DenseStep, Params, write_gradient
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
@@ -144,30 +144,16 @@ class FeedForwardNet(StackedNet):
         center = None if proximal is None else (proximal[0], self.layers_of(proximal[1]))
         self.step_(self.layers_of(theta), batch, lr, center, feature_loss)
 
-    def descent(
-        self,
-        theta: Tensor,
-        steps: int,
-        proximal: ProximalTerm | None,
-        drift: Tensor | None,
-        feature_loss: FeatureLoss | None,
-    ) -> Descent:
-        return LayerwiseDescent(self, theta, steps, proximal, drift, feature_loss)
-
-    def partial_descent(
-        self, theta: Tensor, mask: Tensor, steps: int, proximal: ProximalTerm | None, feature_loss: FeatureLoss | None
-    ) -> Descent | None:
+    def descent(self, theta: Tensor, steps: int, terms: Terms, mask: Tensor | None) -> Descent | None:
+        if mask is None:
+            return LayerwiseDescent(self, theta, steps, terms)
         layers = self.layers_of(mask[None])
         trained = tuple(bool(layer.weight.any()) for layer in layers)
         for layer, is_trained in zip(layers, trained, strict=True):
             parts = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
             if any(bool((part != is_trained).any()) for part in parts):
                 return None
-        return (
-            LayerwiseDescent(self, theta, steps, proximal, feature_loss=feature_loss, trained=trained)
-            if any(trained)
-            else None
-        )
+        return LayerwiseDescent(self, theta, steps, terms, trained) if any(trained) else None
 
     @torch.no_grad()
     def step_(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from kinfed.data import Batch
 from kinfed.engine.backends.cnn import ConvolutionalNet, GradientTarget, subsamples
 from kinfed.engine.contract.columns import whole_parameters
-from kinfed.engine.contract.descent import Descent, ProximalTerm, StepwiseDescent
+from kinfed.engine.contract.descent import PLAIN, Descent, ProximalTerm, StepwiseDescent, Terms
 from kinfed.engine.contract.feature_loss import KEEP, FeatureLoss, of_row, pulled_back
 from kinfed.engine.contract.gradient_pieces import GradientPieces
 from kinfed.engine.contract.head import HeadProbe
@@ -197,19 +197,14 @@ class RowsTask(ModuleTask):
     ) -> None:
         self._descend_part_(None, True, theta, batch, lr, proximal, feature_loss)
 
-    def partial_descent(
-        self,
-        theta: Tensor,
-        mask: Tensor,
-        steps: int,
-        proximal: ProximalTerm | None = None,
-        feature_loss: FeatureLoss | None = None,
-    ) -> Descent | None:
+    def descent(self, theta: Tensor, steps: int, terms: Terms = PLAIN, mask: Tensor | None = None) -> Descent | None:
+        if mask is None:
+            return super().descent(theta, steps, terms)
         part, statistics = whole_parameters(self.slots, mask), mask[self.trainable.stop :]
         moving = bool(statistics.all())
         if part is None or not any(part) or (len(statistics) and bool(statistics.any()) != moving):
             return None
-        return StepwiseDescent(partial(self._descend_part_, part, moving), theta, proximal, feature_loss=feature_loss)
+        return StepwiseDescent(partial(self._descend_part_, part, moving), theta, terms)
 
     def _descend_part_(
         self,

@@ -8,7 +8,7 @@ from typing import Self
 from torch import Tensor, nn
 
 from kinfed.data import Batch
-from kinfed.engine.contract.descent import Descent, ProximalTerm, StepwiseDescent
+from kinfed.engine.contract.descent import Descent, ProximalTerm, StepwiseDescent, Terms
 from kinfed.engine.contract.feature_loss import FeatureLoss
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 
@@ -54,22 +54,10 @@ class StackedNet(ABC):
     ) -> None:
         """theta <- theta - lr * (grad + lam * (theta - center)), in place, without storing the gradient."""
 
-    def descent(
-        self,
-        theta: Tensor,
-        steps: int,
-        proximal: ProximalTerm | None,
-        drift: Tensor | None,
-        feature_loss: FeatureLoss | None,
-    ) -> Descent:
-        """Up to `steps` such steps, with a drift [n, P] added to every gradient."""
-        return StepwiseDescent(self.descend_, theta, proximal, drift, feature_loss)
-
-    def partial_descent(
-        self, theta: Tensor, mask: Tensor, steps: int, proximal: ProximalTerm | None, feature_loss: FeatureLoss | None
-    ) -> Descent | None:
-        """The same on the columns of mask [P] alone, where there is a shorter way than to compute all gradients."""
-        return None
+    def descent(self, theta: Tensor, steps: int, terms: Terms, mask: Tensor | None) -> Descent | None:
+        """Up to `steps` such steps, of all columns or those of mask [P] alone; None where all gradients are computed
+        for that."""
+        return StepwiseDescent(self.descend_, theta, terms) if mask is None else None
 
     def example_norms(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor | None:
         """[n, B] norm of every example's own gradient, where there is a shorter way than to compute each."""

@@ -11,7 +11,7 @@ from kinfed.data import Batch
 from kinfed.engine.backends.dense import FeedForwardNet
 from kinfed.engine.backends.lstm import RecurrentNet
 from kinfed.engine.backends.stacked_net import StackedNet
-from kinfed.engine.contract.descent import Descent, ProximalTerm
+from kinfed.engine.contract.descent import PLAIN, Descent, ProximalTerm, Terms
 from kinfed.engine.contract.feature_loss import FeatureLoss
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.rows.module_task import Build, ModuleTask
@@ -65,25 +65,8 @@ class StackedTask(ModuleTask):
     ) -> None:
         self.net.descend_(theta, batch, lr, proximal, feature_loss)
 
-    def descent(
-        self,
-        theta: Tensor,
-        steps: int,
-        proximal: ProximalTerm | None = None,
-        drift: Tensor | None = None,
-        feature_loss: FeatureLoss | None = None,
-    ) -> Descent:
-        return self.net.descent(theta, steps, proximal, drift, feature_loss)
-
-    def partial_descent(
-        self,
-        theta: Tensor,
-        mask: Tensor,
-        steps: int,
-        proximal: ProximalTerm | None = None,
-        feature_loss: FeatureLoss | None = None,
-    ) -> Descent | None:
-        return self.net.partial_descent(theta, mask, steps, proximal, feature_loss)
+    def descent(self, theta: Tensor, steps: int, terms: Terms = PLAIN, mask: Tensor | None = None) -> Descent | None:
+        return self.net.descent(theta, steps, terms, mask)
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         return self.net.logits(theta, x)

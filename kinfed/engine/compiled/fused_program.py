@@ -45,73 +45,50 @@ class Program:
 def make_program(
     program: Sequence[Instruction], models: Mapping[str, Tensor], numbers: Mapping[str, Tensor]
 ) -> Program:
-    all_numbers = tuple(
-        dict.fromkeys([*numbers, *(instruction.number for instruction in program if isinstance(instruction, Norm))])
-    )
-    changed = [name for instruction in program for name in changes(instruction) if name not in all_numbers]
+    all_numbers = tuple(dict.fromkeys([*numbers, *(step.number for step in program if isinstance(step, Norm))]))
+    changed = [name for step in program for name in changes(step) if name not in all_numbers]
     names = tuple(dict.fromkeys([*models, *changed]))
     place = {name: number for number, name in enumerate(names)}
     value = {None: NONE} | {name: number for number, name in enumerate(all_numbers)}
     what, amount = np.zeros((len(program), 11), np.int64), np.zeros((len(program), 6))
     what[:, [OTHER, NUMBER, LEARNT]], what[:, TIMES] = NONE, 1
-    for instruction, whole, real in zip(program, what, amount, strict=True):
-        _describe(instruction, place, value, whole, real)
+    for step, whole, real in zip(program, what, amount, strict=True):
+        _describe(step, place, value, whole, real)
     return Program(what, amount, names, all_numbers)
 
 
 def _describe(
-    instruction: Instruction,
-    place: Mapping[str, int],
-    value: Mapping[str | None, int],
-    whole: np.ndarray,
-    real: np.ndarray,
+    step: Instruction, place: Mapping[str, int], value: Mapping[str | None, int], whole: np.ndarray, real: np.ndarray
 ) -> None:
-    match instruction:
+    match step:
         case Mix():
-            share_by, share = (
-                (instruction.share, 1.0) if isinstance(instruction.share, str) else (None, instruction.share)
-            )
-            whole[:TIMES] = (
-                MIX,
-                place[instruction.result],
-                place[instruction.base],
-                place[instruction.toward],
-                value[share_by],
-            )
+            share_by, share = (step.share, 1.0) if isinstance(step.share, str) else (None, step.share)
+            whole[:TIMES] = MIX, place[step.result], place[step.base], place[step.toward], value[share_by]
             real[RATE] = share
         case Add():
-            direction, factor = place[instruction.direction], value[instruction.number]
-            whole[:TIMES] = ADD, place[instruction.result], place[instruction.base], direction, factor
-            real[RATE] = instruction.scale
+            direction, factor = place[step.direction], value[step.number]
+            whole[:TIMES] = ADD, place[step.result], place[step.base], direction, factor
+            real[RATE] = step.scale
         case Gradient():
-            whole[:OTHER], whole[STREAM] = (
-                (GRADIENT, place[instruction.result], place[instruction.at]),
-                instruction.stream,
-            )
-            real[[RATE, DECAY]] = -1.0, instruction.decay  # a step of length -1 from zero
+            whole[:OTHER], whole[STREAM] = (GRADIENT, place[step.result], place[step.at]), step.stream
+            real[[RATE, DECAY]] = -1.0, step.decay  # a step of length -1 from zero
         case Norm():
-            whole[[KIND, AT, LEARNT]] = NORM, place[instruction.model], value[instruction.number]
-            real[[RATE, POWER, LEAST]] = instruction.scale, instruction.power, instruction.least
+            whole[[KIND, AT, LEARNT]] = NORM, place[step.model], value[step.number]
+            real[[RATE, POWER, LEAST]] = step.scale, step.power, step.least
         case Collect():
-            whole[:OTHER] = COLLECT, place[instruction.result], place[instruction.model]
-            whole[[NUMBER, LEARNT]] = value[instruction.begin], value[instruction.width]
+            whole[:OTHER] = COLLECT, place[step.result], place[step.model]
+            whole[[NUMBER, LEARNT]] = value[step.begin], value[step.width]
         case GradientStep():
-            _describe_step(instruction, place, value, whole, real)
+            _describe_step(step, place, value, whole, real)
 
 
 def _describe_step(
-    instruction: GradientStep,
-    place: Mapping[str, int],
-    value: Mapping[str | None, int],
-    whole: np.ndarray,
-    real: np.ndarray,
+    step: GradientStep, place: Mapping[str, int], value: Mapping[str | None, int], whole: np.ndarray, real: np.ndarray
 ) -> None:
-    lam, center = (
-        (0.0, NONE) if instruction.proximal is None else (instruction.proximal[0], place[instruction.proximal[1]])
-    )
-    whole[:NUMBER] = STEP, place[instruction.model], place[instruction.at or instruction.model], center
-    whole[[NUMBER, TIMES, STREAM]] = value[instruction.number], instruction.times, instruction.stream
-    real[:LEARN_RATE] = instruction.rate, lam, instruction.decay
-    if (learn := instruction.learn) is not None:
+    lam, center = (0.0, NONE) if step.proximal is None else (step.proximal[0], place[step.proximal[1]])
+    whole[:NUMBER] = STEP, place[step.model], place[step.at or step.model], center
+    whole[[NUMBER, TIMES, STREAM]] = value[step.number], step.times, step.stream
+    real[:LEARN_RATE] = step.rate, lam, step.decay
+    if (learn := step.learn) is not None:
         whole[LEARNT:] = value[learn.number], place[learn.base], place[learn.toward], learn.first_only
         real[LEARN_RATE] = learn.rate

@@ -39,7 +39,7 @@ from kinfed.engine.compiled.kernel_arguments import (
     Work,
 )
 from kinfed.engine.compiled.machine_code import compiled_kernel
-from kinfed.engine.contract.descent import Descent, ProximalTerm, StepwiseDescent
+from kinfed.engine.contract.descent import PLAIN, Descent, ProximalTerm, StepwiseDescent, Terms
 from kinfed.engine.contract.feature_loss import FeatureLoss
 from kinfed.engine.contract.objective import ABSOLUTE, CROSS_ENTROPY, SQUARED, Huber, Objective
 from kinfed.engine.contract.task import WholeLoop, WholeProgram
@@ -200,17 +200,10 @@ class FusedTask(StackedTask):
         else:
             self._step(theta, batch, lr, proximal, None)
 
-    def descent(
-        self,
-        theta: Tensor,
-        steps: int,
-        proximal: ProximalTerm | None = None,
-        drift: Tensor | None = None,
-        feature_loss: FeatureLoss | None = None,
-    ) -> Descent:
-        if feature_loss is not None:
-            return super().descent(theta, steps, proximal, drift, feature_loss)
-        return StepwiseDescent(self.descend_, theta, proximal, drift)
+    def descent(self, theta: Tensor, steps: int, terms: Terms = PLAIN, mask: Tensor | None = None) -> Descent | None:
+        if terms.feature_loss is not None or mask is not None:
+            return super().descent(theta, steps, terms, mask)
+        return StepwiseDescent(self.descend_, theta, terms)
 
     def _scored(self, theta: Tensor, part: Split, outputs: OutputCollector | None) -> Score:
         if not self._scores_in_place(theta, part) or not len(part.count):

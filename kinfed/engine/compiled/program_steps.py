@@ -6,32 +6,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from kinfed.engine.compiled import fused_program as form
 from kinfed.engine.compiled.fused_choice import backward, delta_of_loss, forward
-from kinfed.engine.compiled.fused_program import (
-    ADD,
-    AT,
-    BASE,
-    COLLECT,
-    DECAY,
-    FIRST_ONLY,
-    GRADIENT,
-    KIND,
-    LAM,
-    LEARN_RATE,
-    LEARNT,
-    LEAST,
-    MIX,
-    NONE,
-    NORM,
-    NUMBER,
-    OTHER,
-    POWER,
-    RATE,
-    RESULT,
-    STREAM,
-    TIMES,
-    TOWARD,
-)
 from kinfed.engine.compiled.fused_steps import floats, read_batch
 from kinfed.engine.compiled.kernel_arguments import (
     BatchWindows,
@@ -112,7 +88,7 @@ def slope(gradient, base, toward, count, sums):
 @compiled
 def number_of(numbers, which, i):
     """A client's number; 1 where there is none."""
-    return 1.0 if which == NONE else numbers[which, i]
+    return 1.0 if which == form.NONE else numbers[which, i]
 
 
 def run_program(
@@ -134,40 +110,40 @@ def run_program(
             size, stream = nothing, np.int64(-1)
             for m in range(len(what)):
                 code, by = what[m], amount[m]
-                model, at = address[code[RESULT]], address[code[AT]]
-                rate = by[RATE] * number_of(numbers, code[NUMBER], i)
-                if code[KIND] == MIX:
-                    mix(model, at, address[code[OTHER]], rate, columns)
+                model, at = address[code[form.RESULT]], address[code[form.AT]]
+                rate = by[form.RATE] * number_of(numbers, code[form.NUMBER], i)
+                if code[form.KIND] == form.MIX:
+                    mix(model, at, address[code[form.OTHER]], rate, columns)
                     continue
-                if code[KIND] == ADD:
-                    add(model, at, address[code[OTHER]], rate, columns)
+                if code[form.KIND] == form.ADD:
+                    add(model, at, address[code[form.OTHER]], rate, columns)
                     continue
-                if code[KIND] == NORM:  # `spare` is free between two gradients
-                    size_of_model = max(norm(at, columns, spare), by[LEAST])
-                    numbers[code[LEARNT], i] = by[RATE] * size_of_model ** by[POWER]
+                if code[form.KIND] == form.NORM:  # `spare` is free between two gradients
+                    size_of_model = max(norm(at, columns, spare), by[form.LEAST])
+                    numbers[code[form.LEARNT], i] = by[form.RATE] * size_of_model ** by[form.POWER]
                     continue
-                if code[KIND] == COLLECT:
-                    collect(model, at, s, numbers[code[NUMBER], i], numbers[code[LEARNT], i], columns)
+                if code[form.KIND] == form.COLLECT:
+                    collect(model, at, s, numbers[code[form.NUMBER], i], numbers[code[form.LEARNT], i], columns)
                     continue
-                if code[STREAM] != stream:
-                    stream = code[STREAM]
+                if code[form.STREAM] != stream:
+                    stream = code[form.STREAM]
                     size = read_batch(source, windows, streams.order[stream], streams.offset[i], i, s, work)
-                learns = code[LEARNT] != NONE and (s == 0 or code[FIRST_ONLY] == 0)
-                center = nothing if model != at or code[OTHER] == NONE else address[code[OTHER]]
+                learns = code[form.LEARNT] != form.NONE and (s == 0 or code[form.FIRST_ONLY] == 0)
+                center = nothing if model != at or code[form.OTHER] == form.NONE else address[code[form.OTHER]]
                 target, scale = (gradient, 1.0) if learns else (model, -rate)
-                if learns or code[KIND] == GRADIENT:
+                if learns or code[form.KIND] == form.GRADIENT:
                     floats(target, columns)[:] = np.float32(0.0)
-                for _ in range(code[TIMES]):  # the rest of a step is part of it where the target is the row itself
+                for _ in range(code[form.TIMES]):  # the rest of a step is part of it where the target is the row itself
                     outputs = forward(network, at, work.x, work, size)
                     delta_of_loss(network, outputs, work, size)
-                    terms = StepTerms(rate, by[LAM], center, nothing, by[DECAY])
+                    terms = StepTerms(rate, by[form.LAM], center, nothing, by[form.DECAY])
                     backward(network, at, target, scale, work.x, work, size, terms)
-                if model != at and by[DECAY] != 0:
-                    add_scaled(target, at, scale * by[DECAY], columns)
+                if model != at and by[form.DECAY] != 0:
+                    add_scaled(target, at, scale * by[form.DECAY], columns)
                 if learns:
-                    along = slope(gradient, address[code[BASE]], address[code[TOWARD]], columns, spare)
-                    number = numbers[code[LEARNT], i] - by[LEARN_RATE] * along
-                    numbers[code[LEARNT], i] = min(max(number, 0.0), 1.0) if number == number else number
+                    along = slope(gradient, address[code[form.BASE]], address[code[form.TOWARD]], columns, spare)
+                    number = numbers[code[form.LEARNT], i] - by[form.LEARN_RATE] * along
+                    numbers[code[form.LEARNT], i] = min(max(number, 0.0), 1.0) if number == number else number
                     add_scaled(model, gradient, -rate, columns)
         for place in range(len(address)):
             address[place] += 4 * tables.distance[place]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -17,6 +18,24 @@ if TYPE_CHECKING:
     from kinfed.engine.backends.dense import FeedForwardNet
 
 ProximalTerm = tuple[float | Tensor, Tensor]  # (lam, center): adds lam * (theta - center) to the gradient
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a method adds to the gradients of its rows."""
+
+    proximal: ProximalTerm | None = None
+    drift: Tensor | None = None  # [n, P]
+    feature_loss: FeatureLoss | None = None
+
+    def rows(self, rows: slice | Tensor, n: int) -> Terms:
+        """The terms of some of n rows."""
+        proximal = None if self.proximal is None else (take_if_tensor(self.proximal[0], rows), self.proximal[1][rows])
+        drift = None if self.drift is None else self.drift[rows]
+        return Terms(proximal, drift, on_rows(self.feature_loss, torch.arange(n)[rows]))
+
+
+PLAIN = Terms()
 
 # The first layer is transposed in memory if it has at least so many outputs: from 32 on it was never slower, for 64 to
 # 3,072 inputs and batches of 10 to 50.
@@ -55,37 +74,22 @@ class Descent(ABC):
 class StepwiseDescent(Descent):
     """By a task's `descend_` on the rows of a copy."""
 
-    def __init__(
-        self,
-        descend: Descend,
-        theta: Tensor,
-        proximal: ProximalTerm | None,
-        drift: Tensor | None = None,
-        feature_loss: FeatureLoss | None = None,
-    ) -> None:
-        self._descend = descend
-        self._x = copied_rows(theta)
-        self._proximal = proximal
-        self._drift = drift
-        self._feature_loss = feature_loss
+    def __init__(self, descend: Descend, theta: Tensor, terms: Terms) -> None:
+        self._descend, self._x, self._terms = descend, copied_rows(theta), terms
         self._rows = slice(None)
-        self._active = self._x, proximal, drift, feature_loss
+        self._active = self._x, terms
 
     def step(self, rows: slice, batch: Batch, lr: float | Tensor) -> None:
         if rows != self._rows:
             self._rows = rows
-            proximal = (
-                None if self._proximal is None else (take_if_tensor(self._proximal[0], rows), self._proximal[1][rows])
-            )
-            drift = None if self._drift is None else self._drift[rows]
-            self._active = self._x[rows], proximal, drift, on_rows(self._feature_loss, torch.arange(len(self._x))[rows])
-        x, proximal, drift, feature_loss = self._active
-        if feature_loss is None:
-            self._descend(x, batch, lr, proximal)
+            self._active = self._x[rows], self._terms.rows(rows, len(self._x))
+        x, terms = self._active
+        if terms.feature_loss is None:
+            self._descend(x, batch, lr, terms.proximal)
         else:
-            self._descend(x, batch, lr, proximal, feature_loss)
-        if drift is not None:  # the same at every theta: it may as well be added afterwards
-            _subtract(x, drift, lr)
+            self._descend(x, batch, lr, terms.proximal, terms.feature_loss)
+        if terms.drift is not None:  # the same at every theta: it may as well be added afterwards
+            _subtract(x, terms.drift, lr)
 
     def result(self) -> Tensor:
         return self._x
@@ -102,9 +106,7 @@ class LayerwiseDescent(Descent):
         net: FeedForwardNet,
         theta: Tensor,
         steps: int,
-        proximal: ProximalTerm | None,
-        drift: Tensor | None = None,
-        feature_loss: FeatureLoss | None = None,
+        terms: Terms,
         trained: tuple[bool, ...] | None = None,
     ) -> None:
         """`trained` says of every layer whether it is; None: all are."""
@@ -114,11 +116,12 @@ class LayerwiseDescent(Descent):
             Params(_dense_copy(x.weight), None if x.bias is None else _dense_copy(x.bias))
             for x in self._arranged(theta)
         ]
+        proximal, drift = terms.proximal, terms.drift
         self._proximal = None if proximal is None else (proximal[0], self._arranged(proximal[1]))
         self._drift = None if drift is None else self._arranged(drift)
-        self._feature_loss = feature_loss
+        self._feature_loss = terms.feature_loss
         self._rows = slice(None)
-        self._active = self._layers, self._proximal, self._drift, feature_loss
+        self._active = self._layers, self._proximal, self._drift, terms.feature_loss
 
     def _arranged(self, theta: Tensor) -> list[Params]:
         """Views of theta's layers in their memory layout; a copy is made only where the first one is transposed."""

@@ -20,7 +20,7 @@ from kinfed.data import Batch, Batches, Problem, Split
 from kinfed.engine.contract import columns
 from kinfed.engine.contract.class_sums import ClassSums, class_sums
 from kinfed.engine.contract.columns import ParameterSlot
-from kinfed.engine.contract.descent import Descent, ProximalTerm, StepwiseDescent
+from kinfed.engine.contract.descent import PLAIN, Descent, ProximalTerm, StepwiseDescent, Terms
 from kinfed.engine.contract.feature_loss import FeatureLoss
 from kinfed.engine.contract.gradient_pieces import GradientPieces
 from kinfed.engine.contract.head import Head
@@ -142,29 +142,12 @@ class Task(ABC):
             g = g + lam * (x - center[:, self.trainable])
         x -= (lr[:, None] if isinstance(lr, Tensor) else lr) * g
 
-    def descent(
-        self,
-        theta: Tensor,
-        steps: int,
-        proximal: ProximalTerm | None = None,
-        drift: Tensor | None = None,
-        feature_loss: FeatureLoss | None = None,
-    ) -> Descent:
-        """Up to `steps` such steps, with `drift` [n, P] added to every gradient. A task may know a faster way than one
-        `descend_` after the other."""
-        return StepwiseDescent(self.descend_, theta, proximal, drift, feature_loss)
+    def descent(self, theta: Tensor, steps: int, terms: Terms = PLAIN, mask: Tensor | None = None) -> Descent | None:
+        """Up to `steps` such steps. A task may know a faster way than one `descend_` after the other.
 
-    def partial_descent(
-        self,
-        theta: Tensor,
-        mask: Tensor,
-        steps: int,
-        proximal: ProximalTerm | None = None,
-        feature_loss: FeatureLoss | None = None,
-    ) -> Descent | None:
-        """Steps that train the columns of mask [P] alone, and compute no gradient of the others; nor do running
-        statistics outside of it move. None where the task knows no such way: then gradients are computed of all."""
-        return None
+        With a mask [P] they train its columns alone, and compute no gradient of the others; nor do running statistics
+        outside of it move. None where the task knows no such way: then gradients are computed of all."""
+        return StepwiseDescent(self.descend_, theta, terms) if mask is None else None
 
     def whole_loop(self, batches: Batches) -> WholeLoop | None:
         """All steps of `sgd` in one call; None where the task has none for this training: then `sgd` leads through it

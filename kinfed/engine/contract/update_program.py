@@ -122,8 +122,8 @@ class Collect:
 Instruction = Mix | GradientStep | Gradient | Add | Norm | Collect
 
 
-def changes(instruction: Instruction) -> set[str]:
+def changes(step: Instruction) -> set[str]:
     """The models and numbers that an instruction changes."""
-    if isinstance(instruction, GradientStep):
-        return {instruction.model} if instruction.learn is None else {instruction.model, instruction.learn.number}
-    return {instruction.number if isinstance(instruction, Norm) else instruction.result}
+    if isinstance(step, GradientStep):
+        return {step.model} if step.learn is None else {step.model, step.learn.number}
+    return {step.number if isinstance(step, Norm) else step.result}

@@ -1,6 +1,6 @@
 """Update programs of several models (kinfed.engine.contract.update_program) with every batch of every client.
 
-In one compiled call per cohort where the task has one (kinfed.engine.compiled.program_steps), else one instruction
+In one compiled call per cohort where the task has one (kinfed.engine.compiled.program_steps), else one step
 after the other in torch: that says what they mean, and is the oracle of the compiled ones.
 """
 
@@ -33,13 +33,13 @@ def run_program(
     if whole_program is not None:
         whole_program(program, models, numbers)
         return
-    kept, changed = {**models, **numbers}, {name for instruction in program for name in changes(instruction)}
+    kept, changed = {**models, **numbers}, {name for step in program for name in changes(step)}
     others = [iter(stream) for stream in streams[1:]]
     for active, batch in streams[0]:
         batches = [batch, *(next(other)[1] for other in others)]
         now = {name: tensor[active] for name, tensor in kept.items()}
-        for instruction in program:
-            _execute(task, instruction, now, batches)
+        for step in program:
+            _execute(task, step, now, batches)
         if not isinstance(active, slice):  # these are copies
             for name in changed & kept.keys():
                 kept[name][active] = now[name]
@@ -54,33 +54,31 @@ def mixture(base: Tensor, toward: Tensor, share: float | Tensor, trainable: slic
     return mixed
 
 
-def _execute(task: Task, instruction: Instruction, now: dict[str, Tensor], batches: Sequence[Batch]) -> None:
-    match instruction:
+def _execute(task: Task, step: Instruction, now: dict[str, Tensor], batches: Sequence[Batch]) -> None:
+    match step:
         case GradientStep():
-            _descend(task, instruction, now, batches[instruction.stream])
+            _descend(task, step, now, batches[step.stream])
         case Gradient():
-            at = now[instruction.at]
+            at = now[step.at]
             _put(
                 now,
-                instruction.result,
-                gradient(task, at, batches[instruction.stream], instruction.decay, training=True),
+                step.result,
+                gradient(task, at, batches[step.stream], step.decay, training=True),
             )
-            _take_statistics(task, now[instruction.result], at)
+            _take_statistics(task, now[step.result], at)
         case Mix():
-            share = now[instruction.share] if isinstance(instruction.share, str) else instruction.share
-            _put(
-                now, instruction.result, mixture(now[instruction.base], now[instruction.toward], share, task.trainable)
-            )
+            share = now[step.share] if isinstance(step.share, str) else step.share
+            _put(now, step.result, mixture(now[step.base], now[step.toward], share, task.trainable))
         case Add():
-            base, direction = now[instruction.base], now[instruction.direction]
-            scale = _scale(instruction.scale, instruction.number, now, base)
-            _put(now, instruction.result, base + scale * direction)
-            _take_statistics(task, now[instruction.result], direction)
+            base, direction = now[step.base], now[step.direction]
+            scale = _scale(step.scale, step.number, now, base)
+            _put(now, step.result, base + scale * direction)
+            _take_statistics(task, now[step.result], direction)
         case Norm():
-            length = kernels.norm(now[instruction.model][:, task.trainable]).clamp_min(instruction.least)
-            _put(now, instruction.number, instruction.scale * length**instruction.power)
+            length = kernels.norm(now[step.model][:, task.trainable]).clamp_min(step.least)
+            _put(now, step.number, step.scale * length**step.power)
         case Collect():
-            _collect(instruction, now, batches[0].step, now[instruction.model][:, task.trainable])
+            _collect(step, now, batches[0].step, now[step.model][:, task.trainable])
 
 
 def _put(now: dict[str, Tensor], name: str, value: Tensor) -> None:
@@ -100,40 +98,38 @@ def _scale(scale: float, number: str | None, now: Mapping[str, Tensor], like: Te
     return scale if number is None else (scale * now[number])[:, None].to(like)
 
 
-def _collect(instruction: Collect, now: Mapping[str, Tensor], step: int, model: Tensor) -> None:
-    begin, width = now[instruction.begin], now[instruction.width]
-    inside = step >= begin
-    window = torch.where(inside, (step - begin) // width, 0).to(model.device, torch.int64)
+def _collect(step: Collect, now: Mapping[str, Tensor], number: int, model: Tensor) -> None:
+    begin, width = now[step.begin], now[step.width]
+    inside = number >= begin
+    window = torch.where(inside, (number - begin) // width, 0).to(model.device, torch.int64)
     share = torch.where(inside, 1 / width, 0.0).to(model)
-    windows = now[instruction.result].view(len(model), -1, model.shape[1])
+    windows = now[step.result].view(len(model), -1, model.shape[1])
     windows[torch.arange(len(model), device=model.device), window] += share[:, None] * model
 
 
-def _descend(task: Task, instruction: GradientStep, now: dict[str, Tensor], batch: Batch) -> None:
-    model = now[instruction.model]
-    if instruction.at is None or instruction.at == instruction.model:
-        proximal = _proximal(instruction, now)
-        for _ in range(instruction.times):
-            task.descend_(model, batch, instruction.rate, proximal)
+def _descend(task: Task, step: GradientStep, now: dict[str, Tensor], batch: Batch) -> None:
+    model = now[step.model]
+    if step.at is None or step.at == step.model:
+        proximal = _proximal(step, now)
+        for _ in range(step.times):
+            task.descend_(model, batch, step.rate, proximal)
         return
-    at = now[instruction.at]
-    g = gradient(task, at, batch, instruction.decay, training=instruction.measures)
-    step = g * _scale(instruction.rate, instruction.number, now, g)
-    if instruction.learn is not None and not (instruction.learn.first_only and batch.step):
-        learn = instruction.learn
+    at = now[step.at]
+    g = gradient(task, at, batch, step.decay, training=step.measures)
+    change = g * _scale(step.rate, step.number, now, g)
+    if step.learn is not None and not (step.learn.first_only and batch.step):
+        learn = step.learn
         slope = (g * (now[learn.toward] - now[learn.base])).sum(1, dtype=torch.float64)
         now[learn.number].sub_(learn.rate * slope).clamp_(0, 1)
-    model[:, task.trainable].sub_(step[:, task.trainable])
-    if instruction.measures:
+    model[:, task.trainable].sub_(change[:, task.trainable])
+    if step.measures:
         _take_statistics(task, model, at)
 
 
-def _proximal(instruction: GradientStep, now: dict[str, Tensor]) -> ProximalTerm | None:
+def _proximal(step: GradientStep, now: dict[str, Tensor]) -> ProximalTerm | None:
     """Proximal term and weight decay in one: λ (θ − c) + κ θ = (λ + κ) (θ − c λ / (λ + κ))."""
-    lam, center = (
-        (0.0, None) if instruction.proximal is None else (instruction.proximal[0], now[instruction.proximal[1]])
-    )
-    total = lam + instruction.decay
+    lam, center = (0.0, None) if step.proximal is None else (step.proximal[0], now[step.proximal[1]])
+    total = lam + step.decay
     if center is None or not total:
-        return toward_zero(now[instruction.model], instruction.decay)
-    return total, center * (lam / total) if instruction.decay else center
+        return toward_zero(now[step.model], step.decay)
+    return total, center * (lam / total) if step.decay else center

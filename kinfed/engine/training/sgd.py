@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from kinfed.core import copied_rows, runs
 from kinfed.data import Batch, Batches
-from kinfed.engine.contract.descent import Descent, ProximalTerm, take_if_tensor
-from kinfed.engine.contract.feature_loss import FeatureLoss, on_rows
+from kinfed.engine.contract.descent import Descent, ProximalTerm, Terms, take_if_tensor
+from kinfed.engine.contract.feature_loss import FeatureLoss
 from kinfed.engine.contract.task import Task
 from kinfed.engine.training.optimizers import blank_moments, clipped, make_optimizer
 
@@ -54,23 +55,11 @@ def sgd(
             blank = blank_moments(training, columns, x) if remembered is None else remembered
             whole_loop(x, rate, proximal, drift, mask, blank)
         return x
-    order = _longest_first(batches.steps)
+    terms, order = Terms(proximal, drift, feature_loss), _longest_first(batches.steps)
     if order is not None:
-        back = torch.argsort(order)
-        proximal = None if proximal is None else (take_if_tensor(proximal[0], order), proximal[1][order])
-        drift = None if drift is None else drift[order]
-        feature_loss = on_rows(feature_loss, order)
-        return sgd(
-            task,
-            theta[order],
-            batches.take(order),
-            lr=lr,
-            proximal=proximal,
-            drift=drift,
-            mask=mask,
-            feature_loss=feature_loss,
-        )[back]
-    descent = _plain_descent(task, theta, batches, proximal, drift, mask, feature_loss)
+        some = vars(terms.rows(order, len(theta)))
+        return sgd(task, theta[order], batches.take(order), lr=lr, mask=mask, **some)[torch.argsort(order)]
+    descent = _plain_descent(task, theta, batches, terms, mask)
     if descent is not None:
         for rows, batch in batches.reusing_memory():
             assert isinstance(rows, slice)  # step counts fall
@@ -91,7 +80,7 @@ def sgd(
             for block in fixed:  # the forward pass moved all running statistics
                 now[:, block] = theta[rows, block]
             gradient = [
-                _with_terms(g, now[:, block], block, rows, proximal, drift)
+                _with_terms(g, now[:, block], block, rows, terms)
                 for g, block in zip(gradient, pieces.columns, strict=True)
             ]
             optimizer.step(rows, now, gradient if largest is None else clipped(gradient, largest), rate)
@@ -99,35 +88,24 @@ def sgd(
     return x
 
 
-def _plain_descent(
-    task: Task,
-    theta: Tensor,
-    batches: Batches,
-    proximal: ProximalTerm | None,
-    drift: Tensor | None,
-    mask: Tensor | None,
-    feature_loss: FeatureLoss | None,
-) -> Descent | None:
-    """The task's own loop, where every step is lr times the gradient with proximal term and drift; None where it needs
-    more."""
-    training, trainable = batches.training, task.trainable.stop
-    only_trained = trainable == theta.shape[1] or (proximal is None and drift is None and training.weight_decay == 0)
-    if not training.is_plain or not only_trained or (training.weight_decay and proximal is not None):
+def _plain_descent(task: Task, theta: Tensor, batches: Batches, terms: Terms, mask: Tensor | None) -> Descent | None:
+    """The task's own loop, where every step is lr times the gradient with these terms; None where it needs more."""
+    training, trainable, proximal = batches.training, task.trainable.stop, terms.proximal
+    no_terms = proximal is None and terms.drift is None and training.weight_decay == 0
+    if not training.is_plain or not (trainable == theta.shape[1] or no_terms):
         return None
-    proximal = toward_zero(theta, training.weight_decay) if proximal is None else proximal
-    if mask is None:
-        return task.descent(theta, len(batches), proximal, drift, feature_loss)
-    return None if drift is not None else task.partial_descent(theta, mask, len(batches), proximal, feature_loss)
+    if (training.weight_decay and proximal is not None) or (mask is not None and terms.drift is not None):
+        return None
+    decay = toward_zero(theta, training.weight_decay) if proximal is None else proximal
+    return task.descent(theta, len(batches), replace(terms, proximal=decay), mask)
 
 
-def _with_terms(
-    g: Tensor, now: Tensor, block: slice, rows: slice, proximal: ProximalTerm | None, drift: Tensor | None
-) -> Tensor:
+def _with_terms(g: Tensor, now: Tensor, block: slice, rows: slice, terms: Terms) -> Tensor:
     """The gradient of some columns with proximal term and drift; a new tensor where there is any."""
-    if proximal is not None:
-        lam = take_if_tensor(proximal[0], rows)
-        g = g + (lam[:, None] if isinstance(lam, Tensor) else lam) * (now - proximal[1][rows, block])
-    return g if drift is None else g + drift[rows, block]
+    if terms.proximal is not None:
+        lam = take_if_tensor(terms.proximal[0], rows)
+        g = g + (lam[:, None] if isinstance(lam, Tensor) else lam) * (now - terms.proximal[1][rows, block])
+    return g if terms.drift is None else g + terms.drift[rows, block]
 
 
 def _remembered(
