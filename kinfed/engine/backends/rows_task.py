@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from kinfed.data import Batch
 from kinfed.engine.backends.cnn import ConvolutionalNet, GradientTarget, subsamples
 from kinfed.engine.contract.columns import whole_parameters
-from kinfed.engine.contract.descent import PLAIN, Descent, ProximalTerm, StepwiseDescent, Terms
+from kinfed.engine.contract.descent import PLAIN, Descent, GradientPieces, ProximalTerm, StepwiseDescent, Terms
 from kinfed.engine.contract.feature_loss import KEEP, FeatureLoss, of_row, pulled_back
-from kinfed.engine.contract.gradient_pieces import GradientPieces
 from kinfed.engine.contract.head import HeadProbe
 from kinfed.engine.rows.keyed_random import KeyedDraws
 from kinfed.engine.rows.module_task import ModuleTask, example_shape_in_errors

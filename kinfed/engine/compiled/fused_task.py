@@ -20,13 +20,22 @@ from kinfed.core import threads
 from kinfed.data import MOST_EXAMPLES, Batch, Batches, Features, LocalTraining, Split
 from kinfed.engine.backends.stacked_net import StackedNet
 from kinfed.engine.backends.stacked_task import StackedTask
-from kinfed.engine.compiled.fused_net import FusedNet, Shape, fused_net
+from kinfed.engine.compiled.argument_making import (
+    NUMBERED,
+    STORED,
+    WorkMemory,
+    by_client,
+    is_readable,
+    readable,
+    rows_of,
+    source_of,
+    windows_of,
+)
+from kinfed.engine.compiled.fused_net import Shape, fused_net
 from kinfed.engine.compiled.fused_program import make_program
 from kinfed.engine.compiled.kernel_arguments import (
     NOWHERE,
-    BatchWindows,
     ClientTerms,
-    ExampleSource,
     GivenBatch,
     Network,
     OptimizerMemory,
@@ -36,7 +45,6 @@ from kinfed.engine.compiled.kernel_arguments import (
     Rows,
     ScoredPart,
     Scores,
-    Work,
 )
 from kinfed.engine.compiled.machine_code import compiled_kernel
 from kinfed.engine.contract.descent import PLAIN, Descent, ProximalTerm, StepwiseDescent, Terms
@@ -50,10 +58,7 @@ from kinfed.errors import ModelError
 SCORED_TOGETHER = 48  # examples of a client: their activations stay in the cache, and tiles of three rows are full
 
 _KINDS = {"sgd": 1, "adam": 2, "adamw": 3}  # as kinfed.engine.compiled.fused_steps numbers them
-_STORED = {torch.float32: 0, torch.uint8: 1}
-_NUMBERED = {torch.int32: 2, torch.int64: 3}
 _PLAIN = 0
-_NO_NUMBERS = np.zeros(0, np.float32)
 
 
 def is_installed() -> bool:
@@ -92,7 +97,7 @@ class FusedTask(StackedTask):
         return partial(self._train, batches) if self._takes(batches) else None
 
     def whole_program(self, streams: Sequence[Batches], models: Mapping[str, Tensor]) -> WholeProgram | None:
-        fits = all(map(self._takes, streams)) and all(map(_is_readable, models.values()))
+        fits = all(map(self._takes, streams)) and all(map(is_readable, models.values()))
         return partial(self._run_program, streams) if fits else None
 
     def _takes(self, batches: Batches) -> bool:
@@ -106,38 +111,36 @@ class FusedTask(StackedTask):
         batches: Batches,
         theta: Tensor,
         rate: float,
-        proximal: ProximalTerm | None,
-        drift: Tensor | None,
+        terms: Terms,
         mask: Tensor | None,
         moments: Mapping[str, Tensor],
     ) -> None:
         split, training, n = batches.split, batches.training, len(theta)
-        lam, center = (0.0, None) if proximal is None else (proximal[0], _readable(proximal[1]))
-        drift = _readable(drift)
-        windows = batches.windows()
+        lam, center = (0.0, None) if terms.proximal is None else (terms.proximal[0], readable(terms.proximal[1]))
+        drift, windows = readable(terms.drift), batches.windows()
         trains, whole_layers = self._fused.trained(mask)
         plain = training.is_plain and whole_layers
         shape = self._shape(split.features.shape)
         columns = np.ones(self.num_params, np.uint8) if mask is None else mask.numpy().astype(np.uint8)
         first, second = moments.get("velocity", moments.get("first")), moments.get("second")
         taken = moments.get("steps", torch.zeros(n)).numpy()
-        rates, lams, steps = _each(rate, n), _each(lam, n), batches.steps.numpy()
-        kernel, source, rule = self._compiled("train"), _source(split, shape), _rule(training, plain)
+        rates, lams, steps = by_client(rate, n), by_client(lam, n), batches.steps.numpy()
+        kernel, source, rule = self._compiled("train"), source_of(split, shape), _rule(training, plain)
 
         def train_rows(rows: slice) -> None:
             start, count, epochs = windows.start[rows], windows.count[rows], windows.epochs[rows]
-            work = _WorkMemory(self._fused, shape, min(training.batch, int(count.max(initial=0))), split.labels)
+            work = WorkMemory(self._fused, shape, min(training.batch, int(count.max(initial=0))), split.labels)
             gradient = np.empty(0 if plain else self.num_params, np.float32)
             order = np.empty(int((count * epochs).max(initial=0)), np.int64)
             kernel(
                 self._network(shape, trains),
-                _rows(theta, rows),
+                rows_of(theta, rows),
                 source,
-                _windows(split, start, count, steps[rows], training.batch, windows.by_epoch),
+                windows_of(split, start, count, steps[rows], training.batch, windows.by_epoch),
                 OrderDraws(windows.key[rows], epochs, order, np.empty_like(order)),
-                ClientTerms(rates[rows], lams[rows], _rows(center, rows), _rows(drift, rows)),
+                ClientTerms(rates[rows], lams[rows], rows_of(center, rows), rows_of(drift, rows)),
                 OptimizerMemory(
-                    rule, columns, _rows(first, rows), _rows(second, rows), taken[rows], gradient.ctypes.data
+                    rule, columns, rows_of(first, rows), rows_of(second, rows), taken[rows], gradient.ctypes.data
                 ),
                 work.argument,
             )
@@ -155,14 +158,16 @@ class FusedTask(StackedTask):
         split, training, windows = batches.split, batches.training, [stream.windows() for stream in streams]
         shape, steps = self._shape(split.features.shape), batches.steps.numpy()
         order, batches_of = np.array([window.order for window in windows]), windows[0]
-        kernel, source = self._compiled("program"), _source(split, shape)
+        kernel, source = self._compiled("program"), source_of(split, shape)
 
         def run_rows(rows: slice) -> None:
             count = batches_of.count[rows]
-            work = _WorkMemory(self._fused, shape, min(training.batch, int(count.max(initial=0))), split.labels)
+            work = WorkMemory(self._fused, shape, min(training.batch, int(count.max(initial=0))), split.labels)
             spare = np.empty((len(program.models) - len(models) + program.learns, self.num_params), np.float32)
             passing = [(row.ctypes.data, 0) for row in spare]
-            address, distance = np.array([_rows(model, rows) for model in models.values()] + passing, np.int64).T.copy()
+            address, distance = np.array(
+                [rows_of(model, rows) for model in models.values()] + passing, np.int64
+            ).T.copy()
             values = np.zeros((len(program.numbers), len(count)))
             for value, number in zip(values, numbers.values(), strict=False):  # others last for one batch
                 value[:] = number[rows].numpy()
@@ -170,7 +175,7 @@ class FusedTask(StackedTask):
             kernel(
                 self._network(shape, self._all_train),
                 source,
-                _windows(split, batches_of.start[rows], count, steps[rows], training.batch, batches_of.by_epoch),
+                windows_of(split, batches_of.start[rows], count, steps[rows], training.batch, batches_of.by_epoch),
                 OrderStreams(order, batches_of.offset[rows]),
                 ProgramTables(program.what, program.amount, address, distance, values, gradient),
                 work.argument,
@@ -212,13 +217,13 @@ class FusedTask(StackedTask):
         start, count = part.start.numpy(), part.count.numpy()
         z = None if outputs is None else np.empty((int(count.sum()), self._fused.outputs), np.float32)
         before, correct, loss = count.cumsum() - count, np.zeros(n), np.zeros(n)
-        kernel, source = self._compiled("score"), _source(part, shape)
+        kernel, source = self._compiled("score"), source_of(part, shape)
 
         def score_rows(rows: slice) -> None:
-            work = _WorkMemory(self._fused, shape, min(SCORED_TOGETHER, int(count[rows].max())), part.labels)
+            work = WorkMemory(self._fused, shape, min(SCORED_TOGETHER, int(count[rows].max())), part.labels)
             kernel(
                 self._network(shape, self._all_train),
-                _rows(theta, rows),
+                rows_of(theta, rows),
                 source,
                 ScoredPart(part.rows.numpy(), start[rows], count[rows], work.width),
                 Scores(correct[rows], loss[rows], 0 if z is None else z[before[rows.start] :].ctypes.data),
@@ -240,22 +245,22 @@ class FusedTask(StackedTask):
 
     def _scores_in_place(self, theta: Tensor, part: Split) -> bool:
         """Whether kernels read these examples where they lie, so that scoring several models fetches none twice."""
-        return self._reads(part.features) and _is_readable(theta)
+        return self._reads(part.features) and is_readable(theta)
 
     def _step(
         self, theta: Tensor, batch: Batch, lr: float | Tensor, proximal: ProximalTerm | None, out: Tensor | None
     ) -> None:
         x, n = batch.x.contiguous(), len(theta)
-        lam, center = (0.0, None) if proximal is None else (proximal[0], _readable(proximal[1]))
+        lam, center = (0.0, None) if proximal is None else (proximal[0], readable(proximal[1]))
         shape = self._shape(tuple(batch.x.shape[2:]))
-        work = _WorkMemory(self._fused, shape, batch.y.shape[1], batch.y)
+        work = WorkMemory(self._fused, shape, batch.y.shape[1], batch.y)
         labels, weights = batch.y.contiguous().numpy(), batch.weight.contiguous().numpy()
         self._compiled("step")(
             self._network(shape, self._all_train),
-            _rows(theta),
+            rows_of(theta),
             GivenBatch(Rows(x.data_ptr(), x[0].numel()), shape.length, shape.width, labels, weights),
-            ClientTerms(_each(lr, n), _each(lam, n), _rows(center), NOWHERE),
-            _rows(out),
+            ClientTerms(by_client(lr, n), by_client(lam, n), rows_of(center), NOWHERE),
+            rows_of(out),
             work.argument,
         )
 
@@ -276,7 +281,7 @@ class FusedTask(StackedTask):
 
     def _reads(self, features: Features) -> bool:
         """Whether compiled loops can read these examples where they are."""
-        shape, stored = self._fused.shape_of(features.shape), _STORED if features.vectors is None else _NUMBERED
+        shape, stored = self._fused.shape_of(features.shape), STORED if features.vectors is None else NUMBERED
         return (
             type(features) is Features  # others look up their examples in a way of their own
             and features.raw.dtype in stored
@@ -288,72 +293,17 @@ class FusedTask(StackedTask):
     def _fits(self, theta: Tensor, batch: Batch) -> bool:
         """Whether the compiled step takes these; the torch path says what is wrong with others."""
         return (
-            _is_readable(theta)
+            is_readable(theta)
             and batch.x.dtype == batch.weight.dtype == torch.float32
             and len(theta) > 0
             and self._fused.shape_of(tuple(batch.x.shape[2:])) is not None
         )
 
 
-class _WorkMemory:
-    """Of one call: a batch of `width` examples and what the layers make of it."""
-
-    def __init__(self, net: FusedNet, shape: Shape, width: int, labels: Tensor) -> None:
-        self.width = max(width, 1)
-        sizes = [self.width * shape.length * shape.width, *net.memory(shape, self.width)]
-        self._numbers = np.empty(sum(sizes), np.float32)
-        x, hidden, delta, spare = (self._numbers.ctypes.data + 4 * sum(sizes[:part]) for part in range(4))
-        y, weight = np.empty(self.width, labels.numpy().dtype), np.empty(self.width, np.float32)
-        self.argument = Work(x, hidden, delta, spare, y, weight)
-
-
-def _is_readable(rows: Tensor) -> bool:
-    return rows.dtype == torch.float32 and rows.stride(1) == 1
-
-
-def _readable(rows: Tensor | None) -> Tensor | None:
-    """Rows [n, P] of float32 whose numbers lie side by side; one for all clients stays one."""
-    if rows is None or _is_readable(rows):
-        return rows
-    one_for_all = rows.stride(0) == 0
-    dense = (rows[:1] if one_for_all else rows).to(torch.float32).contiguous()
-    return dense.expand_as(rows) if one_for_all else dense
-
-
-def _rows(rows: Tensor | None, some: slice | None = None) -> Rows:
-    """All rows of a tensor that the caller holds, or some; a broadcast row is read again and again."""
-    if rows is None:
-        return NOWHERE
-    distance = rows.stride(0)
-    first = 0 if some is None else some.start
-    return Rows(rows.data_ptr() + first * distance * rows.element_size(), distance)
-
-
 def _holds_numbers(features: Features, length: int) -> bool:
     """Whether an example is so many numbers of vectors."""
     assert features.vectors is not None
     return features.vectors.is_contiguous() and tuple(features.raw.shape[1:]) == (length,)
-
-
-def _source(split: Split, shape: Shape) -> ExampleSource:
-    raw, vectors, labels = split.features.raw, split.features.vectors, split.labels.numpy()
-    if vectors is not None:
-        kind, mean, factor, address = _NUMBERED[raw.dtype], _NO_NUMBERS, _NO_NUMBERS, vectors.data_ptr()
-    else:
-        kind, (mean, factor), address = _STORED[raw.dtype], split.features.standardization(), 0
-    return ExampleSource(raw.data_ptr(), kind, mean, factor, address, shape.length, shape.width, labels)
-
-
-def _windows(
-    split: Split, start: np.ndarray, count: np.ndarray, steps: np.ndarray, batch: int, by_epoch: bool
-) -> BatchWindows:
-    importance = _NO_NUMBERS if split.weights is None else split.weights.numpy()
-    return BatchWindows(split.rows.numpy(), start, count, steps, importance, batch, by_epoch)
-
-
-def _each(value: float | Tensor, n: int) -> np.ndarray:
-    """[n] float64 of what is a number for all clients, or one for each."""
-    return value.to(torch.float64).contiguous().numpy() if isinstance(value, Tensor) else np.full(n, float(value))
 
 
 def _rule(training: LocalTraining, plain: bool) -> np.ndarray:

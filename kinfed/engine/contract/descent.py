@@ -1,8 +1,9 @@
-"""Many steps of gradient descent in a row."""
+"""Gradients as local loops take them: with the terms of a method, in pieces, and many steps of descent in a row."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -42,6 +43,17 @@ PLAIN = Terms()
 TRANSPOSE_FROM_OUTPUTS = 32
 # It must also serve so many steps: ten earn what transposing the layer and back costs.
 TRANSPOSE_FROM_STEPS = 10
+
+
+@dataclass(frozen=True)
+class GradientPieces:
+    """How a task gives the gradient of some trainable columns: in the blocks in which it has them, since joining them
+    would cost a pass over memory in every step."""
+
+    columns: list[slice]  # from left to right
+    # (theta [n, P], batch, feature loss) -> [n, width] for every block; running statistics of theta move in place.
+    # Pieces may be views of theta and are not to be changed.
+    gradient: Callable[[Tensor, Batch, FeatureLoss | None], list[Tensor]]
 
 
 class Descend(Protocol):

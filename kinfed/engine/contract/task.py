@@ -20,9 +20,8 @@ from kinfed.data import Batch, Batches, Problem, Split
 from kinfed.engine.contract import columns
 from kinfed.engine.contract.class_sums import ClassSums, class_sums
 from kinfed.engine.contract.columns import ParameterSlot
-from kinfed.engine.contract.descent import PLAIN, Descent, ProximalTerm, StepwiseDescent, Terms
+from kinfed.engine.contract.descent import PLAIN, Descent, GradientPieces, ProximalTerm, StepwiseDescent, Terms
 from kinfed.engine.contract.feature_loss import FeatureLoss
-from kinfed.engine.contract.gradient_pieces import GradientPieces
 from kinfed.engine.contract.head import Head
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.contract.update_program import Instruction
@@ -38,12 +37,12 @@ class WholeLoop(Protocol):
         self,
         theta: Tensor,
         rate: float,
-        proximal: ProximalTerm | None,
-        drift: Tensor | None,
+        terms: Terms,
         mask: Tensor | None,
         moments: Mapping[str, Tensor],
     ) -> None:
-        """Change theta in place, and the moments of the optimizer (kinfed.engine.training.optimizers)."""
+        """Change theta in place, and the moments of the optimizer (kinfed.engine.training.optimizers). The terms have
+        no feature loss."""
 
 
 # A program, the models and the numbers that it changes in place.

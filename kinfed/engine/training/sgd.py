@@ -47,15 +47,16 @@ def sgd(
         if trainable < theta.shape[1]:
             drift = drift.clone()
             drift[:, trainable:] = 0
+    terms = Terms(proximal, drift, feature_loss)
     whole_loop = task.whole_loop(batches) if feature_loss is None else None
     if whole_loop is not None:
         x = theta.clone(memory_format=torch.contiguous_format)
         columns = [slice(0, x.shape[1])] if mask is None else runs(mask)
         with _remembered(batches, columns, x) as remembered:
             blank = blank_moments(training, columns, x) if remembered is None else remembered
-            whole_loop(x, rate, proximal, drift, mask, blank)
+            whole_loop(x, rate, terms, mask, blank)
         return x
-    terms, order = Terms(proximal, drift, feature_loss), _longest_first(batches.steps)
+    order = _longest_first(batches.steps)
     if order is not None:
         some = vars(terms.rows(order, len(theta)))
         return sgd(task, theta[order], batches.take(order), lr=lr, mask=mask, **some)[torch.argsort(order)]
