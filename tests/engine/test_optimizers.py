@@ -16,8 +16,8 @@ from kinfed.data.examples.batches import Batch, Batches, LocalTraining
 from kinfed.data.examples.optimizer_state import LoopMemory, Moments
 from kinfed.data.federations.federation import Cohort, Federation, with_memory
 from kinfed.engine.contract.columns import ParameterSlot
+from kinfed.engine.contract.descent import GradientPieces
 from kinfed.engine.contract.feature_loss import FeatureLoss
-from kinfed.engine.contract.gradient_pieces import GradientPieces
 from kinfed.engine.task_factory import ModuleTask, Task, make_task
 from kinfed.engine.training.optimizers import clipped, make_optimizer
 from kinfed.engine.training.sgd import sgd
