@@ -41,8 +41,8 @@ from kinfed.algorithms.selffl.selffl import SelfFL
 from kinfed.data.examples.batches import Batch
 from kinfed.data.examples.ragged import Ragged
 from kinfed.data.federations.federation import Federation
-from kinfed.engine.contract.descent import Descent, Pull
-from kinfed.engine.contract.feature_loss import Cut
+from kinfed.engine.contract.descent import PLAIN, Descent, ProximalTerm, Terms
+from kinfed.engine.contract.feature_loss import FeatureLoss
 from kinfed.engine.task_factory import Task, make_task
 from kinfed.errors import ConfigError, ModelError, unknown_name
 from kinfed.pools.local_pool import LocalPool
@@ -128,37 +128,30 @@ class _CountedDescent(Descent):
 def counted(task: Task) -> Iterator[GradientCount]:
     """Count what is asked of this task inside the block."""
     count = GradientCount()
-    grad, descend, descent, logits, cut_at = task.grad, task.descend_, task.descent, task.logits, task.cut
-    partial_descent = task.partial_descent
+    grad, descend, descent = task.grad, task.descend_, task.descent
+    logits, features_and_logits = task.logits, task.features_and_logits
 
-    def counted_grad(theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+    def counted_grad(theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
         with count.of(batch.y.numel()):
-            return grad(theta, batch, cut)
+            return grad(theta, batch, feature_loss)
 
     def counted_descend(
-        theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
+        theta: Tensor,
+        batch: Batch,
+        lr: float | Tensor,
+        proximal: ProximalTerm | None = None,
+        feature_loss: FeatureLoss | None = None,
     ) -> None:
         with count.of(batch.y.numel()):
-            descend(theta, batch, lr, pull, cut)
+            descend(theta, batch, lr, proximal, feature_loss)
 
-    def counted_descent(
-        theta: Tensor,
-        steps: int,
-        pull: Pull | None = None,
-        drift: Tensor | None = None,
-        cut: Cut | None = None,
-    ) -> Descent:
-        return _CountedDescent(descent(theta, steps, pull, drift, cut), count)
+    def counted_descent(theta: Tensor, steps: int, terms: Terms = PLAIN, mask: Tensor | None = None) -> Descent | None:
+        inner = descent(theta, steps, terms, mask)
+        return None if inner is None else _CountedDescent(inner, count)
 
-    def counted_part(
-        theta: Tensor, mask: Tensor, steps: int, pull: Pull | None = None, cut: Cut | None = None
-    ) -> Descent | None:
-        part = partial_descent(theta, mask, steps, pull, cut)
-        return None if part is None else _CountedDescent(part, count)
-
-    def counted_cut(theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def counted_features(theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         with count.of(x.shape[0] * x.shape[1], FORWARD):
-            return cut_at(theta, x)
+            return features_and_logits(theta, x)
 
     def counted_logits(theta: Tensor, x: Tensor) -> Tensor:
         with count.of(x.shape[0] * x.shape[1], FORWARD):
@@ -166,7 +159,7 @@ def counted(task: Task) -> Iterator[GradientCount]:
 
     own = {
         "grad": counted_grad, "descend_": counted_descend, "descent": counted_descent, "logits": counted_logits,
-        "cut": counted_cut, "partial_descent": counted_part,
+        "features_and_logits": counted_features,
     }  # fmt: skip
     vars(task).update(own)
     try:

@@ -35,11 +35,19 @@ from kinfed.data.examples.batches import Batch, Batches, LocalTraining, Split
 from kinfed.data.federations.federation import Cohort, Federation, Population
 from kinfed.engine.contract.class_sums import ClassSums
 from kinfed.engine.contract.columns import ColumnSplit, last_layers, parse_patterns
-from kinfed.engine.contract.feature_loss import Cut, Deltas, by_autograd, cross_entropy, logit_delta, on_rows, separable
+from kinfed.engine.contract.feature_loss import (
+    Deltas,
+    FeatureLoss,
+    by_autograd,
+    cross_entropy,
+    logit_delta,
+    on_rows,
+    separable,
+)
 from kinfed.engine.contract.head import Head
 from kinfed.engine.contract.task import Task
-from kinfed.engine.contract.update_program import Add, Collect, Gradient, GradientStep, Learn, Mix, Move, Norm
-from kinfed.engine.training.run_program import mixture, train_models
+from kinfed.engine.contract.update_program import Add, Collect, Gradient, GradientStep, Instruction, Learn, Mix, Norm
+from kinfed.engine.training.run_program import mixture, run_program
 from kinfed.engine.training.sgd import each_step, gradient, sgd, toward_zero
 from kinfed.errors import ConfigError
 
@@ -55,19 +63,19 @@ __all__ = [
     "Collect",
     "ColumnSplit",
     "ConfigError",
-    "Cut",
     "DeltaUp",
     "Deltas",
+    "FeatureLoss",
     "Federation",
     "Gradient",
     "GradientStep",
     "Head",
+    "Instruction",
     "Learn",
     "LocalTraining",
     "Mix",
     "ModelDown",
     "ModelState",
-    "Move",
     "Norm",
     "Nothing",
     "Population",
@@ -104,11 +112,11 @@ __all__ = [
     "parse_patterns",
     "renewed",
     "rng",
+    "run_program",
     "separable",
     "sgd",
     "take_rows",
     "toward_zero",
-    "train_models",
     "weighted_mean",
     "weighted_sum",
 ]

@@ -74,6 +74,7 @@ def test_unknown_kinds_are_refused_with_the_near_ones() -> None:
         "dataset",
         "partition",
         "model",
+        "extension",
         "metric",
         "stage",
         "robust rule",

@@ -17,8 +17,10 @@ from kinfed.errors import unknown_name
 if TYPE_CHECKING:
     from kinfed.algorithms.base import Algorithm, AnyAlgorithm
     from kinfed.data import Federation, LocalTraining, Population
+    from kinfed.engine import Extension
 
 ALGORITHMS: Registry[type[Algorithm[Any, Any, Any, Any]]] = Registry("algorithm")
+EXTENSIONS: Registry[type[Extension]] = Registry("extension")  # of personal models
 LEARNING_RATE = Range(1e-3, 1.0)  # what tuning searches for lr
 ADAPTIVE_RATE = Range(1e-4, 0.1)  # with adam and adamw, whose steps are about lr in every parameter
 _ENVELOPE = {"lr": Range(1e-3, 0.05), "lam": Range(1.0, 20.0)}  # needs lr * lam <= 1
@@ -119,10 +121,10 @@ _add(
     "pFedFDA",
     "a Gaussian classifier between the global and the client's feature distribution",
 )
-_add("fedcp", "fedcp:FedCP", "FedCP", "a gate splits each feature between a personal and a shared head")
+_add("fedcp", "fedcp.fedcp:FedCP", "FedCP", "a gate splits each feature between a personal and a shared head")
 _add(
     "gpfl",
-    "gpfl:GPFL",
+    "gpfl.gpfl:GPFL",
     "GPFL",
     "features split in two: class embeddings guide the shared part, personal heads use the other",
 )
@@ -267,6 +269,10 @@ _add(
     "Kin",
     "learns alone, with everyone and with similar clients, in proportions set by validation examples",
 )
+
+EXTENSIONS.register("gate", "kinfed.algorithms.fedcp.feature_gate:FeatureGate", summary="FedCP's")
+EXTENSIONS.register("valve", "kinfed.algorithms.gpfl.feature_valve:FeatureValve", summary="GPFL's")
+EXTENSIONS.register("neighbours", "kinfed.algorithms.common.neighbours:Neighbours", summary="kNN-Per's")
 
 
 def make_algorithm(name: str, training: LocalTraining, options: Mapping[str, Any] | None = None) -> AnyAlgorithm:

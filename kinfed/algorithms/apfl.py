@@ -45,7 +45,7 @@ from kinfed.author import (
     mixture,
     option,
     own_or_server,
-    train_models,
+    run_program,
 )
 
 
@@ -80,12 +80,12 @@ class APFL(AveragingAlgorithm[ModelState, Client, ModelDown, DeltaUp]):
         eta, decay = batches.lr, self.training.weight_decay
         w, v, alpha = down.w.clone(), own_statistics(task, client, down.w), client.alpha.clone()
         learn = Learn("alpha", "w", "v", eta, first_only=not self.alpha_every_step)  # α ← α − η ⟨∇f(v̄), v − w⟩
-        moves = (
+        program = (
             Mix("mixed", "w", "v", "alpha"),  # v̄ = α v + (1 − α) w
             GradientStep("v", eta, at="mixed", number="alpha", decay=decay, learn=learn if self.adaptive else None),
             GradientStep("w", eta, decay=decay),
         )
-        train_models(task, [batches], moves, {"w": w, "v": v}, {"alpha": alpha})
+        run_program(task, [batches], program, {"w": w, "v": v}, {"alpha": alpha})
         return Client(v, alpha, torch.ones_like(client.seen)), DeltaUp(
             w.sub_(down.w), example_counts(self.weights, data)
         )

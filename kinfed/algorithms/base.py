@@ -27,9 +27,10 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.common.averaging import COUNT, DELTA, mean_of, own_or_server
+from kinfed.algorithms.common.neighbours import with_neighbours
 from kinfed.core import Nothing, Tree, changed_repr, check_options, option, rng, take_rows
 from kinfed.data import Cohort, LocalTraining, Population
-from kinfed.engine import Task, sgd, task_for, trained_columns, with_neighbours
+from kinfed.engine import Task, sgd, task_for, trained_columns
 from kinfed.errors import ConfigError, ModelError
 
 Server = TypeVar("Server", bound=Tree)

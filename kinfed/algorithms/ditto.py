@@ -80,9 +80,11 @@ class Ditto(AveragingAlgorithm[ModelState, Client, ModelDown, DeltaUp]):
         return ModelDown(server.w.expand(len(ids), -1))
 
     def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
-        pull = (self.lam, down.w) if self.lam else None
+        proximal = (self.lam, down.w) if self.lam else None
         u = sgd(task, down.w, data.train.batches(self.training))  # the branch of the server model
-        v = sgd(task, client.v, data.train.batches(self._personal_training), pull=pull)  # ∇f(v) + λ (v − w)
+        v = sgd(
+            task, client.v, data.train.batches(self._personal_training, loop=1), proximal=proximal
+        )  # ∇f(v) + λ (v − w)
         return Client(v), DeltaUp(u.sub_(down.w), example_counts(self.weights, data))
 
     def step(self, server: ModelState, mean: DeltaUp, round: RoundInfo) -> ModelState:

@@ -123,9 +123,9 @@ class FedAMP(Algorithm[Server, Client, Down, Up]):
         return Down(torch.stack(mixes) if mixes else server.theta[:0])
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
-        pull = (self.lam / self.alpha, down.u) if self.lam else None
+        proximal = (self.lam / self.alpha, down.u) if self.lam else None
         begin = client.theta if self.start == "own" else down.u
-        theta = sgd(task, begin, data.train.batches(self.training), pull=pull)  # ∇f(θ) + (λ/α) (θ − u)
+        theta = sgd(task, begin, data.train.batches(self.training), proximal=proximal)  # ∇f(θ) + (λ/α) (θ − u)
         return Client(theta, torch.ones_like(client.seen)), Up(theta)
 
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:

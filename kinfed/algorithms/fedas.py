@@ -130,7 +130,7 @@ class FedAS(AveragingAlgorithm[Server, Client, Down, Up]):
         means = class_means(task.class_sums(own, split)).to(own.dtype)
         training = LocalTraining(lr=self.align_lr, batch=self.training.batch, steps=None, epochs=self.align_epochs)
         body = ~task.head.mask.to(own.device)
-        return sgd(task, received, split.batches(training, stream="align"), mask=body, cut=Alignment(means))
+        return sgd(task, received, split.batches(training, stream="align"), mask=body, feature_loss=Alignment(means))
 
     def _fisher(self, task: Task, theta: Tensor, split: Split) -> Tensor | None:
         """[n] F of the models on all training examples."""

@@ -174,8 +174,8 @@ class FedDBE(Algorithm[Server, Client, Down, Up]):
         theta, z_bar, r = w.clone(memory_format=torch.contiguous_format), z_bar.clone(), torch.zeros_like(z_bar)
         for batch, (x, z, mean, center) in each_step(batches, theta, z_bar, r, consensus):
             row = with_bias(head, x, z)
-            cut = Consensus(mean, center, self.kappa, self.mu) if self.kappa else None
-            g = task.training_grad(row, batch, cut).clone()
+            feature_loss = Consensus(mean, center, self.kappa, self.mu) if self.kappa else None
+            g = task.training_grad(row, batch, feature_loss).clone()
             x[:, trainable.stop :] = row[:, trainable.stop :]  # running statistics moved with the forward pass
             (weight, _), (g_weight, g_bias) = head.split(x), head.split(g)
             assert g_bias is not None  # `check` refuses others

@@ -97,7 +97,7 @@ class FedDyn(Algorithm[Server, Client, ModelDown, DeltaUp]):
     def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         center = down.w.clone()
         center[:, task.trainable] += client.g / self.alpha
-        theta = sgd(task, down.w, data.train.batches(self.training), pull=(self.alpha, center))
+        theta = sgd(task, down.w, data.train.batches(self.training), proximal=(self.alpha, center))
         delta = theta - down.w
         g = client.g - self.alpha * delta[:, task.trainable]  # g_m ← g_m − α (θ_m − w)
         return Client(g, theta, torch.ones_like(client.seen)), DeltaUp(delta, None)

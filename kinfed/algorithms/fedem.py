@@ -44,7 +44,9 @@ from kinfed.author import (
     sgd,
     take_rows,
 )
-from kinfed.engine import LEAST, MixtureTask, mixture_rows, responsibilities, shared_out
+from kinfed.engine import MixtureTask, mixture_rows
+
+LEAST = 1e-8  # weight of a component that no example speaks for: it can still come back
 
 
 @dataclass
@@ -117,9 +119,9 @@ class FedEM(AveragingAlgorithm[Server, Client, Down, Up]):
 
 def proportions(task: Task, theta: Tensor, pi: Tensor, split: Split) -> Tensor:
     """[n, K] float64: one E and M step, mean_j q_jk over all examples of the split."""
-    total = torch.zeros_like(pi)
+    total, mixture = torch.zeros_like(pi), MixtureTask(task, pi.shape[1])
     for rows, batch in split.in_order():
-        q = responsibilities(task, theta[rows].unbind(1), pi[rows], batch)
+        q = mixture.responsibilities(theta[rows].unbind(1), pi[rows], batch)
         total[rows] += (q * batch.weight[..., None]).sum(1, dtype=torch.float64)
     mean = (total / split.count.to(total.device)[:, None]).clamp_min(LEAST)
     return mean / mean.sum(1, keepdim=True)
@@ -135,5 +137,4 @@ class ExpectedLoss(MixtureTask):
 
     def weighted(self, theta: Tensor, batch: Batch) -> list[Batch]:
         rows = self.place[torch.searchsorted(self.sorted, batch.ids)]
-        models, pi = self.split(take_rows(self.start, rows))
-        return shared_out(batch, responsibilities(self.task, models, pi, batch))
+        return super().weighted(take_rows(self.start, rows), batch)

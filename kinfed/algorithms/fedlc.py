@@ -51,8 +51,8 @@ class FedLC(FedAvg):
         if not self.tau:
             return super().train(task, w, data)
         count = class_counts(data.train, task.head.outputs).to(w.dtype).clamp_min(self.floor)
-        cut = ShiftedLogits(-self.tau * count.pow(-0.25))  # s = z − τ N^(−1/4)
-        return sgd(task, w, data.train.batches(self.training), cut=cut)
+        feature_loss = ShiftedLogits(-self.tau * count.pow(-0.25))  # s = z − τ N^(−1/4)
+        return sgd(task, w, data.train.batches(self.training), feature_loss=feature_loss)
 
     def privacy(self, count: Tensor) -> PrivacyProfile:
         if not self.tau:

@@ -58,5 +58,5 @@ class FedNTD(FedAvg):
     def train(self, task: Task, w: Tensor, data: Cohort) -> Tensor:
         if not self.beta:
             return super().train(task, w, data)
-        cut = separable(NotTrueDistillation(task, w, self.beta, self.tau))
-        return sgd(task, w, data.train.batches(self.training), cut=cut)
+        feature_loss = separable(NotTrueDistillation(task, w, self.beta, self.tau))
+        return sgd(task, w, data.train.batches(self.training), feature_loss=feature_loss)

@@ -51,8 +51,8 @@ from kinfed.author import (
     gradient_steps,
     option,
     own_or_server,
+    run_program,
     sgd,
-    train_models,
 )
 
 
@@ -116,12 +116,12 @@ class FedPA(AveragingAlgorithm[Server, Client, Down, DeltaUp]):
         first = batches.steps - number * length
         theta = w.clone()
         x = w.new_zeros(len(w), self.samples, task.trainable.stop)
-        moves = (
+        program = (
             GradientStep("theta", batches.lr, decay=self.training.weight_decay),
             Collect("samples", "theta", "first", "length"),
         )
         models = {"theta": theta, "samples": x.view(len(w), -1)}
-        train_models(task, [batches], moves, models, {"first": first.double(), "length": length.double()})
+        run_program(task, [batches], program, models, {"first": first.double(), "length": length.double()})
         return theta, x, number
 
     def step(self, server: Server, mean: DeltaUp, round: RoundInfo) -> Server:

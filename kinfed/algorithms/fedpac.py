@@ -150,12 +150,12 @@ class FedPAC(Algorithm[Server, Nothing, Down, Up]):
         sums = task.class_sums(theta, data.train)  # 0.
         h, variance = error_terms(sums)
         theta = sgd(task, theta, data.train.batches(self._head_training, stream="head"), mask=head)  # 1.
-        cut = None
+        feature_loss = None
         if self.lam and bool(down.known.any()):
             own = class_means(sums).to(down.prototypes)
             target = torch.where(down.known[..., None], down.prototypes, own)
-            cut = PrototypePull(target, torch.ones_like(down.known), self.lam, 1 / task.head.inputs)
-        theta = sgd(task, theta, data.train.batches(self.training), mask=~head, cut=cut)  # 2.
+            feature_loss = PrototypePull(target, torch.ones_like(down.known), self.lam, 1 / task.head.inputs)
+        theta = sgd(task, theta, data.train.batches(self.training, loop=1), mask=~head, feature_loss=feature_loss)  # 2.
         means = class_means(task.class_sums(theta, data.train))  # 3.
         kind = theta.dtype
         delta = split.take_shared(theta) - down.shared

@@ -95,10 +95,10 @@ class FedPHP(FedAvg):
             required_body("FedPHP", task)
 
     def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
-        cut = None
+        feature_loss = None
         if self.lam and bool(client.seen.any()):
-            cut = Inheritance(task, client.theta, self.lam * client.seen.to(client.theta.dtype))
-        theta = sgd(task, down.w, data.train.batches(self.training), cut=cut)
+            feature_loss = Inheritance(task, client.theta, self.lam * client.seen.to(client.theta.dtype))
+        theta = sgd(task, down.w, data.train.batches(self.training), feature_loss=feature_loss)
         keep = self.mu * min(data.round / self.growth, 1.0) * client.seen.to(theta)  # μ_t
         v = torch.lerp(theta, client.theta, keep[:, None])
         up = DeltaUp(theta - down.w, example_counts(self.weights, data))

@@ -112,11 +112,11 @@ class FedProto(Algorithm[Server, Client, Down, Up]):
         return Down(server.prototypes.expand(n, -1, -1), server.known.expand(n, -1))
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
-        cut = None
+        feature_loss = None
         if self.lam and bool(down.known.any()):
             scale = 1 / task.head.inputs if self.reduce == "mean" else 1.0
-            cut = PrototypePull(down.prototypes, down.known, self.lam, scale)
-        theta = sgd(task, client.theta, data.train.batches(self.training), cut=cut)
+            feature_loss = PrototypePull(down.prototypes, down.known, self.lam, scale)
+        theta = sgd(task, client.theta, data.train.batches(self.training), feature_loss=feature_loss)
         sums = task.class_sums(theta, data.train)
         means = class_means(sums)  # C_m,c
         weight = sums.count if self.weights == "examples" else sums.count > 0

@@ -36,5 +36,5 @@ class FedProx(FedAvg):
             )
 
     def train(self, task: Task, w: Tensor, data: Cohort) -> Tensor:
-        pull = (self.mu, w) if self.mu else None
-        return sgd(task, w, data.train.batches(self.training), pull=pull)  # ∇f(θ) + μ (θ − w)
+        proximal = (self.mu, w) if self.mu else None
+        return sgd(task, w, data.train.batches(self.training), proximal=proximal)  # ∇f(θ) + μ (θ − w)

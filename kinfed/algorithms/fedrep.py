@@ -52,7 +52,7 @@ class FedRep(PartlyShared):
         own = split.own_mask.to(theta.device)
         if split.own:
             theta = sgd(task, theta, data.train.batches(self._head_training, stream="head"), mask=own)
-        return sgd(task, theta, data.train.batches(self.training), mask=~own)
+        return sgd(task, theta, data.train.batches(self.training, loop=1 if split.own else 0), mask=~own)
 
     def privacy(self, count: Tensor) -> PrivacyProfile:
         steps = self.training.num_steps(count) + self._head_training.num_steps(count)

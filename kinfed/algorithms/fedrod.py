@@ -123,8 +123,8 @@ class FedRoD(AveragingAlgorithm[ModelState, Client, ModelDown, DeltaUp]):
         shift = None
         if self.gamma:
             shift = self.gamma * class_counts(data.train, task.head.outputs).to(down.w.dtype).log()
-        cut = TwoHeads(new, shift, self._personal_rate(data.round), training.weight_decay)
-        u = sgd(task, down.w, data.train.batches(training), cut=cut)
+        feature_loss = TwoHeads(new, shift, self._personal_rate(data.round), training.weight_decay)
+        u = sgd(task, down.w, data.train.batches(training), feature_loss=feature_loss)
         return new, DeltaUp(u - down.w, example_counts(self.weights, data))
 
     def step(self, server: ModelState, mean: DeltaUp, round: RoundInfo) -> ModelState:

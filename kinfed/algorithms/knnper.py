@@ -4,7 +4,7 @@ Marfoq, Neglia, Vidal, Kameni: Personalized Federated Learning through Local Mem
 
     training is FedAvg's;   personal: p(y | x) = λ_m p_kNN(y | x) + (1 − λ_m) softmax(z(x)), z of the current w
 
-Neighbours are the option `knn` of every method (kinfed.engine.personal.neighbours), as fine-tuning is; this is FedAvg
+Neighbours are the option `knn` of every method (kinfed.algorithms.common.neighbours), as fine-tuning is; this is FedAvg
 whose personal model is the server's, with `knn` set. λ = 0 (`knn_share`) is FedAvg's server model. Nothing else is
 sent. A client that joins later needs no training of its own. The personal model holds features of examples, so it is
 refused under differential privacy.

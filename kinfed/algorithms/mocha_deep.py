@@ -114,11 +114,11 @@ class MochaDeep(Algorithm[Server, Client, Down, Up]):
         return Down(torch.stack(centers), strength)
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
-        pull = self._pull(down)
-        if pull is not None:  # a row is as wide as a model; behind the trainable columns nothing is pulled
-            strength, center = pull
-            pull = strength, torch.nn.functional.pad(center, (0, task.num_params - center.shape[1]))
-        w = sgd(task, client.w, data.train.batches(self.training), pull=pull)
+        proximal = self._proximal(down)
+        if proximal is not None:  # a row is as wide as a model; behind the trainable columns nothing is pulled
+            strength, center = proximal
+            proximal = strength, torch.nn.functional.pad(center, (0, task.num_params - center.shape[1]))
+        w = sgd(task, client.w, data.train.batches(self.training), proximal=proximal)
         return Client(w), Up((w - client.w)[:, task.trainable])
 
     def heard(self, task: Task, before: Client, after: Client, down: Down, up: Up) -> Client:
@@ -130,7 +130,7 @@ class MochaDeep(Algorithm[Server, Client, Down, Up]):
         own = clients.w[:, : server.models.shape[1]]
         return server.models.squeeze(0), own if self.learn_omega else own.mean(0)
 
-    def _pull(self, down: Down) -> tuple[float | Tensor, Tensor] | None:
+    def _proximal(self, down: Down) -> tuple[float | Tensor, Tensor] | None:
         """2 λ₁ w + 2 λ₂ s (w − c) is one pull of strength 2 (λ₁ + λ₂ s), towards c λ₂ s / (λ₁ + λ₂ s)."""
         if not self.lam1 and not self.lam2:
             return None

@@ -82,9 +82,9 @@ class MOON(FedAvg):
         required_body("MOON", task)
 
     def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
-        cut = None
+        feature_loss = None
         if self.mu and bool(client.seen.any()):  # else the two pulls cancel for all
             prev = own_or_server(client.seen, client.theta, down.w)
-            cut = separable(ModelContrast(task, down.w, prev, self.mu, self.tau))
-        u = sgd(task, down.w, data.train.batches(self.training), cut=cut)
+            feature_loss = separable(ModelContrast(task, down.w, prev, self.mu, self.tau))
+        u = sgd(task, down.w, data.train.batches(self.training), feature_loss=feature_loss)
         return Client(u, torch.ones_like(client.seen)), DeltaUp(u - down.w, example_counts(self.weights, data))

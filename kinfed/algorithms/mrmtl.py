@@ -74,8 +74,8 @@ class MRMTL(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
         return ModelDown(server.w.expand(len(ids), -1))
 
     def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
-        pull = (self.lam, down.w) if self.lam else None
-        theta = sgd(task, client.theta, data.train.batches(self.training), pull=pull)  # ∇f(θ) + λ (θ − w)
+        proximal = (self.lam, down.w) if self.lam else None
+        theta = sgd(task, client.theta, data.train.batches(self.training), proximal=proximal)  # ∇f(θ) + λ (θ − w)
         return Client(theta), DeltaUp(theta - client.theta, None)
 
     def heard(self, task: Task, before: Client, after: Client, down: ModelDown, up: DeltaUp) -> Client:

@@ -35,10 +35,10 @@ from kinfed.author import (
     DeltaUp,
     Gradient,
     GradientStep,
+    Instruction,
     Mix,
     ModelDown,
     ModelState,
-    Move,
     Norm,
     Nothing,
     Population,
@@ -49,8 +49,8 @@ from kinfed.author import (
     Task,
     gradient_steps,
     option,
+    run_program,
     sgd,
-    train_models,
 )
 
 
@@ -83,19 +83,19 @@ class PerFedAvg(AveragingAlgorithm[ModelState, Nothing, ModelDown, DeltaUp]):
         decay = self.training.weight_decay
         w = down.w.clone()
         streams = [batches, meta]
-        moves: list[Move] = [
+        program: list[Instruction] = [
             Mix("tilde", "w", "w", 0.0),
             GradientStep("tilde", alpha, decay=decay),  # w̃ = w − α g(w; b)
         ]
         if self.variant == "fo":
-            moves.append(GradientStep("w", beta, at="tilde", decay=decay, stream=1))  # w ← w − β g(w̃; b')
+            program.append(GradientStep("w", beta, at="tilde", decay=decay, stream=1))  # w ← w − β g(w̃; b')
         else:
             streams.append(data.train.batches(self.training, stream="hessian"))
-            moves += self._hessian_free_moves(alpha, beta)
-        train_models(task, streams, moves, {"w": w})
+            program += self._hessian_free_moves(alpha, beta)
+        run_program(task, streams, program, {"w": w})
         return Nothing(), DeltaUp(w.sub_(down.w), None)
 
-    def _hessian_free_moves(self, alpha: float, beta: float) -> list[Move]:
+    def _hessian_free_moves(self, alpha: float, beta: float) -> list[Instruction]:
         """From w̃ to the next w."""
         decay = self.training.weight_decay
         return [

@@ -61,7 +61,7 @@ class PersonalAdapters(PartlyShared):
         kept = sgd(task, theta, data.train.batches(self.training, stream="own"), mask=own)
         start = split.take_own(task.init(data.seed)).to(theta).expand(len(theta), -1)  # where adapters correct nothing
         alone = split.join(start, split.take_shared(theta))
-        sent = sgd(task, alone, data.train.batches(self.training), mask=~own)
+        sent = sgd(task, alone, data.train.batches(self.training, loop=1), mask=~own)
         return split.join(split.take_own(kept), split.take_shared(sent))
 
     def privacy(self, count: Tensor) -> PrivacyProfile:

@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.common.client_features import features_by_client
 from kinfed.algorithms.common.feature_distribution import EPS, Distribution, best_beta, local_distribution
 from kinfed.algorithms.common.heads import class_counts, required_body
 from kinfed.author import (
@@ -56,7 +57,7 @@ from kinfed.author import (
     rng,
     sgd,
 )
-from kinfed.engine import Dense, features_by_client
+from kinfed.engine import Dense
 
 
 @dataclass

@@ -42,7 +42,7 @@ from kinfed.author import (
     extrapolated,
     gradient_steps,
     option,
-    train_models,
+    run_program,
 )
 
 
@@ -97,14 +97,14 @@ class PFedMe(AveragingAlgorithm[ModelState, Client, ModelDown, DeltaUp]):
         eta, eta_p = batches.lr, self._inner_lr(batches.lr)
         w, theta = down.w.clone(), down.w.clone()
         outer = Mix("w", "w", "theta", eta * self.lam)  # w_m ← w_m − η λ (w_m − θ̂)
-        train_models(task, [batches], [self._inner(eta_p), outer], {"w": w, "theta": theta})
+        run_program(task, [batches], [self._inner(eta_p), outer], {"w": w, "theta": theta})
         up = DeltaUp(w.sub_(down.w), example_counts(self.weights, data))
         return Client(None if self.recompute else theta), up
 
     def _inner(self, lr: float) -> GradientStep:
         """K steps θ ← θ − η_p (∇f(θ) + λ (θ − w_m)) on one batch."""
         decay = self.inner_decay + self.training.weight_decay
-        return GradientStep("theta", lr, decay=decay, pull=(self.lam, "w"), times=self.inner_steps)
+        return GradientStep("theta", lr, decay=decay, proximal=(self.lam, "w"), times=self.inner_steps)
 
     def step(self, server: ModelState, mean: DeltaUp, round: RoundInfo) -> ModelState:
         return ModelState(extrapolated(server.w, mean.delta, self.beta, round.trainable))
@@ -114,7 +114,7 @@ class PFedMe(AveragingAlgorithm[ModelState, Client, ModelDown, DeltaUp]):
             return client.theta
         theta = down.w.clone()
         batches = data.train.batches(self.training.with_steps(1), stream="adapt")
-        train_models(task, [batches], [self._inner(self._inner_lr(batches.lr))], {"w": down.w, "theta": theta})
+        run_program(task, [batches], [self._inner(self._inner_lr(batches.lr))], {"w": down.w, "theta": theta})
         return theta
 
     def server_models(self, server: ModelState) -> ServerModels:

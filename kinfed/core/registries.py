@@ -21,6 +21,7 @@ REGISTRIES = {
     "dataset": "kinfed.data.sources:SOURCES",
     "partition": "kinfed.data.sources:PARTITIONS",
     "model": "kinfed.engine:MODELS",
+    "extension": "kinfed.algorithms.algorithm_names:EXTENSIONS",
     "metric": "kinfed.records:METRICS",
     "robust rule": "kinfed.updates:RULES",
     "stage": "kinfed.updates:STAGES",

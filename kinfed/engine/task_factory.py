@@ -33,7 +33,7 @@ from kinfed.engine.backends.vmap_task import VmapTask as VmapTask
 from kinfed.engine.compiled.fused_task import FusedTask as FusedTask
 from kinfed.engine.compiled.fused_task import compiles, is_installed
 from kinfed.engine.contract.client_linear import runs_batched
-from kinfed.engine.contract.descent import Pull as Pull
+from kinfed.engine.contract.descent import ProximalTerm as ProximalTerm
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.contract.task import Task as Task
 from kinfed.engine.rows.constant_buffers import example_like, mark_still_buffers

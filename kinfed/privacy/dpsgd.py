@@ -23,7 +23,7 @@ from torch import Tensor
 
 from kinfed.core import rng
 from kinfed.data import Batch, PoissonSample, Split
-from kinfed.engine import Cut, Head, ModuleTask, Score, Task, is_separable, weighing_ones
+from kinfed.engine import FeatureLoss, Head, ModuleTask, Score, Task, is_separable, weighing_ones
 from kinfed.errors import ConfigError, ModelError
 from kinfed.privacy.ledger import Ledger
 from kinfed.privacy.noise import Source
@@ -121,21 +121,21 @@ class PrivateTask(Task):
     def head(self) -> Head:
         return self.inner.head
 
-    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+    def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
         draw = batch.sample
         if draw is None:
             raise ConfigError(
                 "a private gradient needs a Poisson sample of the client's examples; these were chosen otherwise: use "
                 "steps and poisson = true in the method's local work"
             )
-        if cut is not None and not is_separable(cut):
+        if feature_loss is not None and not is_separable(feature_loss):
             raise ConfigError(
                 "the method's loss at features or logits is not declared to be a sum over examples, so one example's "
-                "share of a gradient cannot be clipped; if it is such a sum, declare it: separable(cut)"
+                "share of a gradient cannot be clipped; if it is such a sum, declare it: separable(feature_loss)"
             )
         name = self._name_gradients(batch.ids, draw)
         with self._computing_gradient():
-            g = self._clipped(theta, batch, draw, None if cut is None else weighing_ones(cut))
+            g = self._clipped(theta, batch, draw, None if feature_loss is None else weighing_ones(feature_loss))
         if self.noise:
             scale = (self.noise * self.clip / draw.expected).to(theta.device, theta.dtype)
             g.addcmul_(self.source(name, theta), scale[:, None])
@@ -151,37 +151,39 @@ class PrivateTask(Task):
 
     @contextmanager
     def _computing_gradient(self) -> Iterator[None]:
-        """What a cut asks of this task in here goes into gradients that are clipped."""
+        """What a feature loss asks of this task in here goes into gradients that are clipped."""
         self._inside.gradient = True
         try:
             yield
         finally:
             self._inside.gradient = False
 
-    def _clipped(self, theta: Tensor, batch: Batch, draw: PoissonSample, cut: Cut | None) -> Tensor:
+    def _clipped(self, theta: Tensor, batch: Batch, draw: PoissonSample, feature_loss: FeatureLoss | None) -> Tensor:
         """(1/L) Σ_i g_i min(1, c/‖g_i‖). An example whose gradient is not finite counts as one with gradient 0.
 
         g_i is the gradient of the example's loss times what a method makes it weigh: weights are usually 1/L."""
-        norm = self.inner.example_norms(theta, batch, cut) * (batch.weight * draw.expected[:, None].to(batch.weight))
+        norm = self.inner.example_norms(theta, batch, feature_loss) * (
+            batch.weight * draw.expected[:, None].to(batch.weight)
+        )
         finite = torch.isfinite(norm)
         factor = torch.where(finite, (self.clip / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max(1.0), 0.0)
         batch = replace(batch, weight=batch.weight * factor)
         if bool(finite.all()):
-            return self.inner.grad(theta, batch, cut)
+            return self.inner.grad(theta, batch, feature_loss)
         # 0 times a gradient that is not finite is not 0: other examples of the row take the places of such ones.
         column = torch.arange(norm.shape[1], device=norm.device).expand_as(norm)
         usable = torch.where(finite, column, finite.to(torch.int64).argmax(1, keepdim=True))
         row = torch.arange(len(norm), device=norm.device)[:, None]
-        g = self.inner.grad(theta, replace(batch, x=batch.x[row, usable], y=batch.y[row, usable]), cut)
+        g = self.inner.grad(theta, replace(batch, x=batch.x[row, usable], y=batch.y[row, usable]), feature_loss)
         return torch.where(finite.any(1, keepdim=True), g, 0.0)
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         self._note_evaluation()
         return self.inner.logits(theta, x)
 
-    def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def features_and_logits(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         self._note_evaluation()
-        return self.inner.cut(theta, x)
+        return self.inner.features_and_logits(theta, x)
 
     def losses(self, theta: Tensor, batch: Batch) -> Tensor:
         self._note_evaluation()

@@ -13,7 +13,7 @@ from kinfed.algorithms import EXAMPLE_COUNT, AveragingAlgorithm, RoundInfo, mean
 from kinfed.core import Tree, rng
 from kinfed.data import Batch, Federation
 from kinfed.deploy import message_types
-from kinfed.engine import Cut
+from kinfed.engine import FeatureLoss
 from kinfed.errors import ConfigError
 from kinfed.privacy import Privacy, PrivateTask, make_budget, seeded_noise
 from kinfed.server import Schedule
@@ -94,7 +94,7 @@ def gradients_are_declared(bench: Bench) -> None:
 class _BlindTask(PrivateTask):
     """A private task whose gradients know nothing of the examples: what still depends on them left by another way."""
 
-    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+    def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
         assert batch.sample is not None  # of a private run
         self._name_gradients(batch.ids, batch.sample)
         return torch.full_like(theta, 0.01)

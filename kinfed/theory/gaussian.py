@@ -25,7 +25,7 @@ from torch import Tensor
 
 from kinfed.core import rng
 from kinfed.data import Batch, Features, Federation, Problem, Ragged, Split
-from kinfed.engine import Cut, ParameterSlot, Score, Task, refuse_cut
+from kinfed.engine import FeatureLoss, ParameterSlot, Score, Task, refuse_feature_loss
 from kinfed.errors import ConfigError
 from kinfed.theory.two_level import Posterior, TwoLevel
 
@@ -152,8 +152,8 @@ class GaussianTask(Task):
     def known_s0(self) -> float:
         return self.s0
 
-    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
-        refuse_cut(cut, "a Gaussian model")
+    def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
+        refuse_feature_loss(feature_loss, "a Gaussian model")
         pull = (theta[:, None] - batch.x) * batch.weight[..., None]
         return pull.sum(1) / self.s[batch.ids].to(theta.dtype)[:, None]
 

@@ -67,12 +67,12 @@ def test_one_batch_by_hand(mu: float, slope: float) -> None:
     """Mean φ (2, 0), z^g = 0, d_f = 2, κ = 1: with μ = 1, R = 1 and every example has weight · (1, 0)."""
     phi = torch.tensor([[[1.0, 1.0], [3.0, -1.0]]])
     batch = Batch(phi, torch.zeros(1, 2, dtype=torch.int64), torch.full((1, 2), 0.5), torch.tensor([0]))
-    cut = Consensus(torch.zeros(1, 2), torch.zeros(1, 2), 1.0, mu)
-    dz, dphi = cut(phi, phi, batch, torch.tensor([0]))
+    feature_loss = Consensus(torch.zeros(1, 2), torch.zeros(1, 2), 1.0, mu)
+    dz, dphi = feature_loss(phi, phi, batch, torch.tensor([0]))
     assert dz is None
     assert dphi is not None
     close(dphi, torch.tensor([[[0.5 * slope, 0.0]] * 2]))
-    assert cut.r.tolist() == [[2 * mu, 0.0]]
+    assert feature_loss.r.tolist() == [[2 * mu, 0.0]]
 
 
 @pytest.mark.parametrize("mu", [1.0, 0.3])

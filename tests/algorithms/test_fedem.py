@@ -26,7 +26,6 @@ from kinfed.engine.personal.mixture import (
     MixtureTask,
     mixture_rows,
     num_components,
-    responsibilities,
 )
 from kinfed.engine.personal.personal_models import module_for, task_for
 from kinfed.engine.task_factory import make_task
@@ -162,7 +161,7 @@ def test_extreme_losses_leave_finite_proportions(make_batch: Any) -> None:
     theta = torch.stack([torch.zeros(P), torch.full((P,), 1.0)])[None].repeat(2, 1, 1)
     theta[:, 1, 0] = 1e6  # one class beyond all reason
     batch = make_batch(2, 6, (4,), 3)
-    q = responsibilities(task, theta.unbind(1), torch.full((2, 2), 0.5), batch)
+    q = MixtureTask(task, 2).responsibilities(theta.unbind(1), torch.full((2, 2), 0.5), batch)
     assert bool(torch.isfinite(q).all())
     close(q.sum(-1), torch.ones(2, 6))
     data = Federation.from_arrays(np.ones((4, 4)), [1, 1, 1, 1], [0, 0, 0, 0], num_classes=3, test_fraction=0.0)
@@ -282,7 +281,7 @@ def test_examples_of_no_share_still_enter_the_statistics_of_a_component() -> Non
     models[:, 0, bias.start : bias.stop] = torch.tensor([200.0, -200.0])  # exp(−400) is 0 in float32
     theta = mixture_rows(models, torch.full((1, 2), 0.5))
     batch = Batch(x, torch.ones(1, 6, dtype=torch.int64), torch.full((1, 6), 1 / 6), torch.zeros(1, dtype=torch.int64))
-    assert float(responsibilities(task, models.unbind(1), theta[:, -2:], batch)[..., 0].max()) == 0.0
+    assert float(MixtureTask(task, 2).responsibilities(models.unbind(1), theta[:, -2:], batch)[..., 0].max()) == 0.0
     mixture.descend_(theta, batch, 0.1)
     plain = models[:, 0].clone()
     task.training_grad(plain, batch)

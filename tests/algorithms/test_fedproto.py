@@ -30,8 +30,10 @@ def test_one_example_by_hand(reduce: str, slope: tuple[float, float]) -> None:
     """φ = (1, 2), C̄ = 0, d_f = 2, λ = 1: R = 2.5 as a mean; nothing for a class without a prototype."""
     phi = torch.tensor([[[1.0, 2.0], [1.0, 2.0]]])
     batch = Batch(phi, torch.tensor([[0, 1]]), torch.ones(1, 2), torch.tensor([0]))
-    cut = PrototypePull(torch.zeros(1, 2, 2), torch.tensor([[True, False]]), 1.0, 0.5 if reduce == "mean" else 1.0)
-    dz, dphi = cut(phi, phi, batch, torch.tensor([0]))
+    feature_loss = PrototypePull(
+        torch.zeros(1, 2, 2), torch.tensor([[True, False]]), 1.0, 0.5 if reduce == "mean" else 1.0
+    )
+    dz, dphi = feature_loss(phi, phi, batch, torch.tensor([0]))
     assert dz is None
     assert dphi is not None
     assert dphi[0].tolist() == [list(slope), [0.0, 0.0]]

@@ -53,8 +53,8 @@ def test_one_example_by_hand() -> None:
     z = torch.tensor([[[1.0, 0.0, 5.0]]])
     batch = Batch(z, torch.tensor([[1]]), torch.ones(1, 1), torch.tensor([0]))
     client = Client(torch.zeros(1, 3, 1), torch.zeros(1, 3))
-    cut = TwoHeads(client, torch.tensor([[3.0, 1.0, 0.0]]).log(), rate=0.1, decay=0.0)
-    dz, dphi = cut(torch.ones(1, 1, 1), z, batch, torch.tensor([0]))
+    feature_loss = TwoHeads(client, torch.tensor([[3.0, 1.0, 0.0]]).log(), rate=0.1, decay=0.0)
+    dz, dphi = feature_loss(torch.ones(1, 1, 1), z, batch, torch.tensor([0]))
     assert dz is not None
     assert dphi is None
     assert float(-(1 + dz[0, 0, 1]).log()) == pytest.approx(2.214283, abs=1e-5)

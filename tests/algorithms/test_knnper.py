@@ -13,9 +13,9 @@ from torch import Tensor, nn
 import kinfed
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.base import check_algorithm_settings, privacy_profile
+from kinfed.algorithms.common.neighbours import share_by_validation, vote, with_neighbours
 from kinfed.algorithms.knnper import KNNPer
 from kinfed.data.examples.batches import LocalTraining
-from kinfed.engine.personal.neighbours import share_by_validation, vote, with_neighbours
 from kinfed.engine.personal.personal_models import task_for
 from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError

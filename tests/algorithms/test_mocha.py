@@ -388,7 +388,7 @@ def test_learned_relations_pull_like_the_gradient_of_the_penalty() -> None:
         torch.testing.assert_close(server["omega"], omega)
         assert float(torch.linalg.eigvalsh(omega).max()) <= 5 + 1e-9
         down = loop.algorithm.download(loop.server, torch.arange(4))
-        strength, center = loop.algorithm._pull(down)
+        strength, center = loop.algorithm._proximal(down)
         w.requires_grad_()
         (g,) = torch.autograd.grad(0.05 * torch.trace(w.T @ omega @ w), w)
         torch.testing.assert_close(strength[:, None] * (w.detach().float() - center), g.float(), rtol=1e-4, atol=1e-5)

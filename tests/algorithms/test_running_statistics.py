@@ -206,7 +206,7 @@ def test_no_term_of_local_training_touches_statistics() -> None:
     plain = moved_by_passes_only(theta, training=ALONE)[:, behind()]
     far = torch.full_like(theta, 7.0)
     for training in (HARSH, ALONE):
-        assert torch.equal(moved_by_passes_only(theta, training=training, pull=(0.5, far))[:, behind()], plain)
+        assert torch.equal(moved_by_passes_only(theta, training=training, proximal=(0.5, far))[:, behind()], plain)
         assert torch.equal(moved_by_passes_only(theta, training=training, drift=far)[:, behind()], plain)
 
 

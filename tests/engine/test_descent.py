@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kinfed.data.examples.batches import Batch, LocalTraining
 from kinfed.data.federations.federation import Federation
-from kinfed.engine.contract.descent import TRANSPOSE_FROM_STEPS, LayerwiseDescent, Pull, StepwiseDescent
+from kinfed.engine.contract.descent import TRANSPOSE_FROM_STEPS, LayerwiseDescent, ProximalTerm, StepwiseDescent, Terms
 from kinfed.engine.task_factory import ModuleTask, make_task
 from kinfed.engine.training.sgd import sgd
 
@@ -45,7 +45,7 @@ def models(task: ModuleTask, n: int, kind: str) -> Tensor:
     return torch.stack([task.init(0, k) for k in range(n)])
 
 
-PULLS: dict[str, Callable[[ModuleTask, int], Pull | None]] = {
+PULLS: dict[str, Callable[[ModuleTask, int], ProximalTerm | None]] = {
     "none": lambda task, n: None,
     "one for all": lambda task, n: (0.3, task.init(5).expand(n, -1)),
     "one for each": lambda task, n: (torch.linspace(0, 1, n, dtype=torch.float64), models(task, n, "own")),
@@ -53,17 +53,17 @@ PULLS: dict[str, Callable[[ModuleTask, int], Pull | None]] = {
 }
 
 
-@pytest.mark.parametrize("pull", PULLS)
+@pytest.mark.parametrize("proximal", PULLS)
 @pytest.mark.parametrize("kind", ["shared", "own"])
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("name", NETS)
-def test_steps_on_layers_are_the_steps_one_by_one(name: str, n: int, kind: str, pull: str) -> None:
+def test_steps_on_layers_are_the_steps_one_by_one(name: str, n: int, kind: str, proximal: str) -> None:
     build, inputs = NETS[name]
     task = make_task(build)
-    theta, toward = models(task, n, kind), PULLS[pull](task, n)
+    theta, toward = models(task, n, kind), PULLS[proximal](task, n)
     steps = TRANSPOSE_FROM_STEPS + 2
     before = theta.clone(), None if toward is None else toward[1].clone()
-    plain, fast = StepwiseDescent(task.descend_, theta, toward), task.descent(theta, steps, toward)
+    plain, fast = StepwiseDescent(task.descend_, theta, Terms(toward)), task.descent(theta, steps, Terms(toward))
     assert isinstance(fast, LayerwiseDescent)
     for number, batch in enumerate(batches(n, inputs, steps)):
         rows = slice(None) if number < 4 else slice(0, max(1, n - number // 4))  # clients leave as they finish
@@ -83,8 +83,9 @@ def test_rates_may_be_the_clients_own(drifts: bool) -> None:
     task = make_task(build)
     theta, lr = models(task, 3, "own"), torch.tensor([0.1, 0.0, 0.4])
     drift = models(task, 4, "own")[1:] if drifts else None
-    plain = StepwiseDescent(task.descend_, theta, None, drift)
-    fast = task.descent(theta, TRANSPOSE_FROM_STEPS, None, drift)
+    plain = StepwiseDescent(task.descend_, theta, Terms(drift=drift))
+    fast = task.descent(theta, TRANSPOSE_FROM_STEPS, Terms(drift=drift))
+    assert fast is not None
     wanted = theta.clone()
     for batch in batches(3, inputs, 3):
         plain.step(slice(None), batch, lr)
@@ -100,6 +101,7 @@ def test_result_can_be_asked_for_at_any_time(steps: int) -> None:
     build, inputs = NETS["transposed"]
     task = make_task(build)
     descent = task.descent(models(task, 2, "own"), steps)
+    assert descent is not None
     assert torch.equal(descent.result(), models(task, 2, "own"))
     descent.step(slice(None), batches(2, inputs, 1)[0], 0.1)
     once = descent.result()

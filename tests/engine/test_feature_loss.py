@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from conftest import MakeBatch, MakeSplit
 from kinfed.data.examples.batches import Batch, Batches, LocalTraining, Split
 from kinfed.engine.backends.lstm import LastOutput
-from kinfed.engine.contract.descent import TRANSPOSE_FROM_STEPS, LayerwiseDescent
-from kinfed.engine.contract.feature_loss import Cut, Deltas, by_autograd, cross_entropy, logit_delta, on_rows
+from kinfed.engine.contract.descent import TRANSPOSE_FROM_STEPS, LayerwiseDescent, Terms
+from kinfed.engine.contract.feature_loss import Deltas, FeatureLoss, by_autograd, cross_entropy, logit_delta, on_rows
 from kinfed.engine.contract.head import find_head
 from kinfed.engine.personal.mixture import MixtureTask
 from kinfed.engine.task_factory import ModuleTask, make_task
@@ -170,7 +170,7 @@ def test_features_and_logits_are_those_of_the_module(model: str, path: str, make
     task, shape = make(model, path)
     theta, x = starts(task, 3), make_batch(3, 4, shape, CLASSES).x
     wanted = [split_forward(task.module_of(theta[i]), x[i]) for i in range(3)]
-    phi, z = task.cut(theta, x)
+    phi, z = task.features_and_logits(theta, x)
     near(phi, torch.stack([phi for phi, _ in wanted]).detach())
     near(z, torch.stack([z for _, z in wanted]).detach())
     assert torch.equal(task.features(theta, x), phi)
@@ -187,12 +187,14 @@ def test_a_cut_may_ask_what_other_models_say(model: str, path: str, make_batch: 
     """A teacher's forward pass between a step's forward and backward pass changes neither."""
     task, shape = make(model, path)
     theta, teacher, batch = starts(task, 3), starts(task, 6)[3:], make_batch(3, 4, shape, CLASSES)
-    known = task.cut(teacher, batch.x)
+    known = task.features_and_logits(teacher, batch.x)
 
     def deltas(phi: Tensor, z: Tensor, batch: Batch, phi_t: Tensor, z_t: Tensor) -> Deltas:
         return batch.weight[..., None] * (z - z_t), batch.weight[..., None] * (phi - phi_t)
 
-    asked = task.grad(theta, batch, lambda phi, z, b, rows: deltas(phi, z, b, *task.cut(teacher[rows], b.x)))
+    asked = task.grad(
+        theta, batch, lambda phi, z, b, rows: deltas(phi, z, b, *task.features_and_logits(teacher[rows], b.x))
+    )
     wanted = task.grad(theta, batch, lambda phi, z, b, rows: deltas(phi, z, b, known[0][rows], known[1][rows]))
     near(asked, wanted)
 
@@ -243,9 +245,9 @@ def test_a_cut_that_changes_nothing_is_none(model: str, path: str, momentum: flo
         LocalTraining(lr=0.2, batch=4, momentum=momentum), torch.tensor([1, 3, 2])
     )
     plain = sgd(task, starts(task, 3), batches)
-    assert torch.equal(sgd(task, starts(task, 3), batches, cut=keeps_everything), plain)
+    assert torch.equal(sgd(task, starts(task, 3), batches, feature_loss=keeps_everything), plain)
     by_hand = (model, path) == ("convolutional", "rows") or path == "stacked"
-    out = sgd(task, starts(task, 3), batches, cut=spells_out)
+    out = sgd(task, starts(task, 3), batches, feature_loss=spells_out)
     assert torch.equal(out, plain) if by_hand else torch.allclose(out, plain, atol=1e-6)
 
 
@@ -267,17 +269,17 @@ def test_features_alone(model: str, path: str, make_batch: MakeBatch) -> None:
     task, shape = make(model, path)
     theta, batch = starts(task, 2), make_batch(2, 5, shape, CLASSES)
 
-    def cut(phi: Tensor, z: Tensor, batch: Batch, rows: Tensor) -> Deltas:
+    def feature_loss(phi: Tensor, z: Tensor, batch: Batch, rows: Tensor) -> Deltas:
         return None, batch.weight[..., None] * phi.double()
 
     def loss(phi: Tensor, z: Tensor, batch: Batch, rows: Tensor) -> Tensor:
         return cross_entropy(z, batch) + (batch.weight * phi.square().sum(-1)).sum(1) / 2
 
-    near(task.grad(theta, batch, cut), task.grad(theta, batch, by_autograd(loss)))
+    near(task.grad(theta, batch, feature_loss), task.grad(theta, batch, by_autograd(loss)))
     if model == "one layer":
-        assert torch.equal(task.grad(theta, batch, cut), task.grad(theta, batch))
+        assert torch.equal(task.grad(theta, batch, feature_loss), task.grad(theta, batch))
     else:
-        assert not torch.allclose(task.grad(theta, batch, cut), task.grad(theta, batch), atol=1e-3)
+        assert not torch.allclose(task.grad(theta, batch, feature_loss), task.grad(theta, batch), atol=1e-3)
 
 
 @every_path
@@ -289,15 +291,16 @@ def test_rates_of_the_clients_own(model: str, path: str, make_batch: MakeBatch) 
     moved = theta.clone()
     task.descend_(moved, batch, lr, (lam, center), loss.deltas)
     near(moved, wanted)
-    descent = task.descent(theta, 1, (lam, center), None, loss.deltas)
+    descent = task.descent(theta, 1, Terms((lam, center), feature_loss=loss.deltas))
+    assert descent is not None
     descent.step(slice(None), batch, lr)
     near(descent.result(), wanted)
 
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
-    "pull and drift": {"pull": True, "drift": True},
-    "momentum": {"momentum": 0.5, "pull": True},
+    "pull and drift": {"proximal": True, "drift": True},
+    "momentum": {"momentum": 0.5, "proximal": True},
     "mask": {"mask": True, "drift": True, "weight_decay": 0.1},
 }
 
@@ -314,12 +317,18 @@ def test_training_is_that_of_each_client_by_itself(model: str, path: str, case: 
     lam, center, drift = torch.linspace(0, 1, 4), task.init(9).expand(4, -1), 0.1 * starts(task, 6)[2:]
     mask = ~task.head.mask if "mask" in options else torch.ones(task.num_params, dtype=torch.bool)
     wanted = oracle_sgd(
-        task, theta, batches, loss, center=center, mask=mask, lam=lam if "pull" in options else torch.zeros(4),
+        task, theta, batches, loss, center=center, mask=mask, lam=lam if "proximal" in options else torch.zeros(4),
         drift=drift if "drift" in options else torch.zeros_like(drift),
     )  # fmt: skip
-    terms: dict[str, Any] = {"pull": (lam, center), "drift": drift, "mask": mask}
-    for cut in (loss.deltas, by_autograd(loss)):
-        out = sgd(task, theta, batches, cut=cut, **{name: terms[name] for name in terms.keys() & options.keys()})
+    terms: dict[str, Any] = {"proximal": (lam, center), "drift": drift, "mask": mask}
+    for feature_loss in (loss.deltas, by_autograd(loss)):
+        out = sgd(
+            task,
+            theta,
+            batches,
+            feature_loss=feature_loss,
+            **{name: terms[name] for name in terms.keys() & options.keys()},
+        )
         near(out, wanted)
     assert torch.equal(theta, starts(task, 4))
 
@@ -329,19 +338,20 @@ def test_a_long_descent_on_a_transposed_layer(make_split: MakeSplit) -> None:
     steps = torch.tensor([2, TRANSPOSE_FROM_STEPS + 1, 5])
     batches = random_split(make_split, [3, 9, 5], shape).batches(LocalTraining(lr=0.05, batch=4), steps)
     theta, loss = starts(task, 3), pulled(task, 3)
-    assert isinstance(task.descent(theta, len(batches), cut=loss.deltas), LayerwiseDescent)
+    assert isinstance(task.descent(theta, len(batches), Terms(feature_loss=loss.deltas)), LayerwiseDescent)
     zero = torch.zeros_like(theta)
     wanted = oracle_sgd(
         task, theta, batches, loss, lam=torch.zeros(3), center=zero, drift=zero, mask=torch.ones_like(task.head.mask)
     )
-    near(sgd(task, theta, batches, cut=loss.deltas), wanted)
+    near(sgd(task, theta, batches, feature_loss=loss.deltas), wanted)
 
 
 def test_descents_on_rows_in_the_middle(make_batch: MakeBatch) -> None:
     for model, path in (("wide", "stacked"), ("recurrent", "stacked"), ("residual", "vmap")):
         task, shape = make(model, path)
         theta, batch, loss = starts(task, 4), make_batch(4, 3, shape, CLASSES), pulled(task, 4)
-        descent = task.descent(theta, 1, None, None, loss.deltas)
+        descent = task.descent(theta, 1, Terms(feature_loss=loss.deltas))
+        assert descent is not None
         descent.step(slice(1, 3), batch.rows(slice(1, 3)), 0.1)
         wanted = theta.clone()
         wanted[1:3] -= 0.1 * task.grad(theta, batch, loss.deltas)[1:3]
@@ -350,7 +360,7 @@ def test_descents_on_rows_in_the_middle(make_batch: MakeBatch) -> None:
 
 @dataclass
 class RunningMean:
-    """A cut with a state of its own: the features' running mean, towards which they are pulled."""
+    """A feature loss with a state of its own: the features' running mean, towards which they are pulled."""
 
     mean: Tensor  # [n, d_f]
     calls: Tensor  # [n]
@@ -376,8 +386,10 @@ def test_chunks_of_clients_do_not_matter_to_a_state(
     )
 
     def train(index: Tensor) -> tuple[Tensor, RunningMean]:
-        cut = RunningMean(torch.zeros(len(index), task.head.inputs), torch.zeros(len(index), dtype=torch.int64))
-        return sgd(task, starts(task, 4)[index], batches.take(index), cut=cut), cut
+        feature_loss = RunningMean(
+            torch.zeros(len(index), task.head.inputs), torch.zeros(len(index), dtype=torch.int64)
+        )
+        return sgd(task, starts(task, 4)[index], batches.take(index), feature_loss=feature_loss), feature_loss
 
     whole, state = train(torch.arange(4))
     assert state.calls.tolist() == steps.tolist()
@@ -395,20 +407,20 @@ def normalized() -> nn.Module:
 
 
 def test_a_cut_sees_the_examples_that_statistics_see(make_batch: MakeBatch) -> None:
-    """Padding is taken out before a training forward of BatchNorm, for the model and for the cut."""
+    """Padding is taken out before a training forward of BatchNorm, for the model and for the feature loss."""
     task = make_task(normalized)
     theta, batch, loss = starts(task, 2), make_batch(2, 5, (6,), CLASSES), pulled(task, 2)
     batch.weight[0] = torch.tensor([0.25, 0.25, 0.25, 0.25, 0.0])
     sizes = []
 
-    def cut(phi: Tensor, z: Tensor, batch: Batch, rows: Tensor) -> Deltas:
+    def feature_loss(phi: Tensor, z: Tensor, batch: Batch, rows: Tensor) -> Deltas:
         sizes.append(phi.shape[1])
         return loss.deltas(phi, z, batch, rows)
 
     moved = theta.clone()
-    out = task.training_grad(moved, batch, cut)
+    out = task.training_grad(moved, batch, feature_loss)
     assert sizes == [4, 5]
-    near(task.grad(theta, batch, cut), out)
+    near(task.grad(theta, batch, feature_loss), out)
     for i in range(2):
         module, real = task.module_of(theta[i]).train(), batch.weight[i] > 0
         one = Batch(*(t[i, real][None] for t in (batch.x, batch.y, batch.weight)), batch.ids[i : i + 1])
@@ -430,7 +442,7 @@ def test_a_cut_does_not_shift_draws(make_split: MakeSplit) -> None:
         assert (task.features(task.init(1).expand(len(rows), -1), batch.x) != 0).all()
         return None, None
 
-    assert torch.equal(sgd(task, starts(task, 2), batches, cut=reads), sgd(task, starts(task, 2), batches))
+    assert torch.equal(sgd(task, starts(task, 2), batches, feature_loss=reads), sgd(task, starts(task, 2), batches))
 
 
 @pytest.mark.parametrize("path", ["rows", "vmap"])
@@ -438,8 +450,8 @@ def test_nothing_is_trained_below_a_frozen_body(path: str, make_batch: MakeBatch
     task = make_task(Residual, backend=path, frozen=("stem", "block"))
     theta, batch = starts(task, 2), make_batch(2, 4, (6,), CLASSES)
     assert task.head.mask.all()
-    cut = by_autograd(lambda phi, z, batch, rows: cross_entropy(z, batch) + phi.square().sum((1, 2)))
-    near(task.grad(theta, batch, cut), task.grad(theta, batch))
+    feature_loss = by_autograd(lambda phi, z, batch, rows: cross_entropy(z, batch) + phi.square().sum((1, 2)))
+    near(task.grad(theta, batch, feature_loss), task.grad(theta, batch))
     with pytest.raises(ModelError, match="not made of trainable parameters of its own"):
         make_task(Residual, backend=path, frozen=("fc",)).head  # noqa: B018
 
@@ -633,15 +645,15 @@ def test_deltas_of_a_wrong_shape_are_an_error(model: str, path: str, make_batch:
     """They would be broadcast otherwise."""
     task, shape = make(model, path)
     theta, batch = starts(task, 2), make_batch(2, 5, shape, CLASSES)
-    wrong: list[tuple[Cut, str]] = [
-        (lambda phi, z, batch, rows: (z[..., :1], None), "the cut's dz"),
-        (lambda phi, z, batch, rows: (None, phi[:, :1]), "the cut's dphi"),
+    wrong: list[tuple[FeatureLoss, str]] = [
+        (lambda phi, z, batch, rows: (z[..., :1], None), "dz of a feature loss"),
+        (lambda phi, z, batch, rows: (None, phi[:, :1]), "dphi of a feature loss"),
         (by_autograd(lambda phi, z, batch, rows: z.sum()), "one number per client"),
-        (lambda phi, z, batch, rows: (z @ z, None), "the loss at the cut fails"),
+        (lambda phi, z, batch, rows: (z @ z, None), "the feature loss fails"),
     ]
-    for cut, message in wrong:
+    for feature_loss, message in wrong:
         with pytest.raises(ModelError, match=message):
-            task.grad(theta, batch, cut)
+            task.grad(theta, batch, feature_loss)
 
 
 def test_tasks_without_a_head_refuse(make_batch: MakeBatch) -> None:
@@ -678,7 +690,7 @@ def test_the_engine_leaves_the_methods_tensors_alone(make_batch: MakeBatch) -> N
     for model, path in PATHS:
         task, shape = make(model, path)
         theta, batch = starts(task, 2), make_batch(2, 3, shape, CLASSES)
-        phi, z = task.cut(theta, batch.x)
+        phi, z = task.features_and_logits(theta, batch.x)
         dz, dphi = torch.randn_like(z), torch.randn_like(phi)
         copies = dz.clone(), dphi.clone()
         kept = Kept(dz, dphi)

@@ -153,7 +153,7 @@ def test_a_whole_loop_is_that_of_the_torch_path(
     results = [
         sgd(
             task, theta, split.batches(training, steps),
-            pull=(lam, center) if terms["pull"] else None,
+            proximal=(lam, center) if terms["pull"] else None,
             drift=random_rows(n, size, 2) if terms["drift"] else None,
             mask=mask_of(task, str(terms["mask"])),
         )
@@ -171,12 +171,12 @@ def test_a_client_is_trained_the_same_in_any_company(rule: str) -> None:
     task = make_task(network([29, 13, 5], nn.ReLU), backend="fused")
     split = random_split([12, 3, 30, 7], 29, 5, as_bytes=True)
     theta = torch.stack([task.init(0, number) for number in range(4)])
-    pull, drift = random_rows(4, task.num_params, 1), random_rows(4, task.num_params, 2)
+    proximal, drift = random_rows(4, task.num_params, 1), random_rows(4, task.num_params, 2)
     training = LocalTraining(lr=0.05, batch=5, steps=6, **RULES[rule])  # type: ignore[arg-type]
 
     def trained(who: Tensor) -> Tensor:
         batches = split.take(who).batches(training)
-        return sgd(task, theta[who], batches, pull=(0.3, pull[who]), drift=drift[who])
+        return sgd(task, theta[who], batches, proximal=(0.3, proximal[who]), drift=drift[who])
 
     together = trained(torch.arange(4))
     for client in range(4):
@@ -196,7 +196,8 @@ def test_steps_on_a_batch_are_those_of_the_torch_path() -> None:
     batch = replace(batch, weight=batch.weight * torch.rand(batch.weight.shape))
     torch.testing.assert_close(fused.grad(theta, batch), stacked.grad(theta, batch), rtol=1e-4, atol=1e-6)
     ours, theirs = theta.clone(), theta.clone()
-    fused.descend_often_(ours, batch, 3, lr, (lam, center))
+    for _ in range(3):
+        fused.descend_(ours, batch, lr, (lam, center))
     for _ in range(3):
         stacked.descend_(theirs, batch, lr, (lam, center))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
@@ -210,7 +211,7 @@ def test_numbers_are_learned_as_on_the_torch_path(objective: Objective) -> None:
     split.labels, split.weights = split.features.raw[:, 0].clone(), torch.linspace(0.2, 3, len(split.rows))
     theta = torch.stack([fused.init(0, number) for number in range(3)])
     training = LocalTraining(lr=0.05, batch=5, steps=4, momentum=0.5)
-    assert fused.runs_whole_loops(split.batches(training))
+    assert fused.whole_loop(split.batches(training)) is not None
     ours, theirs = (sgd(task, theta, split.batches(training)) for task in (fused, stacked))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
     scores = [task.score(ours, split) for task in (fused, stacked)]
@@ -228,7 +229,7 @@ def test_a_mean_and_a_scale_of_all_features_are_read_by_the_same_code() -> None:
     split = random_split([9, 4], 6, 3, as_bytes=True)
     split.features = Features(split.features.raw, torch.full((1,), 127.5), torch.full((1,), 73.9))
     theta, training = torch.stack([fused.init(0), fused.init(1)]), LocalTraining(batch=3, steps=4)
-    assert fused.runs_whole_loops(split.batches(training))
+    assert fused.whole_loop(split.batches(training)) is not None
     ours, theirs = (sgd(task, theta, split.batches(training)) for task in (fused, stacked))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
@@ -265,15 +266,15 @@ def test_examples_that_loops_cannot_read_are_gathered(federation: Federation) ->
     split = random_split([9, 4], 6, 3, as_bytes=False)
     theta = torch.stack([fused.init(0), fused.init(1)])
     training = LocalTraining(batch=3, steps=4, poisson=True)
-    assert not fused.runs_whole_loops(split.batches(training))
+    assert fused.whole_loop(split.batches(training)) is None
     torch.testing.assert_close(*(sgd(task, theta, split.batches(training)) for task in (fused, stacked)))
     strangers = replace(split, features=TwiceTheFeatures(split.features.raw))
     whole = LocalTraining(batch=3, steps=4)
-    assert not fused.runs_whole_loops(strangers.batches(whole))
+    assert fused.whole_loop(strangers.batches(whole)) is None
     torch.testing.assert_close(*(sgd(task, theta, strangers.batches(whole)) for task in (fused, stacked)))
     halves = replace(split, features=Features(split.features.raw.to(torch.float16)))
     training = LocalTraining(batch=3, steps=4)
-    assert not fused.runs_whole_loops(halves.batches(training))
+    assert fused.whole_loop(halves.batches(training)) is None
     torch.testing.assert_close(*(sgd(task, theta, halves.batches(training)) for task in (fused, stacked)))
 
 
@@ -397,7 +398,7 @@ def test_idle_threads_share_the_rows_of_a_loop_and_of_scores_without_changing_a_
     drift, lam = 0.1 * random_rows(7, task.num_params, 3), torch.linspace(0.1, 0.7, 7)
 
     def train_and_score() -> tuple[Tensor, Score]:
-        trained = sgd(task, theta, split.batches(training), pull=(lam, center), drift=drift)
+        trained = sgd(task, theta, split.batches(training), proximal=(lam, center), drift=drift)
         return trained, task.evaluate(trained, split)
 
     alone, score = train_and_score()

@@ -119,9 +119,9 @@ def test_a_whole_loop_is_that_of_the_torch_path(numbered: bool, rule: dict[str, 
     mask = fused.layer_mask(frozen) if frozen else None
     training = LocalTraining(lr=0.1, batch=4, steps=None, epochs=2, **rule)  # type: ignore[arg-type]
     drift = None if mask is not None else 0.1 * torch.randn(3, fused.num_params)
-    assert fused.runs_whole_loops(split.batches(training))
+    assert fused.whole_loop(split.batches(training)) is not None
     ours, theirs = (
-        sgd(task, theta, split.batches(training), mask=mask, drift=drift, pull=(0.2, theta.flip(0)))
+        sgd(task, theta, split.batches(training), mask=mask, drift=drift, proximal=(0.2, theta.flip(0)))
         for task in (fused, stacked)
     )
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
@@ -159,7 +159,7 @@ def test_sequences_of_numbers_are_forecast() -> None:
 def test_examples_of_another_shape_are_refused_as_on_the_torch_path() -> None:
     task = make_task(lambda: network(4, 6, 1), backend="fused")
     split = random_split([5], 4, 3)
-    assert not task.runs_whole_loops(split.batches(LocalTraining(batch=2)))
+    assert task.whole_loop(split.batches(LocalTraining(batch=2))) is None
     with pytest.raises(ModelError, match="sequences of 4 numbers"):
         sgd(task, task.init(0)[None], split.batches(LocalTraining(batch=2)))
     wide = replace(split, features=Features(torch.randn(5, 4)))

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ SINGLES, TABLE = types.float32[::1], types.int64[:, ::1]
 
 def add_rows(pair, scale, negative, out):  # type: ignore[no-untyped-def]
     """out[i] += ± scale * Σ_j table[i, j] + shift."""
-    table, shift = pair
+    table, shift = pair.table, pair.shift
     for i in range(len(table)):
         total = 0
         for j in range(table.shape[1]):
@@ -37,7 +37,12 @@ def add_rows(pair, scale, negative, out):  # type: ignore[no-untyped-def]
         out[i] += (-scale if negative else scale) * total + shift
 
 
-ARGUMENTS = (types.Tuple((TABLE, types.int64)), types.intp, types.boolean, SINGLES)
+class Pair(NamedTuple):
+    table: np.ndarray
+    shift: int
+
+
+ARGUMENTS = (types.NamedTuple((TABLE, types.int64), Pair), types.intp, types.boolean, SINGLES)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +74,7 @@ def works(kernel: Kernel) -> bool:
     return out.tolist() == [15]
 
 
-def test_whole_numbers_arrays_and_tuples_arrive_as_they_are(code: MachineCode) -> None:
+def test_whole_numbers_arrays_and_named_tuples_arrive_as_they_are(code: MachineCode) -> None:
     out, table = np.ones(3, np.float32), np.arange(6).reshape(3, 2)
     kernel = Kernel("rows", MachineCode.from_bytes(code.as_bytes("x"), "x") or never())
     kernel((table, 5), 2, True, out)
@@ -84,7 +89,7 @@ def test_wrong_arguments_are_refused_before_anything_is_read(code: MachineCode) 
     fixed.flags.writeable = False
     for wrong in (table.astype(np.int32), np.asfortranarray(table), table.ravel(), table[:, :1], fixed):
         with pytest.raises(
-            TypeError, match="argument 0 should be an array of int64 in C order that can be written, 2-"
+            TypeError, match=r"pair\.table should be an array of int64 in C order that can be written, 2-"
         ):
             kernel((wrong, 5), 2, True, out)
     with pytest.raises(ValueError, match="zip"):
@@ -265,7 +270,7 @@ _LINK = """
 import itertools, json, sys
 from kinfed.engine.compiled.machine_code import compiled_kernel
 for name, types in itertools.product(
-    ("train", "move", "step", "score"), (("dense", "classes"), ("recurrent", "numbers"))
+    ("train", "program", "step", "score"), (("dense", "classes"), ("recurrent", "numbers"))
 ):
     compiled_kernel(name, *types)
 print(json.dumps({"numba": "numba" in sys.modules}))
@@ -286,7 +291,7 @@ def test_a_second_process_needs_no_numba(folder: Path, tmp_path: Path) -> None:
     first = answer(_TRAIN, tmp_path)
     files = {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
     assert first["numba"]
-    assert {name.split("-")[0] for name in files} >= {"move", "score"}
+    assert {name.split("-")[0] for name in files} >= {"program", "score"}
     second = answer(_TRAIN, tmp_path)
     assert not second["numba"]
     assert second["model"] == first["model"]

@@ -16,8 +16,8 @@ from kinfed.data.examples.batches import Batch, Batches, LocalTraining
 from kinfed.data.examples.optimizer_state import LoopMemory, Moments
 from kinfed.data.federations.federation import Cohort, Federation, with_memory
 from kinfed.engine.contract.columns import ParameterSlot
-from kinfed.engine.contract.feature_loss import Cut
-from kinfed.engine.contract.gradient_pieces import GradientPieces
+from kinfed.engine.contract.descent import GradientPieces
+from kinfed.engine.contract.feature_loss import FeatureLoss
 from kinfed.engine.task_factory import ModuleTask, Task, make_task
 from kinfed.engine.training.optimizers import clipped, make_optimizer
 from kinfed.engine.training.sgd import sgd
@@ -50,7 +50,7 @@ def textbook(
     row: Tensor,
     rounds: Sequence[Batches],
     train: Sequence[str],
-    pull: tuple[float, Tensor] | None = None,
+    proximal: tuple[float, Tensor] | None = None,
     drift: Tensor | None = None,
 ) -> Tensor:
     """One client, one module, one optimizer for all rounds."""
@@ -64,8 +64,8 @@ def textbook(
             losses = nn.functional.cross_entropy(module(batch.x[0]), batch.y[0], reduction="none")
             objective = (losses * batch.weight[0]).sum()
             now = torch.cat([p.reshape(-1) for p in module.parameters()])
-            if pull is not None:
-                objective = objective + pull[0] / 2 * (now - pull[1]).square().sum()
+            if proximal is not None:
+                objective = objective + proximal[0] / 2 * (now - proximal[1]).square().sum()
             if drift is not None:
                 objective = objective + now @ drift
             objective.backward()
@@ -79,7 +79,7 @@ def textbook(
 
 
 @pytest.mark.parametrize("backend", ["fused", "stacked", "rows"])
-@pytest.mark.parametrize("kind", ["alone", "with pull, drift and clip", "all that on one layer"])
+@pytest.mark.parametrize("kind", ["alone", "with proximal term, drift and clip", "all that on one layer"])
 @pytest.mark.parametrize("rule", RULES)
 def test_training_is_that_of_torch_optim_client_by_client(
     federation: Federation, backend: str, kind: str, rule: str
@@ -96,12 +96,12 @@ def test_training_is_that_of_torch_optim_client_by_client(
     assert int(batches.steps.max()) >= 20
     trained = sgd(
         task, theta, batches, mask=task.layer_mask(("2",)) if masked else None,
-        pull=None if plain else (0.3, center), drift=None if plain else drift,
+        proximal=None if plain else (0.3, center), drift=None if plain else drift,
     )  # fmt: skip
     names = ("2.weight", "2.bias") if masked else ("0.weight", "0.bias", "2.weight", "2.bias")
     for k in range(4):
         own = [data.take(slice(k, k + 1)).batches(training)]
-        terms_of_k = {} if plain else {"pull": (0.3, center[k]), "drift": drift[k]}
+        terms_of_k = {} if plain else {"proximal": (0.3, center[k]), "drift": drift[k]}
         alone = textbook(task, theta[k], own, names, **terms_of_k)
         # Compiled steps take roots in another order than torch, which Adam magnifies where gradients are small.
         torch.testing.assert_close(trained[k], alone, rtol=0, atol=5e-6 if backend == "fused" else 1e-6)
@@ -116,9 +116,9 @@ def test_a_gradient_is_let_go_before_the_next_is_computed(federation: Federation
     def gradient_pieces(mask: Tensor | None) -> GradientPieces:
         pieces = whole(mask)
 
-        def gradient(theta: Tensor, batch: Batch, cut: Cut | None) -> list[Tensor]:
+        def gradient(theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None) -> list[Tensor]:
             alive.append(sum(one() is not None for one in past))
-            now = pieces.gradient(theta, batch, cut)
+            now = pieces.gradient(theta, batch, feature_loss)
             past.extend(weakref.ref(piece) for piece in now)
             return now
 
@@ -223,10 +223,10 @@ def test_running_statistics_move_with_forward_passes_and_with_nothing_else(
     training = LocalTraining(batch=3, steps=None, epochs=4, clip=clip, **options)
     split = make_split([4, 9, 6], shape=(2,))
     theta = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
-    pull, drift = (0.5, torch.full((3, 4), 7.0)), torch.full((3, 4), 0.3)
-    some: Any = {"pull": pull, "drift": drift} if terms else {}
+    proximal, drift = (0.5, torch.full((3, 4), 7.0)), torch.full((3, 4), 0.3)
+    some: Any = {"proximal": proximal, "drift": drift} if terms else {}
     trained = sgd(Standing(), theta, split.batches(training), **some)
-    some = {"pull": (0.5, pull[1][:, :2]), "drift": drift[:, :2]} if terms else {}
+    some = {"proximal": (0.5, proximal[1][:, :2]), "drift": drift[:, :2]} if terms else {}
     bare = sgd(Moving(), theta[:, :2].clone(), split.batches(training), **some)
     torch.testing.assert_close(trained[:, :2], bare, rtol=0, atol=1e-6)
     for k in range(3):
@@ -308,13 +308,15 @@ def test_a_loop_that_was_not_there_before_is_refused(federation: Federation) -> 
     task, training = make_task(net), LocalTraining(batch=3, steps=1, momentum=0.9, optimizer_state="kept")
     data = federation.cohort(torch.arange(2), 0, 1)
     narrow = LoopMemory(2, Moments({"0.velocity": torch.zeros(2, task.num_params - 1)}))
-    with pytest.raises(ConfigError, match=r"local loop 1 of this method .* use optimizer_state = reset"):
+    with pytest.raises(ConfigError, match=r"local loop 0 of this method .* use optimizer_state = reset"):
         sgd(task, task.init(0).expand(2, -1), with_memory(data, narrow).train.batches(training))
     memory = LoopMemory(2, Moments({"0.velocity": torch.zeros(2, task.num_params)}))
     batches = with_memory(data, memory).train.batches(training)
     sgd(task, task.init(0).expand(2, -1), batches)
-    with pytest.raises(ConfigError, match="local loop 2 of this method was not there in an earlier round"):
+    with pytest.raises(ConfigError, match=r"share the moments of loop 0; number the others"):
         sgd(task, task.init(0).expand(2, -1), batches)
+    with pytest.raises(ConfigError, match="local loop 1 of this method was not there in an earlier round"):
+        sgd(task, task.init(0).expand(2, -1), with_memory(data, memory).train.batches(training, loop=1))
     with pytest.raises(ConfigError, match="ran no local loop"):
         _ = LoopMemory(2, Moments()).moments
 

@@ -13,8 +13,8 @@ from torch.nn.functional import relu
 
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.examples.features import Features
-from kinfed.engine.contract.descent import Pull
-from kinfed.engine.contract.feature_loss import Cut, logit_delta
+from kinfed.engine.contract.descent import ProximalTerm
+from kinfed.engine.contract.feature_loss import FeatureLoss, logit_delta
 from kinfed.engine.task_factory import ModuleTask, make_task
 from kinfed.engine.training.sgd import sgd
 from kinfed.testing import tiny_federation
@@ -69,8 +69,8 @@ def train(
     task: ModuleTask,
     mask: Tensor | None,
     weight_decay: float = 0.0,
-    pull: Pull | None = None,
-    cut: Cut | None = None,
+    proximal: ProximalTerm | None = None,
+    feature_loss: FeatureLoss | None = None,
     *,
     clients: Sequence[int] = range(CLIENTS),
     **options: Any,
@@ -80,14 +80,16 @@ def train(
     data = federation.cohort(torch.tensor(clients), 0, 1)
     theta = torch.stack([task.init(0, k) for k in clients])
     training = LocalTraining(lr=0.1, batch=5, steps=None, epochs=3, weight_decay=weight_decay, **options)
-    return theta, sgd(task, theta, data.train.batches(training), mask=mask, pull=pull, cut=cut)
+    return theta, sgd(
+        task, theta, data.train.batches(training), mask=mask, proximal=proximal, feature_loss=feature_loss
+    )
 
 
 def at_shifted_logits(phi: Tensor, z: Tensor, batch, rows: Tensor):  # type: ignore[no-untyped-def]
     return logit_delta(z + 0.1 * rows[:, None, None], batch), 0.01 * batch.weight[..., None] * phi
 
 
-@pytest.mark.parametrize("terms", ["plain", "weight decay", "pull", "cut"])
+@pytest.mark.parametrize("terms", ["plain", "weight decay", "proximal", "feature loss"])
 @pytest.mark.parametrize("which", ["first", "last", "all but last"])
 @pytest.mark.parametrize("name", MODELS)
 def test_some_layers_train_as_if_the_others_were_put_back(
@@ -96,16 +98,17 @@ def test_some_layers_train_as_if_the_others_were_put_back(
     task = task_of(name)
     mask = mask_of(task, which)
     near = torch.stack([task.init(1, k) for k in range(CLIENTS)])
-    pull = (torch.linspace(0, 1, CLIENTS), near) if terms == "pull" else None
-    decay, cut = 0.05 if terms == "weight decay" else 0.0, at_shifted_logits if terms == "cut" else None
+    proximal = (torch.linspace(0, 1, CLIENTS), near) if terms == "proximal" else None
+    decay = 0.05 if terms == "weight decay" else 0.0
+    feature_loss = at_shifted_logits if terms == "feature loss" else None
     calls = []
-    short = type(task).partial_descent
-    monkeypatch.setattr(type(task), "partial_descent", lambda *args: calls.append(1) or short(*args))
-    theta, ours = train(task, mask, decay, pull, cut)
+    short = type(task).descent
+    monkeypatch.setattr(type(task), "descent", lambda *args: calls.append(1) or short(*args))
+    theta, ours = train(task, mask, decay, proximal, feature_loss)
     # Terms that concern trainable columns only go the long way where there are other ones.
-    assert bool(calls) == (name != "statistics" or terms in ("plain", "cut"))
-    monkeypatch.setattr(type(task), "partial_descent", lambda *args: None)
-    _, wanted = train(task, mask, decay, pull, cut)
+    assert bool(calls) == (name != "statistics" or terms in ("plain", "feature loss"))
+    monkeypatch.setattr(type(task), "descent", lambda *args: None)
+    _, wanted = train(task, mask, decay, proximal, feature_loss)
     assert torch.allclose(ours, wanted, atol=1e-6)
     assert torch.equal(ours[:, ~mask], theta[:, ~mask])
     assert not bool((ours == theta)[:, mask].all(1).any())
@@ -115,9 +118,9 @@ def test_some_layers_train_as_if_the_others_were_put_back(
 def test_a_mask_inside_a_layer_goes_the_long_way(name: str) -> None:
     task = task_of(name)
     mask = torch.zeros(task.num_params, dtype=torch.bool)
-    assert task.partial_descent(task.init(0)[None], mask, 1) is None
+    assert task.descent(task.init(0)[None], 1, mask=mask) is None
     mask[1] = True
-    assert task.partial_descent(task.init(0)[None], mask, 1) is None
+    assert task.descent(task.init(0)[None], 1, mask=mask) is None
 
 
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"optimizer": "adamw"}])

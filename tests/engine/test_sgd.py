@@ -76,7 +76,7 @@ def test_a_pull_moves_the_fixed_point(make_split: MakeSplit, lam: float | Tensor
     """The minimum of f + lam/2 |theta - center|^2 is (c + lam center) / (1 + lam), reached at rate 1 - lr (1 + lam)."""
     part, means = part_with_means(make_split, [3, 1, 7])
     theta, center = random_rows(3, 2), random_rows(3, 2, 1)
-    trained = sgd(Quadratic(2), theta, part.batches(LocalTraining(lr=0.2, batch=99, steps=6)), pull=(lam, center))
+    trained = sgd(Quadratic(2), theta, part.batches(LocalTraining(lr=0.2, batch=99, steps=6)), proximal=(lam, center))
     strength = torch.as_tensor(lam).expand(3)[:, None]
     fixed = (means + strength * center) / (1 + strength)
     torch.testing.assert_close(trained, fixed + (1 - 0.2 * (1 + strength)) ** 6 * (theta - fixed))
@@ -100,9 +100,9 @@ def test_a_gradient_that_is_the_parameters_themselves(
 ) -> None:
     part = make_split([4], shape=(2,))
     theta, center = torch.full((1, 2), 2.0), torch.ones(1, 2)
-    pull = None if lam is None else (lam, center)
+    proximal = None if lam is None else (lam, center)
     trained = sgd(
-        Bowl(2), theta, part.batches(LocalTraining(lr=0.1, steps=1, **options)), pull=pull, mask=torch.ones(2)
+        Bowl(2), theta, part.batches(LocalTraining(lr=0.1, steps=1, **options)), proximal=proximal, mask=torch.ones(2)
     )
     wanted = 2 - 0.1 * (2 + (lam or 0.0) * (2 - 1) + options.get("weight_decay", 0.0) * 2)
     torch.testing.assert_close(trained, torch.full((1, 2), wanted))
@@ -143,7 +143,7 @@ def textbook(
     row: Tensor,
     batches: Batches,
     train: Sequence[str] = ("0.weight", "0.bias", "2.weight", "2.bias"),
-    pull: tuple[float, Tensor] | None = None,
+    proximal: tuple[float, Tensor] | None = None,
     drift: Tensor | None = None,
 ) -> Tensor:
     """One client, one module, one optimizer."""
@@ -158,8 +158,8 @@ def textbook(
         losses = nn.functional.cross_entropy(module(batch.x[0]), batch.y[0], reduction="none")
         objective = (losses * batch.weight[0]).sum()
         now = torch.cat([p.reshape(-1) for p in module.parameters()])
-        if pull is not None:
-            objective = objective + pull[0] / 2 * (now - pull[1]).square().sum()
+        if proximal is not None:
+            objective = objective + proximal[0] / 2 * (now - proximal[1]).square().sum()
         if drift is not None:
             objective = objective + now @ drift
         objective.backward()
@@ -197,10 +197,10 @@ def test_a_pull_is_the_gradient_of_its_penalty(federation: Federation, path: str
     theta = task.init(0).expand(len(federation), -1)
     center = torch.stack([task.init(1, number) for number in range(len(federation))])
     lam = torch.tensor([0.0, 0.1, 0.5, 1.0, 2.0, 4.0])
-    trained = sgd(task, theta, data.batches(training), pull=(lam, center))
+    trained = sgd(task, theta, data.batches(training), proximal=(lam, center))
     for k in range(len(federation)):
         alone = data.take(slice(k, k + 1)).batches(training)
-        wanted = textbook(task, theta[k], alone, pull=(float(lam[k]), center[k]))
+        wanted = textbook(task, theta[k], alone, proximal=(float(lam[k]), center[k]))
         torch.testing.assert_close(trained[k], wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -255,14 +255,14 @@ def test_a_drift_is_the_gradient_of_a_linear_term(
         task,
         theta,
         data.batches(training),
-        pull=(lam, center) if pulled else None,
+        proximal=(lam, center) if pulled else None,
         drift=drift,
         mask=task.layer_mask((head,)) if masked else None,
     )
     names = [slot.name for slot in task.slots if not masked or slot.layer == head]
     for k in range(len(federation)):
-        pull = (float(lam[k]), center[k]) if pulled else None
-        alone = textbook(task, theta[k], data.take(slice(k, k + 1)).batches(training), names, pull, drift[k])
+        proximal = (float(lam[k]), center[k]) if pulled else None
+        alone = textbook(task, theta[k], data.take(slice(k, k + 1)).batches(training), names, proximal, drift[k])
         torch.testing.assert_close(trained[k], alone, rtol=1e-4, atol=1e-5)
 
 
@@ -316,7 +316,7 @@ def test_each_client_takes_its_own_steps(
     theta, center, lam = random_rows(n, 2, seed), random_rows(n, 2, seed + 1), random_rows(n, 1, seed + 2)[:, 0].abs()
     training = LocalTraining(lr=0.1, batch=3, momentum=momentum, poisson=poisson)
     before = theta.clone()
-    trained = sgd(Quadratic(2), theta, part.batches(training, torch.tensor(steps)), pull=(lam, center))
+    trained = sgd(Quadratic(2), theta, part.batches(training, torch.tensor(steps)), proximal=(lam, center))
     assert torch.equal(theta, before)
     for k in range(n):
         row, velocity = theta[k].clone(), torch.zeros(2)

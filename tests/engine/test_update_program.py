@@ -20,9 +20,9 @@ from kinfed.core.threads import OneCoreThreads, idle_threads
 from kinfed.data.examples.batches import LocalTraining, Split
 from kinfed.data.federations.federation import Federation
 from kinfed.engine.contract.task import Task
-from kinfed.engine.contract.update_program import Add, Collect, Gradient, GradientStep, Learn, Mix, Move, Norm
+from kinfed.engine.contract.update_program import Add, Collect, Gradient, GradientStep, Instruction, Learn, Mix, Norm
 from kinfed.engine.task_factory import make_task
-from kinfed.engine.training.run_program import train_models
+from kinfed.engine.training.run_program import run_program
 from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(400)  # the first of these tests on a machine c
 SHARES = (0.0, 0.3, 0.7, 1.0)
 
 
-def apfl_moves(decay: float, learn: str) -> list[Move]:
+def apfl_moves(decay: float, learn: str) -> list[Instruction]:
     learns = None if learn == "never" else Learn("alpha", "w", "v", 0.8, first_only=learn == "first batch")
     return [
         Mix("mixed", "w", "v", "alpha"),
@@ -40,12 +40,12 @@ def apfl_moves(decay: float, learn: str) -> list[Move]:
     ]
 
 
-PROGRAMS: dict[str, Callable[[float], list[Move]]] = {
+PROGRAMS: dict[str, Callable[[float], list[Instruction]]] = {
     "apfl": lambda decay: apfl_moves(decay, "first batch"),
     "apfl at every step": lambda decay: apfl_moves(decay, "every batch"),
     "apfl that learns no share": lambda decay: apfl_moves(decay, "never"),
     "pfedme": lambda decay: [
-        GradientStep("v", 0.1, decay=decay, pull=(2.0, "w"), times=3),
+        GradientStep("v", 0.1, decay=decay, proximal=(2.0, "w"), times=3),
         Mix("w", "w", "v", 0.6),
     ],
     "perfedavg": lambda decay: [
@@ -70,7 +70,9 @@ PROGRAMS: dict[str, Callable[[float], list[Move]]] = {
 WINDOWS = 4
 
 
-def trained(task: Task, split: Split, training: LocalTraining, moves: list[Move], who: Tensor) -> dict[str, Tensor]:
+def trained(
+    task: Task, split: Split, training: LocalTraining, program: list[Instruction], who: Tensor
+) -> dict[str, Tensor]:
     """w, v, sums of windows and α of some clients."""
     models = {name: torch.stack([task.init(seed, int(m)) for m in who]) for seed, name in enumerate("wv")}
     models["windows"] = torch.zeros(len(who), WINDOWS * task.trainable.stop)
@@ -79,12 +81,12 @@ def trained(task: Task, split: Split, training: LocalTraining, moves: list[Move]
     streams = [part.batches(training, stream=name) for name in ("batches", "meta")]
     steps = streams[0].steps.double()
     numbers = {"alpha": alpha, "begin": (steps / 3).floor(), "width": (steps / WINDOWS).ceil().clamp_min(1)}
-    train_models(task, streams, moves, models, numbers)
+    run_program(task, streams, program, models, numbers)
     return models | {"alpha": alpha}
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[Callable[[], nn.Module], Split, LocalTraining, list[Move]]:
+def cases(draw: st.DrawFn) -> tuple[Callable[[], nn.Module], Split, LocalTraining, list[Instruction]]:
     sizes = [draw(st.integers(1, 37)), *draw(st.lists(st.integers(1, 19), max_size=2)), draw(st.sampled_from([2, 10]))]
     counts = draw(st.lists(st.integers(0, 23), min_size=1, max_size=4).filter(any))
     split = random_split(counts, sizes[0], sizes[-1], as_bytes=draw(st.booleans()))
@@ -92,19 +94,19 @@ def cases(draw: st.DrawFn) -> tuple[Callable[[], nn.Module], Split, LocalTrainin
         split.weights = torch.linspace(0.2, 3, len(split.rows))
     lengths = draw(st.sampled_from([{"steps": 3}, {"steps": None, "epochs": 2}]))
     training = LocalTraining(batch=draw(st.integers(1, 9)), **lengths)
-    moves = PROGRAMS[draw(st.sampled_from(sorted(PROGRAMS)))](draw(st.sampled_from([0.0, 0.3])))
+    program = PROGRAMS[draw(st.sampled_from(sorted(PROGRAMS)))](draw(st.sampled_from([0.0, 0.3])))
     build = network(sizes, draw(st.sampled_from([nn.Tanh, nn.ReLU])), draw(st.booleans()))
-    return build, split, training, moves
+    return build, split, training, program
 
 
 @settings(max_examples=40)
 @given(cases())
 def test_compiled_moves_are_those_of_the_torch_path(
-    case: tuple[Callable[[], nn.Module], Split, LocalTraining, list[Move]],
+    case: tuple[Callable[[], nn.Module], Split, LocalTraining, list[Instruction]],
 ) -> None:
-    build, split, training, moves = case
+    build, split, training, program = case
     everyone = torch.arange(len(split.count))
-    ours, theirs = (trained(task, split, training, moves, everyone) for task in both(build))
+    ours, theirs = (trained(task, split, training, program, everyone) for task in both(build))
     for name, value in ours.items():
         torch.testing.assert_close(value, theirs[name], rtol=1e-4, atol=1e-5)
 
@@ -137,8 +139,8 @@ def test_a_long_slope_is_as_exact_as_that_of_torch() -> None:
     """Of more numbers than are summed together, and of some that fill no vector; the share stays inside its bounds."""
     fused, stacked = both(network([701, 13, 3]))
     split, training = random_split([9, 9, 9, 9], 701, 3, as_bytes=False), LocalTraining(batch=4, steps=2)
-    moves = apfl_moves(0.0, "every batch")
-    ours, theirs = (trained(task, split, training, moves, torch.arange(4))["alpha"] for task in (fused, stacked))
+    program = apfl_moves(0.0, "every batch")
+    ours, theirs = (trained(task, split, training, program, torch.arange(4))["alpha"] for task in (fused, stacked))
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
     assert bool(((ours > 0) & (ours < 1)).any())
 
@@ -195,8 +197,8 @@ def test_means_of_windows_are_those_of_the_iterates() -> None:
     for steps in range(1, 8):
         alone = trained(task, split, LocalTraining(batch=4, steps=steps), [GradientStep("w", 0.1)], torch.tensor([0]))
         iterates.append(alone["w"][0])
-    moves: list[Move] = [GradientStep("w", 0.1), Collect("windows", "w", "begin", "width")]
-    out = trained(task, split, LocalTraining(batch=4, steps=7), moves, torch.tensor([0]))["windows"]
+    program: list[Instruction] = [GradientStep("w", 0.1), Collect("windows", "w", "begin", "width")]
+    out = trained(task, split, LocalTraining(batch=4, steps=7), program, torch.tensor([0]))["windows"]
     sums = out.view(WINDOWS, -1)  # begin = 2, width = 2: steps 2 and 3, 4 and 5, and half of what a fourth would add
     torch.testing.assert_close(sums[0], (iterates[2] + iterates[3]) / 2)
     torch.testing.assert_close(sums[1], (iterates[4] + iterates[5]) / 2)
@@ -208,8 +210,12 @@ def test_a_gradient_its_norm_and_a_sum_by_hand() -> None:
     task = make_task(network([5, 3], nn.ReLU), backend="fused")
     split, training = random_split([9], 5, 3, as_bytes=False), LocalTraining(batch=9, steps=1)
     before = trained(task, split, training, [], torch.tensor([0]))
-    moves: list[Move] = [Gradient("g", at="v", decay=0.2), Norm("alpha", "g", 3.0, power=-1.0), Add("w", "w", "g", 2.0)]
-    after = trained(task, split, training, moves, torch.tensor([0]))
+    program: list[Instruction] = [
+        Gradient("g", at="v", decay=0.2),
+        Norm("alpha", "g", 3.0, power=-1.0),
+        Add("w", "w", "g", 2.0),
+    ]
+    after = trained(task, split, training, program, torch.tensor([0]))
     _, batch = next(iter(split.batches(training)))
     g = task.grad(before["v"], batch) + 0.2 * before["v"]
     torch.testing.assert_close(after["w"], before["w"] + 2 * g)
@@ -222,7 +228,7 @@ def test_examples_that_loops_cannot_read_are_moved_batch_by_batch() -> None:
     split = random_split([9, 4], 6, 3, as_bytes=False)
     training = LocalTraining(batch=3, steps=4, poisson=True)
     streams = [split.batches(training, stream=name) for name in ("batches", "meta")]
-    assert not fused.runs_moves(streams, {})
+    assert fused.whole_program(streams, {}) is None
     ours, theirs = (
         trained(task, split, training, apfl_moves(0.1, "every batch"), torch.arange(2)) for task in (fused, stacked)
     )
@@ -231,8 +237,8 @@ def test_examples_that_loops_cannot_read_are_moved_batch_by_batch() -> None:
 
 
 def test_moves_that_mean_nothing_are_refused() -> None:
-    with pytest.raises(ValueError, match="has no pull, and does so once"):
-        GradientStep("v", 0.1, at="w", pull=(1.0, "w"))
+    with pytest.raises(ValueError, match="has no proximal term, and does so once"):
+        GradientStep("v", 0.1, at="w", proximal=(1.0, "w"))
     with pytest.raises(ValueError, match="name it with `at`"):
         GradientStep("v", 0.1, number="alpha")
     with pytest.raises(ValueError, match="moves its running statistics"):

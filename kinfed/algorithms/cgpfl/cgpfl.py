@@ -54,7 +54,7 @@ from kinfed.author import (
     option,
     own_or_server,
     rng,
-    train_models,
+    run_program,
     weighted_mean,
 )
 from kinfed.core import kernels
@@ -164,12 +164,12 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
         eta, pull = self._inner_lr(batches.lr), self._pull(batches.lr)
         omega, trainable, decay = down.w.clone(), task.trainable, self.training.weight_decay
         theta = down.w.clone() if self.restart else own_or_server(client.seen, client.theta, down.w)
-        moves = (
+        program = (
             # θ ← θ − η (∇f(θ) + λ (θ − ω))
-            GradientStep("theta", eta, decay=decay, pull=(self.lam, "omega"), times=self.inner_steps),
+            GradientStep("theta", eta, decay=decay, proximal=(self.lam, "omega"), times=self.inner_steps),
             Mix("omega", "omega", "theta", pull),  # ω ← ω − β (2/N) (ω − θ)
         )
-        train_models(task, [batches], moves, {"omega": omega, "theta": theta})
+        run_program(task, [batches], program, {"omega": omega, "theta": theta})
         apart = (theta - down.w)[:, trainable].square().sum(1, dtype=torch.float64)
         return Client(theta, torch.ones_like(client.seen), apart), Up(omega)
 

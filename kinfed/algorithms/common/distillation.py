@@ -82,5 +82,5 @@ def digest(
         x = public.features.gather(public.rows[some].expand(n, -1))
         batch = Batch(x, labels, weight, public.ids, public.round, step, None, public.seed, "digest")
         lr = training.rate(public.round) if rate is None else rate(step)
-        task.descend_(theta, batch, lr, cut=TowardTargets(target[:, some], slope))
+        task.descend_(theta, batch, lr, feature_loss=TowardTargets(target[:, some], slope))
     return theta

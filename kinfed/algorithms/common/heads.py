@@ -61,3 +61,9 @@ def linear_start(key: Tensor, inputs: int, outputs: int) -> Tensor:
     """[inputs · outputs + outputs]: weights [inputs, outputs] and biases of a layer, drawn as torch starts one."""
     draws = rng.uniform(key, inputs * outputs + outputs)
     return ((2 * draws - 1) / math.sqrt(inputs)).to(torch.float32)
+
+
+def affine_norm(x: Tensor, scale_and_shift: Tensor, eps: float = 1e-5) -> Tensor:
+    """LayerNorm of x [n, B, d] over its last axis, with a scale and a shift for every row: [n, 2 d]."""
+    scale, shift = scale_and_shift.unsqueeze(1).chunk(2, -1)
+    return torch.nn.functional.layer_norm(x, x.shape[-1:], eps=eps) * scale + shift

@@ -177,7 +177,7 @@ class Kin(Algorithm[Server, Client, Down, Up]):
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         alone = sgd(task, client.alone, data.train.batches(self.training))
-        u = sgd(task, down.w, data.train.batches(self.training))
+        u = sgd(task, down.w, data.train.batches(self.training, loop=1))
         adapted = torch.where((client.replies == 0)[:, None], u, torch.lerp(u, client.adapted, MEMORY))
         direction = (alone - task.init(data.seed))[:, task.trainable]
         pi, loss, examples = self._measured(task, client, (alone, down.w, adapted), down, data)

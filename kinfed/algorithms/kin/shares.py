@@ -72,7 +72,7 @@ class Evidence:
 def evidence(task: Task, candidates: Sequence[Tensor], split: Split) -> Evidence:
     """Of candidate models, each [n, P]."""
     # Passes that read features notice a head that is declared last and does not give the logits.
-    logits = (lambda theta, x: task.cut(theta, x)[1]) if can_calibrate(task) else task.logits
+    logits = (lambda theta, x: task.features_and_logits(theta, x)[1]) if can_calibrate(task) else task.logits
     losses_of = _losses if task.classifies else _normal_losses
     pieces: list[tuple[Tensor | slice, Tensor, Tensor]] = []
     count = torch.zeros(len(split.count), dtype=torch.float64, device=task.device)

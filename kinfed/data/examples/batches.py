@@ -212,15 +212,18 @@ class Split:
             longest=self.longest + other.longest, weights=weights,
         )  # fmt: skip
 
-    def batches(self, training: LocalTraining, steps: Tensor | None = None, stream: str = "batches") -> Batches:
+    def batches(
+        self, training: LocalTraining, steps: Tensor | None = None, stream: str = "batches", loop: int = 0
+    ) -> Batches:
         """The batches of this round; `steps` [n] overrides the number of steps per client.
 
-        `stream` names an independent sequence of batches, for methods that need several per step."""
+        `stream` names an independent sequence of batches, for methods that need several per step. `loop` numbers the
+        local loop, for methods that run several in a round: each has moments of its own where clients keep them."""
         count = training.num_steps(self.count) if steps is None else steps
         if self.effort is not None:
             done = torch.ceil(self.effort.to(torch.float64) * count - 1e-6)  # 0.07 * 100 is 7.000000000000001
             count = torch.minimum(count, done.clamp_min(1).to(torch.int64))
-        return Batches(self, training, count, stream)
+        return Batches(self, training, count, stream, loop)
 
     def in_order(self, width: int = 256) -> Iterator[tuple[Tensor | slice, Batch]]:
         """All examples in order, at most `width` at a time; weights are 0 for padding and positive for examples: how
@@ -269,6 +272,7 @@ class Batches:
     training: LocalTraining
     steps: Tensor  # [n] int64; a client without examples takes none
     stream: str = "batches"
+    loop: int = 0  # whose moments an optimizer goes on from
     lr: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -279,7 +283,7 @@ class Batches:
         return int(self.steps.max()) if len(self.steps) else 0
 
     def take(self, index: Tensor | slice) -> Batches:
-        return Batches(self.split.take(index), self.training, self.steps[index], self.stream)
+        return Batches(self.split.take(index), self.training, self.steps[index], self.stream, self.loop)
 
     def __iter__(self) -> Iterator[tuple[Tensor | slice, Batch]]:
         return self._poisson() if self.training.poisson else self._windows(reusing_memory=False)

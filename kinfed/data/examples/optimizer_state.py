@@ -1,13 +1,14 @@
 """What the optimizers of local loops remember from round to round: moments of each client, beside its state.
 
-A pool hands the moments of a cohort to its local loops through the training split (`Split.memory`) and stores what they
-leave. Loops are numbered in the order in which a method calls them, so that each has moments of its own: Ditto's first
-loop trains the server's model, its second the personal one. All zeros is an optimizer that has not taken a step.
+A pool hands the moments of a cohort to the training split (`Split.memory`) and stores what local loops leave. A method
+with several loops numbers them, `batches(training, loop=1)`, so that each is handed its own: Ditto's loop 0 trains the
+server's model, loop 1 the personal one. All zeros is an optimizer that has not taken a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -42,7 +43,7 @@ class LoopMemory:
         self.num_rows = num_rows
         self._tensors = moments.named()
         self._first_round = not self._tensors
-        self._loops = 0
+        self._begun: dict[int, Tensor] = {}  # by loop: which clients it trains, bool [num_rows]
 
     @property
     def moments(self) -> Moments:
@@ -53,10 +54,16 @@ class LoopMemory:
             )
         return Moments(dict(self._tensors))
 
-    def next_loop(self) -> int:
-        """The number of a loop that begins."""
-        self._loops += 1
-        return self._loops - 1
+    def begin(self, loop: int, rows: Tensor | None) -> None:
+        """Let a loop train the clients at `rows`, once in a round."""
+        begun = self._begun.setdefault(loop, torch.zeros(self.num_rows, dtype=torch.bool))
+        place = slice(None) if rows is None else rows
+        if bool(begun[place].any()):
+            raise ConfigError(
+                f"two local loops of this method share the moments of loop {loop}; number the others "
+                "(`batches(training, loop=1)`), or use optimizer_state = reset"
+            )
+        begun[place] = True
 
     def read(self, loop: int, name: str, rows: Tensor | None, like: Tensor) -> Tensor:
         """A copy of one moment of the clients at `rows` (None: of all), of the shape and type of `like`."""
@@ -65,7 +72,7 @@ class LoopMemory:
             return torch.zeros_like(like, memory_format=torch.contiguous_format)
         if tensor is None or tensor.shape[1:] != like.shape[1:]:
             raise ConfigError(
-                f"local loop {loop + 1} of this method was not there in an earlier round, or trained a model of "
+                f"local loop {loop} of this method was not there in an earlier round, or trained a model of "
                 "another size, so there are no moments for it to go on from; use optimizer_state = reset"
             )
         return tensor.to(like.dtype).clone() if rows is None else tensor.to(like.dtype)[rows]
@@ -91,3 +98,12 @@ class MemoryView:
     def take(self, index: Tensor | slice) -> MemoryView:
         rows = torch.arange(self.memory.num_rows) if self.rows is None else self.rows
         return MemoryView(self.memory, rows[index])
+
+    @contextmanager
+    def of_loop(self, loop: int, blank: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        """The moments of a loop, to be changed in place and stored at the end; `blank` are those of a new one."""
+        self.memory.begin(loop, self.rows)
+        moments = {name: self.memory.read(loop, name, self.rows, like=value) for name, value in blank.items()}
+        yield moments
+        for name, moment in moments.items():
+            self.memory.write(loop, name, self.rows, moment)

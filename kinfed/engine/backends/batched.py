@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from kinfed.data import Batch
 from kinfed.engine.contract.client_linear import runs_batched
-from kinfed.engine.contract.feature_loss import Cut, answer, on_rows, pulled_back
+from kinfed.engine.contract.feature_loss import FeatureLoss, answer, on_rows, pulled_back
 from kinfed.engine.contract.head import HeadProbe
 from kinfed.engine.rows.module_task import ModuleTask, example_shape_in_errors
 from kinfed.errors import ModelError
@@ -44,20 +44,20 @@ class BatchedTask(ModuleTask):
         """[n, B, C]."""
         return self._flat_call(named, x, training=training).view(*x.shape[:2], -1)
 
-    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+    def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
         out = torch.empty_like(theta, memory_format=torch.contiguous_format)
         for begin in range(0, len(theta), CLIENTS_AT_ONCE):
             rows = slice(begin, min(begin + CLIENTS_AT_ONCE, len(theta)))
-            some = None if cut is None else on_rows(cut, torch.arange(rows.start, rows.stop))
+            some = None if feature_loss is None else on_rows(feature_loss, torch.arange(rows.start, rows.stop))
             self._write_grad(out[rows], theta[rows], batch.rows(rows), some)
         return out
 
-    def _write_grad(self, out: Tensor, theta: Tensor, batch: Batch, cut: Cut | None) -> None:
+    def _write_grad(self, out: Tensor, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None) -> None:
         named = {name: value.detach().requires_grad_() for name, value in self.unflatten(theta).items()}
         with torch.enable_grad():
-            phi, z = self._cut_call(named, batch.x, training=True, with_features=cut is not None)
+            phi, z = self._cut_call(named, batch.x, training=True, with_features=feature_loss is not None)
             losses = self.objective.losses(z, batch.y).flatten()
-            deltas = answer(cut, phi.detach(), z.detach(), batch)
+            deltas = answer(feature_loss, phi.detach(), z.detach(), batch)
             grads = pulled_back(losses, batch.weight.flatten(), phi, z, deltas, list(named.values()))
         self._working_copy(training=True).check_still()
         for slot, g in zip(self.slots, grads, strict=True):
@@ -75,7 +75,7 @@ class BatchedTask(ModuleTask):
         return probe.features(flat).view(*x.shape[:2], -1), flat.view(*x.shape[:2], -1)
 
     @torch.no_grad()
-    def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def features_and_logits(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         parts = zip(torch.split(theta, CLIENTS_AT_ONCE), torch.split(x, CLIENTS_AT_ONCE), strict=True)
         pairs = [self._cut_call(self.unflatten(rows), some, training=False) for rows, some in parts]
         phi, z = zip(*pairs, strict=True)

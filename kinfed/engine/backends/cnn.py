@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from kinfed.engine.contract import aten_ops
 from kinfed.engine.contract.aten_ops import Pair
-from kinfed.engine.contract.feature_loss import RowCut
+from kinfed.engine.contract.feature_loss import RowFeatureLoss
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.rows.module_checks import chain_of, owns_its_parameters
 
@@ -201,16 +201,24 @@ class ConvolutionalNet:
 
     @torch.no_grad()
     def add_gradient(
-        self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor, target: GradientTarget, cut: RowCut | None = None
+        self,
+        row: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        target: GradientTarget,
+        feature_loss: RowFeatureLoss | None = None,
     ) -> None:
-        """Send the gradient of sum_b weight_b * loss_b, with the deltas of the cut, at `row` [P] to `target`, which
-        may be the row itself."""
+        """Send the gradient of sum_b weight_b * loss_b, with the deltas of the feature loss, at `row` [P] to `target`,
+        which may be the row itself."""
         x = x.contiguous(memory_format=_CHANNELS_LAST)
         saved = []
         for layer in self.layers:
             x, values = layer.forward(row, x)
             saved.append(values)
-        dz, dphi = (None, None) if cut is None else cut(saved[-1][0], x)  # the last layer is Affine: (input, weight)
+        dz, dphi = (
+            (None, None) if feature_loss is None else feature_loss(saved[-1][0], x)
+        )  # the last layer is Affine: (input, weight)
         delta = self.objective.delta(x, y, weight) if dz is None else dz
         lowest = self._lowest(target)
         for number in range(len(self.layers) - 1, lowest - 1, -1):

@@ -15,8 +15,8 @@ from kinfed.data import Batch
 from kinfed.engine.backends.stacked_net import StackedNet
 from kinfed.engine.contract.aten_ops import relu_backward_
 from kinfed.engine.contract.client_linear import ClientLinear
-from kinfed.engine.contract.descent import Descent, LayerwiseDescent, Pull
-from kinfed.engine.contract.feature_loss import Cut, top_deltas
+from kinfed.engine.contract.descent import Descent, LayerwiseDescent, ProximalTerm, Terms
+from kinfed.engine.contract.feature_loss import FeatureLoss, top_deltas
 from kinfed.engine.contract.linear import Dense, DenseStep, Params, write_gradient
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.rows.module_checks import chain_of, owns_its_parameters
@@ -62,7 +62,7 @@ class FeedForwardNet(StackedNet):
         return self._forward(self.layers_of(theta), x)[-1]
 
     @torch.no_grad()
-    def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def features_and_logits(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         values = self._forward(self.layers_of(theta), x)
         return values[-2], values[-1]
 
@@ -123,35 +123,37 @@ class FeedForwardNet(StackedNet):
         yield lowest, delta
 
     @torch.no_grad()
-    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+    def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
         layers = self.layers_of(theta)
         values = self._forward(layers, batch.x)
         out = torch.empty_like(theta, memory_format=torch.contiguous_format)
         slots = self.layers_of(out)
-        tops = top_deltas(self.objective, cut, values[-2], values[-1], batch)
+        tops = top_deltas(self.objective, feature_loss, values[-2], values[-1], batch)
         for number, delta in self._backward(layers, values, *tops):
             write_gradient(slots[number], delta, values[number])
         return out
 
     def descend_(
-        self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
+        self,
+        theta: Tensor,
+        batch: Batch,
+        lr: float | Tensor,
+        proximal: ProximalTerm | None = None,
+        feature_loss: FeatureLoss | None = None,
     ) -> None:
-        center = None if pull is None else (pull[0], self.layers_of(pull[1]))
-        self.step_(self.layers_of(theta), batch, lr, center, cut)
+        center = None if proximal is None else (proximal[0], self.layers_of(proximal[1]))
+        self.step_(self.layers_of(theta), batch, lr, center, feature_loss)
 
-    def descent(self, theta: Tensor, steps: int, pull: Pull | None, drift: Tensor | None, cut: Cut | None) -> Descent:
-        return LayerwiseDescent(self, theta, steps, pull, drift, cut)
-
-    def partial_descent(
-        self, theta: Tensor, mask: Tensor, steps: int, pull: Pull | None, cut: Cut | None
-    ) -> Descent | None:
+    def descent(self, theta: Tensor, steps: int, terms: Terms, mask: Tensor | None) -> Descent | None:
+        if mask is None:
+            return LayerwiseDescent(self, theta, steps, terms)
         layers = self.layers_of(mask[None])
         trained = tuple(bool(layer.weight.any()) for layer in layers)
         for layer, is_trained in zip(layers, trained, strict=True):
             parts = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
             if any(bool((part != is_trained).any()) for part in parts):
                 return None
-        return LayerwiseDescent(self, theta, steps, pull, cut=cut, trained=trained) if any(trained) else None
+        return LayerwiseDescent(self, theta, steps, terms, trained) if any(trained) else None
 
     @torch.no_grad()
     def step_(
@@ -159,15 +161,15 @@ class FeedForwardNet(StackedNet):
         layers: list[Params],
         batch: Batch,
         lr: float | Tensor,
-        pull: tuple[float | Tensor, list[Params]] | None = None,
-        cut: Cut | None = None,
+        proximal: tuple[float | Tensor, list[Params]] | None = None,
+        feature_loss: FeatureLoss | None = None,
         trained: tuple[bool, ...] | None = None,
     ) -> None:
         """`descend_` on layers, or on those that are trained."""
-        lam, center = (None, None) if pull is None else pull
+        lam, center = (None, None) if proximal is None else proximal
         values = self._forward(layers, batch.x)
         step = DenseStep(lr, lam, values[-1].dtype)
-        tops = top_deltas(self.objective, cut, values[-2], values[-1], batch, step)
+        tops = top_deltas(self.objective, feature_loss, values[-2], values[-1], batch, step)
         lowest = 0 if trained is None else trained.index(True)
         for number, delta in self._backward(layers, values, *tops, lowest):
             if trained is not None and not trained[number]:
@@ -175,14 +177,14 @@ class FeedForwardNet(StackedNet):
             step.apply_(layers[number], delta, values[number], None if center is None else center[number])
 
     @torch.no_grad()
-    def example_norms(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+    def example_norms(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
         """[n, B]: a dense layer's gradient is an outer product of delta and input, so its norm is the product of
         theirs (Goodfellow 2015) and the gradient itself is never formed."""
         layers = self.layers_of(theta)
         values = self._forward(layers, batch.x)
         ones = torch.ones(batch.y.shape, dtype=theta.dtype, device=theta.device)
         square = torch.zeros_like(ones)
-        tops = top_deltas(self.objective, cut, values[-2], values[-1], replace(batch, weight=ones))
+        tops = top_deltas(self.objective, feature_loss, values[-2], values[-1], replace(batch, weight=ones))
         for number, delta in self._backward(layers, values, *tops):
             below = values[number].square().sum(-1)
             square += delta.square().sum(-1) * (below if self.steps[number][0].bias is None else below + 1)

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from kinfed.data import Batch
 from kinfed.engine.backends.stacked_net import StackedNet
-from kinfed.engine.contract.descent import Pull
-from kinfed.engine.contract.feature_loss import Cut, top_deltas
+from kinfed.engine.contract.descent import ProximalTerm
+from kinfed.engine.contract.feature_loss import FeatureLoss, top_deltas
 from kinfed.engine.contract.linear import Dense, DenseStep, write_gradient
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.rows.module_checks import chain_of, owns_its_parameters
@@ -113,7 +113,7 @@ class RecurrentNet(StackedNet):
         return self._logits(theta, self._forward_all(theta, x)[-1])
 
     @torch.no_grad()
-    def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def features_and_logits(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         top = self._forward_all(theta, x)[-1]
         return top.h[-1], self._logits(theta, top)
 
@@ -159,22 +159,31 @@ class RecurrentNet(StackedNet):
             yield OuterGradient(layer.h, d, values.h[:-1])
 
     @torch.no_grad()
-    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+    def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
         activations = self._forward_all(theta, batch.x)
         out = torch.empty_like(theta, memory_format=torch.contiguous_format)
-        tops = top_deltas(self.objective, cut, activations[-1].h[-1], self._logits(theta, activations[-1]), batch)
+        tops = top_deltas(
+            self.objective, feature_loss, activations[-1].h[-1], self._logits(theta, activations[-1]), batch
+        )
         for gradient in self._outer_gradients(theta, activations, *tops):
             write_gradient(gradient.dense.params_of(out), _by_client(gradient.delta), _by_client(gradient.x))
         return out
 
     @torch.no_grad()
     def descend_(
-        self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
+        self,
+        theta: Tensor,
+        batch: Batch,
+        lr: float | Tensor,
+        proximal: ProximalTerm | None = None,
+        feature_loss: FeatureLoss | None = None,
     ) -> None:
-        lam, center = (None, None) if pull is None else pull
+        lam, center = (None, None) if proximal is None else proximal
         activations = self._forward_all(theta, batch.x)
         step = DenseStep(lr, lam, theta.dtype)
-        tops = top_deltas(self.objective, cut, activations[-1].h[-1], self._logits(theta, activations[-1]), batch, step)
+        tops = top_deltas(
+            self.objective, feature_loss, activations[-1].h[-1], self._logits(theta, activations[-1]), batch, step
+        )
         for gradient in self._outer_gradients(theta, activations, *tops):
             dense, delta, x = gradient.dense, _by_client(gradient.delta), _by_client(gradient.x)
             step.apply_(dense.params_of(theta), delta, x, None if center is None else dense.params_of(center))

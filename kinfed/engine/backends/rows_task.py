@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from kinfed.data import Batch
 from kinfed.engine.backends.cnn import ConvolutionalNet, GradientTarget, subsamples
 from kinfed.engine.contract.columns import whole_parameters
-from kinfed.engine.contract.descent import Descent, Pull, StepwiseDescent
-from kinfed.engine.contract.feature_loss import KEEP, Cut, of_row, pulled_back
-from kinfed.engine.contract.gradient_pieces import GradientPieces
+from kinfed.engine.contract.descent import PLAIN, Descent, GradientPieces, ProximalTerm, StepwiseDescent, Terms
+from kinfed.engine.contract.feature_loss import KEEP, FeatureLoss, of_row, pulled_back
 from kinfed.engine.contract.head import HeadProbe
 from kinfed.engine.rows.keyed_random import KeyedDraws
 from kinfed.engine.rows.module_task import ModuleTask, example_shape_in_errors
@@ -61,10 +60,17 @@ class RowsTask(ModuleTask):
         return z, bool(caught.operations)
 
     def _row_grads(
-        self, row: Tensor, batch: Batch, i: int, *, moving: bool, cut: Cut | None = None, part: Part | None = None
+        self,
+        row: Tensor,
+        batch: Batch,
+        i: int,
+        *,
+        moving: bool,
+        feature_loss: FeatureLoss | None = None,
+        part: Part | None = None,
     ) -> Sequence[Tensor]:
         """The gradient of each trainable parameter, or of those of `part`, at `row` [P], on row i of the batch;
-        `moving`: the row's running statistics move in place. A cut sees the examples that the model sees."""
+        `moving`: the row's running statistics move in place. A feature loss sees the examples that the model sees."""
         x, y, weight = batch.x[i], batch.y[i], batch.weight[i]
         if y.shape[0] == 1 or (batch.may_pad and not bool(weight.all())):
             # Padding must not enter the statistics, nor shift draws, nor change the last bit of a sum. Copies have the
@@ -79,16 +85,16 @@ class RowsTask(ModuleTask):
         working.bind(row if row.data_ptr() % MEMORY_BOUNDARY == 0 else row.clone(), moving=moving)
         first = self._drew is None
         with nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
-            if cut is None:
+            if feature_loss is None:
                 z, drew = self._training_forward(working, x, batch, i)
             else:
                 with HeadProbe(working.module, self.head.name) as probe:
                     z, drew = self._training_forward(working, x, batch, i)
             losses = self.objective.losses(z, y)
             phi, deltas = z, KEEP
-            if cut is not None:
+            if feature_loss is not None:
                 phi = probe.features(z)
-                deltas = of_row(cut, batch, i, x, y, weight)(phi.detach(), z.detach())
+                deltas = of_row(feature_loss, batch, i, x, y, weight)(phi.detach(), z.detach())
             with KeyedDraws(None) if first else nullcontext():
                 grads = pulled_back(losses, weight, phi, z, deltas, _of_part(working.leaves, part))
         working.check_still()
@@ -109,28 +115,36 @@ class RowsTask(ModuleTask):
         return super().has_example_gradients and not self.draws_randomly
 
     def _add_gradient(
-        self, net: ConvolutionalNet, i: int, theta: Tensor, batch: Batch, target: GradientTarget, cut: Cut | None
+        self,
+        net: ConvolutionalNet,
+        i: int,
+        theta: Tensor,
+        batch: Batch,
+        target: GradientTarget,
+        feature_loss: FeatureLoss | None,
     ) -> None:
         examples = batch.x[i], batch.y[i], batch.weight[i]
         with example_shape_in_errors(batch.x.shape[2:]):
-            net.add_gradient(theta[i], *examples, target, None if cut is None else of_row(cut, batch, i, *examples))
+            net.add_gradient(
+                theta[i], *examples, target, None if feature_loss is None else of_row(feature_loss, batch, i, *examples)
+            )
 
-    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
-        return self._grad(theta, batch, cut, moving=False)
+    def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
+        return self._grad(theta, batch, feature_loss, moving=False)
 
-    def training_grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
-        return self._grad(theta, batch, cut, moving=True)
+    def training_grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
+        return self._grad(theta, batch, feature_loss, moving=True)
 
-    def _grad(self, theta: Tensor, batch: Batch, cut: Cut | None, *, moving: bool) -> Tensor:
+    def _grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None, *, moving: bool) -> Tensor:
         if self.net is not None:
             out = torch.zeros_like(theta, memory_format=torch.contiguous_format)
             for i in range(len(theta)):
-                self._add_gradient(self.net, i, theta, batch, GradientTarget(out[i], 1.0), cut)
+                self._add_gradient(self.net, i, theta, batch, GradientTarget(out[i], 1.0), feature_loss)
             return out
         out = torch.empty_like(theta, memory_format=torch.contiguous_format)
         out[:, self.trainable.stop :] = 0.0
         for i in range(len(theta)):
-            grads = self._row_grads(theta[i], batch, i, moving=moving, cut=cut)
+            grads = self._row_grads(theta[i], batch, i, moving=moving, feature_loss=feature_loss)
             torch.cat([g.reshape(-1) for g in grads], out=out[i, self.trainable])
         return out
 
@@ -142,8 +156,11 @@ class RowsTask(ModuleTask):
         slots = _of_part(self._parameters, part)
         return GradientPieces([slice(slot.start, slot.stop) for slot in slots], partial(self._pieces, part))
 
-    def _pieces(self, part: Part | None, theta: Tensor, batch: Batch, cut: Cut | None) -> list[Tensor]:
-        rows = [self._row_grads(row, batch, i, moving=True, cut=cut, part=part) for i, row in enumerate(theta.unbind())]
+    def _pieces(self, part: Part | None, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None) -> list[Tensor]:
+        rows = [
+            self._row_grads(row, batch, i, moving=True, feature_loss=feature_loss, part=part)
+            for i, row in enumerate(theta.unbind())
+        ]
         if len(rows) == 1:
             return [g.reshape(1, -1) for g in rows[0]]
         return [torch.stack([g.reshape(-1) for g in same]) for same in zip(*rows, strict=True)]
@@ -158,7 +175,7 @@ class RowsTask(ModuleTask):
         return torch.stack(out)
 
     @torch.no_grad()
-    def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def features_and_logits(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         working = self._working_copy(training=False)
         features, outputs = [], []
         for row, examples in zip(theta.unbind(), x.unbind(), strict=True):
@@ -170,18 +187,23 @@ class RowsTask(ModuleTask):
         return torch.stack(features), torch.stack(outputs)
 
     def descend_(
-        self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
+        self,
+        theta: Tensor,
+        batch: Batch,
+        lr: float | Tensor,
+        proximal: ProximalTerm | None = None,
+        feature_loss: FeatureLoss | None = None,
     ) -> None:
-        self._descend_part_(None, True, theta, batch, lr, pull, cut)
+        self._descend_part_(None, True, theta, batch, lr, proximal, feature_loss)
 
-    def partial_descent(
-        self, theta: Tensor, mask: Tensor, steps: int, pull: Pull | None = None, cut: Cut | None = None
-    ) -> Descent | None:
+    def descent(self, theta: Tensor, steps: int, terms: Terms = PLAIN, mask: Tensor | None = None) -> Descent | None:
+        if mask is None:
+            return super().descent(theta, steps, terms)
         part, statistics = whole_parameters(self.slots, mask), mask[self.trainable.stop :]
         moving = bool(statistics.all())
         if part is None or not any(part) or (len(statistics) and bool(statistics.any()) != moving):
             return None
-        return StepwiseDescent(partial(self._descend_part_, part, moving), theta, pull, cut=cut)
+        return StepwiseDescent(partial(self._descend_part_, part, moving), theta, terms)
 
     def _descend_part_(
         self,
@@ -190,24 +212,24 @@ class RowsTask(ModuleTask):
         theta: Tensor,
         batch: Batch,
         lr: float | Tensor,
-        pull: Pull | None = None,
-        cut: Cut | None = None,
+        proximal: ProximalTerm | None = None,
+        feature_loss: FeatureLoss | None = None,
     ) -> None:
         """`descend_` of some parameters (None: of all), with running statistics that move or stay."""
         starts = None if part is None else frozenset(slot.start for slot in _of_part(self._parameters, part))
         for i in range(len(theta)):
             rate = float(lr[i]) if isinstance(lr, Tensor) else lr
             center, amount = None, 0.0
-            if pull is not None:
-                lam = float(pull[0][i]) if isinstance(pull[0], Tensor) else pull[0]
-                center, amount = pull[1][i], rate * lam
+            if proximal is not None:
+                lam = float(proximal[0][i]) if isinstance(proximal[0], Tensor) else proximal[0]
+                center, amount = proximal[1][i], rate * lam
             if self.net is not None:
                 self._add_gradient(
-                    self.net, i, theta, batch, GradientTarget(theta[i], -rate, center, amount, starts), cut
+                    self.net, i, theta, batch, GradientTarget(theta[i], -rate, center, amount, starts), feature_loss
                 )
                 continue
             row = theta[i]
-            grads = self._row_grads(row, batch, i, moving=moving, cut=cut, part=part)
+            grads = self._row_grads(row, batch, i, moving=moving, feature_loss=feature_loss, part=part)
             if center is not None:
                 slots = _of_part(self._parameters, part)
                 for block in [self.trainable] if part is None else [slice(slot.start, slot.stop) for slot in slots]:

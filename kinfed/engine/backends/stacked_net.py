@@ -8,8 +8,8 @@ from typing import Self
 from torch import Tensor, nn
 
 from kinfed.data import Batch
-from kinfed.engine.contract.descent import Descent, Pull, StepwiseDescent
-from kinfed.engine.contract.feature_loss import Cut
+from kinfed.engine.contract.descent import Descent, ProximalTerm, StepwiseDescent, Terms
+from kinfed.engine.contract.feature_loss import FeatureLoss
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 
 
@@ -36,29 +36,29 @@ class StackedNet(ABC):
         """[n, B, C] for x [n, B, ...]."""
 
     @abstractmethod
-    def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def features_and_logits(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """(features [n, B, d_f], logits [n, B, C]) of one forward pass."""
 
     @abstractmethod
-    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
-        """[n, P] gradient of sum_b weight_b * loss_b for every row, with the deltas of the cut."""
+    def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
+        """[n, P] gradient of sum_b weight_b * loss_b for every row, with the deltas of the feature loss."""
 
     @abstractmethod
     def descend_(
-        self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
+        self,
+        theta: Tensor,
+        batch: Batch,
+        lr: float | Tensor,
+        proximal: ProximalTerm | None = None,
+        feature_loss: FeatureLoss | None = None,
     ) -> None:
         """theta <- theta - lr * (grad + lam * (theta - center)), in place, without storing the gradient."""
 
-    def descent(self, theta: Tensor, steps: int, pull: Pull | None, drift: Tensor | None, cut: Cut | None) -> Descent:
-        """Up to `steps` such steps, with a drift [n, P] added to every gradient."""
-        return StepwiseDescent(self.descend_, theta, pull, drift, cut)
+    def descent(self, theta: Tensor, steps: int, terms: Terms, mask: Tensor | None) -> Descent | None:
+        """Up to `steps` such steps, of all columns or those of mask [P] alone; None where all gradients are computed
+        for that."""
+        return StepwiseDescent(self.descend_, theta, terms) if mask is None else None
 
-    def partial_descent(
-        self, theta: Tensor, mask: Tensor, steps: int, pull: Pull | None, cut: Cut | None
-    ) -> Descent | None:
-        """The same on the columns of mask [P] alone, where there is a shorter way than to compute all gradients."""
-        return None
-
-    def example_norms(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor | None:
+    def example_norms(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor | None:
         """[n, B] norm of every example's own gradient, where there is a shorter way than to compute each."""
         return None

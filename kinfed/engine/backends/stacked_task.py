@@ -11,8 +11,8 @@ from kinfed.data import Batch
 from kinfed.engine.backends.dense import FeedForwardNet
 from kinfed.engine.backends.lstm import RecurrentNet
 from kinfed.engine.backends.stacked_net import StackedNet
-from kinfed.engine.contract.descent import Descent, Pull
-from kinfed.engine.contract.feature_loss import Cut
+from kinfed.engine.contract.descent import PLAIN, Descent, ProximalTerm, Terms
+from kinfed.engine.contract.feature_loss import FeatureLoss
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.rows.module_task import Build, ModuleTask
 from kinfed.errors import ModelError
@@ -49,38 +49,31 @@ class StackedTask(ModuleTask):
             raise ModelError(f"the model's output is that of layer {self.head.name!r}, not of {name!r}")
         return task
 
-    def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.net.cut(theta, x)
+    def features_and_logits(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.net.features_and_logits(theta, x)
 
-    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
-        return self.net.grad(theta, batch, cut)
+    def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
+        return self.net.grad(theta, batch, feature_loss)
 
     def descend_(
-        self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
-    ) -> None:
-        self.net.descend_(theta, batch, lr, pull, cut)
-
-    def descent(
         self,
         theta: Tensor,
-        steps: int,
-        pull: Pull | None = None,
-        drift: Tensor | None = None,
-        cut: Cut | None = None,
-    ) -> Descent:
-        return self.net.descent(theta, steps, pull, drift, cut)
+        batch: Batch,
+        lr: float | Tensor,
+        proximal: ProximalTerm | None = None,
+        feature_loss: FeatureLoss | None = None,
+    ) -> None:
+        self.net.descend_(theta, batch, lr, proximal, feature_loss)
 
-    def partial_descent(
-        self, theta: Tensor, mask: Tensor, steps: int, pull: Pull | None = None, cut: Cut | None = None
-    ) -> Descent | None:
-        return self.net.partial_descent(theta, mask, steps, pull, cut)
+    def descent(self, theta: Tensor, steps: int, terms: Terms = PLAIN, mask: Tensor | None = None) -> Descent | None:
+        return self.net.descent(theta, steps, terms, mask)
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         return self.net.logits(theta, x)
 
-    def example_norms(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
-        norms = self.net.example_norms(theta, batch, cut)
-        return super().example_norms(theta, batch, cut) if norms is None else norms
+    def example_norms(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
+        norms = self.net.example_norms(theta, batch, feature_loss)
+        return super().example_norms(theta, batch, feature_loss) if norms is None else norms
 
 
 def stacked_net(module: nn.Module, objective: Objective = CROSS_ENTROPY) -> StackedNet | None:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from kinfed.data import Batch
-from kinfed.engine.contract.feature_loss import Cut, answer, pulled_back
+from kinfed.engine.contract.feature_loss import FeatureLoss, answer, pulled_back
 from kinfed.engine.contract.head import HeadProbe
 from kinfed.engine.rows.keyed_dropout import drops
 from kinfed.engine.rows.layout import still_buffers
@@ -33,9 +33,9 @@ class VmapTask(ModuleTask):
         z = self._call(self.unflatten(row), x, training=True)
         return (self.objective.losses(z, y) * weight).sum()
 
-    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
-        if cut is not None:
-            return self._cut_grad(theta, batch, cut)
+    def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
+        if feature_loss is not None:
+            return self._cut_grad(theta, batch, feature_loss)
         out: Tensor = vmap(grad(self._loss))(theta, batch.x, batch.y, batch.weight)
         return out
 
@@ -43,14 +43,14 @@ class VmapTask(ModuleTask):
         phi, z = self._cut_call(self.unflatten(row), x, training=True)
         return phi, z, self.objective.losses(z, y)
 
-    def _cut_grad(self, theta: Tensor, batch: Batch, cut: Cut) -> Tensor:
+    def _cut_grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss) -> Tensor:
         leaf = theta.detach().requires_grad_()
         with torch.enable_grad():
             phi, z, losses = vmap(self._cut_losses)(leaf, batch.x, batch.y)
-            deltas = answer(cut, phi.detach(), z.detach(), batch)
+            deltas = answer(feature_loss, phi.detach(), z.detach(), batch)
             return pulled_back(losses, batch.weight, phi, z, deltas, [leaf])[0]
 
-    def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def features_and_logits(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         def cut_row(row: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
             return self._cut_call(self.unflatten(row), inputs, training=False)
 

@@ -1,12 +1,14 @@
 """Which network and which loss a kernel is compiled for: the types of its arguments say so.
 
-    net    a table (dense layers), or (table, length) (LSTM layers)
-    y      int64 (classes), or float32 (numbers)
+    network.layers   a table (dense layers), or Unrolled (LSTM layers)
+    work.y            int64 (classes), or float32 (numbers)
 
 One text of a kernel serves all; each combination has machine code of its own.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from numba import types
 from numba.extending import overload
@@ -24,64 +26,76 @@ from kinfed.engine.compiled.fused_steps import (
 _OPTIONS = {"nogil": True, "error_model": "numpy"}
 
 
-def forward(net, row, x, hidden, spare, batch):
-    """The address of the outputs for x [T, B, D], with T = 1 for dense layers; `hidden` keeps what `backward` needs."""
+def forward(network, row, x, work, batch):
+    """The address of the outputs for x [T, B, D], with T = 1 for dense layers; `work` keeps what `backward` needs."""
     raise NotImplementedError
 
 
-def backward(net, trains, row, target, scale, x, hidden, delta, spare, batch, rate, lam, center, drift, decay):
+def backward(network, row, target, scale, x, work, batch, terms):
     """Add scale * gradient to `target`, from the delta at the outputs; where that is the row itself, its columns make
     the rest of the step before."""
     raise NotImplementedError
 
 
-def delta_of_loss(outputs, delta, y, weight, batch, classes, loss):
+def delta_of_loss(network, outputs, work, batch):
     """weight * ∂loss/∂z [B, C]."""
     raise NotImplementedError
 
 
-def add_losses(outputs, y, batch, classes, rule, correct, loss, i):
+def add_losses(network, outputs, work, batch, scores, i):
     """Add the losses of a batch, and how many predictions are right, to entry i."""
     raise NotImplementedError
 
 
+def _type_of(kind: Any, name: str) -> Any:
+    """Of a named tuple's entry."""
+    return kind.types[kind.fields.index(name)]
+
+
+def _is_dense(network: Any) -> bool:
+    return isinstance(_type_of(network, "layers"), types.Array)
+
+
+def _has_classes(work: Any) -> bool:
+    return isinstance(_type_of(work, "y").dtype, types.Integer)
+
+
 @overload(forward, jit_options=_OPTIONS)
-def _forward(net, row, x, hidden, spare, batch):
-    if isinstance(net, types.Array):
-        return lambda net, row, x, hidden, spare, batch: dense_forward(net, row, x, hidden, batch)
-    return lambda net, row, x, hidden, spare, batch: recurrent_forward(net, row, x, hidden, spare, batch)
+def _forward(network, row, x, work, batch):
+    if _is_dense(network):
+        return lambda network, row, x, work, batch: dense_forward(network.layers, row, x, work.hidden, batch)
+    return lambda network, row, x, work, batch: recurrent_forward(
+        network.layers, row, x, work.hidden, work.spare, batch
+    )
 
 
 @overload(backward, jit_options=_OPTIONS)
-def _backward(
-    net, trains, row, target, scale, x, hidden, delta, spare, batch,
-    rate, lam, center, drift, decay,
-):  # fmt: skip
-    walk = dense_backward if isinstance(net, types.Array) else recurrent_backward
+def _backward(network, row, target, scale, x, work, batch, terms):
+    walk = dense_backward if _is_dense(network) else recurrent_backward
 
-    def body(net, trains, row, target, scale, x, hidden, delta, spare, batch, rate, lam, center, drift, decay):
-        walk(net, trains, row, target, scale, x, hidden, delta, spare, batch, rate, lam, center, drift, decay)
+    def body(network, row, target, scale, x, work, batch, terms):
+        walk(network.layers, network.trains, row, target, scale, x, work, batch, terms)
 
     return body
 
 
 @overload(delta_of_loss, jit_options=_OPTIONS)
-def _delta_of_loss(outputs, delta, y, weight, batch, classes, loss):
-    if isinstance(y.dtype, types.Integer):
-        return lambda outputs, delta, y, weight, batch, classes, loss: delta_of_cross_entropy(
-            outputs, delta, y, weight, batch, classes
+def _delta_of_loss(network, outputs, work, batch):
+    if _has_classes(work):
+        return lambda network, outputs, work, batch: delta_of_cross_entropy(
+            outputs, work.delta, work.y, work.weight, batch, network.outputs
         )
-    return lambda outputs, delta, y, weight, batch, classes, loss: delta_of_residuals(
-        outputs, delta, y, weight, batch, loss
+    return lambda network, outputs, work, batch: delta_of_residuals(
+        outputs, work.delta, work.y, work.weight, batch, network.loss
     )
 
 
 @overload(add_losses, jit_options=_OPTIONS)
-def _add_losses(outputs, y, batch, classes, rule, correct, loss, i):
-    if isinstance(y.dtype, types.Integer):
-        return lambda outputs, y, batch, classes, rule, correct, loss, i: add_cross_entropies(
-            outputs, y, batch, classes, correct, loss, i
+def _add_losses(network, outputs, work, batch, scores, i):
+    if _has_classes(work):
+        return lambda network, outputs, work, batch, scores, i: add_cross_entropies(
+            outputs, work.y, batch, network.outputs, scores.correct, scores.loss, i
         )
-    return lambda outputs, y, batch, classes, rule, correct, loss, i: add_residual_losses(
-        outputs, y, batch, rule, loss, i
+    return lambda network, outputs, work, batch, scores, i: add_residual_losses(
+        outputs, work.y, batch, network.loss, scores.loss, i
     )

@@ -7,7 +7,8 @@ kinfed.engine.compiled.machine_code does it once, and keeps what comes of it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from inspect import signature
+from typing import Any, get_type_hints
 
 import numpy as np
 from numba import njit, types
@@ -15,38 +16,55 @@ from numba.core import compiler
 from numba.core.registry import cpu_target
 
 from kinfed.engine.compiled.fused_choice import add_losses, backward, delta_of_loss, forward
-from kinfed.engine.compiled.fused_moves import move_models
 from kinfed.engine.compiled.fused_orders import draw_orders
-from kinfed.engine.compiled.fused_steps import DECAY, KIND, PLAIN, copy, floats, move, read_batch, read_example
-from kinfed.engine.compiled.kernel_arguments import described, make_reader
-from kinfed.engine.compiled.machine_code import MachineCode
-
-_INT = types.intp
-_INTS, _KEYS, _FLOATS, _SINGLES, _BYTES = (
-    kind[::1] for kind in (types.int64, types.uint64, types.float64, types.float32, types.uint8)
+from kinfed.engine.compiled.fused_steps import (
+    DECAY,
+    KIND,
+    PLAIN,
+    copy,
+    floats,
+    optimizer_step,
+    read_batch,
+    read_example,
+    row_of,
 )
-_NET, _SINGLE_ROWS, _FLOAT_ROWS = (kind[:, ::1] for kind in (types.int64, types.float32, types.float64))
-_NETS = {"dense": _NET, "recurrent": types.Tuple((_NET, types.int64))}
-_TARGETS = {"classes": types.int64, "numbers": types.float32}
-_ROWS = (_INT, _INT)  # address, and numbers from row to row
-_SHAPE = (_INT, _INT, _INT)  # length, width, classes
-_SOURCE = (_INT, _INT, _SINGLES, _SINGLES, _INT)  # raw, kind, mean, factor, vectors
-_CLIENTS = (*[_INTS] * 4,)  # rows, start, count, steps
-_BATCHES = (_SINGLES, _INT, types.boolean)  # importance, batch, by_epoch
-_WINDOWS = (*_CLIENTS, _KEYS, *[_INTS] * 3, *_BATCHES)  # key, epochs, order and spare numbers
-_STREAMS = (*_CLIENTS, _NET, _INTS, *_BATCHES)  # order of several streams, and offset
-_TERMS = (_FLOATS, _FLOATS, *_ROWS, *_ROWS, _FLOATS, _FLOATS)  # rates, lams, center, drift, rule, loss_rule
+from kinfed.engine.compiled.kernel_arguments import (
+    BatchWindows,
+    ClientTerms,
+    ExampleSource,
+    GivenBatch,
+    IntRows,
+    Network,
+    OptimizerMemory,
+    OrderDraws,
+    Rows,
+    ScoredPart,
+    Scores,
+    StepTerms,
+    Unrolled,
+    Work,
+)
+from kinfed.engine.compiled.kernel_words import described, make_reader, numba_type
+from kinfed.engine.compiled.machine_code import MachineCode
+from kinfed.engine.compiled.program_steps import run_program
+
+_LAYERS = {"dense": IntRows, "recurrent": Unrolled}
+_LABELS = {"classes": "int64", "numbers": "float32"}
 
 
 def compile_kernel(name: str, network: str, target: str) -> MachineCode:
-    """`train`, `move`, `step` or `score` of a `dense` or `recurrent` network for `classes` or `numbers`."""
-    function, arguments = _KERNELS[name]
-    return compile_function(function, tuple(arguments(_NETS[network], _TARGETS[target])))
+    """`train`, `program`, `step` or `score` of a `dense` or `recurrent` network for `classes` or `numbers`."""
+    function, choice = _KERNELS[name], {"layers": _LAYERS[network], "label": _LABELS[target]}
+    forms = get_type_hints(function, include_extras=True)
+    del forms["return"]
+    return compile_function(function, tuple(numba_type(form, choice) for form in forms.values()))
 
 
-def compile_function(function: Callable[..., None], arguments: tuple[Any, ...]) -> MachineCode:
+def compile_function(function: Callable[..., Any], arguments: tuple[Any, ...]) -> MachineCode:
     """Machine code of a function with arguments of these types (numba's)."""
-    described_arguments = [described(kind) for kind in arguments]
+    described_arguments = {
+        name: described(kind) for name, kind in zip(signature(function).parameters, arguments, strict=True)
+    }
     kernel, read = njit(nogil=True, error_model="numpy")(function), make_reader(arguments)
 
     def entry(words):
@@ -62,53 +80,42 @@ def compile_function(function: Callable[..., None], arguments: tuple[Any, ...]) 
     return MachineCode(result.fndesc.llvm_func_name, described_arguments, content)
 
 
-def _memory(target: Any) -> tuple[Any, ...]:
-    """x, hidden, delta, spare, y, weight."""
-    return *[_INT] * 4, target[::1], _SINGLES
-
-
 def train(
-    net, trains, theta, theta_row, length, width, classes, raw, kind, mean, factor, vectors, labels,
-    rows, start, count, steps, key, epochs, order, places, importance, batch, by_epoch,
-    rates, lams, center, center_row, drift, drift_row, rule, loss_rule,
-    mask, first, first_row, second, second_row, taken, gradient,
-    x, hidden, delta, spare, y, weight,
-):  # fmt: skip
+    network: Network,
+    theta: Rows,
+    source: ExampleSource,
+    windows: BatchWindows,
+    draws: OrderDraws,
+    terms: ClientTerms,
+    optimizer: OptimizerMemory,
+    work: Work,
+) -> None:
     """All local steps of every client, on the windows of kinfed.data.examples.windows: theta changes in place."""
-    columns, nothing = len(mask), np.int64(0)
-    for i in range(len(steps)):
-        row = theta + 4 * i * theta_row
-        near = center + 4 * i * center_row
-        along = drift + 4 * i * drift_row
-        draw_orders(key[i], count[i], epochs[i], order, places)
-        for s in range(steps[i]):
-            size = read_batch(
-                s, start[i], count[i], batch, by_epoch, order, nothing, rows, importance, labels,
-                raw, kind, mean, factor, vectors, length, width, x, y, weight,
-            )  # fmt: skip
-            outputs = forward(net, row, x, hidden, spare, size)
-            delta_of_loss(outputs, delta, y, weight, size, classes, loss_rule)
+    rule, nothing = optimizer.rule, np.int64(0)
+    for i in range(len(windows.steps)):
+        row, rate = row_of(theta, i), terms.rates[i]
+        rest = StepTerms(rate, terms.lams[i], row_of(terms.center, i), row_of(terms.drift, i), rule[DECAY])
+        draw_orders(draws.key[i], windows.counts[i], draws.epochs[i], draws.order, draws.places)
+        for s in range(windows.steps[i]):
+            size = read_batch(source, windows, draws.order, nothing, i, s, work)
+            outputs = forward(network, row, work.x, work, size)
+            delta_of_loss(network, outputs, work, size)
             if rule[KIND] == PLAIN:
-                backward(net, trains, row, row, -rates[i], x, hidden, delta, spare, size,
-                         rates[i], lams[i], near, along, rule[DECAY])  # fmt: skip
+                backward(network, row, row, -rate, work.x, work, size, rest)
             else:
-                floats(gradient, columns)[:] = np.float32(0.0)
-                backward(net, trains, row, gradient, 1.0, x, hidden, delta, spare, size, 0.0, 0.0, nothing,
-                         nothing, 0.0)  # fmt: skip
-                taken[i] += np.float32(1.0)
-                move(row, gradient, mask, rule, rates[i], lams[i], near, along,
-                     first + 4 * i * first_row, second + 4 * i * second_row, np.float64(taken[i]))  # fmt: skip
+                floats(optimizer.gradient, network.columns)[:] = np.float32(0.0)
+                backward(network, row, optimizer.gradient, 1.0, work.x, work, size, rest)
+                optimizer.taken[i] += np.float32(1.0)
+                optimizer_step(row, optimizer, rest, i)
 
 
-def step(
-    net, trains, theta, theta_row, length, width, classes, examples, examples_row, labels, weights, times,
-    rates, lams, center, center_row, drift, drift_row, rule, loss_rule, gradient, gradient_row, columns,
-    x, hidden, delta, spare, y, weight,
-):  # fmt: skip
-    """On one batch per client, either its gradient or `times` steps of plain descent in place."""
-    nothing = np.int64(0)
+def step(network: Network, theta: Rows, batch: GivenBatch, terms: ClientTerms, gradient: Rows, work: Work) -> None:
+    """On one batch per client, either its gradient or a step of plain descent in place."""
+    length, width, labels, weights, y, weight = (
+        batch.length, batch.width, batch.labels, batch.weights, work.y, work.weight
+    )  # fmt: skip
     for i in range(len(labels)):
-        row, values = theta + 4 * i * theta_row, examples + 4 * i * examples_row
+        row, values, target = row_of(theta, i), row_of(batch.examples, i), row_of(gradient, i)
         size = np.int64(0)
         for b in range(labels.shape[1]):
             y[b], weight[b] = labels[i, b], weights[i, b]
@@ -117,73 +124,37 @@ def step(
         if length > 1:  # [B, T, D] becomes [T, B, D]
             for b in range(size):
                 for t in range(length):
-                    copy(values + 4 * (b * length + t) * width, x + 4 * (t * size + b) * width, width)
-            values = x
-        target = gradient + 4 * i * gradient_row
-        if gradient != 0:
-            floats(target, columns)[:] = np.float32(0.0)
-        for _ in range(times):
-            outputs = forward(net, row, values, hidden, spare, size)
-            delta_of_loss(outputs, delta, y, weight, size, classes, loss_rule)
-            if gradient != 0:
-                backward(net, trains, row, target, 1.0, values, hidden, delta, spare, size, 0.0, 0.0, nothing,
-                         nothing, 0.0)  # fmt: skip
-            else:
-                backward(net, trains, row, row, -rates[i], values, hidden, delta, spare, size,
-                         rates[i], lams[i], center + 4 * i * center_row, drift + 4 * i * drift_row,
-                         rule[DECAY])  # fmt: skip
+                    copy(values + 4 * (b * length + t) * width, work.x + 4 * (t * size + b) * width, width)
+            values = work.x
+        if gradient.address != 0:
+            floats(target, network.columns)[:] = np.float32(0.0)
+        rate = terms.rates[i]
+        rest = StepTerms(rate, terms.lams[i], row_of(terms.center, i), row_of(terms.drift, i), 0.0)
+        outputs = forward(network, row, values, work, size)
+        delta_of_loss(network, outputs, work, size)
+        if gradient.address != 0:
+            backward(network, row, target, 1.0, values, work, size, rest)
+        else:
+            backward(network, row, row, -rate, values, work, size, rest)
 
 
-def score(
-    net, trains, theta, theta_row, length, width, classes, raw, kind, mean, factor, vectors, labels,
-    rows, start, count, together, loss_rule, correct, loss, everything,
-    x, hidden, delta, spare, y, weight,
-):  # fmt: skip
+def score(network: Network, theta: Rows, source: ExampleSource, part: ScoredPart, scores: Scores, work: Work) -> None:
     """Correct predictions and summed loss of every client's model on its examples, some at a time; outputs of all
-    examples [.., classes] are written to `everything`, client after client, where that is an address."""
-    written = np.int64(0)
-    for i in range(len(start)):
-        row = theta + 4 * i * theta_row
-        for begin in range(0, count[i], together):
-            size = min(together, count[i] - begin)
+    examples [.., classes] are written, client after client, where scores have an address for them."""
+    written, width = np.int64(0), source.width
+    for i in range(len(part.start)):
+        row = row_of(theta, i)
+        for begin in range(0, part.counts[i], part.together):
+            size = min(part.together, part.counts[i] - begin)
             for b in range(size):
-                number = rows[start[i] + begin + b]
-                read_example(raw, kind, number, mean, factor, vectors, length, width, size * width,
-                             x + 4 * b * width)  # fmt: skip
-                y[b] = labels[number]
-            outputs = forward(net, row, x, hidden, spare, size)
-            add_losses(outputs, y, size, classes, loss_rule, correct, loss, i)
-            if everything != 0:
-                copy(outputs, everything + 4 * written * classes, size * classes)
+                number = part.rows[part.start[i] + begin + b]
+                read_example(source, number, size * width, work.x + 4 * b * width)
+                work.y[b] = source.labels[number]
+            outputs = forward(network, row, work.x, work, size)
+            add_losses(network, outputs, work, size, scores, i)
+            if scores.outputs != 0:
+                copy(outputs, scores.outputs + 4 * written * network.outputs, size * network.outputs)
                 written += size
 
 
-_KERNELS: dict[str, tuple[Callable[..., None], Callable[[Any, Any], tuple[Any, ...]]]] = {
-    "train": (
-        train,
-        lambda net, y: (
-            net, _NET, *_ROWS, *_SHAPE, *_SOURCE, y[::1], *_WINDOWS, *_TERMS, _BYTES, *_ROWS, *_ROWS, _SINGLES, _INT,
-            *_memory(y),
-        ),
-    ),
-    "move": (
-        move_models,
-        lambda net, y: (
-            net, _NET, *_SHAPE, *_SOURCE, y[::1], *_STREAMS, _INTS, _INTS, _FLOAT_ROWS, _NET, _FLOAT_ROWS, _FLOATS,
-            _INT, _INT, *_memory(y),
-        ),
-    ),
-    "step": (
-        step,
-        lambda net, y: (
-            net, _NET, *_ROWS, *_SHAPE, _INT, _INT, y[:, ::1], _SINGLE_ROWS, _INT, *_TERMS, *_ROWS, _INT, *_memory(y),
-        ),
-    ),
-    "score": (
-        score,
-        lambda net, y: (
-            net, _NET, *_ROWS, *_SHAPE, *_SOURCE, y[::1], _INTS, _INTS, _INTS, _INT, _FLOATS, _FLOATS, _FLOATS, _INT,
-            *_memory(y),
-        ),
-    ),
-}  # fmt: skip
+_KERNELS: dict[str, Callable[..., Any]] = {"train": train, "program": run_program, "step": step, "score": score}

@@ -13,6 +13,7 @@ from torch import Tensor
 from kinfed.engine.backends.dense import FeedForwardNet
 from kinfed.engine.backends.lstm import RecurrentNet
 from kinfed.engine.backends.stacked_net import StackedNet
+from kinfed.engine.compiled.kernel_arguments import Unrolled
 from kinfed.engine.contract.linear import Dense
 
 _ACTIVATIONS = {"": 0, "relu": 1, "tanh": 2}  # as kinfed.engine.compiled.fused_steps numbers them
@@ -21,7 +22,7 @@ _ABSENT = -1
 
 @dataclass(frozen=True)
 class Shape:
-    """Of the examples that a network reads: so many pieces of so many numbers."""
+    """Shape of one example: `length` time steps of `width` features."""
 
     length: int
     width: int
@@ -40,7 +41,7 @@ class FusedNet(ABC):
 
     @abstractmethod
     def argument(self, shape: Shape) -> Any:
-        """`net` of the kernels."""
+        """The layers of a kernel's Network."""
 
     @abstractmethod
     def memory(self, shape: Shape, width: int) -> tuple[int, int, int]:
@@ -110,7 +111,7 @@ class RecurrentTable(FusedNet):
             place += _layer_memory(shape.length, units)
         head = self.layers[-1][0]
         rows.append((head.inputs, head.outputs, head.weight, _bias(head), 0, place, 0))
-        return np.array(rows, dtype=np.int64), shape.length
+        return Unrolled(np.array(rows, dtype=np.int64), shape.length)
 
     def memory(self, shape: Shape, width: int) -> tuple[int, int, int]:
         widest, rows = max(self._units), shape.length * width

@@ -2,7 +2,7 @@
 
 Time is the outermost axis, [T, B, ...]: what enters the gates of all steps is one product, and so are the gradients;
 the loop over time is left with one product, and with gates (kinfed.engine.compiled.lstm_cells). Weights that are used
-at every time are put into panels once (kinfed.engine.compiled.products). A network is (table, T), with one row of the
+at every time are put into panels once (kinfed.engine.compiled.products). A network is Unrolled, with one row of its
 table for each LSTM layer and one for the head. Nothing here allocates memory, and no sum depends on other clients.
 """
 
@@ -31,7 +31,7 @@ def _places(hidden, place, length, units, batch):
 @compiled
 def recurrent_forward(net, row, x, hidden, spare, batch):
     """As fused_steps.dense_forward, for x [T, B, D]."""
-    table, length = net
+    table, length = net.table, net.length
     below, panels, one = x, spare, np.int64(1)
     for layer in range(len(table) - 1):
         inputs, units = table[layer, INPUTS], table[layer, OUTPUTS]
@@ -106,12 +106,11 @@ def _add_outer(rows, outputs, inputs, scale, turned, values, panels, target):
 
 
 @compiled
-def recurrent_backward(
-    net, trains, row, target, scale, x, hidden, delta, spare, batch, rate, lam, center, drift, decay
-):  # fmt: skip
+def recurrent_backward(net, trains, row, target, scale, x, work, batch, terms):
     """As fused_steps.dense_backward; `trains` [layers + 1, 4]: of weights and biases, then of those applied to a
     layer's own last output."""
-    table, length = net
+    table, length = net.table, net.length
+    hidden, delta, spare = work.hidden, work.delta, work.spare
     head, rows = len(table) - 1, length * batch
     inputs, classes = table[head, INPUTS], table[head, OUTPUTS]
     lowest = 0
@@ -134,12 +133,12 @@ def recurrent_backward(
     if trains[head, 0]:
         begin = table[head, WEIGHT]
         if target == row:
-            shift(row, begin, inputs * classes, rate, lam, center, drift, decay)
+            shift(row, begin, inputs * classes, terms)
         add_products(classes, inputs, batch, scale, delta, np.int64(1), classes, features, inputs,
                      target + 4 * begin, inputs)  # fmt: skip
     if table[head, BIAS] != ABSENT and trains[head, 1]:
         if target == row:
-            shift(row, table[head, BIAS], classes, rate, lam, center, drift, decay)
+            shift(row, table[head, BIAS], classes, terms)
         _add_sums(delta, batch, classes, scale, target + 4 * table[head, BIAS])
     for layer in range(head - 1, lowest - 1, -1):
         inputs, units = table[layer, INPUTS], table[layer, OUTPUTS]
@@ -156,15 +155,15 @@ def recurrent_backward(
         turn(rows, 4 * units, gates, 4 * units, turned, rows)
         if trains[layer, 0]:
             if target == row:
-                shift(row, weight, 4 * units * inputs, rate, lam, center, drift, decay)
+                shift(row, weight, 4 * units * inputs, terms)
             _add_outer(rows, 4 * units, inputs, scale, (turned, rows), values, panels, target + 4 * weight)
         if trains[layer, 2]:  # at the first time step there was no output before
             if target == row:
-                shift(row, again, 4 * units * units, rate, lam, center, drift, decay)
+                shift(row, again, 4 * units * units, terms)
             _add_outer(rows - batch, 4 * units, units, scale, (turned + 4 * batch, rows), h + 4 * batch * units,
                        panels, target + 4 * again)  # fmt: skip
         for column, place in ((1, BIAS), (3, AGAIN_BIAS)):
             if trains[layer, column]:
                 if target == row:
-                    shift(row, table[layer, place], 4 * units, rate, lam, center, drift, decay)
+                    shift(row, table[layer, place], 4 * units, terms)
                 _add_sums(gates, rows, 4 * units, scale, target + 4 * table[layer, place])

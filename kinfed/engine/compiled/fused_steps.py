@@ -38,13 +38,19 @@ inlined = njit(nogil=True, error_model="numpy", inline="always")  # in what call
 
 @compiled
 def floats(address, count):
-    """The array of so many numbers at an address."""
+    """The array of `count` numbers at an address."""
     return carray(pointer_to_floats(address), count)
 
 
 @compiled
+def row_of(rows, i):
+    """The address of client i's row."""
+    return rows.address + 4 * i * rows.distance
+
+
+@compiled
 def copy(source, target, count):
-    """So many numbers from one address to another; assigning a slice does the same, and takes numba seconds more to
+    """Copy numbers from one address to another; assigning a slice does the same, and takes numba seconds more to
     compile."""
     a, b = floats(source, count), floats(target, count)
     for i in range(count):
@@ -52,9 +58,11 @@ def copy(source, target, count):
 
 
 @compiled
-def read_example(raw, kind, number, mean, factor, vectors, length, width, distance, x):
-    """Write one example [length, width] to x, with so many numbers from piece to piece: (raw - mean) * factor, or
+def read_example(source, number, distance, x):
+    """Write one example [length, width] to x, with `distance` numbers from piece to piece: (raw - mean) * factor, or
     the vectors [V, width] of which raw holds the numbers."""
+    raw, kind, mean, factor = source.raw, source.kind, source.mean, source.factor
+    length, width = source.length, source.width
     size = length * width
     for t in range(length):
         out = floats(x + 4 * t * distance, width)
@@ -72,26 +80,26 @@ def read_example(raw, kind, number, mean, factor, vectors, length, width, distan
                 which = np.int64(carray(pointer_to_ints(raw + 4 * place), 1)[0])
             else:
                 which = carray(pointer_to_longs(raw + 8 * place), 1)[0]
-            copy(vectors + 4 * which * width, x + 4 * t * distance, width)
+            copy(source.vectors + 4 * which * width, x + 4 * t * distance, width)
 
 
 @compiled
-def expect_example(raw, kind, number, size):
-    """Have the memory of an example brought nearer while another one is read: they lie anywhere among all examples."""
-    if kind in (BYTES, FLOATS):
-        nbytes = size if kind == BYTES else 4 * size
+def prefetch_example(source, number):
+    """Bring the memory of one example nearer while another one is read: they lie anywhere among all examples."""
+    if source.kind in (BYTES, FLOATS):
+        size = source.length * source.width
+        nbytes = size if source.kind == BYTES else 4 * size
         for line in range(0, nbytes, CACHE_LINE):
-            prefetch(raw + number * nbytes + line)
+            prefetch(source.raw + number * nbytes + line)
 
 
 @compiled
-def read_batch(
-    s, start, count, batch, by_epoch, order, offset, rows, importance, labels,
-    raw, kind, mean, factor, vectors, length, width, x, y, weight,
-):  # fmt: skip
-    """The examples of a client's step s to x, y and weight, as kinfed.data.examples.windows says: how many there are.
-    `importance` is of every entry of `rows`, or empty where all count alike."""
-    if by_epoch:
+def read_batch(source, windows, order, offset, i, s, work):
+    """Write the examples of client i's step s to x, y and weight of `work`, as kinfed.data.examples.windows says, and
+    return how many there are. The client's orders begin at `offset`."""
+    start, count, batch, rows = windows.start[i], windows.counts[i], windows.batch, windows.rows
+    labels, importance, y, weight = source.labels, windows.importance, work.y, work.weight
+    if windows.by_epoch:
         per_epoch = (count + batch - 1) // batch
         inside = (s % per_epoch) * batch
         size = min(batch, count - inside)
@@ -103,8 +111,8 @@ def read_batch(
         place = start + order[offset + position + b]
         number = rows[place]
         if b + 1 < size:
-            expect_example(raw, kind, rows[start + order[offset + position + b + 1]], length * width)
-        read_example(raw, kind, number, mean, factor, vectors, length, width, size * width, x + 4 * b * width)
+            prefetch_example(source, rows[start + order[offset + position + b + 1]])
+        read_example(source, number, size * source.width, work.x + 4 * b * source.width)
         y[b], weight[b] = labels[number], np.float32(1.0) / np.float32(size)
         if len(importance) > 0:
             weight[b] *= importance[place]
@@ -201,29 +209,28 @@ def _delta_below(net, layer, row, hidden, delta, below, batch):
 
 
 @compiled
-def shift(row, begin, count, rate, lam, center, drift, decay):
-    """x <- x - rate * (lam * (x - center) + drift + decay * x) for some columns; address 0 is no center, no drift."""
-    x, step, kappa, hold = floats(row + 4 * begin, count), np.float32(rate), np.float32(decay), np.float32(lam)
-    if center != 0:
-        c = floats(center + 4 * begin, count)
+def shift(row, begin, count, terms):
+    """x <- x - rate * (lam * (x - center) + drift + decay * x) for some columns."""
+    x, step = floats(row + 4 * begin, count), np.float32(terms.rate)
+    kappa, hold = np.float32(terms.decay), np.float32(terms.lam)
+    if terms.center != 0:
+        c = floats(terms.center + 4 * begin, count)
         for i in range(count):
             x[i] -= step * (hold * (x[i] - c[i]) + kappa * x[i])
-    elif decay != 0:
+    elif terms.decay != 0:
         for i in range(count):
             x[i] -= step * (kappa * x[i])
-    if drift != 0:
-        g = floats(drift + 4 * begin, count)
+    if terms.drift != 0:
+        g = floats(terms.drift + 4 * begin, count)
         for i in range(count):
             x[i] -= step * g[i]
 
 
 @compiled
-def dense_backward(
-    net, trains, row, target, scale, x, hidden, delta, spare, batch, rate, lam, center, drift, decay
-):  # fmt: skip
+def dense_backward(net, trains, row, target, scale, x, work, batch, terms):
     """Add scale * gradient to `target`, layer by layer from the last one; where that is the row itself, its columns
     make the rest of the step before. `trains` [layers, 2]: whether weights and biases are trained."""
-    lowest = 0
+    lowest, hidden, delta, spare = 0, work.hidden, work.delta, work.spare
     while lowest < len(net) - 1 and trains[lowest, 0] + trains[lowest, 1] == 0:
         lowest += 1
     for layer in range(len(net) - 1, lowest - 1, -1):
@@ -234,31 +241,30 @@ def dense_backward(
         if trains[layer, 0]:
             begin = net[layer, WEIGHT]
             if target == row:
-                shift(row, begin, inputs * outputs, rate, lam, center, drift, decay)
+                shift(row, begin, inputs * outputs, terms)
             add_products(
                 outputs, inputs, batch, scale, delta, np.int64(1), outputs, values, inputs, target + 4 * begin, inputs
             )
         if bias != ABSENT and trains[layer, 1]:
             if target == row:
-                shift(row, bias, outputs, rate, lam, center, drift, decay)
+                shift(row, bias, outputs, terms)
             add_sum_of_rows(delta, batch, outputs, np.float32(scale), target + 4 * bias)
         delta, spare = spare, delta
 
 
 @inlined
-def move(
-    row, gradient, mask, rule, rate, lam, center, drift, first, second, steps
-):  # fmt: skip
-    """One step of an optimizer along gradient + lam * (x - center) + drift, clipped, on the columns of the mask.
-    `first` and `second` are its moments, `steps` how many it took, this one included."""
-    count = len(mask)
-    x, g = floats(row, count), floats(gradient, count)
-    if center != 0:
-        c, hold = floats(center, count), np.float32(lam)
+def optimizer_step(row, optimizer, terms, client):
+    """One step of a client's optimizer along gradient + lam * (x - center) + drift, clipped, on the columns of the
+    mask."""
+    mask, rule, count = optimizer.mask, optimizer.rule, len(optimizer.mask)
+    x, g = floats(row, count), floats(optimizer.gradient, count)
+    first, second = row_of(optimizer.first, client), row_of(optimizer.second, client)
+    if terms.center != 0:
+        c, hold = floats(terms.center, count), np.float32(terms.lam)
         for i in range(count):
             g[i] += hold * (x[i] - c[i])
-    if drift != 0:
-        d = floats(drift, count)
+    if terms.drift != 0:
+        d = floats(terms.drift, count)
         for i in range(count):
             g[i] += d[i]
     if rule[CLIP] > 0:
@@ -271,9 +277,10 @@ def move(
             for i in range(count):
                 g[i] *= factor
     if rule[KIND] == ADAM or rule[KIND] == ADAMW:
-        _adam(x, g, mask, rule, rate, floats(first, count), floats(second, count), steps)
+        steps = np.float64(optimizer.taken[client])
+        _adam(x, g, mask, rule, terms.rate, floats(first, count), floats(second, count), steps)
     else:
-        _sgd(x, g, mask, rule, rate, first)
+        _sgd(x, g, mask, rule, terms.rate, first)
 
 
 @inlined

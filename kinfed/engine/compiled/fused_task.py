@@ -1,8 +1,8 @@
 """Dense and LSTM networks in compiled loops: one call, without the interpreter's lock, takes all local steps of some
 clients.
 
-Networks are those of kinfed.engine.backends.dense and kinfed.engine.backends.lstm, whose torch code serves where a cut
-changes the loss, and is the oracle in tests. Each client is trained by itself: its numbers depend neither on the
+Networks are those of kinfed.engine.backends.dense and kinfed.engine.backends.lstm, whose torch code serves where a
+feature loss is given, and is the oracle in tests. Each client is trained by itself: its numbers depend neither on the
 clients beside it nor on the number of threads, bit for bit.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,25 +20,45 @@ from kinfed.core import threads
 from kinfed.data import MOST_EXAMPLES, Batch, Batches, Features, LocalTraining, Split
 from kinfed.engine.backends.stacked_net import StackedNet
 from kinfed.engine.backends.stacked_task import StackedTask
-from kinfed.engine.compiled.fused_net import FusedNet, Shape, fused_net
+from kinfed.engine.compiled.argument_making import (
+    NUMBERED,
+    STORED,
+    WorkMemory,
+    by_client,
+    is_readable,
+    readable,
+    rows_of,
+    source_of,
+    windows_of,
+)
+from kinfed.engine.compiled.fused_net import Shape, fused_net
 from kinfed.engine.compiled.fused_program import make_program
+from kinfed.engine.compiled.kernel_arguments import (
+    NOWHERE,
+    ClientTerms,
+    GivenBatch,
+    Network,
+    OptimizerMemory,
+    OrderDraws,
+    OrderStreams,
+    ProgramTables,
+    Rows,
+    ScoredPart,
+    Scores,
+)
 from kinfed.engine.compiled.machine_code import compiled_kernel
-from kinfed.engine.contract.descent import Descent, Pull, StepwiseDescent
-from kinfed.engine.contract.feature_loss import Cut
+from kinfed.engine.contract.descent import PLAIN, Descent, ProximalTerm, StepwiseDescent, Terms
+from kinfed.engine.contract.feature_loss import FeatureLoss
 from kinfed.engine.contract.objective import ABSOLUTE, CROSS_ENTROPY, SQUARED, Huber, Objective
-from kinfed.engine.contract.update_program import Move
+from kinfed.engine.contract.task import WholeLoop, WholeProgram
+from kinfed.engine.contract.update_program import Instruction
 from kinfed.engine.scoring.score import OutputCollector, Score
 from kinfed.errors import ModelError
 
 SCORED_TOGETHER = 48  # examples of a client: their activations stay in the cache, and tiles of three rows are full
 
 _KINDS = {"sgd": 1, "adam": 2, "adamw": 3}  # as kinfed.engine.compiled.fused_steps numbers them
-_STORED = {torch.float32: 0, torch.uint8: 1}
-_NUMBERED = {torch.int32: 2, torch.int64: 3}
 _PLAIN = 0
-_NO_RULE = np.zeros(8)
-_NOWHERE = (0, 0)
-_NO_NUMBERS = np.zeros(0, np.float32)
 
 
 def is_installed() -> bool:
@@ -73,167 +93,182 @@ class FusedTask(StackedTask):
         self._fused, self._loss_rule = fused, loss
         self._all_train, _ = fused.trained(None)
 
-    def runs_whole_loops(self, batches: Batches) -> bool:
+    def whole_loop(self, batches: Batches) -> WholeLoop | None:
+        return partial(self._train, batches) if self._takes(batches) else None
+
+    def whole_program(self, streams: Sequence[Batches], models: Mapping[str, Tensor]) -> WholeProgram | None:
+        fits = all(map(self._takes, streams)) and all(map(is_readable, models.values()))
+        return partial(self._run_program, streams) if fits else None
+
+    def _takes(self, batches: Batches) -> bool:
+        """Whether compiled loops take all steps on these batches."""
         training, split = batches.training, batches.split
         fits = len(split.rows) <= MOST_EXAMPLES or int(split.count.max()) <= MOST_EXAMPLES
         return training.augment is None and not training.poisson and fits and self._reads(split.features)
 
-    def train_(
+    def _train(
         self,
-        theta: Tensor,
         batches: Batches,
+        theta: Tensor,
         rate: float,
-        pull: Pull | None,
-        drift: Tensor | None,
+        terms: Terms,
         mask: Tensor | None,
         moments: Mapping[str, Tensor],
     ) -> None:
         split, training, n = batches.split, batches.training, len(theta)
-        lam, center = (0.0, None) if pull is None else (pull[0], _readable(pull[1]))
-        drift = _readable(drift)
-        windows = batches.windows()
+        lam, center = (0.0, None) if terms.proximal is None else (terms.proximal[0], readable(terms.proximal[1]))
+        drift, windows = readable(terms.drift), batches.windows()
         trains, whole_layers = self._fused.trained(mask)
         plain = training.is_plain and whole_layers
         shape = self._shape(split.features.shape)
         columns = np.ones(self.num_params, np.uint8) if mask is None else mask.numpy().astype(np.uint8)
         first, second = moments.get("velocity", moments.get("first")), moments.get("second")
         taken = moments.get("steps", torch.zeros(n)).numpy()
-        rates, lams, steps = _each(rate, n), _each(lam, n), batches.steps.numpy()
-        kernel, source, rule = self._compiled("train"), _source(split.features), _rule(training, plain)
-        importance = _NO_NUMBERS if split.weights is None else split.weights.numpy()
+        rates, lams, steps = by_client(rate, n), by_client(lam, n), batches.steps.numpy()
+        kernel, source, rule = self._compiled("train"), source_of(split, shape), _rule(training, plain)
 
         def train_rows(rows: slice) -> None:
             start, count, epochs = windows.start[rows], windows.count[rows], windows.epochs[rows]
-            work = _WorkMemory(self._fused, shape, min(training.batch, int(count.max(initial=0))), split.labels)
+            work = WorkMemory(self._fused, shape, min(training.batch, int(count.max(initial=0))), split.labels)
             gradient = np.empty(0 if plain else self.num_params, np.float32)
             order = np.empty(int((count * epochs).max(initial=0)), np.int64)
             kernel(
-                *self._model(shape, trains, theta[rows]), *source, split.labels.numpy(), split.rows.numpy(), start,
-                count, steps[rows], windows.key[rows], epochs, order, np.empty_like(order), importance, training.batch,
-                windows.by_epoch, rates[rows], lams[rows], *_rows(center, rows), *_rows(drift, rows), rule,
-                self._loss_rule, columns, *_rows(first, rows), *_rows(second, rows), taken[rows], gradient.ctypes.data,
-                *work.addresses,
-            )  # fmt: skip
+                self._network(shape, trains),
+                rows_of(theta, rows),
+                source,
+                windows_of(split, start, count, steps[rows], training.batch, windows.by_epoch),
+                OrderDraws(windows.key[rows], epochs, order, np.empty_like(order)),
+                ClientTerms(rates[rows], lams[rows], rows_of(center, rows), rows_of(drift, rows)),
+                OptimizerMemory(
+                    rule, columns, rows_of(first, rows), rows_of(second, rows), taken[rows], gradient.ctypes.data
+                ),
+                work.argument,
+            )
 
         threads.share_rows(train_rows, steps * self._operations(shape, training.batch))
 
-    def runs_moves(self, streams: Sequence[Batches], models: Mapping[str, Tensor]) -> bool:
-        return all(map(self.runs_whole_loops, streams)) and all(map(_is_readable, models.values()))
-
-    def move_(
+    def _run_program(
         self,
         streams: Sequence[Batches],
-        moves: Sequence[Move],
+        instructions: Sequence[Instruction],
         models: Mapping[str, Tensor],
         numbers: Mapping[str, Tensor],
     ) -> None:
-        batches, program = streams[0], make_program(moves, models, numbers)
+        batches, program = streams[0], make_program(instructions, models, numbers)
         split, training, windows = batches.split, batches.training, [stream.windows() for stream in streams]
-        shape, labels, steps = self._shape(split.features.shape), split.labels.numpy(), batches.steps.numpy()
+        shape, steps = self._shape(split.features.shape), batches.steps.numpy()
         order, batches_of = np.array([window.order for window in windows]), windows[0]
-        importance = _NO_NUMBERS if split.weights is None else split.weights.numpy()
-        kernel, source = self._compiled("move"), _source(split.features)
+        kernel, source = self._compiled("program"), source_of(split, shape)
 
-        def move_rows(rows: slice) -> None:
+        def run_rows(rows: slice) -> None:
             count = batches_of.count[rows]
-            work = _WorkMemory(self._fused, shape, min(training.batch, int(count.max(initial=0))), split.labels)
+            work = WorkMemory(self._fused, shape, min(training.batch, int(count.max(initial=0))), split.labels)
             spare = np.empty((len(program.models) - len(models) + program.learns, self.num_params), np.float32)
             passing = [(row.ctypes.data, 0) for row in spare]
-            places = np.array([_rows(model, rows) for model in models.values()] + passing, np.int64).T.copy()
+            address, distance = np.array(
+                [rows_of(model, rows) for model in models.values()] + passing, np.int64
+            ).T.copy()
             values = np.zeros((len(program.numbers), len(count)))
             for value, number in zip(values, numbers.values(), strict=False):  # others last for one batch
                 value[:] = number[rows].numpy()
+            gradient = passing[-1][0] if program.learns else 0
             kernel(
-                self._fused.argument(shape), self._all_train, shape.length, shape.width, self._fused.outputs, *source,
-                labels, split.rows.numpy(), batches_of.start[rows], count, steps[rows], order, batches_of.offset[rows],
-                importance, training.batch, batches_of.by_epoch, *places, values, program.what, program.amount,
-                self._loss_rule, passing[-1][0] if program.learns else 0, self.num_params, *work.addresses,
-            )  # fmt: skip
+                self._network(shape, self._all_train),
+                source,
+                windows_of(split, batches_of.start[rows], count, steps[rows], training.batch, batches_of.by_epoch),
+                OrderStreams(order, batches_of.offset[rows]),
+                ProgramTables(program.what, program.amount, address, distance, values, gradient),
+                work.argument,
+            )
             for number, value in zip(numbers.values(), values, strict=False):
                 number[rows] = torch.from_numpy(value)
 
-        threads.share_rows(move_rows, steps * (program.gradients * self._operations(shape, training.batch)))
+        threads.share_rows(run_rows, steps * (program.gradients * self._operations(shape, training.batch)))
 
-    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
-        if cut is not None or not self._fits(theta, batch):
-            return super().grad(theta, batch, cut)
+    def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
+        if feature_loss is not None or not self._fits(theta, batch):
+            return super().grad(theta, batch, feature_loss)
         out = torch.empty_like(theta, memory_format=torch.contiguous_format)
-        self._step(theta, batch, 1, 0.0, None, out)
+        self._step(theta, batch, 0.0, None, out)
         return out
 
     def descend_(
-        self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
-    ) -> None:
-        if cut is not None or not self._fits(theta, batch):
-            super().descend_(theta, batch, lr, pull, cut)
-        else:
-            self._step(theta, batch, 1, lr, pull, None)
-
-    def descend_often_(self, theta: Tensor, batch: Batch, times: int, lr: float | Tensor, pull: Pull | None) -> None:
-        if self._fits(theta, batch):
-            self._step(theta, batch, times, lr, pull, None)
-        else:
-            super().descend_often_(theta, batch, times, lr, pull)
-
-    def descent(
         self,
         theta: Tensor,
-        steps: int,
-        pull: Pull | None = None,
-        drift: Tensor | None = None,
-        cut: Cut | None = None,
-    ) -> Descent:
-        if cut is not None:
-            return super().descent(theta, steps, pull, drift, cut)
-        return StepwiseDescent(self.descend_, theta, pull, drift)
+        batch: Batch,
+        lr: float | Tensor,
+        proximal: ProximalTerm | None = None,
+        feature_loss: FeatureLoss | None = None,
+    ) -> None:
+        if feature_loss is not None or not self._fits(theta, batch):
+            super().descend_(theta, batch, lr, proximal, feature_loss)
+        else:
+            self._step(theta, batch, lr, proximal, None)
+
+    def descent(self, theta: Tensor, steps: int, terms: Terms = PLAIN, mask: Tensor | None = None) -> Descent | None:
+        if terms.feature_loss is not None or mask is not None:
+            return super().descent(theta, steps, terms, mask)
+        return StepwiseDescent(self.descend_, theta, terms)
 
     def _scored(self, theta: Tensor, part: Split, outputs: OutputCollector | None) -> Score:
-        if not self._reads(part.features) or not _is_readable(theta) or not len(part.count):
+        if not self._scores_in_place(theta, part) or not len(part.count):
             return super()._scored(theta, part, outputs)
         n, shape = len(part.count), self._shape(part.features.shape)
-        start, count, labels = part.start.numpy(), part.count.numpy(), part.labels.numpy()
+        start, count = part.start.numpy(), part.count.numpy()
         z = None if outputs is None else np.empty((int(count.sum()), self._fused.outputs), np.float32)
         before, correct, loss = count.cumsum() - count, np.zeros(n), np.zeros(n)
-        kernel, source = self._compiled("score"), _source(part.features)
+        kernel, source = self._compiled("score"), source_of(part, shape)
 
         def score_rows(rows: slice) -> None:
-            work = _WorkMemory(self._fused, shape, min(SCORED_TOGETHER, int(count[rows].max())), part.labels)
+            work = WorkMemory(self._fused, shape, min(SCORED_TOGETHER, int(count[rows].max())), part.labels)
             kernel(
-                *self._model(shape, self._all_train, theta[rows]), *source, labels, part.rows.numpy(), start[rows],
-                count[rows], work.width, self._loss_rule, correct[rows], loss[rows],
-                0 if z is None else z[before[rows.start] :].ctypes.data, *work.addresses,
-            )  # fmt: skip
+                self._network(shape, self._all_train),
+                rows_of(theta, rows),
+                source,
+                ScoredPart(part.rows.numpy(), start[rows], count[rows], work.width),
+                Scores(correct[rows], loss[rows], 0 if z is None else z[before[rows.start] :].ctypes.data),
+                work.argument,
+            )
 
         threads.share_rows(score_rows, count * (self._operations(shape, 1) // 3))
         if z is not None and outputs is not None:
             outputs.add_all(part, torch.from_numpy(z))
         return Score(torch.from_numpy(correct), torch.from_numpy(loss), part.count)
 
-    def scores_alone(self, theta: Tensor, part: Split) -> bool:
-        return self.scores_in_place(theta, part)
+    def mean_losses(self, models: Sequence[Tensor], split: Split) -> Tensor:
+        if models and split.weights is None and all(self._scores_in_place(theta, split) for theta in models):
+            return torch.stack([self.mean_loss(theta, split) for theta in models], 1)
+        return super().mean_losses(models, split)
 
-    def scores_in_place(self, theta: Tensor, part: Split) -> bool:
-        return self._reads(part.features) and _is_readable(theta)
+    def scores_alone(self, theta: Tensor, part: Split) -> bool:
+        return self._scores_in_place(theta, part)
+
+    def _scores_in_place(self, theta: Tensor, part: Split) -> bool:
+        """Whether kernels read these examples where they lie, so that scoring several models fetches none twice."""
+        return self._reads(part.features) and is_readable(theta)
 
     def _step(
-        self, theta: Tensor, batch: Batch, times: int, lr: float | Tensor, pull: Pull | None, out: Tensor | None
+        self, theta: Tensor, batch: Batch, lr: float | Tensor, proximal: ProximalTerm | None, out: Tensor | None
     ) -> None:
         x, n = batch.x.contiguous(), len(theta)
-        lam, center = (0.0, None) if pull is None else (pull[0], _readable(pull[1]))
+        lam, center = (0.0, None) if proximal is None else (proximal[0], readable(proximal[1]))
         shape = self._shape(tuple(batch.x.shape[2:]))
-        work = _WorkMemory(self._fused, shape, batch.y.shape[1], batch.y)
+        work = WorkMemory(self._fused, shape, batch.y.shape[1], batch.y)
+        labels, weights = batch.y.contiguous().numpy(), batch.weight.contiguous().numpy()
         self._compiled("step")(
-            *self._model(shape, self._all_train, theta), x.data_ptr(), x[0].numel(), batch.y.contiguous().numpy(),
-            batch.weight.contiguous().numpy(), times, _each(lr, n), _each(lam, n), *_rows(center), *_NOWHERE, _NO_RULE,
-            self._loss_rule, *_rows(out), self.num_params, *work.addresses,
-        )  # fmt: skip
+            self._network(shape, self._all_train),
+            rows_of(theta),
+            GivenBatch(Rows(x.data_ptr(), x[0].numel()), shape.length, shape.width, labels, weights),
+            ClientTerms(by_client(lr, n), by_client(lam, n), rows_of(center), NOWHERE),
+            rows_of(out),
+            work.argument,
+        )
 
     def _compiled(self, name: str) -> Callable[..., None]:
         return compiled_kernel(name, self._fused.network, "classes" if self.objective.classifies else "numbers")
 
-    def _model(self, shape: Shape, trains: np.ndarray, theta: Tensor) -> tuple[Any, ...]:
-        """What every kernel is told first."""
-        return self._fused.argument(shape), trains, *_rows(theta), shape.length, shape.width, self._fused.outputs
+    def _network(self, shape: Shape, trains: np.ndarray) -> Network:
+        return Network(self._fused.argument(shape), trains, self._fused.outputs, self.num_params, self._loss_rule)
 
     def _operations(self, shape: Shape, batch: int) -> int:
         """Of a gradient, about: additions and multiplications."""
@@ -246,7 +281,7 @@ class FusedTask(StackedTask):
 
     def _reads(self, features: Features) -> bool:
         """Whether compiled loops can read these examples where they are."""
-        shape, stored = self._fused.shape_of(features.shape), _STORED if features.vectors is None else _NUMBERED
+        shape, stored = self._fused.shape_of(features.shape), STORED if features.vectors is None else NUMBERED
         return (
             type(features) is Features  # others look up their examples in a way of their own
             and features.raw.dtype in stored
@@ -258,64 +293,17 @@ class FusedTask(StackedTask):
     def _fits(self, theta: Tensor, batch: Batch) -> bool:
         """Whether the compiled step takes these; the torch path says what is wrong with others."""
         return (
-            _is_readable(theta)
+            is_readable(theta)
             and batch.x.dtype == batch.weight.dtype == torch.float32
             and len(theta) > 0
             and self._fused.shape_of(tuple(batch.x.shape[2:])) is not None
         )
 
 
-class _WorkMemory:
-    """Of one call: a batch of `width` examples and what the layers make of it."""
-
-    def __init__(self, net: FusedNet, shape: Shape, width: int, labels: Tensor) -> None:
-        self.width = max(width, 1)
-        sizes = [self.width * shape.length * shape.width, *net.memory(shape, self.width)]
-        self._numbers = np.empty(sum(sizes), np.float32)
-        begins = np.cumsum([0, *sizes[:-1]])
-        y, weight = np.empty(self.width, labels.numpy().dtype), np.empty(self.width, np.float32)
-        self.addresses: tuple[Any, ...] = (*(self._numbers.ctypes.data + 4 * int(b) for b in begins), y, weight)
-
-
-def _is_readable(rows: Tensor) -> bool:
-    return rows.dtype == torch.float32 and rows.stride(1) == 1
-
-
-def _readable(rows: Tensor | None) -> Tensor | None:
-    """Rows [n, P] of float32 whose numbers lie side by side; one for all clients stays one."""
-    if rows is None or _is_readable(rows):
-        return rows
-    one_for_all = rows.stride(0) == 0
-    dense = (rows[:1] if one_for_all else rows).to(torch.float32).contiguous()
-    return dense.expand_as(rows) if one_for_all else dense
-
-
-def _rows(rows: Tensor | None, some: slice | None = None) -> tuple[int, int]:
-    """Address, and numbers from row to row, of all rows or some; a broadcast row is read again and again. The caller
-    holds the tensor."""
-    if rows is None:
-        return _NOWHERE
-    distance = rows.stride(0)
-    first = 0 if some is None else some.start
-    return rows.data_ptr() + first * distance * rows.element_size(), distance
-
-
 def _holds_numbers(features: Features, length: int) -> bool:
     """Whether an example is so many numbers of vectors."""
     assert features.vectors is not None
     return features.vectors.is_contiguous() and tuple(features.raw.shape[1:]) == (length,)
-
-
-def _source(features: Features) -> tuple[Any, ...]:
-    raw = features.raw
-    if features.vectors is not None:
-        return raw.data_ptr(), _NUMBERED[raw.dtype], _NO_NUMBERS, _NO_NUMBERS, features.vectors.data_ptr()
-    return raw.data_ptr(), _STORED[raw.dtype], *features.standardization(), 0
-
-
-def _each(value: float | Tensor, n: int) -> np.ndarray:
-    """[n] float64 of what is a number for all clients, or one for each."""
-    return value.to(torch.float64).contiguous().numpy() if isinstance(value, Tensor) else np.full(n, float(value))
 
 
 def _rule(training: LocalTraining, plain: bool) -> np.ndarray:

@@ -1,73 +1,166 @@
-"""Arguments of a kernel from words in memory, as kinfed.engine.compiled.machine_code puts them there."""
+"""Arguments of the compiled calls (kinfed.engine.compiled.fused_kernels).
+
+Each class is the one place that says what a call is told and in which order. `int` and `bool` are words of 64 bits;
+where a word is an address, the caller holds the memory, of float32 unless it says otherwise. Arrays are in C order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
-from numba.np.arrayobj import make_array, populate_array
+import numpy as np
 
-from kinfed.engine.compiled.vector_code import Builder, Value, whole_number
-
-_INT64 = ir.IntType(64)
-
-
-def described(kind: Any) -> Any:
-    """A type of numba's, as kinfed.engine.compiled.machine_code.MachineCode names it."""
-    if isinstance(kind, types.Array) and kind.layout == "C":
-        return {"dtype": str(kind.dtype), "ndim": kind.ndim}
-    if isinstance(kind, types.BaseTuple):
-        return [described(part) for part in kind.types]
-    if isinstance(kind, types.Integer | types.Boolean):
-        return "word"
-    raise TypeError(f"a kernel's argument cannot be {kind}: whole numbers, arrays in C order and tuples of these can")
+# The type of an array's numbers and how many axes it has. "label" and "layers" stand for what kernels are compiled anew
+# for: whole numbers (classes) or float32, and a table (dense layers) or Unrolled (LSTM layers).
+Ints: TypeAlias = Annotated[np.ndarray, "int64", 1]
+IntRows: TypeAlias = Annotated[np.ndarray, "int64", 2]
+Keys: TypeAlias = Annotated[np.ndarray, "uint64", 1]
+Bytes: TypeAlias = Annotated[np.ndarray, "uint8", 1]
+Singles: TypeAlias = Annotated[np.ndarray, "float32", 1]
+SingleRows: TypeAlias = Annotated[np.ndarray, "float32", 2]
+Doubles: TypeAlias = Annotated[np.ndarray, "float64", 1]
+DoubleRows: TypeAlias = Annotated[np.ndarray, "float64", 2]
+Labels: TypeAlias = Annotated[np.ndarray, "label", 1]
+LabelRows: TypeAlias = Annotated[np.ndarray, "label", 2]
+Layers: TypeAlias = Annotated[Any, "layers"]
 
 
-def make_reader(kinds: tuple[Any, ...]) -> Callable[..., Any]:
-    """read(address): a tuple of values of these types. Arrays are where the caller has them, and stay the caller's."""
+class Unrolled(NamedTuple):
+    """An LSTM network, taken through `length` time steps."""
 
-    @intrinsic
-    def read(context: Any, address: Any) -> Any:
-        def generate(context: Any, builder: Builder, signature: Any, args: list[Value]) -> Value:
-            words = _Words(context, builder, args[0])
-            return context.make_tuple(builder, signature.return_type, [words.value_of(kind) for kind in kinds])
-
-        return types.Tuple(kinds)(types.intp), generate
-
-    return read
+    table: IntRows
+    length: int
 
 
-class _Words:
-    """Instructions that read one word after the other."""
+class Network(NamedTuple):
+    layers: Layers
+    trains: IntRows  # by layer: whether weights and biases are trained
+    outputs: int  # of the last layer
+    columns: int  # numbers of a model
+    loss: Doubles  # of residuals: SIGN and THRESHOLD
 
-    def __init__(self, context: Any, builder: Builder, address: Value) -> None:
-        self._context, self._b = context, builder
-        self._first, self._next = builder.inttoptr(address, _INT64.as_pointer()), 0
 
-    def value_of(self, kind: Any) -> Value:
-        if isinstance(kind, types.Array):
-            return self._array(kind)
-        if isinstance(kind, types.BaseTuple):
-            return self._context.make_tuple(self._b, kind, [self.value_of(part) for part in kind.types])
-        return self._context.cast(self._b, self._word(), types.intp, kind)
+class Rows(NamedTuple):
+    """One row of numbers per client."""
 
-    def _word(self) -> Value:
-        word = self._b.load(self._b.gep(self._first, [whole_number(self._next)]))
-        self._next += 1
-        return word
+    address: int  # 0: there are none
+    distance: int  # numbers from row to row; 0: one row for all
 
-    def _array(self, kind: Any) -> Value:
-        """In C order."""
-        numbers = self._context.get_data_type(kind.dtype).as_pointer()
-        data = self._b.inttoptr(self._word(), numbers)
-        shape = [self._word() for _ in range(kind.ndim)]
-        size = whole_number(kind.dtype.bitwidth // 8)
-        strides = [size]
-        for length in shape[:0:-1]:
-            strides.insert(0, self._b.mul(strides[0], length))
-        array = make_array(kind)(self._context, self._b)
-        populate_array(array, data=data, shape=shape, strides=strides, itemsize=size, meminfo=None)
-        return array._getvalue()
+
+NOWHERE = Rows(0, 0)
+
+
+class ExampleSource(NamedTuple):
+    """All examples [N, length, width] and their labels."""
+
+    raw: int  # address, of numbers of this kind
+    kind: int
+    mean: Singles
+    factor: Singles
+    vectors: int  # address of the vectors that `raw` numbers, or 0
+    length: int
+    width: int
+    labels: Labels
+
+
+class BatchWindows(NamedTuple):
+    """Which examples make up the batches of each client (kinfed.data.examples.windows)."""
+
+    rows: Ints  # numbers of examples, client after client
+    start: Ints
+    counts: Ints
+    steps: Ints
+    importance: Singles  # of every entry of `rows`; empty where all count alike
+    batch: int
+    by_epoch: bool
+
+
+class OrderDraws(NamedTuple):
+    """What orders of examples are drawn from, and memory for those of one client."""
+
+    key: Keys
+    epochs: Ints
+    order: Ints
+    places: Ints
+
+
+class OrderStreams(NamedTuple):
+    """Orders of examples that were drawn before."""
+
+    order: IntRows  # by stream
+    offset: Ints  # of a client's first one
+
+
+class ClientTerms(NamedTuple):
+    """By client: the rate of its steps, and what is added to its gradients."""
+
+    rates: Doubles
+    lams: Doubles
+    center: Rows
+    drift: Rows
+
+
+class StepTerms(NamedTuple):
+    """The same of one step of one client; addresses are 0 where there is no center, no drift."""
+
+    rate: float
+    lam: float
+    center: np.int64
+    drift: np.int64
+    decay: float
+
+
+class OptimizerMemory(NamedTuple):
+    rule: Doubles  # KIND, DECAY, ...
+    mask: Bytes  # columns that change
+    first: Rows
+    second: Rows
+    taken: Singles  # steps of each client so far
+    gradient: int  # address of memory for one
+
+
+class GivenBatch(NamedTuple):
+    """One batch of each client, as it is."""
+
+    examples: Rows
+    length: int
+    width: int
+    labels: LabelRows
+    weights: SingleRows
+
+
+class ScoredPart(NamedTuple):
+    """The examples of each client that are scored."""
+
+    rows: Ints
+    start: Ints
+    counts: Ints
+    together: int
+
+
+class Scores(NamedTuple):
+    correct: Doubles
+    loss: Doubles
+    outputs: int  # address for the outputs of all examples, or 0
+
+
+class ProgramTables(NamedTuple):
+    """An update program (kinfed.engine.compiled.fused_program), and the models and numbers it changes."""
+
+    what: IntRows
+    amount: DoubleRows
+    address: Ints  # [models] of the first client's
+    distance: Ints  # [models] numbers from client to client
+    numbers: DoubleRows  # [numbers, clients]
+    gradient: int  # address of memory for one, or 0
+
+
+class Work(NamedTuple):
+    """Memory for a batch and what layers make of it."""
+
+    x: int
+    hidden: int
+    delta: int
+    spare: int
+    y: Labels
+    weight: Singles

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import count
@@ -54,14 +54,14 @@ _LIBRARIES = count()  # of one process: names of libraries are never used again
 
 @dataclass(frozen=True)
 class MachineCode:
-    """A function of one argument: the address of words (64 bits), which stand for `arguments`.
+    """A function of one argument: the address of words (64 bits), which stand for `arguments` by name.
 
-    Each of these is "word" for a whole number, {"dtype", "ndim"} for an array in C order, and a list of such for a
-    tuple.
+    Each of these is "word" for a whole number, [dtype, axes] for an array in C order, and a dictionary of such for a
+    named tuple.
     """
 
     symbol: str
-    arguments: list[Any]
+    arguments: dict[str, Any]
     content: bytes  # an object file
 
     def as_bytes(self, name: str) -> bytes:
@@ -100,7 +100,7 @@ class Kernel:
 
 
 def compiled_kernel(name: str, network: str, target: str) -> Kernel:
-    """`train`, `move`, `step` or `score` of a `dense` or `recurrent` network for `classes` or `numbers`, loaded or
+    """`train`, `program`, `step` or `score` of a `dense` or `recurrent` network for `classes` or `numbers`, loaded or
     compiled at the first call; threads that come at the same time wait."""
     with _LOCK:
         return _kernel(name, network, target)
@@ -217,23 +217,23 @@ def _link(name: str, code: MachineCode) -> Any:
 _Pack = Callable[[Sequence[Any], list[int]], None]
 
 
-def _packer(arguments: Iterable[Any]) -> _Pack:
+def _packer(arguments: Mapping[str, Any], inside: str = "") -> _Pack:
     """A function that appends the words of arguments to a list. Arrays of another type are a mistake, and would be read
     as if they were of this one: they are refused."""
-    kinds = [_kind(argument) for argument in arguments]
+    kinds = [(inside + name, _kind(inside + name, argument)) for name, argument in arguments.items()]
 
     def pack(values: Sequence[Any], words: list[int]) -> None:
-        for number, (kind, value) in enumerate(zip(kinds, values, strict=True)):
+        for (name, kind), value in zip(kinds, values, strict=True):
             if kind is None:
                 words.append(value)
             elif isinstance(kind, tuple):
-                dtype, dimensions = kind
+                dtype, axes = kind
                 flags = value.flags
-                if value.dtype != dtype or value.ndim != dimensions or not (flags.c_contiguous and flags.behaved):
+                if value.dtype != dtype or value.ndim != axes or not (flags.c_contiguous and flags.behaved):
                     raise TypeError(
-                        f"argument {number} should be an array of {dtype} in C order that can be written, "
-                        f"{dimensions}-dimensional; it has type {value.dtype}, shape {value.shape} and strides "
-                        f"{value.strides}, {'writable' if flags.writeable else 'read-only'}"
+                        f"{name} should be an array of {dtype} in C order that can be written, {axes}-dimensional; "
+                        f"it has type {value.dtype}, shape {value.shape} and strides {value.strides}, "
+                        f"{'writable' if flags.writeable else 'read-only'}"
                     )
                 words.append(value.__array_interface__["data"][0])
                 words.extend(value.shape)
@@ -243,9 +243,9 @@ def _packer(arguments: Iterable[Any]) -> _Pack:
     return pack
 
 
-def _kind(argument: Any) -> tuple[np.dtype[Any], int] | _Pack | None:
+def _kind(name: str, argument: Any) -> tuple[np.dtype[Any], int] | _Pack | None:
     if argument == "word":
         return None
-    if isinstance(argument, dict):
-        return np.dtype(argument["dtype"]), argument["ndim"]
-    return _packer(argument)
+    if isinstance(argument, list):
+        return np.dtype(argument[0]), argument[1]
+    return _packer(argument, f"{name}.")

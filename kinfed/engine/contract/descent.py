@@ -1,8 +1,10 @@
-"""Many steps of gradient descent in a row."""
+"""Gradients as local loops take them: with the terms of a method, in pieces, and many steps of descent in a row."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -10,13 +12,31 @@ from torch import Tensor
 
 from kinfed.core import copied_rows
 from kinfed.data import Batch
-from kinfed.engine.contract.feature_loss import Cut, on_rows
+from kinfed.engine.contract.feature_loss import FeatureLoss, on_rows
 from kinfed.engine.contract.linear import Params
 
 if TYPE_CHECKING:
     from kinfed.engine.backends.dense import FeedForwardNet
 
-Pull = tuple[float | Tensor, Tensor]  # (lam, center): adds lam * (theta - center) to the gradient
+ProximalTerm = tuple[float | Tensor, Tensor]  # (lam, center): adds lam * (theta - center) to the gradient
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a method adds to the gradients of its rows."""
+
+    proximal: ProximalTerm | None = None
+    drift: Tensor | None = None  # [n, P]
+    feature_loss: FeatureLoss | None = None
+
+    def rows(self, rows: slice | Tensor, n: int) -> Terms:
+        """The terms of some of n rows."""
+        proximal = None if self.proximal is None else (take_if_tensor(self.proximal[0], rows), self.proximal[1][rows])
+        drift = None if self.drift is None else self.drift[rows]
+        return Terms(proximal, drift, on_rows(self.feature_loss, torch.arange(n)[rows]))
+
+
+PLAIN = Terms()
 
 # The first layer is transposed in memory if it has at least so many outputs: from 32 on it was never slower, for 64 to
 # 3,072 inputs and batches of 10 to 50.
@@ -25,17 +45,34 @@ TRANSPOSE_FROM_OUTPUTS = 32
 TRANSPOSE_FROM_STEPS = 10
 
 
+@dataclass(frozen=True)
+class GradientPieces:
+    """How a task gives the gradient of some trainable columns: in the blocks in which it has them, since joining them
+    would cost a pass over memory in every step."""
+
+    columns: list[slice]  # from left to right
+    # (theta [n, P], batch, feature loss) -> [n, width] for every block; running statistics of theta move in place.
+    # Pieces may be views of theta and are not to be changed.
+    gradient: Callable[[Tensor, Batch, FeatureLoss | None], list[Tensor]]
+
+
 class Descend(Protocol):
     """A task's `descend_`."""
 
     def __call__(
-        self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None, /
+        self,
+        theta: Tensor,
+        batch: Batch,
+        lr: float | Tensor,
+        proximal: ProximalTerm | None = None,
+        feature_loss: FeatureLoss | None = None,
+        /,
     ) -> None: ...
 
 
 class Descent(ABC):
     """A loop of steps theta <- theta - lr * (gradient + lam * (theta - center) + drift) from theta [n, P], which is
-    left as it was. The gradient may have the deltas of a cut in it."""
+    left as it was. The gradient may have the deltas of a feature loss in it."""
 
     @abstractmethod
     def step(self, rows: slice, batch: Batch, lr: float | Tensor) -> None:
@@ -49,35 +86,22 @@ class Descent(ABC):
 class StepwiseDescent(Descent):
     """By a task's `descend_` on the rows of a copy."""
 
-    def __init__(
-        self,
-        descend: Descend,
-        theta: Tensor,
-        pull: Pull | None,
-        drift: Tensor | None = None,
-        cut: Cut | None = None,
-    ) -> None:
-        self._descend = descend
-        self._x = copied_rows(theta)
-        self._pull = pull
-        self._drift = drift
-        self._cut = cut
+    def __init__(self, descend: Descend, theta: Tensor, terms: Terms) -> None:
+        self._descend, self._x, self._terms = descend, copied_rows(theta), terms
         self._rows = slice(None)
-        self._active = self._x, pull, drift, cut
+        self._active = self._x, terms
 
     def step(self, rows: slice, batch: Batch, lr: float | Tensor) -> None:
         if rows != self._rows:
             self._rows = rows
-            pull = None if self._pull is None else (take_if_tensor(self._pull[0], rows), self._pull[1][rows])
-            drift = None if self._drift is None else self._drift[rows]
-            self._active = self._x[rows], pull, drift, on_rows(self._cut, torch.arange(len(self._x))[rows])
-        x, pull, drift, cut = self._active
-        if cut is None:
-            self._descend(x, batch, lr, pull)
+            self._active = self._x[rows], self._terms.rows(rows, len(self._x))
+        x, terms = self._active
+        if terms.feature_loss is None:
+            self._descend(x, batch, lr, terms.proximal)
         else:
-            self._descend(x, batch, lr, pull, cut)
-        if drift is not None:  # the same at every theta: it may as well be added afterwards
-            _subtract(x, drift, lr)
+            self._descend(x, batch, lr, terms.proximal, terms.feature_loss)
+        if terms.drift is not None:  # the same at every theta: it may as well be added afterwards
+            _subtract(x, terms.drift, lr)
 
     def result(self) -> Tensor:
         return self._x
@@ -94,9 +118,7 @@ class LayerwiseDescent(Descent):
         net: FeedForwardNet,
         theta: Tensor,
         steps: int,
-        pull: Pull | None,
-        drift: Tensor | None = None,
-        cut: Cut | None = None,
+        terms: Terms,
         trained: tuple[bool, ...] | None = None,
     ) -> None:
         """`trained` says of every layer whether it is; None: all are."""
@@ -106,11 +128,12 @@ class LayerwiseDescent(Descent):
             Params(_dense_copy(x.weight), None if x.bias is None else _dense_copy(x.bias))
             for x in self._arranged(theta)
         ]
-        self._pull = None if pull is None else (pull[0], self._arranged(pull[1]))
+        proximal, drift = terms.proximal, terms.drift
+        self._proximal = None if proximal is None else (proximal[0], self._arranged(proximal[1]))
         self._drift = None if drift is None else self._arranged(drift)
-        self._cut = cut
+        self._feature_loss = terms.feature_loss
         self._rows = slice(None)
-        self._active = self._layers, self._pull, self._drift, cut
+        self._active = self._layers, self._proximal, self._drift, terms.feature_loss
 
     def _arranged(self, theta: Tensor) -> list[Params]:
         """Views of theta's layers in their memory layout; a copy is made only where the first one is transposed."""
@@ -125,12 +148,16 @@ class LayerwiseDescent(Descent):
     def step(self, rows: slice, batch: Batch, lr: float | Tensor) -> None:
         if rows != self._rows:
             self._rows = rows
-            pull = None if self._pull is None else (take_if_tensor(self._pull[0], rows), self._rows_of(self._pull[1]))
+            proximal = (
+                None
+                if self._proximal is None
+                else (take_if_tensor(self._proximal[0], rows), self._rows_of(self._proximal[1]))
+            )
             drift = None if self._drift is None else self._rows_of(self._drift)
-            cut = on_rows(self._cut, torch.arange(len(self._layers[0].weight))[rows])
-            self._active = self._rows_of(self._layers), pull, drift, cut
-        layers, pull, drift, cut = self._active
-        self._net.step_(layers, batch, lr, pull, cut, self._trained)
+            feature_loss = on_rows(self._feature_loss, torch.arange(len(self._layers[0].weight))[rows])
+            self._active = self._rows_of(self._layers), proximal, drift, feature_loss
+        layers, proximal, drift, feature_loss = self._active
+        self._net.step_(layers, batch, lr, proximal, feature_loss, self._trained)
         if drift is not None:
             for layer, term in zip(layers, drift, strict=True):
                 _subtract(layer.weight, term.weight, lr)

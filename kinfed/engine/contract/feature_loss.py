@@ -1,4 +1,4 @@
-"""Losses of a method's own, as deltas at the cut of a network: body → φ → last linear layer → z.
+"""Losses of a method's own, as deltas at its features and logits: body → φ → last linear layer → z.
 
 Backpropagation is linear in the deltas that enter it at the logits z and at the features φ. A method that changes the
 loss there hands in dz = ∂loss/∂z, in place of that of the task's loss, and dφ = ∂loss/∂φ for what depends on φ other
@@ -22,11 +22,11 @@ from kinfed.errors import ModelError
 
 Deltas = tuple[Tensor | None, Tensor | None]  # (dz, dφ); None keeps the dz of the task's loss, or adds nothing at φ
 KEEP: Deltas = (None, None)
-RowCut = Callable[[Tensor, Tensor], Deltas]  # the same for one row: φ [B, d_f], z [B, C]
-CutLoss = Callable[[Tensor, Tensor, Batch, Tensor], Tensor]  # (φ, z, batch, rows) to [n]
+RowFeatureLoss = Callable[[Tensor, Tensor], Deltas]  # the same for one row: φ [B, d_f], z [B, C]
+ClientLoss = Callable[[Tensor, Tensor, Batch, Tensor], Tensor]  # (φ, z, batch, rows) to [n]
 
 
-class Cut(Protocol):
+class FeatureLoss(Protocol):
     """The hook of a method in `task.grad`, `task.descend_`, `task.descent` and `sgd`, called once per step for every
     client that takes it: with all of them together, or with some at a time."""
 
@@ -53,82 +53,84 @@ def cross_entropy(z: Tensor, batch: Batch) -> Tensor:
     return (loss * batch.weight).sum(1)
 
 
-def by_autograd(loss: CutLoss) -> Cut:
-    """The cut of a loss(phi, z, batch, rows) -> [n] that takes the place of the whole loss of the task; autograd
-    differentiates it in phi and z, which are independent of each other here. Convenient for a first version of a
-    method; deltas written by hand are cheaper."""
+def by_autograd(loss: ClientLoss) -> FeatureLoss:
+    """The feature loss of a loss(phi, z, batch, rows) -> [n] that takes the place of the whole loss of the task;
+    autograd differentiates it in phi and z, which are independent of each other here. Convenient for a first version of
+    a method; deltas written by hand are cheaper."""
 
-    def cut(phi: Tensor, z: Tensor, batch: Batch, rows: Tensor) -> Deltas:
+    def feature_loss(phi: Tensor, z: Tensor, batch: Batch, rows: Tensor) -> Deltas:
         with torch.enable_grad():
             leaves = phi.detach().requires_grad_(), z.detach().requires_grad_()
             total = loss(*leaves, batch, rows)
             if total.shape != (len(phi),):
                 raise ModelError(
-                    f"a loss at the cut is one number per client, [{len(phi)}]; got shape {list(total.shape)}"
+                    f"a feature loss is one number per client, [{len(phi)}]; got shape {list(total.shape)}"
                 )
             dphi, dz = torch.autograd.grad(total.sum(), leaves, allow_unused=True, materialize_grads=True)
         return dz, dphi
 
-    return cut
+    return feature_loss
 
 
 @dataclass(frozen=True)
-class SeparableCut:
-    """A cut that was declared `separable`."""
+class SeparableFeatureLoss:
+    """A feature loss that was declared `separable`."""
 
-    cut: Cut
+    feature_loss: FeatureLoss
     is_separable = True
 
     def __call__(self, phi: Tensor, z: Tensor, batch: Batch, rows: Tensor) -> Deltas:
-        return self.cut(phi, z, batch, rows)
+        return self.feature_loss(phi, z, batch, rows)
 
 
-def separable(cut: Cut) -> Cut:
+def separable(feature_loss: FeatureLoss) -> FeatureLoss:
     """Declare that the deltas of an example depend on no other example of the client, neither of the batch nor through
-    anything computed before, and that the cut changes nothing. Only such a cut can be clipped example by example, so
+    anything computed before, and that the loss changes nothing. Only such a loss can be clipped example by example, so
     private training refuses all others."""
-    return SeparableCut(cut)
+    return SeparableFeatureLoss(feature_loss)
 
 
-def is_separable(cut: Cut) -> bool:
-    """Whether the cut was declared so, by `separable` or by `is_separable = True` in its class."""
-    return bool(getattr(cut, "is_separable", False))
+def is_separable(feature_loss: FeatureLoss) -> bool:
+    """Whether the loss was declared so, by `separable` or by `is_separable = True` in its class."""
+    return bool(getattr(feature_loss, "is_separable", False))
 
 
 @dataclass(frozen=True)
-class RowsOfCut:
-    """A cut for some of its rows: what is asked about row i is answered for row positions[i]."""
+class FeatureLossOfRows:
+    """A feature loss for some of its rows: what is asked about row i is answered for row positions[i]."""
 
-    cut: Cut
+    feature_loss: FeatureLoss
     positions: Tensor  # [n] int64
 
     @property
     def is_separable(self) -> bool:
-        return is_separable(self.cut)
+        return is_separable(self.feature_loss)
 
     def __call__(self, phi: Tensor, z: Tensor, batch: Batch, rows: Tensor) -> Deltas:
-        return self.cut(phi, z, batch, self.positions[rows])
+        return self.feature_loss(phi, z, batch, self.positions[rows])
 
 
-def on_rows(cut: Cut | None, positions: Tensor) -> Cut | None:
-    """The cut for theta[positions], by a caller who hands in some of the rows, or all in another order."""
-    return None if cut is None else RowsOfCut(cut, positions)
+def on_rows(feature_loss: FeatureLoss | None, positions: Tensor) -> FeatureLoss | None:
+    """The feature loss for theta[positions], by a caller who hands in some of the rows, or all in another order."""
+    return None if feature_loss is None else FeatureLossOfRows(feature_loss, positions)
 
 
-def answer(cut: Cut | None, phi: Tensor, z: Tensor, batch: Batch, rows: Tensor | None = None) -> Deltas:
-    """What the cut says of these rows, by default all of them in order. A wrong shape is an error here: further on it
-    would be broadcast."""
-    if cut is None:
+def answer(
+    feature_loss: FeatureLoss | None, phi: Tensor, z: Tensor, batch: Batch, rows: Tensor | None = None
+) -> Deltas:
+    """What the feature loss says of these rows, by default all of them in order. A wrong shape is an error here:
+    further on it would be broadcast."""
+    if feature_loss is None:
         return None, None
     try:
         with torch.no_grad():
-            dz, dphi = cut(phi, z, batch, torch.arange(len(phi)) if rows is None else rows)
+            dz, dphi = feature_loss(phi, z, batch, torch.arange(len(phi)) if rows is None else rows)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:  # or it would be taken for one of the model
         reason = str(error).partition("\n")[0]
         raise ModelError(
-            f"the loss at the cut fails on features {list(phi.shape)} and logits {list(z.shape)}: {reason}"
+            f"the feature loss fails on features {list(phi.shape)} and logits {list(z.shape)}: {reason}"
         ) from error
     return _like(z, dz, "dz"), _like(phi, dphi, "dphi")
 
@@ -137,30 +139,33 @@ def _like(value: Tensor, delta: Tensor | None, name: str) -> Tensor | None:
     if delta is None:
         return None
     if delta.shape != value.shape:
-        raise ModelError(
-            f"the cut's {name} has the shape of what it belongs to, {list(value.shape)}; got {list(delta.shape)}"
-        )
+        raise ModelError(f"{name} of a feature loss must have the shape {list(value.shape)}; got {list(delta.shape)}")
     return delta.detach().to(value.dtype)
 
 
-def of_row(cut: Cut, batch: Batch, row: int, x: Tensor, y: Tensor, weight: Tensor) -> RowCut:
-    """The cut for one row of the batch, for paths that take one row after the other; x [B, ...], y and weight [B] are
-    the row's examples, perhaps without its padding."""
+def of_row(feature_loss: FeatureLoss, batch: Batch, row: int, x: Tensor, y: Tensor, weight: Tensor) -> RowFeatureLoss:
+    """The feature loss for one row of the batch, for paths that take one row after the other; x [B, ...], y and weight
+    [B] are the row's examples, perhaps without its padding."""
     one = replace(batch.rows(slice(row, row + 1)), x=x[None], y=y[None], weight=weight[None])
 
-    def row_cut(phi: Tensor, z: Tensor) -> Deltas:
-        dz, dphi = answer(cut, phi[None], z[None], one, torch.tensor([row]))
+    def row_loss(phi: Tensor, z: Tensor) -> Deltas:
+        dz, dphi = answer(feature_loss, phi[None], z[None], one, torch.tensor([row]))
         return None if dz is None else dz[0], None if dphi is None else dphi[0]
 
-    return row_cut
+    return row_loss
 
 
 def top_deltas(
-    objective: Objective, cut: Cut | None, phi: Tensor, z: Tensor, batch: Batch, step: DenseStep | None = None
+    objective: Objective,
+    feature_loss: FeatureLoss | None,
+    phi: Tensor,
+    z: Tensor,
+    batch: Batch,
+    step: DenseStep | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """(the delta at the logits, the delta to add at the features) with which a backward pass by hand begins, scaled as
     the step wants it. Overwrites z."""
-    dz, dphi = answer(cut, phi, z, batch)
+    dz, dphi = answer(feature_loss, phi, z, batch)
     if step is None:
         return objective.delta(z, batch.y, batch.weight) if dz is None else dz, dphi
     top = objective.delta(z, batch.y, step.example_weight(batch.weight)) if dz is None else step.scaled(dz)
@@ -181,19 +186,19 @@ def pulled_back(
     return pull_back(tops, below, parameters)
 
 
-def weighing_ones(cut: Cut) -> Cut:
-    """The same cut, asked with weights of one and multiplied with the true ones afterwards: its deltas are then
-    proportional to each example's weight, whatever the method does with weights."""
+def weighing_ones(feature_loss: FeatureLoss) -> FeatureLoss:
+    """The same feature loss, asked with weights of one and multiplied with the true ones afterwards: its deltas are
+    then proportional to each example's weight, whatever the method does with weights."""
 
     def weighted(phi: Tensor, z: Tensor, batch: Batch, rows: Tensor) -> Deltas:
-        dz, dphi = cut(phi, z, replace(batch, weight=torch.ones_like(batch.weight)), rows)
+        dz, dphi = feature_loss(phi, z, replace(batch, weight=torch.ones_like(batch.weight)), rows)
         weight = batch.weight[..., None]
         return None if dz is None else dz * weight, None if dphi is None else dphi * weight
 
     return weighted
 
 
-def refuse_cut(cut: Cut | None, kind: str) -> None:
+def refuse_feature_loss(feature_loss: FeatureLoss | None, kind: str) -> None:
     """For tasks that have no one last linear layer."""
-    if cut is not None:
+    if feature_loss is not None:
         raise ModelError(f"a loss at features or logits needs a network that ends in one nn.Linear; this is {kind}")

@@ -93,9 +93,3 @@ def write_gradient(params: Params, delta: Tensor, x: Tensor) -> None:
     torch.bmm(delta.transpose(1, 2), x, out=params.weight)
     if params.bias is not None:
         torch.sum(delta, 1, out=params.bias)
-
-
-def affine_norm(x: Tensor, scale_and_shift: Tensor, eps: float = 1e-5) -> Tensor:
-    """LayerNorm of x [n, B, d] over its last axis, with a scale and a shift for every row: [n, 2 d]."""
-    scale, shift = scale_and_shift.unsqueeze(1).chunk(2, -1)
-    return torch.nn.functional.layer_norm(x, x.shape[-1:], eps=eps) * scale + shift

@@ -7,9 +7,10 @@ one model per row.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,15 +20,33 @@ from kinfed.data import Batch, Batches, Problem, Split
 from kinfed.engine.contract import columns
 from kinfed.engine.contract.class_sums import ClassSums, class_sums
 from kinfed.engine.contract.columns import ParameterSlot
-from kinfed.engine.contract.descent import Descent, Pull, StepwiseDescent
-from kinfed.engine.contract.feature_loss import Cut
-from kinfed.engine.contract.gradient_pieces import GradientPieces
+from kinfed.engine.contract.descent import PLAIN, Descent, GradientPieces, ProximalTerm, StepwiseDescent, Terms
+from kinfed.engine.contract.feature_loss import FeatureLoss
 from kinfed.engine.contract.head import Head
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
-from kinfed.engine.contract.update_program import Move
+from kinfed.engine.contract.update_program import Instruction
 from kinfed.engine.scoring.measures import Judged, client_sums, error_draws, headline_measure, measures_of, no_draws
 from kinfed.engine.scoring.score import OutputCollector, Score
 from kinfed.errors import ModelError
+
+
+class WholeLoop(Protocol):
+    """All steps of `sgd` (kinfed.engine.training.sgd, which see) on the batches that it was asked for."""
+
+    def __call__(
+        self,
+        theta: Tensor,
+        rate: float,
+        terms: Terms,
+        mask: Tensor | None,
+        moments: Mapping[str, Tensor],
+    ) -> None:
+        """Change theta in place, and the moments of the optimizer (kinfed.engine.training.optimizers). The terms have
+        no feature loss."""
+
+
+# A program, the models and the numbers that it changes in place.
+WholeProgram = Callable[[Sequence[Instruction], Mapping[str, Tensor], Mapping[str, Tensor]], None]
 
 
 class Task(ABC):
@@ -47,9 +66,9 @@ class Task(ABC):
     @property
     def trainable(self) -> slice:
         """The columns of a row that gradients move, [0, T). Those behind them, [T, P), hold running statistics (of
-        BatchNorm, say): forward passes of training move them, averages mix them, and nothing else may: no pull, no
-        weight decay, no momentum, no server optimizer, no distance, no extrapolation (a variance must not become
-        negative)."""
+        BatchNorm, say): forward passes of training move them, averages mix them, and nothing else may: no
+        proximal term, no weight decay, no momentum, no server optimizer, no distance, no extrapolation (a variance must
+        not become negative)."""
         return slice(0, max((slot.stop for slot in self.slots if slot.trainable), default=0))
 
     @abstractmethod
@@ -57,23 +76,23 @@ class Task(ABC):
         """[P] starting point; `number` gives further independent ones."""
 
     @abstractmethod
-    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+    def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
         """[n, P] gradient of sum_b weight_b * loss_b for every row, with zeros for running statistics. Theta
-        stays as it is. A `cut` changes the loss at features and logits (kinfed.engine.contract.feature_loss); a task
-        without a head refuses it."""
+        stays as it is. A `feature_loss` changes the loss at features and logits (kinfed.engine.contract.feature_loss);
+        a task without a head refuses it."""
 
-    def training_grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+    def training_grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
         """The gradient of a step of training: as `grad`, and the running statistics of theta move in place, as in any
         training forward pass of torch."""
-        return self.grad(theta, batch) if cut is None else self.grad(theta, batch, cut)
+        return self.grad(theta, batch) if feature_loss is None else self.grad(theta, batch, feature_loss)
 
     def gradient_pieces(self, mask: Tensor | None) -> GradientPieces:
         """The gradient of a step of training for the optimizer of a local loop, which trains the columns of mask [P]
         alone (None: all that can be trained)."""
         columns = [self.trainable] if mask is None else runs(mask[self.trainable])
 
-        def gradient(theta: Tensor, batch: Batch, cut: Cut | None) -> list[Tensor]:
-            g = self.training_grad(theta, batch, cut)
+        def gradient(theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None) -> list[Tensor]:
+            g = self.training_grad(theta, batch, feature_loss)
             return [g[:, block] for block in columns]
 
         return GradientPieces(columns, gradient)
@@ -87,14 +106,14 @@ class Task(ABC):
         """The last linear layer, where the model ends in one."""
         raise ModelError(f"{type(self).__name__} has no last linear layer, and so no features")
 
-    def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def features_and_logits(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """(features [n, B, d_f], logits [n, B, C]) of one forward pass, by models in evaluation mode and without
         gradients; features are the input of the head."""
         raise ModelError(f"{type(self).__name__} has no last linear layer, and so no features")
 
     def features(self, theta: Tensor, x: Tensor) -> Tensor:
-        """[n, B, d_f] the input of the head, for theta [n, P] and x [n, B, ...], as in `cut`."""
-        return self.cut(theta, x)[0]
+        """[n, B, d_f] the input of the head, for theta [n, P] and x [n, B, ...], as in `features_and_logits`."""
+        return self.features_and_logits(theta, x)[0]
 
     @torch.no_grad()
     def logits_of(self, theta: Tensor, phi: Tensor) -> Tensor:
@@ -106,86 +125,55 @@ class Task(ABC):
         return class_sums(self.features, theta, split, self.head.inputs, self.head.outputs, scatter)
 
     def descend_(
-        self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
+        self,
+        theta: Tensor,
+        batch: Batch,
+        lr: float | Tensor,
+        proximal: ProximalTerm | None = None,
+        feature_loss: FeatureLoss | None = None,
     ) -> None:
         """theta <- theta - lr * (grad + lam * (theta - center)), in place; running statistics move, too."""
-        g = self.training_grad(theta, batch, cut)[:, self.trainable]
+        g = self.training_grad(theta, batch, feature_loss)[:, self.trainable]
         x = theta[:, self.trainable]
-        if pull is not None:
-            lam, center = pull
+        if proximal is not None:
+            lam, center = proximal
             lam = lam[:, None] if isinstance(lam, Tensor) else lam
             g = g + lam * (x - center[:, self.trainable])
         x -= (lr[:, None] if isinstance(lr, Tensor) else lr) * g
 
-    def descent(
-        self,
-        theta: Tensor,
-        steps: int,
-        pull: Pull | None = None,
-        drift: Tensor | None = None,
-        cut: Cut | None = None,
-    ) -> Descent:
-        """Up to `steps` such steps, with `drift` [n, P] added to every gradient. A task may know a faster way than one
-        `descend_` after the other."""
-        return StepwiseDescent(self.descend_, theta, pull, drift, cut)
+    def descent(self, theta: Tensor, steps: int, terms: Terms = PLAIN, mask: Tensor | None = None) -> Descent | None:
+        """Up to `steps` such steps. A task may know a faster way than one `descend_` after the other.
 
-    def partial_descent(
-        self, theta: Tensor, mask: Tensor, steps: int, pull: Pull | None = None, cut: Cut | None = None
-    ) -> Descent | None:
-        """Steps that train the columns of mask [P] alone, and compute no gradient of the others; nor do running
-        statistics outside of it move. None where the task knows no such way: then gradients are computed of all."""
+        With a mask [P] they train its columns alone, and compute no gradient of the others; nor do running statistics
+        outside of it move. None where the task knows no such way: then gradients are computed of all."""
+        return StepwiseDescent(self.descend_, theta, terms) if mask is None else None
+
+    def whole_loop(self, batches: Batches) -> WholeLoop | None:
+        """All steps of `sgd` in one call; None where the task has none for this training: then `sgd` leads through it
+        batch by batch."""
         return None
 
-    def descend_often_(self, theta: Tensor, batch: Batch, times: int, lr: float | Tensor, pull: Pull | None) -> None:
-        """`times` times `descend_` on the same batch, towards a proximal point, say."""
-        for _ in range(times):
-            self.descend_(theta, batch, lr, pull)
-
-    def runs_whole_loops(self, batches: Batches) -> bool:
-        """Whether `train_` takes all steps of this local training; else `sgd` leads through it batch by batch."""
-        return False
-
-    def train_(
-        self,
-        theta: Tensor,
-        batches: Batches,
-        rate: float,
-        pull: Pull | None,
-        drift: Tensor | None,
-        mask: Tensor | None,
-        moments: Mapping[str, Tensor],
-    ) -> None:
-        """All steps of `sgd` (which see) in place, where the task `runs_whole_loops`. `moments` of the optimizer
-        (kinfed.engine.training.optimizers) change in place, too."""
-        raise NotImplementedError(f"{type(self).__name__} trains batch by batch")
-
-    def runs_moves(self, streams: Sequence[Batches], models: Mapping[str, Tensor]) -> bool:
-        """Whether `move_` takes all steps on these batches and models."""
-        return False
-
-    def move_(
-        self,
-        streams: Sequence[Batches],
-        moves: Sequence[Move],
-        models: Mapping[str, Tensor],
-        numbers: Mapping[str, Tensor],
-    ) -> None:
-        """All of `train_models` (kinfed.engine.training.run_program) in place, where the task `runs_moves`."""
-        raise NotImplementedError(f"{type(self).__name__} moves models batch by batch")
+    def whole_program(self, streams: Sequence[Batches], models: Mapping[str, Tensor]) -> WholeProgram | None:
+        """All of `run_program` (kinfed.engine.training.run_program) in one call; None where the task has none for these
+        batches and models."""
+        return None
 
     def losses(self, theta: Tensor, batch: Batch) -> Tensor:
         """[n, B] the loss of every example."""
         return self.objective.losses(self.logits(theta, batch.x), batch.y)
 
-    def example_norms(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+    def example_norms(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
         """[n, B] Euclidean norm of every example's own gradient. One example of each row at a time: there is never
-        a gradient per example and parameter in memory. A cut must be separable."""
+        a gradient per example and parameter in memory. A feature loss must be separable."""
         one = torch.ones(len(batch), 1, device=theta.device)
         columns = [
             replace(batch, x=batch.x[:, b : b + 1], y=batch.y[:, b : b + 1], weight=one, sample=None)
             for b in range(batch.y.shape[1])
         ]
-        grads = (self.grad(theta, column) if cut is None else self.grad(theta, column, cut) for column in columns)
+        grads = (
+            self.grad(theta, column) if feature_loss is None else self.grad(theta, column, feature_loss)
+            for column in columns
+        )
         return torch.stack([torch.linalg.vector_norm(g, dim=1) for g in grads], 1)
 
     @torch.no_grad()
@@ -255,13 +243,21 @@ class Task(ABC):
         mean: Tensor = loss / weight
         return mean
 
+    def mean_losses(self, models: Sequence[Tensor], split: Split) -> Tensor:
+        """[n, len(models)] as `mean_loss` has them, of several models [n, P] on examples that are fetched once."""
+        total = torch.zeros(len(split.count), len(models), dtype=torch.float64)
+        weight = torch.zeros(len(split.count), dtype=torch.float64)
+        for rows, batch in split.in_order():
+            real = batch.weight > 0
+            weight[rows] += batch.weight.sum(1).to("cpu", torch.float64)
+            for number, theta in enumerate(models):
+                losses = torch.where(real, self.losses(theta[rows], batch), 0.0) * batch.weight
+                total[rows, number] += losses.sum(1).to("cpu", torch.float64)
+        return total / weight[:, None]
+
     def scores_alone(self, theta: Tensor, part: Split) -> bool:
         """Whether scores of these models do not depend, to the last bit, on which clients are scored together."""
         return len(part.count) == 1
-
-    def scores_in_place(self, theta: Tensor, part: Split) -> bool:
-        """Whether these models are scored on examples where they lie, so that scoring several fetches none twice."""
-        return False
 
     def layer_mask(self, patterns: tuple[str, ...]) -> Tensor:
         """bool [P]: parameters that these names or patterns choose (kinfed.engine.contract.columns)."""

@@ -1,16 +1,16 @@
-"""Local training that moves several models with every batch, stated as a list of moves.
+"""Update programs: local training that changes several models with every batch, stated as a list of instructions.
 
     Mix("mixed", "w", "v", "alpha")                             mixed ← w + α (v − w)
     GradientStep("v", eta, at="mixed", number="alpha")          v ← v − η α ∇f(mixed)
-    GradientStep("theta", eta, pull=(lam, "w"), times=5)        θ ← θ − η (∇f(θ) + λ (θ − w)), five times
+    GradientStep("theta", eta, proximal=(lam, "w"), times=5)    θ ← θ − η (∇f(θ) + λ (θ − w)), five times
     Gradient("v", at="w")                                       v ← ∇f(w)
     Norm("length", "v")                                         length ← ‖v‖
     Add("ahead", "w", "v", 0.1, "length")                       ahead ← w + 0.1 length v
     Collect("means", "theta", "begin", "width")                 means of θ over windows of steps
 
 A method says what one batch does, and kinfed.engine.training.run_program does it with every batch of every client.
-Models are rows [n, P] by name; names that only moves know stand for models that last for one batch. Numbers are one per
-client, [n] float64, by name; those that only moves know last for one batch, too.
+Models are rows [n, P] by name; names that only instructions know stand for models that last for one batch. Numbers are
+one per client, [n] float64, by name; those that only instructions know last for one batch, too.
 
 Running statistics (of BatchNorm, say) are measured, not mixed: a mixture has those of the model it goes toward, a sum
 those of what is added, and a gradient, or a model that descends along the gradient at another, takes over that one's.
@@ -45,17 +45,18 @@ class Learn:
 
 @dataclass(frozen=True)
 class GradientStep:
-    """model ← model − rate · number · g,   g = ∇f(at) + decay · at + lam · (model − center),  with pull = (lam, center)
+    """model ← model − rate · number · g,   g = ∇f(at) + decay · at + lam · (model − center),  with proximal = (lam,
+    center)
 
-    `at` is the model itself unless named; a pull needs that. What `learn` changes is changed with the same g, and both
-    begin where the batch found them."""
+    `at` is the model itself unless named; a proximal term needs that. What `learn` changes is changed with the same g,
+    and both begin where the batch found them."""
 
     model: str
     rate: float
     at: str | None = None
     number: str | None = None
     decay: float = 0.0
-    pull: tuple[float, str] | None = None
+    proximal: tuple[float, str] | None = None
     times: int = 1  # on the same batch
     stream: int = 0  # which of several sequences of batches
     learn: Learn | None = None
@@ -63,8 +64,10 @@ class GradientStep:
 
     def __post_init__(self) -> None:
         apart = self.at is not None and self.at != self.model
-        if apart and (self.pull is not None or self.times != 1):
-            raise ValueError("a model that descends along the gradient at another has no pull, and does so once")
+        if apart and (self.proximal is not None or self.times != 1):
+            raise ValueError(
+                "a model that descends along the gradient at another has no proximal term, and does so once"
+            )
         if not apart and (self.number is not None or self.learn is not None):
             raise ValueError("a number takes part where the gradient is taken at another model: name it with `at`")
         if not apart and not self.measures:
@@ -116,11 +119,11 @@ class Collect:
     width: str
 
 
-Move = Mix | GradientStep | Gradient | Add | Norm | Collect
+Instruction = Mix | GradientStep | Gradient | Add | Norm | Collect
 
 
-def changes(move: Move) -> set[str]:
-    """The models and numbers that a move changes."""
-    if isinstance(move, GradientStep):
-        return {move.model} if move.learn is None else {move.model, move.learn.number}
-    return {move.number if isinstance(move, Norm) else move.result}
+def changes(step: Instruction) -> set[str]:
+    """The models and numbers that an instruction changes."""
+    if isinstance(step, GradientStep):
+        return {step.model} if step.learn is None else {step.model, step.learn.number}
+    return {step.number if isinstance(step, Norm) else step.result}

@@ -2,13 +2,11 @@
 
 Some methods predict with a second network between features and logits, or beside the head (FedCP's gate, GPFL's valve,
 the neighbours of kNN-Per). Such a personal model is a row like any other, only wider: [P + E + 1], the plain model's
-columns, E numbers of its `Extension`, and a mark that says which extension it is. Marks are negative, and the last
-number of a mixture (kinfed.engine.personal.mixture) is not, so a row tells what it is:
+columns, E numbers of its `Extension`, and a mark that says which extension it is. An extension is registered
+(`kinfed.register("extension", ...)`), so that files with its mark are read (kinfed.engine.personal.personal_models).
 
-    kinfed.engine.personal.task_for(task, theta)      the task that rows theta belong to
-
-Scores, saved and exported models, predictions, fine-tuning and deployments go through it. An `ExtendedTask` also
-trains: the gradient of a loss in features, head and extension comes from autograd at the cut, that of the body from
+Scores, saved and exported models, predictions, fine-tuning and deployments go through the task. An `ExtendedTask` also
+trains: the gradient of a loss in features, head and extension comes from autograd there, that of the body from
 the engine.
 """
 
@@ -23,7 +21,7 @@ from torch import Tensor, nn
 
 from kinfed.data import Batch, LocalTraining
 from kinfed.engine.contract.columns import ParameterSlot
-from kinfed.engine.contract.feature_loss import Cut, Deltas, cross_entropy, refuse_cut
+from kinfed.engine.contract.feature_loss import Deltas, FeatureLoss, cross_entropy, refuse_feature_loss
 from kinfed.engine.contract.head import Head, HeadProbe, find_head
 from kinfed.engine.contract.task import Task
 from kinfed.engine.rows.layout import RowLayout
@@ -32,9 +30,9 @@ from kinfed.errors import ModelError
 
 
 class Extension(Protocol):
-    """How the further numbers of a row work."""
+    """How the further numbers of a row work. Its class is registered, and made without arguments."""
 
-    mark: int  # negative
+    mark: int  # negative, and nobody else's: the weights of a mixture, which rows may end in too, are not
 
     def logits(self, phi: Tensor, weight: Tensor, bias: Tensor | None, extra: Tensor) -> Tensor:
         """z [n, B, C] of features [n, B, d_f], the head W [n, C, d_f] and b [n, C], and `extra` [n, E]; differentiable
@@ -86,15 +84,15 @@ class ExtendedTask(Task):
         model, extra = self.split(theta)
         return self.extension.logits(self.task.features(model, x), *self.task.head.split(model), extra)
 
-    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
-        refuse_cut(cut, "a model with a network of its own between features and logits")
+    def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
+        refuse_feature_loss(feature_loss, "a model with a network of its own between features and logits")
         return self._joined(self.task.grad, theta, batch)
 
-    def training_grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
-        refuse_cut(cut, "a model with a network of its own between features and logits")
+    def training_grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
+        refuse_feature_loss(feature_loss, "a model with a network of its own between features and logits")
         return self._joined(self.task.training_grad, theta, batch)
 
-    def _joined(self, grad: Callable[[Tensor, Batch, Cut], Tensor], theta: Tensor, batch: Batch) -> Tensor:
+    def _joined(self, grad: Callable[[Tensor, Batch, FeatureLoss], Tensor], theta: Tensor, batch: Batch) -> Tensor:
         model, _ = self.split(theta)
         top = _TopGradient(self, theta, torch.zeros_like(theta))
         result = top.gradient
@@ -131,7 +129,8 @@ class ExtendedTask(Task):
 
 
 class _TopGradient:
-    """The cut that differentiates the loss in features, head and extension, and keeps what is not the body's."""
+    """The feature loss that differentiates the loss in features, head and extension, and keeps what is not the
+    body's."""
 
     def __init__(self, task: ExtendedTask, theta: Tensor, gradient: Tensor) -> None:
         self.task, self.theta, self.gradient = task, theta, gradient

@@ -1,11 +1,9 @@
 """Models that are mixtures: K models of one task, and how much each of them counts.
 
 A mixture is one flat row like any other model, only wider: [K (P + 1)], the parameters of the K components one after
-the other, then their weights π. No width is both P and K (P + 1), so a row tells by its width what it is:
-
-    kinfed.engine.personal.task_for(task, theta)      the task that rows theta belong to
-
-Personal models of this form are scored, saved, exported and fine-tuned through it; p(y | x) = Σ_k π_k p_k(y | x). Where
+the other, then their weights π. No width is both P and K (P + 1), so a row tells by its width what it is
+(kinfed.engine.personal.personal_models). Personal models of this form are scored, saved, exported and fine-tuned
+through their task; p(y | x) = Σ_k π_k p_k(y | x). Where
 models predict a number (one output), so does the mixture: Σ_k π_k f_k(x); such mixtures are used, not trained.
 """
 
@@ -19,12 +17,11 @@ from torch import Tensor, nn
 
 from kinfed.data import Batch, LocalTraining
 from kinfed.engine.contract.columns import ParameterSlot
-from kinfed.engine.contract.feature_loss import Cut, refuse_cut
-from kinfed.engine.task_factory import ModuleTask, Pull, Task
+from kinfed.engine.contract.feature_loss import FeatureLoss, refuse_feature_loss
+from kinfed.engine.task_factory import ModuleTask, ProximalTerm, Task
 from kinfed.errors import ModelError
 
 LEAST_SHARE = 1e-30  # of an example in a component: as good as none, but an example that is there
-LEAST = 1e-8  # weight of a component that no example speaks for: it can still come back
 
 
 class MixtureTask(Task):
@@ -73,14 +70,22 @@ class MixtureTask(Task):
         if not self.classifies:
             raise ModelError("a mixture of models that predict numbers is not trained as a whole; set finetune to 0")
         models, pi = self.split(theta)
-        return shared_out(batch, responsibilities(self.task, models, pi, batch))
+        # No share is 0, which would mean padding: all components see the same examples, and normalize by them where
+        # they normalize by the batch.
+        q = self.responsibilities(models, pi, batch).clamp_min(LEAST_SHARE)
+        return [replace(batch, weight=batch.weight * q[..., k], may_pad=True) for k in range(q.shape[-1])]
 
-    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
-        refuse_cut(cut, "a mixture of several")
+    def responsibilities(self, models: Sequence[Tensor], pi: Tensor, batch: Batch) -> Tensor:
+        """[n, B, K] q_k ∝ π_k exp(−f_k): the chance that an example belongs to component k. Log-sum-exp inside."""
+        losses = torch.stack([self.task.losses(model, batch) for model in models], -1)
+        return torch.softmax(pi.log()[:, None, :].to(losses.dtype) - losses, -1)
+
+    def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
+        refuse_feature_loss(feature_loss, "a mixture of several")
         return self._joined(self.task.grad, theta, batch)
 
-    def training_grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
-        refuse_cut(cut, "a mixture of several")
+    def training_grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
+        refuse_feature_loss(feature_loss, "a mixture of several")
         return self._joined(self.task.training_grad, theta, batch)
 
     def _joined(self, grad: Callable[[Tensor, Batch], Tensor], theta: Tensor, batch: Batch) -> Tensor:
@@ -89,13 +94,18 @@ class MixtureTask(Task):
         return torch.cat([*(grad(model, part) for model, part in parts), torch.zeros_like(pi)], 1)
 
     def descend_(
-        self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
+        self,
+        theta: Tensor,
+        batch: Batch,
+        lr: float | Tensor,
+        proximal: ProximalTerm | None = None,
+        feature_loss: FeatureLoss | None = None,
     ) -> None:
-        refuse_cut(cut, "a mixture of several")
+        refuse_feature_loss(feature_loss, "a mixture of several")
         models, _ = self.split(theta)
-        centers = [None] * self.components if pull is None else self.split(pull[1])[0]
+        centers = [None] * self.components if proximal is None else self.split(proximal[1])[0]
         for model, part, center in zip(models, self.weighted(theta, batch), centers, strict=True):
-            self.task.descend_(model, part, lr, None if pull is None or center is None else (pull[0], center))
+            self.task.descend_(model, part, lr, None if proximal is None or center is None else (proximal[0], center))
 
     def mask(self, training: LocalTraining) -> Tensor | None:
         """bool [K (P + 1)]: what may be trained, where weight decay would shrink π; else None (its gradient is 0).
@@ -154,16 +164,3 @@ def num_components(width: int, num_params: int) -> int:
             f"a row of {width} numbers is neither a model of {num_params} parameters nor a mixture of such models"
         )
     return components
-
-
-def responsibilities(task: Task, models: Sequence[Tensor], pi: Tensor, batch: Batch) -> Tensor:
-    """[n, B, K] q_k ∝ π_k exp(−f_k): the chance that an example belongs to component k. Log-sum-exp inside."""
-    losses = torch.stack([task.losses(model, batch) for model in models], -1)
-    return torch.softmax(pi.log()[:, None, :].to(losses.dtype) - losses, -1)
-
-
-def shared_out(batch: Batch, q: Tensor) -> list[Batch]:
-    """The batch once per component, every example with its share of the weight. No share is 0, which would mean
-    padding: all components see the same examples, and normalize by them where they normalize by the batch."""
-    q = q.clamp_min(LEAST_SHARE)
-    return [replace(batch, weight=batch.weight * q[..., k], may_pad=True) for k in range(q.shape[-1])]

@@ -1,49 +1,102 @@
-"""What the row of a personal model is: a plain model, a mixture of several, or a model with an extension.
+"""Types of personal models: a plain model, a mixture of several, or a model with an extension.
 
-Rows tell by themselves. Whoever scores, saves, exports or fine-tunes personal models asks here for the task or module
-that belongs to them, and needs no case of its own for any of these.
+A type says which task and module belong to its rows and how the numbers of a row are called. Rows travel and are stored
+without it: `type_of_rows` and `module_from` are where it is read again, from the width and the mark of a row and from
+the names of a file's tensors. Whoever scores, saves, exports or fine-tunes personal models asks here, and needs no case
+of its own for any of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from torch import Tensor, nn
 
+from kinfed.core import registry_of
 from kinfed.data import LocalTraining
 from kinfed.engine.personal.extended import ExtendedModule, ExtendedTask, Extension
-from kinfed.engine.personal.feature_gate import FeatureGate
-from kinfed.engine.personal.feature_valve import FeatureValve
 from kinfed.engine.personal.mixture import MixtureModule, MixtureTask, num_components
-from kinfed.engine.personal.neighbours import Neighbours
 from kinfed.engine.task_factory import ModuleTask, Task
 from kinfed.errors import ModelError
 
-# By mark. The method of a plugin adds its own, in the process that reads its models as well.
-EXTENSIONS: dict[int, Extension] = {one.mark: one for one in (FeatureGate(), FeatureValve(), Neighbours())}
+_Names: TypeAlias = Callable[[Tensor], dict[str, Tensor]]  # of the parameters of a plain model's row
 
 
-def extension_of(row: Tensor) -> Extension | None:
-    """The extension of a row [width] that is wider than a model; None for a mixture."""
+@dataclass(frozen=True)
+class Plain:
+    """One model: rows [n, P]."""
+
+    def task(self, task: Task) -> Task:
+        return task
+
+    def named(self, row: Tensor, plain: _Names) -> dict[str, Tensor]:
+        return plain(row)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Several models and their weights: rows [n, K (P + 1)]."""
+
+    components: int
+
+    def task(self, task: Task) -> MixtureTask:
+        return MixtureTask(task, self.components)
+
+    def named(self, row: Tensor, plain: _Names) -> dict[str, Tensor]:
+        models, pi = row[: -self.components].chunk(self.components), row[-self.components :]
+        parts = {f"components.{k}.{name}": t for k, model in enumerate(models) for name, t in plain(model).items()}
+        return {"pi": pi.clone()} | parts
+
+
+@dataclass(frozen=True)
+class Extended:
+    """A model, `width` further numbers that work at its features, and the mark of their kind: rows [n, P + E + 1]."""
+
+    extension: Extension
+    width: int
+
+    def task(self, task: Task) -> ExtendedTask:
+        return ExtendedTask(task, self.extension, self.width)
+
+    def named(self, row: Tensor, plain: _Names) -> dict[str, Tensor]:
+        P = len(row) - self.width - 1
+        return {f"model.{name}": tensor for name, tensor in plain(row[:P]).items()} | {"extra": row[P:].clone()}
+
+
+PersonalModel: TypeAlias = Plain | Mixture | Extended
+
+
+def type_of_rows(theta: Tensor, num_params: int) -> PersonalModel:
+    """The type of rows [n, width], where plain models have `num_params` numbers."""
+    width = theta.shape[-1]
+    if width == num_params:
+        return Plain()
+    extension = _extension_of(theta[0]) if len(theta) else None
+    if extension is not None:
+        return Extended(extension, width - num_params - 1)
+    return Mixture(num_components(width, num_params))
+
+
+def _extension_of(row: Tensor) -> Extension | None:
+    """The extension whose mark ends a row; None where there is no mark."""
     mark = float(row[-1])
     if not mark < 0:
         return None
-    try:
-        return EXTENSIONS[int(mark)]
-    except KeyError:
-        known = ", ".join(map(str, EXTENSIONS))
-        raise ModelError(f"a row ends in the mark {mark:g} of an extension; those known here are {known}") from None
+    extensions: dict[str, type[Extension]] = {name: entry.target for name, entry in registry_of("extension").items()}
+    for extension in extensions.values():
+        if extension.mark == mark:
+            return extension()
+    raise ModelError(
+        f"a row ends in the mark {mark:g} of an extension; those known here are {', '.join(extensions)}: load the "
+        "plugin that registers it"
+    )
 
 
 def task_for(task: Task, theta: Tensor) -> Task:
     """The task that rows [n, width] belong to."""
-    width, P = theta.shape[-1], task.num_params
-    if width == P:
-        return task
-    extension = extension_of(theta[0]) if len(theta) else None
-    if extension is not None:
-        return ExtendedTask(task, extension, width - P - 1)
-    return MixtureTask(task, num_components(width, P))
+    return type_of_rows(theta, task.num_params).task(task)
 
 
 def module_for(task: ModuleTask, row: Tensor) -> nn.Module:
@@ -64,22 +117,12 @@ def module_from(make: Callable[[], nn.Module], tensors: Mapping[str, Tensor]) ->
     if components:
         return MixtureModule([make() for _ in range(components)], tensors["pi"])
     if "extra" in tensors and all(name == "extra" or name.startswith("model.") for name in tensors):
-        extension = extension_of(tensors["extra"])
+        extension = _extension_of(tensors["extra"])
         if extension is not None:
             return ExtendedModule(make(), tensors["extra"], extension)
     return make()
 
 
-def named_parameters(row: Tensor, num_params: int, plain: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
+def named_parameters(row: Tensor, num_params: int, plain: _Names) -> dict[str, Tensor]:
     """The state dict of a row of a personal model, where `plain` names the parameters of a row [P] of a plain one."""
-    if len(row) == num_params:
-        return plain(row)
-    if extension_of(row) is not None:
-        model = {f"model.{name}": tensor for name, tensor in plain(row[:num_params]).items()}
-        return model | {"extra": row[num_params:].clone()}
-    components = num_components(len(row), num_params)
-    out = {"pi": row[components * num_params :].clone()}
-    for k in range(components):
-        one = plain(row[k * num_params : (k + 1) * num_params])
-        out |= {f"components.{k}.{name}": tensor for name, tensor in one.items()}
-    return out
+    return type_of_rows(row[None], num_params).named(row, plain)

@@ -185,7 +185,7 @@ class ModuleTask(Task):
 
     def _working_copy(self, *, training: bool) -> WorkingCopy:
         # Rows are put in the place of a module's parameters while it runs, so every thread needs one of its own; and
-        # between the forward and the backward pass of training, a cut may ask for what other models say.
+        # between the forward and the backward pass of training, a feature loss may ask for what other models say.
         copies: dict[bool, WorkingCopy] = self._per_thread.__dict__.setdefault("copies", {})
         if training not in copies:
             copies[training] = WorkingCopy(self.layout, self.module, self.device, training=training)

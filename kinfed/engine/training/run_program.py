@@ -1,7 +1,7 @@
-"""Moves of several models (kinfed.engine.contract.update_program) with every batch of every client.
+"""Update programs of several models (kinfed.engine.contract.update_program) with every batch of every client.
 
-In one compiled call per cohort where the task has one (kinfed.engine.compiled.fused_moves), else move by move in torch:
-that says what moves mean, and is the oracle of the compiled ones.
+In one compiled call per cohort where the task has one (kinfed.engine.compiled.program_steps), else one step
+after the other in torch: that says what they mean, and is the oracle of the compiled ones.
 """
 
 from __future__ import annotations
@@ -13,31 +13,33 @@ from torch import Tensor
 
 from kinfed.core import kernels
 from kinfed.data import Batch, Batches
-from kinfed.engine.contract.descent import Pull
+from kinfed.engine.contract.descent import ProximalTerm
 from kinfed.engine.contract.task import Task
-from kinfed.engine.contract.update_program import Add, Collect, Gradient, GradientStep, Mix, Move, Norm, changes
+from kinfed.engine.contract.update_program import Add, Collect, Gradient, GradientStep, Instruction, Mix, Norm, changes
 from kinfed.engine.training.sgd import gradient, toward_zero
 
 
-def train_models(
+def run_program(
     task: Task,
     streams: Sequence[Batches],
-    moves: Sequence[Move],
+    program: Sequence[Instruction],
     models: Mapping[str, Tensor],
     numbers: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """The moves with every batch, in place. Of several streams of batches a client takes one of each at every step."""
+    """Run the program with every batch, in place. Of several streams of batches a client takes one of each at every
+    step."""
     numbers = numbers or {}
-    if task.runs_moves(streams, models):
-        task.move_(streams, moves, models, numbers)
+    whole_program = task.whole_program(streams, models)
+    if whole_program is not None:
+        whole_program(program, models, numbers)
         return
-    kept, changed = {**models, **numbers}, {name for move in moves for name in changes(move)}
+    kept, changed = {**models, **numbers}, {name for step in program for name in changes(step)}
     others = [iter(stream) for stream in streams[1:]]
     for active, batch in streams[0]:
         batches = [batch, *(next(other)[1] for other in others)]
         now = {name: tensor[active] for name, tensor in kept.items()}
-        for move in moves:
-            _make_move(task, move, now, batches)
+        for step in program:
+            _execute(task, step, now, batches)
         if not isinstance(active, slice):  # these are copies
             for name in changed & kept.keys():
                 kept[name][active] = now[name]
@@ -52,31 +54,36 @@ def mixture(base: Tensor, toward: Tensor, share: float | Tensor, trainable: slic
     return mixed
 
 
-def _make_move(task: Task, move: Move, now: dict[str, Tensor], batches: Sequence[Batch]) -> None:
-    match move:
+def _execute(task: Task, step: Instruction, now: dict[str, Tensor], batches: Sequence[Batch]) -> None:
+    match step:
         case GradientStep():
-            _descend(task, move, now, batches[move.stream])
+            _descend(task, step, now, batches[step.stream])
         case Gradient():
-            at = now[move.at]
-            _put(now, move.result, gradient(task, at, batches[move.stream], move.decay, training=True))
-            _take_statistics(task, now[move.result], at)
+            at = now[step.at]
+            _put(
+                now,
+                step.result,
+                gradient(task, at, batches[step.stream], step.decay, training=True),
+            )
+            _take_statistics(task, now[step.result], at)
         case Mix():
-            share = now[move.share] if isinstance(move.share, str) else move.share
-            _put(now, move.result, mixture(now[move.base], now[move.toward], share, task.trainable))
+            share = now[step.share] if isinstance(step.share, str) else step.share
+            _put(now, step.result, mixture(now[step.base], now[step.toward], share, task.trainable))
         case Add():
-            base, direction = now[move.base], now[move.direction]
-            scale = _scale(move.scale, move.number, now, base)
-            _put(now, move.result, base + scale * direction)
-            _take_statistics(task, now[move.result], direction)
+            base, direction = now[step.base], now[step.direction]
+            scale = _scale(step.scale, step.number, now, base)
+            _put(now, step.result, base + scale * direction)
+            _take_statistics(task, now[step.result], direction)
         case Norm():
-            length = kernels.norm(now[move.model][:, task.trainable]).clamp_min(move.least)
-            _put(now, move.number, move.scale * length**move.power)
+            length = kernels.norm(now[step.model][:, task.trainable]).clamp_min(step.least)
+            _put(now, step.number, step.scale * length**step.power)
         case Collect():
-            _collect(move, now, batches[0].step, now[move.model][:, task.trainable])
+            _collect(step, now, batches[0].step, now[step.model][:, task.trainable])
 
 
 def _put(now: dict[str, Tensor], name: str, value: Tensor) -> None:
-    """In place of a model or number that is kept; one that lasts for a batch becomes a copy, which moves may change."""
+    """In place of a model or number that is kept; one that lasts for a batch becomes a copy, which instructions may
+    change."""
     if name in now:
         now[name].copy_(value)
     else:
@@ -91,40 +98,38 @@ def _scale(scale: float, number: str | None, now: Mapping[str, Tensor], like: Te
     return scale if number is None else (scale * now[number])[:, None].to(like)
 
 
-def _collect(move: Collect, now: Mapping[str, Tensor], step: int, model: Tensor) -> None:
-    begin, width = now[move.begin], now[move.width]
-    inside = step >= begin
-    window = torch.where(inside, (step - begin) // width, 0).to(model.device, torch.int64)
+def _collect(step: Collect, now: Mapping[str, Tensor], number: int, model: Tensor) -> None:
+    begin, width = now[step.begin], now[step.width]
+    inside = number >= begin
+    window = torch.where(inside, (number - begin) // width, 0).to(model.device, torch.int64)
     share = torch.where(inside, 1 / width, 0.0).to(model)
-    windows = now[move.result].view(len(model), -1, model.shape[1])
+    windows = now[step.result].view(len(model), -1, model.shape[1])
     windows[torch.arange(len(model), device=model.device), window] += share[:, None] * model
 
 
-def _descend(task: Task, move: GradientStep, now: dict[str, Tensor], batch: Batch) -> None:
-    model = now[move.model]
-    if move.at is None or move.at == move.model:
-        pull = _pull(move, now)
-        if move.times == 1:
-            task.descend_(model, batch, move.rate, pull)
-        else:
-            task.descend_often_(model, batch, move.times, move.rate, pull)
+def _descend(task: Task, step: GradientStep, now: dict[str, Tensor], batch: Batch) -> None:
+    model = now[step.model]
+    if step.at is None or step.at == step.model:
+        proximal = _proximal(step, now)
+        for _ in range(step.times):
+            task.descend_(model, batch, step.rate, proximal)
         return
-    at = now[move.at]
-    g = gradient(task, at, batch, move.decay, training=move.measures)
-    step = g * _scale(move.rate, move.number, now, g)
-    if move.learn is not None and not (move.learn.first_only and batch.step):
-        learn = move.learn
+    at = now[step.at]
+    g = gradient(task, at, batch, step.decay, training=step.measures)
+    change = g * _scale(step.rate, step.number, now, g)
+    if step.learn is not None and not (step.learn.first_only and batch.step):
+        learn = step.learn
         slope = (g * (now[learn.toward] - now[learn.base])).sum(1, dtype=torch.float64)
         now[learn.number].sub_(learn.rate * slope).clamp_(0, 1)
-    model[:, task.trainable].sub_(step[:, task.trainable])
-    if move.measures:
+    model[:, task.trainable].sub_(change[:, task.trainable])
+    if step.measures:
         _take_statistics(task, model, at)
 
 
-def _pull(move: GradientStep, now: dict[str, Tensor]) -> Pull | None:
-    """Pull and weight decay in one: λ (θ − c) + κ θ = (λ + κ) (θ − c λ / (λ + κ))."""
-    lam, center = (0.0, None) if move.pull is None else (move.pull[0], now[move.pull[1]])
-    total = lam + move.decay
+def _proximal(step: GradientStep, now: dict[str, Tensor]) -> ProximalTerm | None:
+    """Proximal term and weight decay in one: λ (θ − c) + κ θ = (λ + κ) (θ − c λ / (λ + κ))."""
+    lam, center = (0.0, None) if step.proximal is None else (step.proximal[0], now[step.proximal[1]])
+    total = lam + step.decay
     if center is None or not total:
-        return toward_zero(now[move.model], move.decay)
-    return total, center * (lam / total) if move.decay else center
+        return toward_zero(now[step.model], step.decay)
+    return total, center * (lam / total) if step.decay else center

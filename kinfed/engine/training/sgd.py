@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from kinfed.core import copied_rows, runs
 from kinfed.data import Batch, Batches
-from kinfed.engine.contract.descent import Descent, Pull, take_if_tensor
-from kinfed.engine.contract.feature_loss import Cut, on_rows
+from kinfed.engine.contract.descent import Descent, ProximalTerm, Terms, take_if_tensor
+from kinfed.engine.contract.feature_loss import FeatureLoss
 from kinfed.engine.contract.task import Task
 from kinfed.engine.training.optimizers import blank_moments, clipped, make_optimizer
 
@@ -22,10 +23,10 @@ def sgd(
     batches: Batches,
     *,
     lr: float | None = None,
-    pull: Pull | None = None,
+    proximal: ProximalTerm | None = None,
     drift: Tensor | None = None,
     mask: Tensor | None = None,
-    cut: Cut | None = None,
+    feature_loss: FeatureLoss | None = None,
 ) -> Tensor:
     """theta [n, P] after local training; the argument is left as it was.
 
@@ -33,10 +34,11 @@ def sgd(
                           theta <- theta moved along g by the optimizer
 
     With plain SGD the last line is theta - lr * (g + weight_decay * theta). `lr` replaces the rate of the local
-    training, `pull` is (lam, center [n, P]) with lam a number or one per client, `drift` is [n, P] or one for all
-    ([P]), `mask` [P] confines training to some parameters, `cut` changes the loss at features and logits. Optimizer,
-    weight decay and clip are those of the local training. Like pull and drift they concern trainable columns only;
-    running statistics move with the forward passes, except those outside the mask, which stay."""
+    training, `proximal` is (lam, center [n, P]) with lam a number or one per client, `drift` is [n, P] or one for all
+    ([P]), `mask` [P] confines training to some parameters, `feature_loss` changes the loss at features and logits.
+    Optimizer, weight decay and clip are those of the local training. Like the proximal term and drift they concern
+    trainable columns only; running statistics move with the forward passes, except those outside the mask, which
+    stay."""
     training = batches.training
     rate = batches.lr if lr is None else lr
     trainable = task.trainable.stop
@@ -45,16 +47,20 @@ def sgd(
         if trainable < theta.shape[1]:
             drift = drift.clone()
             drift[:, trainable:] = 0
-    if cut is None and task.runs_whole_loops(batches):
-        return _whole_loop(task, theta, batches, rate, pull, drift, mask)
+    terms = Terms(proximal, drift, feature_loss)
+    whole_loop = task.whole_loop(batches) if feature_loss is None else None
+    if whole_loop is not None:
+        x = theta.clone(memory_format=torch.contiguous_format)
+        columns = [slice(0, x.shape[1])] if mask is None else runs(mask)
+        with _remembered(batches, columns, x) as remembered:
+            blank = blank_moments(training, columns, x) if remembered is None else remembered
+            whole_loop(x, rate, terms, mask, blank)
+        return x
     order = _longest_first(batches.steps)
     if order is not None:
-        back = torch.argsort(order)
-        pull = None if pull is None else (take_if_tensor(pull[0], order), pull[1][order])
-        drift = None if drift is None else drift[order]
-        cut = on_rows(cut, order)
-        return sgd(task, theta[order], batches.take(order), lr=lr, pull=pull, drift=drift, mask=mask, cut=cut)[back]
-    descent = _plain_descent(task, theta, batches, pull, drift, mask, cut)
+        some = vars(terms.rows(order, len(theta)))
+        return sgd(task, theta[order], batches.take(order), lr=lr, mask=mask, **some)[torch.argsort(order)]
+    descent = _plain_descent(task, theta, batches, terms, mask)
     if descent is not None:
         for rows, batch in batches.reusing_memory():
             assert isinstance(rows, slice)  # step counts fall
@@ -69,13 +75,13 @@ def sgd(
         for rows, batch in batches.reusing_memory():
             assert isinstance(rows, slice)  # step counts fall
             now = x[rows]
-            # A task's own: it may even be a view of `now`, so it is not changed in place. The rows of a cut are those
-            # of `now`: step counts fall, so the clients that still train are the first ones.
-            gradient = pieces.gradient(now, batch, cut)
+            # A task's own: it may even be a view of `now`, so it is not changed in place. The rows of a feature loss
+            # are those of `now`: step counts fall, so the clients that still train are the first ones.
+            gradient = pieces.gradient(now, batch, feature_loss)
             for block in fixed:  # the forward pass moved all running statistics
                 now[:, block] = theta[rows, block]
             gradient = [
-                _with_terms(g, now[:, block], block, rows, pull, drift)
+                _with_terms(g, now[:, block], block, rows, terms)
                 for g, block in zip(gradient, pieces.columns, strict=True)
             ]
             optimizer.step(rows, now, gradient if largest is None else clipped(gradient, largest), rate)
@@ -83,66 +89,35 @@ def sgd(
     return x
 
 
-def _plain_descent(
-    task: Task,
-    theta: Tensor,
-    batches: Batches,
-    pull: Pull | None,
-    drift: Tensor | None,
-    mask: Tensor | None,
-    cut: Cut | None,
-) -> Descent | None:
-    """The task's own loop, where every step is lr times the gradient with pull and drift; None where it needs more."""
-    training, trainable = batches.training, task.trainable.stop
-    only_trained = trainable == theta.shape[1] or (pull is None and drift is None and training.weight_decay == 0)
-    if not training.is_plain or not only_trained or (training.weight_decay and pull is not None):
+def _plain_descent(task: Task, theta: Tensor, batches: Batches, terms: Terms, mask: Tensor | None) -> Descent | None:
+    """The task's own loop, where every step is lr times the gradient with these terms; None where it needs more."""
+    training, trainable, proximal = batches.training, task.trainable.stop, terms.proximal
+    no_terms = proximal is None and terms.drift is None and training.weight_decay == 0
+    if not training.is_plain or not (trainable == theta.shape[1] or no_terms):
         return None
-    pull = toward_zero(theta, training.weight_decay) if pull is None else pull
-    if mask is None:
-        return task.descent(theta, len(batches), pull, drift, cut)
-    return None if drift is not None else task.partial_descent(theta, mask, len(batches), pull, cut)
+    if (training.weight_decay and proximal is not None) or (mask is not None and terms.drift is not None):
+        return None
+    decay = toward_zero(theta, training.weight_decay) if proximal is None else proximal
+    return task.descent(theta, len(batches), replace(terms, proximal=decay), mask)
 
 
-def _whole_loop(
-    task: Task,
-    theta: Tensor,
-    batches: Batches,
-    rate: float,
-    pull: Pull | None,
-    drift: Tensor | None,
-    mask: Tensor | None,
-) -> Tensor:
-    """By a task that takes all steps in one call."""
-    x = theta.clone(memory_format=torch.contiguous_format)
-    columns = [slice(0, x.shape[1])] if mask is None else runs(mask)
-    with _remembered(batches, columns, x) as remembered:
-        moments = blank_moments(batches.training, columns, x) if remembered is None else remembered
-        task.train_(x, batches, rate, pull, drift, mask, moments)
-    return x
+def _with_terms(g: Tensor, now: Tensor, block: slice, rows: slice, terms: Terms) -> Tensor:
+    """The gradient of some columns with proximal term and drift; a new tensor where there is any."""
+    if terms.proximal is not None:
+        lam = take_if_tensor(terms.proximal[0], rows)
+        g = g + (lam[:, None] if isinstance(lam, Tensor) else lam) * (now - terms.proximal[1][rows, block])
+    return g if terms.drift is None else g + terms.drift[rows, block]
 
 
-def _with_terms(g: Tensor, now: Tensor, block: slice, rows: slice, pull: Pull | None, drift: Tensor | None) -> Tensor:
-    """The gradient of some columns with pull and drift; a new tensor where there is any."""
-    if pull is not None:
-        lam = take_if_tensor(pull[0], rows)
-        g = g + (lam[:, None] if isinstance(lam, Tensor) else lam) * (now - pull[1][rows, block])
-    return g if drift is None else g + drift[rows, block]
-
-
-@contextmanager
-def _remembered(batches: Batches, columns: Sequence[slice], theta: Tensor) -> Iterator[dict[str, Tensor] | None]:
+def _remembered(
+    batches: Batches, columns: Sequence[slice], theta: Tensor
+) -> AbstractContextManager[dict[str, Tensor] | None]:
     """What the clients' memory holds of this loop, to be changed in place and stored at the end. None where the loop
     starts anew: because the training says so, and where there is no memory, outside of a client's round."""
     view = batches.split.memory
     if view is None or batches.training.optimizer_state == "reset":
-        yield None
-        return
-    loop = view.memory.next_loop()
-    blank = blank_moments(batches.training, columns, theta)
-    moments = {name: view.memory.read(loop, name, view.rows, like=value) for name, value in blank.items()}
-    yield moments
-    for name, moment in moments.items():
-        view.memory.write(loop, name, view.rows, moment)
+        return nullcontext()
+    return view.of_loop(batches.loop, blank_moments(batches.training, columns, theta))
 
 
 def _shifted(block: slice, by: int) -> slice:
@@ -160,8 +135,8 @@ def gradient(task: Task, theta: Tensor, batch: Batch, weight_decay: float, *, tr
     return g
 
 
-def toward_zero(theta: Tensor, weight_decay: float) -> Pull | None:
-    """Weight decay as a pull, for `task.descend_`."""
+def toward_zero(theta: Tensor, weight_decay: float) -> ProximalTerm | None:
+    """Weight decay as a proximal term, for `task.descend_`."""
     return (weight_decay, theta.new_zeros(1).expand_as(theta)) if weight_decay else None
 
 

@@ -6,7 +6,7 @@ Marfoq, Neglia, Vidal, Kameni: Personalized Federated Learning through Local Mem
     p_kNN(c) ∝ Σ over the k nearest stored examples of class c of exp(−|φ(x) − φ_i|²/d_f)
 
 The memory holds (φ, y) of a client's training examples, under the very model that it stands beside; it is an extension
-of the model's row (kinfed.engine.personal.extended). λ is chosen from 0, 0.1, ..., 1 by accuracy on the client's
+of the model's row (kinfed.engine.ExtendedTask). λ is chosen from 0, 0.1, ..., 1 by accuracy on the client's
 validation examples, the smallest of the best; 0.5 for a client without any. The released code scores the grid on test
 data. The kernel is the released code's (its index returns squared distances).
 """
@@ -16,11 +16,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.common.client_features import features_by_client
 from kinfed.core import rng
 from kinfed.data import Cohort, Split
-from kinfed.engine.contract.task import Task
-from kinfed.engine.personal.extended import extended_rows
-from kinfed.engine.training.client_features import features_by_client
+from kinfed.engine import Task, extended_rows
 
 GRID = tuple(step / 10 for step in range(11))  # of λ
 WITHOUT_VALIDATION = 0.5
@@ -84,7 +83,7 @@ def share_by_validation(task: Task, theta: Tensor, extra: Tensor, val: Split) ->
     grid = torch.tensor(GRID, device=theta.device)
     hits = torch.zeros(len(theta), len(GRID), dtype=torch.int64, device=theta.device)
     for rows, batch in val.in_order():
-        phi, z = task.cut(theta[rows], batch.x)
+        phi, z = task.features_and_logits(theta[rows], batch.x)
         near, model = vote(phi, extra[rows], z.shape[-1]), torch.softmax(z, -1)
         mixed = grid * near.unsqueeze(-1) + (1 - grid) * model.unsqueeze(-1)  # [n, B, C, λ]
         right = (mixed.argmax(2) == batch.y.unsqueeze(-1)) & (batch.weight > 0).unsqueeze(-1)

@@ -46,21 +46,21 @@ def by_hand(task: ModuleTask, theta: Tensor, batch: Batch, clip: float) -> Tenso
 def test_the_sum_is_that_of_clipped_gradients(kind: str, clip: float) -> None:
     build, path, shape = MODELS[kind]
     task, batch = make_task(build, backend=path), sample(3, 5, shape)
-    theta, cut = starts(task, 3), separable(by_autograd(pulled))
+    theta, feature_loss = starts(task, 3), separable(by_autograd(pulled))
     wanted = by_hand(task, theta, batch, clip)
     with private(task, clip) as made:
-        assert torch.allclose(made.grad(theta, batch, cut), wanted, atol=1e-5)
+        assert torch.allclose(made.grad(theta, batch, feature_loss), wanted, atol=1e-5)
         moved = theta.clone()
-        made.descend_(moved, batch, 0.5, (0.1, torch.zeros_like(theta)), cut)
+        made.descend_(moved, batch, 0.5, (0.1, torch.zeros_like(theta)), feature_loss)
         assert torch.allclose(moved, theta - 0.5 * (wanted + 0.1 * theta), atol=1e-5)
         order = torch.tensor([2, 0])
-        some = made.grad(theta[order], batch.rows(order), on_rows(cut, order))
+        some = made.grad(theta[order], batch.rows(order), on_rows(feature_loss, order))
         assert torch.allclose(some, wanted[order], atol=1e-5)
 
 
 def test_other_losses_are_refused() -> None:
     task, batch = make_task(MODELS["stacked"][0]), sample(2, 4, (5,))
-    with private(task) as made, pytest.raises(ConfigError, match=r"declare it: separable\(cut\)"):
+    with private(task) as made, pytest.raises(ConfigError, match=r"declare it: separable\(feature_loss\)"):
         made.grad(starts(task, 2), batch, by_autograd(pulled))
 
 
@@ -83,13 +83,13 @@ def test_a_cut_that_forgets_the_weights_is_clipped_all_the_same(kind: str) -> No
 
 def test_an_example_that_is_not_finite_counts_as_nothing() -> None:
     task, batch = make_task(MODELS["stacked"][0]), sample(2, 5, (5,))
-    theta, cut = starts(task, 2), separable(by_autograd(pulled))
+    theta, feature_loss = starts(task, 2), separable(by_autograd(pulled))
     bad = replace(batch, x=batch.x.clone(), weight=batch.weight.clone())
     bad.x[1, 2] = torch.inf
     without = replace(batch, weight=batch.weight.clone())
     without.weight[1, 2] = 0.0
     with private(task) as made:
-        assert torch.allclose(made.grad(theta, bad, cut), made.grad(theta, without, cut), atol=1e-6)
+        assert torch.allclose(made.grad(theta, bad, feature_loss), made.grad(theta, without, feature_loss), atol=1e-6)
 
 
 def test_features_inside_a_loss_are_part_of_the_gradient(make_split: MakeSplit) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kinfed.engine.contract.linear import affine_norm
+from kinfed.algorithms.common.heads import affine_norm
 
 
 class FeatureValve:

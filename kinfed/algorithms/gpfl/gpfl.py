@@ -4,7 +4,7 @@ common ones, a head of one's own reads the personal ones.
 Zhang, Hua, Wang, Song, Xue, Ma, Cao, Guan: GPFL: Simultaneously Learning Global and Personalized Feature Information
 for Personalized Federated Learning, ICCV 2023.
 
-    CoV(φ, k) = ReLU(φ (1 + γ(k)) + β(k))      the valve ν (kinfed.engine.personal.feature_valve)
+    CoV(φ, k) = ReLU(φ (1 + γ(k)) + β(k))      the valve ν (kinfed.algorithms.gpfl.feature_valve)
     k_g = mean_c E_c,   k_m = Σ_c (share of class c) E_c      of the received embeddings, fixed in a round
     client m:  min over body, head_m, E and ν
                CE(head_m(CoV(φ, k_m))) + CE(cos(CoV(φ, k_g), E_c)) + λ ‖CoV(φ, k_g) − E^received_y‖ + (μ/2) |E, ν|²
@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from kinfed.algorithms.common.heads import class_counts, linear_start, required_body
+from kinfed.algorithms.gpfl.feature_valve import FeatureValve, through_valve, valve_size
 from kinfed.author import (
     AveragingAlgorithm,
     Batch,
@@ -48,7 +49,7 @@ from kinfed.author import (
     rng,
     sgd,
 )
-from kinfed.engine import ExtendedTask, FeatureValve, extended_rows, through_valve, valve_size
+from kinfed.engine import ExtendedTask, extended_rows
 
 TINY = 1e-12  # under a root, whose slope at 0 is infinite
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from kinfed.engine.contract.linear import affine_norm
+from kinfed.algorithms.common.heads import affine_norm
 
 
 class FeatureGate:

@@ -3,8 +3,8 @@
 Zhang, Hua, Wang, Song, Xue, Ma, Guan: FedCP: Separating Feature Information for Personalized Federated Learning via
 Conditional Policy, KDD 2023.
 
-    z = W_p (φ r) + b_p + W_g (φ s) + b_g,   (r, s) = Gumbel-softmax over the pair of the gate ψ(φ v)   (kinfed.engine.
-        feature_gate), v = Σ_c W_p[c] of length 1, from the head as the round begins
+    z = W_p (φ r) + b_p + W_g (φ s) + b_g,   (r, s) = Gumbel-softmax over the pair of the gate ψ(φ v)
+        (kinfed.algorithms.fedcp.feature_gate), v = Σ_c W_p[c] of length 1, from the head as the round begins
     client m:  min over body, head_p and ψ   CE(z, y) + λ MMD²(φ, φ of the received body),   head_g fixed
     sends:     body, ψ, and (head_p + head_g)/2 as its share in the new head_g;   the server averages all by examples
 
@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.common.heads import linear_start, required_body
+from kinfed.algorithms.fedcp.feature_gate import FeatureGate, context, gate_logits, gated_logits, split_gate
 from kinfed.author import (
     AveragingAlgorithm,
     Batch,
@@ -50,7 +51,7 @@ from kinfed.author import (
     rng,
     sgd,
 )
-from kinfed.engine import ExtendedTask, FeatureGate, context, extended_rows, gate_logits, gated_logits, split_gate
+from kinfed.engine import ExtendedTask, extended_rows
 
 KERNELS = (10.0, 15.0, 20.0, 50.0)  # a
 LEAST = 1e-9  # of a uniform draw and its complement, whose logit is taken

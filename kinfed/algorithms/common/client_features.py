@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kinfed.data import Split
-from kinfed.engine.contract.task import Task
+from kinfed.engine import Task
 
 
 @torch.no_grad()

@@ -1,0 +1,1 @@
+"""FedCP, and the gate that its personal models have between features and logits."""

@@ -1,0 +1,1 @@
+"""GPFL, and the valve that its personal models have between features and logits."""
