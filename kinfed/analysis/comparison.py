@@ -15,6 +15,7 @@ from typing import Any
 from kinfed.algorithms import ALGORITHMS
 from kinfed.analysis.metric_styles import MetricStyle, headline_of, metric_style
 from kinfed.data import Description
+from kinfed.engine import METRICS
 from kinfed.records import KINDS, Baseline, Kind, Run, Trial
 
 DATA_KEYS = (
@@ -225,7 +226,13 @@ def same_data(one: Run, other: Run) -> bool:
 
 def cautions(comparison: Comparison) -> list[str]:
     """What a reader must know before comparing the methods' figures."""
-    notes = []
+    chosen = {run.config.get("metric") for run in comparison.runs} - {None}
+    notes = [
+        f"No metric {name} is known here, so methods are compared by {comparison.style.noun}: give the file that "
+        "registers it with --plugin."
+        for name in sorted(map(str, chosen))
+        if METRICS.find(name) is None
+    ]
     if differences := _differences(comparison.runs):
         notes.append("The runs share their data but differ in " + "; ".join(differences) + ".")
     for method in comparison.methods:

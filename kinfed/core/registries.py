@@ -21,7 +21,7 @@ REGISTRIES = {
     "dataset": "kinfed.data.sources:SOURCES",
     "partition": "kinfed.data.sources:PARTITIONS",
     "model": "kinfed.engine:MODELS",
-    "metric": "kinfed.records:METRICS",
+    "metric": "kinfed.engine:METRICS",
     "robust rule": "kinfed.updates:RULES",
     "codec": "kinfed.updates:CODECS",
     "mode": "kinfed.server:MODES",

@@ -9,10 +9,8 @@ from kinfed.records.curves import evaluated_curves as evaluated_curves
 from kinfed.records.folder import FolderInUse as FolderInUse
 from kinfed.records.folder import RunFolder as RunFolder
 from kinfed.records.folder import run_versions as run_versions
-from kinfed.records.metrics import METRICS as METRICS
-from kinfed.records.metrics import has_diverged as has_diverged
-from kinfed.records.metrics import headline_text as headline_text
-from kinfed.records.metrics import summarize as summarize
+from kinfed.records.headline import has_diverged as has_diverged
+from kinfed.records.headline import headline_text as headline_text
 from kinfed.records.reader import KINDS as KINDS
 from kinfed.records.reader import ClientResult as ClientResult
 from kinfed.records.reader import Final as Final

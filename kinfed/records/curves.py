@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kinfed.engine import CALIBRATION_BINS, Judged
+from kinfed.engine import Judged
 
 if TYPE_CHECKING:
     from kinfed.data import Federation
@@ -109,8 +109,4 @@ def _bins(judged: Judged) -> np.ndarray:
         sure, right = judged.probability[:, 1], judged.target == 1
     else:
         sure, right = judged.probability.max(1), judged.predicted == judged.target
-    bin_of = np.minimum((sure * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
-    place = judged.owner * CALIBRATION_BINS + bin_of
-    size = judged.clients * CALIBRATION_BINS
-    sums = [np.bincount(place, weights=w, minlength=size) for w in (np.ones(len(sure)), sure, right.astype(float))]
-    return np.stack(sums, 1).reshape(judged.clients, CALIBRATION_BINS, 3)
+    return np.stack([judged.binned(sure, values) for values in (np.ones(len(sure)), sure, right.astype(float))], 2)

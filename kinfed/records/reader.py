@@ -21,7 +21,7 @@ from kinfed.data import Description
 from kinfed.errors import StorageError
 from kinfed.records.baseline_record import Baseline
 from kinfed.records.curves import Curves
-from kinfed.records.metrics import has_diverged
+from kinfed.records.headline import has_diverged
 from kinfed.records.run_files import RunFiles, RunFolderError
 
 Kind = Literal["personal", "server"]

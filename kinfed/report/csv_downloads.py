@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from kinfed.analysis import Comparison, average
 from kinfed.records import KINDS
-from kinfed.report.method_tables import ALL_COLUMNS, COST_COLUMNS, METRICS
+from kinfed.report.method_tables import ALL_COLUMNS, CLIENT_FIGURES, COST_COLUMNS
 from kinfed.report.tables import csv_text
 
-_METRIC_KEYS = [(kind, metric) for kind in KINDS for metric in METRICS]
+_METRIC_KEYS = [(kind, metric) for kind in KINDS for metric in CLIENT_FIGURES]
 
 
 def results_csv(comparison: Comparison) -> str:

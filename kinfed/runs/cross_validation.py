@@ -1,7 +1,7 @@
 """A run in folds: every method and seed is trained once per fold, and its folds are joined before anything is compared.
 
-Every row of a client is tested in one fold, by a model that was not trained on it. A measure is two sums over test rows
-of a client (kinfed.engine.scoring.measures), and the sums of its folds are added: its figure is that of all its rows.
+Every row of a client is tested in one fold, by a model that was not trained on it. A metric is two sums over test rows
+of a client (kinfed.engine.scoring.metrics), and the sums of its folds are added: its figure is that of all its rows.
 Rankings (AUROC) compare rows of one fold only, as scores of two models are not on one scale.
 
 Folds of one seed share most of their training rows, so they are no independent repetitions: a joined result counts as
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from kinfed.config import RunConfig
 from kinfed.data import Federation
-from kinfed.engine import Builder, Score, headline_measure
+from kinfed.engine import METRICS, Builder, Score
 from kinfed.pools import Evaluation
 from kinfed.records import Curves, RunFolder
 from kinfed.runs.baseline import Baseline, make_baseline
@@ -116,7 +116,7 @@ class CrossValidation:
     def _baseline(self, seed: int) -> Baseline:
         inputs = self.folds[0].inputs
         problem, ids = inputs.federation(seed).problem, inputs.evaluated_ids(seed)
-        headline = headline_measure(problem, self.config.metric).name
+        headline = METRICS.headline(problem, self.config.metric).name
         score = join_scores([fold.baseline_score(seed) for fold in self.folds], headline)
         clients = joined_clients([fold.inputs.federation(seed) for fold in self.folds])
         return make_baseline(seed, score, ids, clients, problem, self.config.metric)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from kinfed.algorithms import Local
 from kinfed.core import storage, threads
-from kinfed.engine import Score, headline_measure
+from kinfed.engine import METRICS, Score
 from kinfed.errors import KinfedError
 from kinfed.pools import Evaluation
 from kinfed.records import RunFolder, Snapshot, has_diverged
@@ -91,7 +91,7 @@ class MethodRun:
         """The headline: what methods are compared by."""
         task = self.loop.task
         if task.problem is not None:
-            return headline_measure(task.problem, task.metric).name
+            return METRICS.headline(task.problem, task.metric).name
         return "accuracy" if task.classifies else "loss"
 
     @property

@@ -16,7 +16,7 @@ from kinfed.data import Federation
 from kinfed.engine import ModuleTask, Score, module_for
 from kinfed.errors import ConfigError
 from kinfed.pools import Evaluation
-from kinfed.records import client_number, headline_text, summarize
+from kinfed.records import client_number, headline_text
 from kinfed.serving import ModelInputs, ModelPipeline
 
 if TYPE_CHECKING:
@@ -125,17 +125,17 @@ class MethodResult(MethodSummary):
         for kind, score in (("personal", self.evaluation.personal), ("server", self.evaluation.server_model)):
             columns[f"{kind}_accuracy"] = _per_example(score, "correct", len(numbers))
             columns[f"{kind}_loss"] = _per_example(score, "loss", len(numbers))
-            columns |= self._measures(kind, score)
+            columns |= self._metrics(kind, score)
         if self.privacy is not None:
             columns["epsilon"] = [self.privacy["epsilon"][k] for k in numbers]
         return columns
 
-    def _measures(self, kind: str, score: Score | None) -> dict[str, list[float | None]]:
-        """All measures but accuracy, and the standard error of the headline, of personal models also that of its
+    def _metrics(self, kind: str, score: Score | None) -> dict[str, list[float | None]]:
+        """All metrics but accuracy, and the standard error of the headline, of personal models also that of its
         difference to training alone; the same columns for every method."""
         length, own = len(self.evaluation.ids), self.evaluation.personal
         names = [] if own is None else [name for name in own.sums if name != "accuracy"]
-        values = {name: None if score is None else score.measure(name) for name in names}
+        values = {name: None if score is None else score.metric(name) for name in names}
         if own is not None and own.sums:
             if kind == "personal":
                 if self.alone is not None:
@@ -241,10 +241,7 @@ class EvaluationMetrics:
         chosen = torch.arange(len(evaluation.ids)) if rows is None else rows
 
         def metrics(score: Score) -> Metrics:
-            correct = score.correct[chosen] if classifies else None
-            sums = {name: pairs[chosen] for name, pairs in score.sums.items()}
-            n_train = clients.n_train[evaluation.ids[chosen]]
-            return summarize(correct, score.loss[chosen], score.count[chosen], n_train, sums)
+            return score.take(chosen).summary(clients.n_train[evaluation.ids[chosen]], classifies)
 
         return cls(
             {} if evaluation.personal is None else metrics(evaluation.personal),

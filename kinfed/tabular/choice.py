@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from kinfed.analysis import gain
-from kinfed.engine import Judged, Measure, bootstrap_draws, deviation_of_draws
+from kinfed.engine import Judged, Metric, bootstrap_draws, deviation_of_draws
 from kinfed.tabular.portfolio import ALONE
 
 
@@ -48,25 +48,25 @@ class Advantage:
 
 
 def advantage(
-    measure: Measure, judged: Judged, alone: Judged, draws: Tensor | None = None, *, replicates: int = 200
+    metric: Metric, judged: Judged, alone: Judged, draws: Tensor | None = None, *, replicates: int = 200
 ) -> Advantage:
     """`draws` [R, K] of learning alone, where they are known already."""
     ids = torch.arange(judged.clients)
     if draws is None:
-        draws = bootstrap_draws(measure, alone, ids, replicates=replicates)
-    sign = 1.0 if measure.higher_is_better else -1.0
-    own = values(measure, alone)
-    seen = sign * (values(measure, judged) - own)
-    error = deviation_of_draws(sign * (bootstrap_draws(measure, judged, ids, replicates=len(draws)) - draws))
-    least = own.abs() / (2 * torch.from_numpy(measure.support(judged)).clamp_min(1))
+        draws = bootstrap_draws(metric, alone, ids, replicates=replicates)
+    sign = 1.0 if metric.higher_is_better else -1.0
+    own = values(metric, alone)
+    seen = sign * (values(metric, judged) - own)
+    error = deviation_of_draws(sign * (bootstrap_draws(metric, judged, ids, replicates=len(draws)) - draws))
+    least = own.abs() / (2 * torch.from_numpy(metric.support(judged)).clamp_min(1))
     error = torch.where(torch.isnan(seen), torch.nan, error).maximum(least.clamp_min(1e-12))
     return shrunk(seen, torch.where(torch.isnan(seen), torch.nan, error))
 
 
-def values(measure: Measure, judged: Judged) -> Tensor:
+def values(metric: Metric, judged: Judged) -> Tensor:
     """[K] the metric at every site; NaN where it is undefined."""
-    numerator, denominator = measure.sums(judged)
-    return measure.value(torch.stack([torch.from_numpy(numerator), torch.from_numpy(denominator)], 1).double())
+    numerator, denominator = metric.sums(judged)
+    return metric.value(torch.stack([torch.from_numpy(numerator), torch.from_numpy(denominator)], 1).double())
 
 
 def shrunk(seen: Tensor, error: Tensor) -> Advantage:

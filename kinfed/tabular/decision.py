@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.engine import Judged, Measure, bootstrap_draws
+from kinfed.engine import Judged, Metric, bootstrap_draws
 from kinfed.errors import DataError
 from kinfed.tabular.choice import Advantage, advantage, best_together, choose
 from kinfed.tabular.inner_folds import NEVER
@@ -46,29 +46,29 @@ class FitDecision:
         return max(self.fitted, key=lambda one: 0.0 if one.name == ALONE else self.advantages[one.name].mean)
 
 
-def decide(search: Search, tries: Tries, measure: Measure) -> FitDecision:
+def decide(search: Search, tries: Tries, metric: Metric) -> FitDecision:
     data, places = search.data, (search.fold_of != NEVER).nonzero().squeeze(1)
     best: dict[str, tuple[int, Judged]] = {}
     validation: dict[str, float] = {}
-    sign = 1.0 if measure.higher_is_better else -1.0
+    sign = 1.0 if metric.higher_is_better else -1.0
     for one in tries.contenders:
         for number in range(tries.trials):
             if (one.name, number) not in tries.outputs:
                 continue
             judged = judged_training(tries.outputs[one.name, number], data, places)
-            value = pooled_value(measure, judged)
+            value = pooled_value(metric, judged)
             if one.name not in validation or sign * value > sign * validation[one.name]:
                 best[one.name], validation[one.name] = (number, judged), value
     if ALONE not in best or not torch.isfinite(torch.tensor(validation[ALONE])):
         raise DataError(
-            f"{measure.title} is undefined at every site (one class only?), so that nothing can be chosen by it; "
+            f"{metric.title} is undefined at every site (one class only?), so that nothing can be chosen by it; "
             "choose another --metric, such as accuracy or log_loss"
         )
     sites, replicates = data.num_clients, replicates_for(len(places))
     alone = best[ALONE][1]
-    draws = bootstrap_draws(measure, alone, torch.arange(sites), replicates=replicates)
+    draws = bootstrap_draws(metric, alone, torch.arange(sites), replicates=replicates)
     others = [one for one in tries.contenders if one.name != ALONE]
-    advantages = {one.name: advantage(measure, best[one.name][1], alone, draws) for one in others}
+    advantages = {one.name: advantage(metric, best[one.name][1], alone, draws) for one in others}
     chosen_tries = {one.name: search.make_try(best[one.name][0], one.method) for one in tries.contenders}
     validated = torch.bincount(data.train.owner[places], minlength=sites)
     return FitDecision(
@@ -87,10 +87,10 @@ def only_choice(search: Search) -> FitDecision:
     )
 
 
-def pooled_value(measure: Measure, judged: Judged) -> float:
-    """Over all rows; within sites, as kinfed.engine.scoring.measures defines it."""
-    numerator, denominator = measure.sums(judged)
-    return float(measure.value(torch.tensor([numerator.sum(), denominator.sum()], dtype=torch.float64)))
+def pooled_value(metric: Metric, judged: Judged) -> float:
+    """Over all rows; within sites, as kinfed.engine.scoring.metrics defines it."""
+    numerator, denominator = metric.sums(judged)
+    return float(metric.value(torch.tensor([numerator.sum(), denominator.sum()], dtype=torch.float64)))
 
 
 def replicates_for(rows: int) -> int:

@@ -118,7 +118,7 @@ class SiteFit:
         self.data: Federation = make_federation(
             source, "column", None, {"test_fraction": share}, settings.seed, resplit=Resplit()
         )
-        self.measure = settings.measure(self.data.problem)
+        self.metric = settings.metric_for(self.data.problem)
         example_weights.class_weight_table(
             settings.class_weights, self.data.class_counts(), self.data.problem
         )  # refuses what is wrong
@@ -134,7 +134,7 @@ class SiteFit:
         self.observer.begin(self.settings.trials * len(self.methods) * self.settings.folds + len(self.methods))
         search = self._make_search(store, budget)
         tries = self._search(search, folder)
-        decision = decide(search, tries, self.measure)
+        decision = decide(search, tries, self.metric)
         fitted = self._fit_all(decision, folder, budget)
         result, models = self._result(tries, decision, fitted), self._models(decision, fitted)
         if folder is None:
@@ -155,12 +155,12 @@ class SiteFit:
         if self.methods == (LOCAL,) and self.settings.trials == 1:
             decision = only_choice(search)
         else:
-            decision = decide(search, search.run(), self.measure)
+            decision = decide(search, search.run(), self.metric)
         return self._models(decision, self._fit_all(decision, None, budget))
 
     def _make_search(self, store: FoldStore, budget: TimeBudget) -> Search:
         return Search(
-            self.source, self.data, self.settings, self.methods, self.measure.name, store, budget, self.observer,
+            self.source, self.data, self.settings, self.methods, self.metric.name, store, budget, self.observer,
             self.should_stop,
         )  # fmt: skip
 
@@ -191,7 +191,7 @@ class SiteFit:
             self.observer.step(f"{', '.join(one.title for one in mine)} on all training rows")
             algorithms = {one.name: {"method": one.method, **decision.tries[one.name].options} for one in mine}
             config = method_config(
-                self.settings, self.measure.name, network, algorithms, dataset={"name": self.source.name}
+                self.settings, self.metric.name, network, algorithms, dataset={"name": self.source.name}
             )
             out = None if folder is None else folder / RUNS / name
             try:
@@ -214,11 +214,11 @@ class SiteFit:
             one.name: judged_test(outputs_on_test(fitted[one.name], one.name, one), self.data)
             for one in decision.fitted
         }
-        figures = SiteFigures(self.measure, {**judged, BASELINE: judged_baseline(self.data)})
+        figures = SiteFigures(self.metric, {**judged, BASELINE: judged_baseline(self.data)})
         data = self.data
         return FitResult(
             problem=data.problem,
-            metric=self.measure.name,
+            metric=self.metric.name,
             table=self.source.name,
             settings=self.settings.dump(),
             trials=tries.trials,

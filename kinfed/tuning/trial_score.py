@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kinfed.algorithms import AnyAlgorithm
-from kinfed.engine import headline_measure
+from kinfed.engine import METRICS
 from kinfed.errors import ConfigError
 from kinfed.runs import ClientTable, Experiment, MethodRun, Metrics, NullObserver
 from kinfed.server import RoundReport
@@ -19,7 +19,7 @@ def metric_of_trials(experiment: Experiment) -> str:
     """The headline metric, by which trials are compared."""
     task = experiment.inputs.task()
     assert task.problem is not None  # of every task that is built from a configuration
-    return headline_measure(task.problem, task.metric).name
+    return METRICS.headline(task.problem, task.metric).name
 
 
 def validation_score(

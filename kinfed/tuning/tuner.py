@@ -29,7 +29,7 @@ from kinfed.algorithms import AnyAlgorithm, make_algorithm
 from kinfed.config import RunConfig, make_config
 from kinfed.core import Range, rng, storage
 from kinfed.data import Federation
-from kinfed.engine import MEASURES, Builder
+from kinfed.engine import METRICS, Builder
 from kinfed.errors import ConfigError, DataError, StorageError
 from kinfed.records import RunFiles, RunFolder
 from kinfed.runs import Experiment, NullObserver, Observer, check_run, left_out_notes
@@ -121,7 +121,7 @@ def tune(
     best = config.model_copy(update={"algorithms": algorithms, "preset": None})
     file = folder.path / "best.toml"
     metric = methods[0].metric if methods else "accuracy"
-    shown = MEASURES[metric].shown
+    shown = METRICS.named(metric).shown
     heading = (
         f"Chosen by mean client {metric} on validation data: {trials} trial(s) of {config.rounds} rounds per method"
     )
@@ -192,7 +192,7 @@ class _Tuning:
             storage=self._storage,
             pruner=pruner,
             load_if_exists=True,
-            direction="maximize" if MEASURES[self.metric].higher_is_better else "minimize",
+            direction="maximize" if METRICS.named(self.metric).higher_is_better else "minimize",
         )
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             study.tell(trial.number, state=TrialState.FAIL)  # was at work when the process ended: done again

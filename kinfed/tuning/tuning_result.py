@@ -12,7 +12,7 @@ import tomli_w
 
 from kinfed.config import NON_RESULT_SETTINGS, RunConfig
 from kinfed.core import Range
-from kinfed.engine import MEASURES
+from kinfed.engine import METRICS
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Tuned:
     @property
     def best(self) -> TuningTrial:
         """The best trial; of equals the first."""
-        sign = 1.0 if MEASURES[self.metric].higher_is_better else -1.0
+        sign = 1.0 if METRICS.named(self.metric).higher_is_better else -1.0
         return max(self.trials, key=lambda trial: -math.inf if trial.value is None else sign * trial.value)
 
     @property
@@ -54,7 +54,7 @@ class Tuned:
 
     def last_trial_sentence(self, trials: int) -> str:
         """About the newest of so many trials."""
-        trial, best, shown = self.trials[-1], self.best.value or 0.0, MEASURES[self.metric].shown
+        trial, best, shown = self.trials[-1], self.best.value or 0.0, METRICS.named(self.metric).shown
         outcome = "stopped: " + trial.reason if trial.value is None else shown(trial.value)
         settings = ", ".join(f"{name}={value:g}" for name, value in trial.settings.items()) or "as configured"
         return f"{self.label} trial {len(self.trials)}/{trials}: {outcome} (best {shown(best)})  {settings}"

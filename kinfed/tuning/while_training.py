@@ -25,7 +25,7 @@ from kinfed.algorithms import AnyAlgorithm, FedEx, RoundInfo, make_algorithm
 from kinfed.config import RunConfig
 from kinfed.core import Range, rng, storage
 from kinfed.data import Federation
-from kinfed.engine import MEASURES, Builder, headline_measure
+from kinfed.engine import METRICS, Builder
 from kinfed.errors import ConfigError, DataError
 from kinfed.records import RunFolder
 from kinfed.runs import ClientTable, Experiment, MethodRun, NullObserver, Observer, check_run
@@ -96,7 +96,7 @@ def tune_while_training(
         best, file = config.model_copy(update={"algorithms": algorithms, "preset": None}), folder.path / "best.toml"
         heading = f"Chosen while training (FedEx) by validation losses: {configurations} configuration(s) per method"
         comments = {
-            one.label: f"{MEASURES[one.metric].shown(one.value)} on validation data at the end" for one in found
+            one.label: f"{METRICS.named(one.metric).shown(one.value)} on validation data at the end" for one in found
         }
         storage.write_atomically(file, best_toml(best, heading, comments).encode())
     return ExplorationResult(best, found, file)
@@ -191,7 +191,7 @@ def _explore(
     config, algorithm = experiment.inputs.config, FedEx.of(variants)
     task = experiment.inputs.task()
     assert task.problem is not None  # of every task that is built from a configuration
-    metric = headline_measure(task.problem, task.metric).name
+    metric = METRICS.headline(task.problem, task.metric).name
     figures, chances = [], []
     for seed in config.seeds:
         table = ClientTable.from_federation(experiment.inputs.federation(seed))

@@ -175,7 +175,7 @@ def test_the_best_try_of_all_rows_counts(table: Table, regression: bool) -> None
     mixed = torch.where((job.data.train.owner == job.data.names.index("south"))[:, None], right, wrong)
     half = (right + wrong) / 2 if regression else torch.where(torch.arange(len(right))[:, None] % 2 == 0, right, wrong)
     outputs = {("alone", 0): wrong, ("alone", 1): half, ("one_model", 0): mixed, ("one_model", 1): wrong}
-    decision = decide(tried, search.Tries(("local", "fedavg"), 2, {}, outputs), job.measure)
+    decision = decide(tried, search.Tries(("local", "fedavg"), 2, {}, outputs), job.metric)
     assert {name: one.number for name, one in decision.tries.items()} == {"alone": 1, "one_model": 0}
     assert dict(zip(job.data.names, decision.chosen, strict=True)) == {
         "lake": "alone", "north": "alone", "south": "one_model"
@@ -364,7 +364,7 @@ def test_records_of_other_versions_are_refused(folder: Path, tmp_path: Path) -> 
 def test_who_needs_validation_rows_takes_them_from_nobody_else(table: Table, tmp_path: Path) -> None:
     job = SiteFit(load_sites(table, COLUMNS, None, 0), FitSettings(**SMALL | {"algorithms": "fedfomo", "trials": 1}))
     search_ = job._make_search(search.FoldStore(None), search.TimeBudget(None))
-    decision = decide(search_, search_.run(), job.measure)
+    decision = decide(search_, search_.run(), job.metric)
     fitted = job._fit_all(replace(decision, chosen=["fedfomo"] * 3), None, search.TimeBudget(None))
     rows = {name: int(result.federations[0].train.count.sum()) for name, result in fitted.items()}
     assert rows["alone"] == rows["one_model"] == int(job.data.train.count.sum()) > rows["fedfomo"]
@@ -409,8 +409,8 @@ def test_class_weights_reach_folds_and_models(table: Table) -> None:
     assert leaning.contender("alone").validation != plain.contender("alone").validation
     assert leaning.weights == "classes count in training by the rule ill=30,well=1"
     problem = kinfed.Federation.from_arrays(np.eye(3), [0, 1, 2], ["a"] * 3).problem
-    assert FitSettings().measure(problem).name == "accuracy"
-    assert FitSettings(class_weights="balanced").measure(problem).name == "balanced_accuracy"
+    assert FitSettings().metric_for(problem).name == "accuracy"
+    assert FitSettings(class_weights="balanced").metric_for(problem).name == "balanced_accuracy"
 
 
 def test_class_weights_that_cannot_be_meant_are_refused_before_training(table: Table) -> None:

@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any
 
 from kinfed.analysis import Comparison, average
-from kinfed.engine import MEASURES, Measure
+from kinfed.engine import METRICS, Metric
 from kinfed.records import Run
 from kinfed.report.drawing import HUES, Figure, axis, dots, escape, layout
 from kinfed.reproduce import Question, Recipe, ResultColumn, Results, ResultTable, RunPart
@@ -31,8 +31,8 @@ class RealTable:
     settings: Mapping[str, Any] = field(default_factory=dict)  # at the scale small
 
     @property
-    def measure(self) -> Measure:
-        return MEASURES[self.metric]
+    def measure(self) -> Metric:
+        return METRICS.named(self.metric)
 
     @property
     def shown(self) -> dict[str, Any]:

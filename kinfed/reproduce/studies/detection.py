@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from kinfed.data import Federation
-from kinfed.engine import FALSE_REJECT, Task, false_accepts_at, operating_points, task_for
+from kinfed.engine import Task, detection_rates, task_for
 from kinfed.errors import ConfigError, DataError
 from kinfed.newcomers import FinishedRun
 from kinfed.runs import RunInputs
@@ -52,7 +52,9 @@ class Detections:
     server_model: ByCell | None  # the server model, where there is one
 
 
-def detections(folder: Path | str, false_reject: float = FALSE_REJECT) -> dict[tuple[str, int], Detections]:
+def detections(
+    folder: Path | str, false_reject: float = detection_rates.FALSE_REJECT
+) -> dict[tuple[str, int], Detections]:
     """Every method and seed of a finished run that kept its models, against the run's common start."""
     folder = Path(folder)
     by_method: dict[tuple[str, int], Detections] = {}
@@ -93,7 +95,9 @@ def scores(task: Task, theta: Tensor, data: Federation) -> Tensor:
     return torch.cat(out)
 
 
-def operating_threshold(baseline: Tensor, data: Federation, false_reject: float = FALSE_REJECT) -> float:
+def operating_threshold(
+    baseline: Tensor, data: Federation, false_reject: float = detection_rates.FALSE_REJECT
+) -> float:
     """The lowest threshold at which the baseline rejects at least this share of all positive test examples."""
     if not 0 < false_reject < 1:
         raise ConfigError(f"false_reject is a share of positive examples between 0 and 1; got {false_reject}")
@@ -156,11 +160,11 @@ def relative_false_accepts(
                 f"another operating point needs at least {MIN_FALSE_REJECTS}; add positive test examples or "
                 "raise the threshold"
             )
-        thresholds, rejects, _ = operating_points(baseline_scores, positive)
+        thresholds, rejects, _ = detection_rates.operating_points(baseline_scores, positive)
         first = int((rejects >= MIN_FALSE_REJECTS).nonzero()[0])
         baseline_threshold, rejected = thresholds[first].item(), int(rejects[first])
-    accepted = false_accepts_at(rejected, scores, positive)
-    baseline_accepted = false_accepts_at(rejected, baseline_scores, positive)
+    accepted = detection_rates.false_accepts_at(rejected, scores, positive)
+    baseline_accepted = detection_rates.false_accepts_at(rejected, baseline_scores, positive)
     return RelativeFalseAccepts(
         ratio=accepted / baseline_accepted if baseline_accepted else None,
         false_reject=rejected / positives,
