@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kinfed.errors import ConfigError, unknown_name
-from kinfed.records import KINDS, Kind, Metrics, Run
+from kinfed.records import KINDS, Kind, RunRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,7 +31,7 @@ _FIRST = (  # columns in this order, then metrics by alphabet: those of personal
 )  # fmt: skip
 
 
-def summary_rows(run: Run) -> list[Row]:
+def summary_rows(run: RunRecord) -> list[Row]:
     return [
         {
             "algorithm": trial.algorithm,
@@ -49,7 +49,7 @@ def summary_rows(run: Run) -> list[Row]:
     ]
 
 
-def history_rows(run: Run) -> list[Row]:
+def history_rows(run: RunRecord) -> list[Row]:
     return [
         {
             "algorithm": trial.algorithm,
@@ -69,7 +69,7 @@ def history_rows(run: Run) -> list[Row]:
     ]
 
 
-def client_rows(run: Run) -> list[Row]:
+def client_rows(run: RunRecord) -> list[Row]:
     return [
         {
             "algorithm": trial.algorithm,
@@ -85,7 +85,7 @@ def client_rows(run: Run) -> list[Row]:
     ]
 
 
-def _metric_cells(metrics: Mapping[Kind, Metrics]) -> Row:
+def _metric_cells(metrics: Mapping[Kind, Mapping[str, float]]) -> Row:
     return {f"{kind}_{name}": value for kind in KINDS for name, value in metrics.get(kind, {}).items()}
 
 

@@ -15,12 +15,11 @@ from rich.text import Text
 from kinfed.api import LiveDisplay, Speed
 from kinfed.cli.terminal import say
 from kinfed.engine import METRICS, Metric
-from kinfed.records import headline_text
+from kinfed.records import Baseline, headline_text
 from kinfed.runs import NullObserver
 
 if TYPE_CHECKING:
     from kinfed.config import RunConfig
-    from kinfed.runs import Baseline
     from kinfed.server import RoundReport
 
 PLAIN_EVERY = 10.0  # seconds between lines where there is no terminal

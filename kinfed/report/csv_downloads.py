@@ -33,7 +33,7 @@ def seeds_csv(comparison: Comparison) -> str:
             figures = [final.metrics.get(kind, {}).get(metric) for kind, metric in _METRIC_KEYS]
             figures += [megabytes / max(final.rounds, 1), megabytes, final.seconds]
             done = "yes" if trial.finished else "no"
-            start = [method.run.label, method.algorithm, trial.seed, final.round, done]
+            start = [method.run.label, method.algorithm, trial.seed, trial.round, done]
             rows.append([*start, *map(_number, figures)])
     return csv_text(["run", "algorithm", "seed", "round", "finished", *(c.key for c in ALL_COLUMNS)], rows)
 

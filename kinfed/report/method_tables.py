@@ -18,7 +18,7 @@ from kinfed.analysis import (
     summarize_gains,
 )
 from kinfed.engine import METRICS
-from kinfed.records import KINDS, Baseline, Kind, Trial, finite
+from kinfed.records import KINDS, Baseline, Kind, TrialRecord, finite
 from kinfed.report.drawing.formats import format_number, natural_order
 from kinfed.report.drawing.palette import style_of
 from kinfed.report.tables import TableCell, TableColumn, TextTable
@@ -97,7 +97,7 @@ def _metric_column(kind: Kind, metric: str) -> MethodColumn:
 
 
 def _cost_column(
-    key: str, heading: str, definition: str, of_trial: Callable[[Trial], float], scale: float, digits: int
+    key: str, heading: str, definition: str, of_trial: Callable[[TrialRecord], float], scale: float, digits: int
 ) -> MethodColumn:
     def values(method: Method) -> dict[int, float]:
         return {trial.seed: of_trial(trial) for trial in method.complete_trials}

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from kinfed.analysis import Comparison
 from kinfed.errors import ConfigError, unknown_name
-from kinfed.records import Run
+from kinfed.records import RunRecord as Run
 from kinfed.report import Panel
 from kinfed.report.drawing import Figure
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kinfed.data import Federation, Problem
 from kinfed.engine import METRICS, Judged, Objective, Score
-from kinfed.records import Baseline as Baseline
+from kinfed.records import Baseline
 from kinfed.runs.results import ClientTable
 
 MAJORITY, MEAN = "majority class", "mean"

@@ -24,8 +24,8 @@ from kinfed.config import RunConfig
 from kinfed.data import Federation
 from kinfed.engine import METRICS, Builder, Score
 from kinfed.pools import Evaluation
-from kinfed.records import Curves, RunFolder
-from kinfed.runs.baseline import Baseline, make_baseline
+from kinfed.records import Baseline, Curves, RoundRecord, RunFolder
+from kinfed.runs.baseline import make_baseline
 from kinfed.runs.experiment import Experiment
 from kinfed.runs.observer import Observer
 from kinfed.runs.results import ClientTable, EvaluationMetrics, MethodResult, RunOutcome, took_part
@@ -60,15 +60,6 @@ class CrossValidation:
     def inputs(self) -> RunInputs:
         """Of the first fold."""
         return self.folds[0].inputs
-
-    @property
-    def keep_journal(self) -> bool:
-        return self.folds[0].keep_journal
-
-    @keep_journal.setter
-    def keep_journal(self, keep: bool) -> None:
-        for fold in self.folds:
-            fold.keep_journal = keep
 
     def contents(self) -> dict[str, str]:
         """As `RunInputs.contents`, of all folds."""
@@ -107,7 +98,7 @@ class CrossValidation:
         if folder is not None:
             if folder.has_grown:
                 folder.sort_rounds(first.inputs.order, self.config.seeds)
-            folder.write_summary({"results": [result.summary() for result in results]})
+            folder.write_summary({"results": [result.to_json() for result in results]})
         path = None if folder is None else folder.path
         inputs = first.inputs
         own, describe = inputs.own_model_name, partial(description, inputs)
@@ -150,7 +141,7 @@ def join_folds(results: Sequence[MethodResult], federations: Sequence[Federation
         folds=n,
         alone=None,  # compared by fold
         client_table=clients,
-        journal=tuple(line for result in results for line in result.journal),
+        journal=tuple(map(RoundRecord.joined, zip(*(result.journal for result in results), strict=True))),
     )
 
 

@@ -20,8 +20,8 @@ from kinfed.config import RunConfig, make_config
 from kinfed.data import Federation
 from kinfed.engine import Builder, Score
 from kinfed.errors import ConfigError
-from kinfed.records import RunFiles, RunFolder, evaluated_curves
-from kinfed.runs.baseline import Baseline, baseline_score, make_baseline
+from kinfed.records import Baseline, RunFiles, RunFolder, evaluated_curves
+from kinfed.runs.baseline import baseline_score, make_baseline
 from kinfed.runs.common_start import StartMaker
 from kinfed.runs.growth import grown_config, refuse_changes
 from kinfed.runs.loop_factory import CommonStart, LoopFactory
@@ -45,7 +45,6 @@ def run(
     model: str | Mapping[str, Any] | Builder | None = None,
     observer: Observer | None = None,
     should_stop: Callable[[], bool] = lambda: False,
-    keep_journal: bool = False,
     **settings: Any,
 ) -> RunOutcome:
     """Run a configuration (a RunConfig, a TOML file, or settings by name). `kinfed.run` is this with a display, and
@@ -55,8 +54,7 @@ def run(
     {"name": ..., ...}, or a function that makes an nn.Module: without arguments, or from the shape of an example and
     the number of classes.
     With `out` the run writes its folder and can be resumed, or extended by more rounds, seeds and methods, where
-    `settings` says what the folder's run is to have besides (kinfed.runs.growth); without, everything stays in memory:
-    the lines about rounds too, with `keep_journal`."""
+    `settings` says what the folder's run is to have besides (kinfed.runs.growth); without, all stays in memory."""
     grown = None if not extend else _folder_to_extend(out)
     before = None if grown is None else RunFiles(grown).config
     config, build = chosen_config(config, model, settings, grown)
@@ -67,7 +65,6 @@ def run(
     with ExitStack() as stack:
         stack.enter_context(closing(experiment))
         if out is None:
-            experiment.keep_journal = keep_journal
             stack.callback(experiment.observer.ended)
             experiment.observer.begun(RunInfo(experiment.config.dump(), None, None))
             return experiment.execute(None)
@@ -136,7 +133,6 @@ class Experiment:
         leave_out_what_cannot_run(self.inputs)
         self.observer = observer or NullObserver()
         self.should_stop = should_stop
-        self.keep_journal = False  # of a run without a folder
         self._loops = LoopFactory(self.inputs, self.observer.note)
         self._start_maker = StartMaker(self._loops, self.observer, should_stop)
         self._starts: dict[int, CommonStart] = {}
@@ -176,7 +172,7 @@ class Experiment:
         if folder is not None:
             if folder.has_grown:
                 folder.sort_rounds(inputs.order, inputs.config.seeds)
-            folder.write_summary({"results": [result.summary() for result in results]})
+            folder.write_summary({"results": [result.to_json() for result in results]})
         path, own = None if folder is None else folder.path, inputs.own_model_name
         describe = partial(description, inputs)
         return RunOutcome(inputs.config, results, inputs.federations, inputs.task(), path, own, baselines, describe)
@@ -226,7 +222,6 @@ class Experiment:
                 observer=self.observer,
                 should_stop=self.should_stop,
                 fold=None if config.folds is None else self.inputs.fold,
-                keep_journal=self.keep_journal,
                 alone=self._alone,
             ).execute()
         self._alone = result.alone

@@ -59,7 +59,7 @@ def test_every_table_ends_with_it(federation: Federation, tmp_path: Path) -> Non
     accuracy = float(correct.correct.sum() / correct.count.sum())
     assert [baseline.personal["accuracy"] for baseline in result.baselines] == pytest.approx([accuracy, accuracy])
     console = Console(width=120, record=True, file=StringIO())
-    console.print(results_table([r.summary() for r in result.results], result.baselines))
+    console.print(results_table([r.to_json() for r in result.results], result.baselines))
     last = console.export_text().strip().splitlines()[-1]
     assert "(majority)" in last
     assert f"{100 * accuracy:.1f}" in last

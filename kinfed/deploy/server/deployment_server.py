@@ -133,7 +133,7 @@ def _run_rounds(
                     f"{report.round}. Start it again (flwr run) when clients are back, and it goes on from there"
                 )
         result = method_run.finish()
-    folder.write_summary({"results": [result.summary()]})
+    folder.write_summary({"results": [result.to_json()]})
     return result
 
 

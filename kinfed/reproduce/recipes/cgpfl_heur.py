@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from kinfed.analysis import Comparison
-from kinfed.records import Run
+from kinfed.records import RunRecord as Run
 from kinfed.report import accuracy_by_number, choice_of_number
 from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, Results, ResultTable, RunPart
 from kinfed.reproduce.recipe import ACCURACY, CGPFL, BySeed, Measurements, RecipeFigure, Scale, difference

@@ -5,7 +5,8 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from kinfed.records import JournalRound, Run
+from kinfed.records import RoundRecord as JournalRound
+from kinfed.records import RunRecord as Run
 from kinfed.reproduce.recipe import Measurements, parse_published
 from kinfed.reproduce.recipes.common_selffl import SEEDS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from kinfed.records import Run
+from kinfed.records import RunRecord as Run
 from kinfed.reproduce.recipe import BySeed, Measurements, Results, Scale, difference
 from kinfed.reproduce.studies.kinship import differences_of_classes, kinship
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from kinfed.engine import task_for
-from kinfed.records import Run, RunFiles
+from kinfed.records import RunFiles
+from kinfed.records import RunRecord as Run
 from kinfed.reproduce.recipe import Claim, Measurements, Question, ResultColumn, RunPart, Scale
 from kinfed.runs import RunInputs, read_config
 

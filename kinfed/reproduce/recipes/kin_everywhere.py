@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from kinfed.analysis import gains, single_run
-from kinfed.records import Run
+from kinfed.records import RunRecord as Run
 from kinfed.reproduce import Question, Recipe, ResultColumn, Results, ResultTable, RunPart
 from kinfed.reproduce.recipe import ACCURACY, SITES, BySeed, Measurements, Scale
 from kinfed.reproduce.recipes.common_presets import PRESET, own_defaults, preset_notes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kinfed.records import Run
+from kinfed.records import RunRecord as Run
 from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, Results, ResultTable, RunPart
 from kinfed.reproduce.recipe import SCAFFOLD, BySeed, Measurements, Scale
 from kinfed.reproduce.recipes.common_popular import ABSTRACT, NO_NUMBERS, ONE_RATE

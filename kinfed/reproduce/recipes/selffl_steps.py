@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from statistics import fmean, median
 
 from kinfed.analysis import Comparison
-from kinfed.records import Run
+from kinfed.records import RunRecord as Run
 from kinfed.report import decisions
 from kinfed.reproduce import Claim, Recipe, ResultColumn, Results, ResultTable, RunPart, Untestable, difference
 from kinfed.reproduce.recipe import SELF_FL, BySeed, Measurements, RecipeFigure, Scale

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kinfed.data.sources import PAPER_EXAMPLES, SIZES, STATES, TYPES
-from kinfed.records import Run
+from kinfed.records import RunRecord as Run
 from kinfed.reproduce import (
     Claim,
     Question,

@@ -11,7 +11,7 @@ from typing import Any
 
 from kinfed.analysis import Comparison, average
 from kinfed.engine import METRICS, Metric
-from kinfed.records import Run
+from kinfed.records import RunRecord as Run
 from kinfed.report.drawing import HUES, Figure, axis, dots, escape, layout
 from kinfed.reproduce import Question, Recipe, ResultColumn, Results, ResultTable, RunPart
 from kinfed.reproduce.recipe import SITES, Measurements, RecipeFigure, Scale

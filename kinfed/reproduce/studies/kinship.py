@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from kinfed.data import emd, emd_code
-from kinfed.records import Run, Trial
+from kinfed.records import RunRecord as Run
+from kinfed.records import TrialRecord as Trial
 from kinfed.report import ClientGroups, Matrix, kin_found
 from kinfed.reproduce.recipe import Measurements
 
