@@ -27,7 +27,7 @@ from kinfed.data import Federation, Resplit, example_weights, make_federation
 from kinfed.data.sources import Source
 from kinfed.errors import ConfigError
 from kinfed.newcomers import RunInMemory
-from kinfed.records import RunFolder
+from kinfed.records import JobFolder
 from kinfed.runs import Interrupted, RunOutcome, baseline_name, run
 from kinfed.serving import ModelPipeline
 from kinfed.tabular.decision import FitDecision, decide, only_choice
@@ -95,7 +95,7 @@ def fit(
     described = {"table": source.name, "options": source.options, **settings.dump()}
     contents = {"data": job.data.digest()}
     identity = hashlib.sha256(storage.to_json([described, contents]).encode()).hexdigest()[:16]
-    with RunFolder.open(out, described, identity, contents=contents, resume=resume) as folder:
+    with JobFolder.open(out, described, identity, contents=contents, resume=resume) as folder:
         return job.execute(folder.path, budget, page)
 
 

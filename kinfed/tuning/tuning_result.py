@@ -48,6 +48,10 @@ class Tuned:
         return max(self.trials, key=lambda trial: -math.inf if trial.value is None else sign * trial.value)
 
     @property
+    def settings(self) -> dict[str, Any]:
+        return self.best.settings
+
+    @property
     def at_edge(self) -> list[str]:
         """Options whose chosen value lies at the end of its range."""
         return [name for name, value in self.best.settings.items() if self.space[name].at_edge(value)]
@@ -66,6 +70,26 @@ class Tuned:
             "at_edge": self.at_edge, "space": {name: asdict(range_) for name, range_ in self.space.items()},
             "trials": [asdict(trial) for trial in self.trials],
         }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Explored:
+    """What tuning while training found for one method."""
+
+    label: str
+    method: str
+    metric: str
+    value: float  # mean of the metric over clients and seeds, on validation examples after the last round
+    configurations: tuple[dict[str, Any], ...]  # the first is empty: the method as configured
+    chances: tuple[float, ...]  # of each at the end, mean over seeds
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The likeliest configuration; of equals the first."""
+        return self.configurations[max(range(len(self.chances)), key=lambda j: (self.chances[j], -j))]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "settings": self.settings}
 
 
 def best_toml(config: RunConfig, heading: str, comments: Mapping[str, str]) -> str:

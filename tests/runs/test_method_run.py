@@ -21,8 +21,8 @@ from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.federations.federation import Federation
 from kinfed.engine.task_factory import Score
 from kinfed.pools.base import Evaluation
-from kinfed.records.folder import RunFolder
 from kinfed.records.run_files import RunFiles
+from kinfed.records.run_folder import RunFolder
 from kinfed.runs.method_run import Interrupted, MethodRun
 from kinfed.runs.observer import NullObserver
 from kinfed.runs.results import ClientTable, MethodResult

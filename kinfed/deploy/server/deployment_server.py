@@ -4,8 +4,8 @@
                              written once (kinfed.deploy.server.enrol), so that a run that is resumed is the same run
     <out>/log.txt            what happened, for people: tail -f it
     <out>/status.json        what happens now: rounds, clients, who is awaited (kinfed.deploy.server.status)
-    <out>/...                otherwise a run folder like any other (kinfed.records.folder): rounds.jsonl, clients.csv,
-                             summary.json and a checkpoint after every round
+    <out>/...                otherwise a run folder like any other (kinfed.records.run_folder): rounds.jsonl,
+                             clients.csv, summary.json and a checkpoint after every round
 
 There are no models in it: personal ones are in the vaults of the nodes.
 """
