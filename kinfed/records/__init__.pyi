@@ -1,8 +1,6 @@
 from kinfed.records.checkpoint import Checkpoints as Checkpoints
-from kinfed.records.checkpoint import Snapshot as Snapshot
 from kinfed.records.compare import FUSED_CONTENT as FUSED_CONTENT
 from kinfed.records.compare import same_results as same_results
-from kinfed.records.curves import FALSE_POSITIVE_RATES as FALSE_POSITIVE_RATES
 from kinfed.records.curves import Curves as Curves
 from kinfed.records.curves import evaluated_curves as evaluated_curves
 from kinfed.records.headline import has_diverged as has_diverged
@@ -12,11 +10,9 @@ from kinfed.records.job_folder import JobFolder as JobFolder
 from kinfed.records.job_folder import run_versions as run_versions
 from kinfed.records.reader import load_run as load_run
 from kinfed.records.reader import load_runs as load_runs
-from kinfed.records.run_files import BUFFERS as BUFFERS
 from kinfed.records.run_files import JobFiles as JobFiles
 from kinfed.records.run_files import Models as Models
 from kinfed.records.run_files import RunFiles as RunFiles
-from kinfed.records.run_files import RunFolderError as RunFolderError
 from kinfed.records.run_files import client_number as client_number
 from kinfed.records.run_files import pick as pick
 from kinfed.records.run_folder import RunFolder as RunFolder

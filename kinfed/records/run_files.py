@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from kinfed.algorithms import ServerModels
 
-BUFFERS = "models/buffers.safetensors"  # what a module has besides parameters, once per run
-
 
 class RunFolderError(StorageError):
     """A folder that cannot be read as a run."""
@@ -113,10 +111,14 @@ class RunFiles(JobFiles):
             raise StorageError(f"{path} does not say model, parameters and layers; was it written by kinfed?")
         return layout
 
+    @property
+    def buffers_path(self) -> Path:
+        """What modules have besides parameters, once per run."""
+        return self.path / "models" / "buffers.safetensors"
+
     def buffers(self) -> dict[str, Tensor]:
         """What belongs to a module besides its parameters."""
-        path = self.path / BUFFERS
-        return storage.read_tensors(path) if path.exists() else {}
+        return storage.read_tensors(self.buffers_path) if self.buffers_path.exists() else {}
 
     def models(self, algorithm: str, seed: int) -> Models:
         path = models_path(self.path, algorithm, seed)

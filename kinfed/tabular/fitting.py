@@ -22,6 +22,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from kinfed.algorithms import make_algorithm, sample_update
 from kinfed.core import storage
 from kinfed.data import Federation, Resplit, example_weights, make_federation
 from kinfed.data.sources import Source
@@ -37,7 +40,6 @@ from kinfed.tabular.fitted_models import FittedModels, Newcomer
 from kinfed.tabular.gains import SiteFigures, site_records
 from kinfed.tabular.portfolio import ALONE, BASELINE, LOCAL, ONE_MODEL, Contender, methods_of, run_name
 from kinfed.tabular.search import FitObserver, FoldStore, Search, TimeBudget, Tries, method_config
-from kinfed.tabular.sent_message import SentMessage, sent_message
 from kinfed.tabular.site_files import load_sites
 from kinfed.tabular.site_outputs import judged_baseline, judged_test, outputs_on_test
 
@@ -244,13 +246,12 @@ class SiteFit:
 
     def _contender(self, one: Contender, decision: FitDecision, fitted: dict[str, RunOutcome]) -> ContenderRecord:
         chosen, advantage = decision.tries[one.name], decision.advantages.get(one.name)
-        message = SentMessage()
-        if one.name in fitted and one.name != ALONE:
-            message = sent_message(fitted[one.name], one.name)
+        is_sent = one.name in fitted and one.name != ALONE
         return ContenderRecord(
             one.name, one.title, one.method, one.model, chosen.model, chosen.options, decision.validation[one.name],
             0.0 if advantage is None else advantage.mean, 0.0 if advantage is None else advantage.spread,
-            message.bytes, message.fields, message.handed_on, run_name(one, chosen) if one.name in fitted else "",
+            run=run_name(one, chosen) if one.name in fitted else "",
+            **(sent_message(fitted[one.name], one.name) if is_sent else {}),
         )  # fmt: skip
 
     def _models(self, decision: FitDecision, fitted: dict[str, RunOutcome]) -> FittedModels:
@@ -270,3 +271,17 @@ class SiteFit:
         run = RunInMemory.of_result(fitted[one.name], one.name) if fitted[one.name].folder is None else None
         chosen = dict(zip(self.data.names, decision.chosen, strict=True))
         return FittedModels(models, server, chosen, Newcomer(one, run))
+
+
+def sent_message(result: RunOutcome, label: str) -> dict[str, Any]:
+    """What a site sends in a round of a run in which all sites take part in every round (fields of ContenderRecord)."""
+    method, config = result.result(label), result.config
+    options = dict(config.algorithms[label])
+    algorithm = make_algorithm(options.pop("method"), config.training, options)
+    data, task = result.federations[method.seed], result.task
+    population = data.population(method.seed)
+    cohort = data.cohort(torch.arange(1), method.seed, 1)
+    up = sample_update(algorithm, task, algorithm.init_server(task, population), cohort, population)
+    size = (method.bytes_up - data.statistics_bytes[1]) / (method.rounds * data.num_clients)
+    hands_on = "hands models on" in algorithm.traits
+    return {"bytes_up": round(size), "sends": tuple(up.named()), "hands_on": hands_on}

@@ -26,10 +26,9 @@ from kinfed.tabular import search
 from kinfed.tabular.decision import decide
 from kinfed.tabular.fit_result import Estimate, FitResult
 from kinfed.tabular.fit_settings import FitSettings
-from kinfed.tabular.fitting import SiteFit
+from kinfed.tabular.fitting import SiteFit, sent_message
 from kinfed.tabular.inner_folds import NEVER, assign_folds, fold_federation, fold_rows
 from kinfed.tabular.portfolio import contenders_of, make_try, methods_of
-from kinfed.tabular.sent_message import sent_message
 from kinfed.tabular.site_files import load_sites
 from kinfed.tabular.site_outputs import outputs_on_test
 from kinfed.tabular.site_page import common_reach, write_page
@@ -436,9 +435,9 @@ def test_a_message_is_told_by_what_is_in_it(table: Table) -> None:
     common = {"federation": data, "model": "mlr", "rounds": 2, "steps": 2, "seeds": (0,), "participation": 1.0}
     run = kinfed.run(algorithms="fedavg,fedfomo", **common)
     average, fomo = (sent_message(run, label) for label in ("fedavg", "fedfomo"))
-    assert (average.fields, average.handed_on) == (("delta", "count"), False)
-    assert (fomo.fields, fomo.handed_on) == (("theta", "w"), True)
-    assert average.bytes == 4 * run.task.num_params + 4
+    assert (average["sends"], average["hands_on"]) == (("delta", "count"), False)
+    assert (fomo["sends"], fomo["hands_on"]) == (("theta", "w"), True)
+    assert average["bytes_up"] == 4 * run.task.num_params + 4
 
 
 def test_the_page_says_who_sees_a_model(result: FitResult) -> None:

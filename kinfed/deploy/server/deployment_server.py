@@ -21,10 +21,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kinfed.algorithms import check_algorithm_settings, privacy_profile
+from kinfed.algorithms import check_algorithm_settings, privacy_profile, sample_update
 from kinfed.core import storage
+from kinfed.data import Population
 from kinfed.deploy.server.enrol import Roster, TooFewClients, enrol_clients
-from kinfed.deploy.server.node_pool import NodePool, sample_update
+from kinfed.deploy.server.node_pool import NodePool, made_up_cohort
 from kinfed.deploy.server.server_privacy import SecretSchedule, make_user_level, notes
 from kinfed.deploy.server.status import DONE, RUNNING, STOPPED, WAITING, StatusWriter
 from kinfed.deploy.settings import STANDARD, Deployment
@@ -169,7 +170,8 @@ def _make_loop(
     task = task if budget is None else budget.task
     check_algorithm_settings(algorithm, task, population)  # before a round is tried out
     server = algorithm.init_server(task, population)
-    up = sample_update(algorithm, task, server, roster, deployment.problem)
+    plain, cohort = task if budget is None else budget.task.inner, made_up_cohort(roster, deployment.problem)
+    up = sample_update(algorithm, plain, server, cohort, Population(len(roster.names), 0)).named()
     pool, schedule = _make_pool(deployment, run, roster, exchange, task, up), config.schedule
     user_level = make_user_level(deployment, run, folder, len(roster.names), task, up)
     if user_level is not None:
