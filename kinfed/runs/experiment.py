@@ -137,34 +137,39 @@ class Experiment:
         self._start_maker = StartMaker(self._loops, self.observer, should_stop)
         self._starts: dict[int, CommonStart] = {}
         self._alone: Score | None = None  # of the seed that is being run
+        self.folds: list[Experiment] = [self]
 
     @property
     def config(self) -> RunConfig:
         return self.inputs.config
 
     def contents(self) -> dict[str, str]:
-        return self.inputs.contents()
+        """As `RunInputs.contents`, of all folds."""
+        return {name: digest for fold in self.folds for name, digest in fold.inputs.contents().items()}
 
     def check(self) -> None:
-        check_run(self.inputs)
+        for fold in self.folds:
+            check_run(fold.inputs)
 
     def execute(self, folder: RunFolder | None) -> RunOutcome:
         """Run everything; what the folder holds already is taken up where it ends."""
-        inputs, results = self.inputs, []
-        for label in inputs.algorithms:
-            check_privacy(inputs, label)
-        self.write_layout(folder)
+        inputs, results, baselines = self.inputs, [], []
+        for fold in self.folds:
+            for label in fold.inputs.algorithms:
+                check_privacy(fold.inputs, label)
+        if folder is not None:
+            save_layout(folder.path, inputs.model_name, inputs.task())
         for note in run_notes(inputs):
             self.observer.note(note)
-        baselines = []
         for seed in inputs.config.seeds:
-            self.write_federation(seed, folder)
-            baselines.append(self._baseline(seed))
+            if folder is not None:
+                folder.write_federation(seed, description(inputs, seed).to_json())
+            baselines.append(self.baseline(seed))
             if folder is not None:
                 folder.write_baseline(seed, baselines[-1].to_json())
             by_label = {}
             for label in inputs.order:
-                by_label[label] = self.run_method(label, seed, folder)
+                by_label[label] = self.trial(label, seed, folder)
                 self.observer.finished(by_label[label])
             results += [by_label[label] for label in inputs.algorithms]
             if folder is not None and self._alone is not None:
@@ -177,26 +182,22 @@ class Experiment:
         describe = partial(description, inputs)
         return RunOutcome(inputs.config, results, inputs.federations, inputs.task(), path, own, baselines, describe)
 
-    def write_layout(self, folder: RunFolder | None) -> None:
-        if folder is not None:
-            save_layout(folder.path, self.inputs.model_name, self.inputs.task())
-
-    def write_federation(self, seed: int, folder: RunFolder | None) -> None:
-        if folder is not None:
-            folder.write_federation(seed, description(self.inputs, seed).to_json())
+    def trial(self, label: str, seed: int, folder: RunFolder | None) -> MethodResult:
+        """One method with one seed; of a cross-validation, in all folds."""
+        return self.run_method(label, seed, folder)
 
     def baseline_score(self, seed: int) -> Score:
         """What clients reach without a model."""
         data = self.inputs.federation(seed)
         return baseline_score(data, self.inputs.evaluated_ids(seed), self.inputs.task().objective, self.config.metric)
 
-    def _baseline(self, seed: int) -> Baseline:
+    def baseline(self, seed: int) -> Baseline:
         data, ids = self.inputs.federation(seed), self.inputs.evaluated_ids(seed)
         clients, score = ClientTable.from_federation(data), self.baseline_score(seed)
         return make_baseline(seed, score, ids, clients, data.problem, self.config.metric)
 
     def run_method(self, label: str, seed: int, folder: RunFolder | None) -> MethodResult:
-        """One method with one seed, from the seed's common start. `RunInputs.order` has those of a seed."""
+        """One method with one seed in this fold, from the seed's common start, in the order `RunInputs.order`."""
         config = self.inputs.config
         if label == self.inputs.order[0]:
             self._alone = None
@@ -250,4 +251,5 @@ class Experiment:
 
     def close(self) -> None:
         """End the workers in other processes, if there are any."""
-        self._loops.close()
+        for fold in self.folds:
+            fold._loops.close()

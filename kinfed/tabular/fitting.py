@@ -6,7 +6,7 @@
 
     1  a share of every site's rows is set aside as test rows (or those that a column, or the data set, names)
     2  every method of the portfolio is tried with the same number of settings in folds of the other rows (search.py)
-    3  every site takes what its validation rows, and those of all others, speak for (choice.py, decision.py)
+    3  every site takes what its validation rows, and those of all others, speak for (decision.py)
     4  what was taken is fitted on all training rows and measured on the test rows: alone, together, the gain (gains.py)
 
 Files: fit.json (the result), fit.html (the page), models/sites/SITE.safetensors and models/server.safetensors

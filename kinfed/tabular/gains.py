@@ -3,7 +3,7 @@
 An interval is value ± t · s with the standard deviation s of bootstrap draws of the site's test rows and Student's t
 for as many rows; of metrics that compare two classes (`Metric.by_class`), for as many as the rarer has. It ends where
 the metric does: no share is above 1. Of a gain both models are judged on the same draws. The mean over sites weighs
-every site by 1 / (τ² + s²), where τ² is the variance between sites (kinfed.tabular.choice), with Student's t for as
+every site by 1 / (τ² + s²), where τ² is the variance between sites (kinfed.tabular.decision), with Student's t for as
 many sites.
 """
 
@@ -17,8 +17,7 @@ from torch import Tensor
 
 from kinfed.data import Federation
 from kinfed.engine import Judged, Metric, bootstrap_draws, deviation_of_draws
-from kinfed.tabular.choice import Advantage, advantage, shrunk, values
-from kinfed.tabular.decision import FitDecision, replicates_for
+from kinfed.tabular.decision import Advantage, FitDecision, advantage, replicates_for, shrunk, values
 from kinfed.tabular.fit_result import Estimate, SiteRecord
 from kinfed.tabular.portfolio import ALONE, BASELINE, ONE_MODEL
 
