@@ -230,43 +230,28 @@ def test_errors_are_computed_when_they_are_asked_for():
     assert Score.joined([part([1.0]), Score(*torch.zeros(3, 1))]).error is None
 
 
-@pytest.fixture
-def specificity():
-    """A metric of one's own, as strangers register it: of the first class, the share that is recognized."""
-
-    @kinfed.register(
-        "metric", "specificity", of="examples", title="Specificity", unit="%", summary="Share of the first class."
-    )
-    def first_class(judged):
-        first = judged.target == 0
-        return judged.total(first & (judged.predicted == 0)), judged.total(first)
-
-    yield METRICS.named("specificity")
-    METRICS.unregister("specificity")
-
-
-def test_a_metric_of_ones_own_is_one_like_any_other(federation, specificity, tmp_path):
+def test_a_metric_of_ones_own_is_one_like_any_other(federation, missed, tmp_path):
     settings = {"rounds": 2, "seeds": (0, 1), "model": "mlr", "participation": 1.0, "algorithms": "local,fedavg"}
-    result = kinfed.run(federation=federation, metric="specificity", out=tmp_path / "run", **settings)
+    result = kinfed.run(federation=federation, metric="missed", out=tmp_path / "run", **settings)
     entry = result.result("fedavg")
-    assert entry.metric == "specificity"
-    assert {"specificity", "specificity_mean", "specificity_worst10"} <= entry.personal.keys()
-    sums = entry.evaluation.personal.sums["specificity"]
-    assert entry.personal["specificity"] == pytest.approx((sums[:, 0].sum() / sums[:, 1].sum()).item())
-    assert "personal_specificity" in result.clients("pyarrow").column_names
-    assert result.comparison.metric == "specificity"
+    assert entry.metric == "missed"
+    assert {"missed", "missed_mean", "missed_worst10"} <= entry.personal.keys()
+    sums = entry.evaluation.personal.sums["missed"]
+    assert entry.personal["missed"] == pytest.approx((sums[:, 0].sum() / sums[:, 1].sum()).item())
+    assert "personal_missed" in result.clients("pyarrow").column_names
+    assert result.comparison.metric == "missed"
     style = result.comparison.style
-    assert (style.title, style.unit, style.lower_is_better) == ("Specificity", " %", False)
+    assert (style.title, style.unit, style.lower_is_better) == ("Missed", " %", True)
     page = result.report().read_text()
-    assert "Specificity" in page
-    assert "Share of the first class." in page
-    assert headline_text(entry.personal, "specificity").startswith("Specificity ")
+    assert "Missed" in page
+    assert "Share of the second class that is missed." in page
+    assert headline_text(entry.personal, "missed").startswith("Missed ")
     other = kinfed.run(federation=federation, **settings)
-    assert "specificity" in other.result("fedavg").personal
-    METRICS.unregister("specificity")
+    assert "missed" in other.result("fedavg").personal
+    METRICS.unregister("missed")
     unknown = kinfed.load(tmp_path / "run")
     assert unknown.comparison.metric == "accuracy"
-    assert any("specificity" in note and "--plugin" in note for note in cautions(unknown.comparison))
+    assert any("missed" in note and "--plugin" in note for note in cautions(unknown.comparison))
 
 
 def test_a_metric_that_cannot_be_is_refused():

@@ -430,6 +430,16 @@ def test_the_baseline_is_the_most_frequent_class_of_the_sites_own_rows(table: Ta
     assert result.baseline == "majority class"
 
 
+def test_sites_choose_by_a_metric_of_ones_own(table: Table, missed: str, tmp_path: Path) -> None:
+    result = kinfed.fit(table, **COLUMNS, **SMALL | {"metric": missed, "trials": 1}, out=tmp_path / "fit")
+    assert result.metric == missed
+    for site in result.sites:
+        assert site.alone.value is not None
+        assert site.deployed.value is not None
+        assert site.gain.value == pytest.approx(site.alone.value - site.deployed.value)
+    assert "Missed" in (tmp_path / "fit" / "fit.html").read_text()
+
+
 def test_a_message_is_told_by_what_is_in_it(table: Table) -> None:
     data = kinfed.Federation.from_table(table, **COLUMNS)
     common = {"federation": data, "model": "mlr", "rounds": 2, "steps": 2, "seeds": (0,), "participation": 1.0}
