@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ import torch
 from hypothesis import settings
 from torch import Tensor
 
+import kinfed
+from kinfed.core import registry_of
 from kinfed.data.examples.batches import Batch, Split
 from kinfed.data.examples.features import Features
 from kinfed.data.federations.federation import Federation
@@ -113,3 +115,17 @@ def federation() -> Federation:
     y = numbers.integers(0, 3, len(owner))
     x = numbers.normal(size=(len(owner), 5)) + 2.0 * np.eye(3, 5)[y]
     return Federation.from_arrays(x, y, owner, test_fraction=0.3, num_classes=3)
+
+
+@pytest.fixture
+def missed() -> Iterator[str]:
+    """A metric of one's own, as strangers register it: the share of the second class that is missed."""
+
+    @kinfed.register("metric", "missed", of="examples", title="Missed", unit="%", higher_is_better=False)
+    def share_missed(judged: Any) -> Any:
+        """Share of the second class that is missed."""
+        positive = judged.target == 1
+        return judged.total(positive & (judged.predicted != 1)), judged.total(positive)
+
+    yield "missed"
+    registry_of("metric").unregister("missed")

@@ -44,9 +44,7 @@ from kinfed.core.options import Range
 from kinfed.data.federations.federation import Federation
 from kinfed.errors import ConfigError, ModelError, unknown_name
 from kinfed.runs.build import build_federation
-from kinfed.runs.experiment import Experiment
-from kinfed.runs.run_checks import check_run
-from kinfed.tuning.trial_score import validation_score
+from kinfed.tuning.tuning_job import TuningJob
 
 LOGS = Path(__file__).with_suffix("")
 MARGIN = 0.003  # by which a setting must be better than the best so far to take its place
@@ -234,23 +232,21 @@ class Bench:
         settings = {**self.family.run_settings(title), "algorithms": method, "workers": 1}
         return make_config(None, settings if self.data is None else settings | {"data": self.data})
 
-    def experiment(self, title: str, method: str) -> Experiment:
+    def job(self, title: str, method: str) -> TuningJob:
         config = self.config(title, method)
         if title not in self._federations:
             self._federations[title] = build_federation(config, config.seeds[0])
-        experiment = Experiment(config, self._federations[title])
-        check_run(experiment.inputs)
-        return experiment
+        return TuningJob(config, self._federations[title], None, lambda: False)
 
     def tune(self, method: str, note: Callable[[str], None]) -> Settings:
         """The line of the log about a method; with the reason where it does not go with the family's models."""
         began, line = time.process_time(), {"method": method, "date": date.today().isoformat()}
         try:
-            experiments = [self.experiment(title, method) for title in self.family.federations]
+            jobs = [self.job(title, method) for title in self.family.federations]
         except (ConfigError, ModelError) as error:
             return line | {"refused": str(error)}
-        space, training = tuning_space(method), experiments[0].config.training
-        configured = experiments[0].inputs.algorithms[method]
+        space, training = tuning_space(method), jobs[0].config.training
+        configured = jobs[0].experiment.inputs.algorithms[method]
         if "needs validation" in configured.traits:
             space = {name: range_ for name, range_ in space.items() if name == "lr"}  # see chosen_trial
         defaults = {name: training.lr if name == "lr" else getattr(configured, name) for name in space}
@@ -258,7 +254,7 @@ class Bench:
         def score(settings: Settings) -> Score | None:
             try:
                 algorithm = make_algorithm(method, training, settings)
-                return tuple(round(validation_score(one, algorithm), 4) for one in experiments)
+                return tuple(round(job.score(algorithm), 4) for job in jobs)
             except ConfigError:
                 return None  # a combination that the method refuses
 
@@ -266,8 +262,8 @@ class Bench:
         for trial in search(space, defaults, self.family.trials, score):
             trials.append(trial)
             note(f"{method} {trial.settings} {trial.scores}")
-        for experiment in experiments:
-            experiment.close()
+        for job in jobs:
+            job.experiment.close()
         best = chosen_trial(method, trials)
         chosen = {name: best.settings.get(name, default) for name, default in defaults.items()}
         return line | {

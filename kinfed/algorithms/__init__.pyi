@@ -24,6 +24,7 @@ from kinfed.algorithms.common.averaging import DELTA as DELTA
 from kinfed.algorithms.common.averaging import averaged_rows as averaged_rows
 from kinfed.algorithms.common.averaging import mean_from_row as mean_from_row
 from kinfed.algorithms.common.message_shape import averaged_changes as averaged_changes
+from kinfed.algorithms.common.message_shape import sample_update as sample_update
 from kinfed.algorithms.common.message_shape import update_template as update_template
 from kinfed.algorithms.fedex import FedEx as FedEx
 from kinfed.algorithms.local import Local as Local

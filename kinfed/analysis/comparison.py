@@ -15,7 +15,8 @@ from typing import Any
 from kinfed.algorithms import ALGORITHMS
 from kinfed.analysis.metric_styles import MetricStyle, headline_of, metric_style
 from kinfed.data import Description
-from kinfed.records import KINDS, Baseline, Kind, Run, Trial
+from kinfed.engine import METRICS
+from kinfed.records import KINDS, Baseline, Kind, RunRecord, TrialRecord
 
 DATA_KEYS = (
     *("dataset", "partition", "clients", "client_column", "label_column", "group_column", "split_column", "columns"),
@@ -45,8 +46,8 @@ class Method:
     label: str  # the name on the page, unique in the report
     index: int  # its position in the report, the same in every figure
     slot: Slot
-    run: Run
-    trials: tuple[Trial, ...]  # every seed, also the unfinished
+    run: RunRecord
+    trials: tuple[TrialRecord, ...]  # every seed, also the unfinished
 
     @property
     def options(self) -> dict[str, Any]:
@@ -63,12 +64,12 @@ class Method:
 
     @property
     def final_round(self) -> int:
-        return max(trial.final.round for trial in self.trials)
+        return max(trial.round for trial in self.trials)
 
     @property
-    def complete_trials(self) -> tuple[Trial, ...]:
+    def complete_trials(self) -> tuple[TrialRecord, ...]:
         """The trials that averages are taken over: those as far as the farthest, so that no average mixes rounds."""
-        return tuple(trial for trial in self.trials if trial.final.round == self.final_round)
+        return tuple(trial for trial in self.trials if trial.round == self.final_round)
 
     @property
     def participation(self) -> dict[int, tuple[int, int]]:
@@ -84,7 +85,7 @@ class Method:
         return {
             trial.seed: trial.final.all_clients[kind][metric]
             for trial in self.complete_trials
-            if metric in trial.final.all_clients.get(kind, {})
+            if metric in (trial.final.all_clients.get(kind) or {})
         }
 
     def final(self, kind: Kind, metric: str) -> dict[int, float]:
@@ -100,7 +101,7 @@ class Method:
 class Comparison:
     """Runs on the same data and their methods."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[RunRecord, ...]
     methods: tuple[Method, ...]
 
     def __repr__(self) -> str:
@@ -139,15 +140,15 @@ class Comparison:
     def same_seeds(self) -> bool:
         return len({method.seeds for method in self.methods}) <= 1
 
-    def local_trial(self, method: Method, seed: int) -> Trial | None:
+    def local_trial(self, method: Method, seed: int) -> TrialRecord | None:
         """Local training with the same seed, from the method's own run if it is there."""
         local = [candidate for candidate in self.methods if candidate.family == "local"]
         own = [candidate for candidate in local if candidate.run is method.run]
         return next((trial for candidate in (*own, *local) for trial in candidate.trials if trial.seed == seed), None)
 
 
-def compare(runs: Sequence[Run]) -> list[Comparison]:
-    groups: list[list[Run]] = []
+def compare(runs: Sequence[RunRecord]) -> list[Comparison]:
+    groups: list[list[RunRecord]] = []
     for run in runs:
         for group in groups:
             if all(same_data(run, other) for other in group):
@@ -162,12 +163,12 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
     return comparisons
 
 
-def single_run(run: Run, start: int = 0) -> Comparison:
+def single_run(run: RunRecord, start: int = 0) -> Comparison:
     """One run by itself; its methods are numbered from `start`, for pages with several."""
     return Comparison((run,), _methods((run,), start))
 
 
-def _methods(runs: Sequence[Run], start: int) -> tuple[Method, ...]:
+def _methods(runs: Sequence[RunRecord], start: int) -> tuple[Method, ...]:
     """Labels are unique: where several runs have a method of one name, it carries that of its run."""
     pairs = [(run, algorithm) for run in runs for algorithm in run.algorithms]
     names = [display_name(algorithm) for _, algorithm in pairs]
@@ -198,13 +199,13 @@ def slots(algorithms: Sequence[str]) -> list[Slot]:
     return [taken[i] if i in taken else next(free) for i in range(len(algorithms))]
 
 
-def options_of(run: Run, algorithm: str) -> dict[str, Any]:
+def options_of(run: RunRecord, algorithm: str) -> dict[str, Any]:
     configured = run.config.get("algorithms")
     options = configured.get(algorithm) if isinstance(configured, dict) else None
     return options if isinstance(options, dict) else {}
 
 
-def family(run: Run, algorithm: str) -> str:
+def family(run: RunRecord, algorithm: str) -> str:
     """The registered algorithm behind a label: {"weak": {"method": "ditto", "lam": 0.1}} is a ditto."""
     return str(options_of(run, algorithm).get("method", algorithm))
 
@@ -214,7 +215,7 @@ def display_name(algorithm: str) -> str:
     return ALGORITHMS[algorithm].title if algorithm in ALGORITHMS else algorithm
 
 
-def same_data(one: Run, other: Run) -> bool:
+def same_data(one: RunRecord, other: RunRecord) -> bool:
     pairs = [(one.federations[seed], other.federations[seed]) for seed in one.federations.keys() & other.federations]
     described = bool(pairs) and all(a.description and b.description for a, b in pairs)
     keys = [key for key in DATA_KEYS if not (described and key in _DESCRIBED)]
@@ -225,7 +226,13 @@ def same_data(one: Run, other: Run) -> bool:
 
 def cautions(comparison: Comparison) -> list[str]:
     """What a reader must know before comparing the methods' figures."""
-    notes = []
+    chosen = {run.config.get("metric") for run in comparison.runs} - {None}
+    notes = [
+        f"No metric {name} is known here, so methods are compared by {comparison.style.noun}: give the file that "
+        "registers it with --plugin."
+        for name in sorted(map(str, chosen))
+        if METRICS.find(name) is None
+    ]
     if differences := _differences(comparison.runs):
         notes.append("The runs share their data but differ in " + "; ".join(differences) + ".")
     for method in comparison.methods:
@@ -237,7 +244,7 @@ def cautions(comparison: Comparison) -> list[str]:
             )
         behind = [trial for trial in method.trials if trial not in method.complete_trials]
         if behind:
-            seeds = ", ".join(f"{trial.seed} (round {trial.final.round})" for trial in behind)
+            seeds = ", ".join(f"{trial.seed} (round {trial.round})" for trial in behind)
             notes.append(
                 f"{method.label}: averages are over the seeds that reached round {method.final_round}; "
                 f"left out: seed {seeds}."
@@ -251,7 +258,7 @@ def cautions(comparison: Comparison) -> list[str]:
     return notes
 
 
-def _differences(runs: Sequence[Run]) -> list[str]:
+def _differences(runs: Sequence[RunRecord]) -> list[str]:
     flat = [dict(_flatten(run.config)) for run in runs]
     keys = dict.fromkeys(key for entries in flat for key in entries)
     parts = []

@@ -8,7 +8,7 @@ from math import floor, isfinite, log10
 from statistics import median
 from typing import Any
 
-from kinfed.engine import find_measure, headline_name
+from kinfed.engine import METRICS
 
 LOSS = "loss"
 
@@ -18,30 +18,34 @@ class MetricStyle:
     name: str
     title: str
     scale: float  # from the stored to the shown unit
-    unit: str
+    unit: str  # behind a number: " %", or another of a metric that has one
     digits: int
     lower_is_better: bool
 
     @property
+    def in_percent(self) -> bool:
+        return self.unit == " %"
+
+    @property
     def gain_unit(self) -> str:
         """Of a difference of two values."""
-        return "percentage points" if self.unit else self.title
+        return "percentage points" if self.in_percent else self.unit.strip() or self.title
 
     @property
     def axis_title(self) -> str:
         is_word = self.title[1:2].islower() and self.name != "brier"  # and no acronym, nor a person's name
         title = self.title[0].lower() + self.title[1:] if is_word else self.title
-        return f"{title}{', %' if self.unit else ''}"
+        return f"{title},{self.unit}" if self.unit else title
 
     @property
     def noun(self) -> str:
         """In a sentence: accuracy, AUROC, RMSE."""
-        return self.axis_title.removesuffix(", %")
+        return self.axis_title.removesuffix(f",{self.unit}") if self.unit else self.axis_title
 
     def for_values(self, values: Iterable[float]) -> MetricStyle:
         """With three digits that count of values of this size: 0.729, 7.29, 72.9. Shares keep theirs."""
         sizes = [abs(value) for value in values if isfinite(value) and value]
-        if self.unit or not sizes:
+        if self.in_percent or not sizes:
             return self
         return replace(self, digits=max(0, 2 - floor(log10(median(sizes)))))
 
@@ -51,15 +55,16 @@ class MetricStyle:
 
 
 def metric_style(name: str) -> MetricStyle:
-    one = find_measure(name)
+    one = METRICS.find(name)
     if one is None:
         return MetricStyle(name, "loss", 1.0, "", 3, lower_is_better=True)
-    scale, unit, digits = (100.0, " %", 1) if one.percent else (1.0, "", 3)
-    return MetricStyle(name, one.title, scale, unit, digits, not one.higher_is_better)
+    scale, digits = (100.0, 1) if one.percent else (1.0, 3)
+    return MetricStyle(name, one.title, scale, f" {one.unit}".rstrip(), digits, not one.higher_is_better)
 
 
 def headline_of(config: Mapping[str, Any], present: Collection[str]) -> str:
     """The metric that a run was configured to be judged by, or accuracy, RMSE or loss, whichever it has."""
-    chosen = config.get("metric")
-    names = [headline_name(chosen)] if isinstance(chosen, str) else []
+    name = config.get("metric")
+    chosen = METRICS.find(name) if isinstance(name, str) else None
+    names = [] if chosen is None else [chosen.name]
     return next((name for name in (*names, "accuracy", "rmse") if name in present), LOSS)

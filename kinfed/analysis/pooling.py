@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 from kinfed.config import NON_RESULT_SETTINGS
-from kinfed.records import Run
+from kinfed.records import RunRecord
 
 _APART = {"seeds", "algorithms", *NON_RESULT_SETTINGS}
 
 
-def pool_seeds(runs: list[Run]) -> list[Run]:
+def pool_seeds(runs: list[RunRecord]) -> list[RunRecord]:
     """The runs, those that are parts of one joined to it, in the place of the first."""
-    pooled: list[Run] = []
+    pooled: list[RunRecord] = []
     for run in runs:
         for place, other in enumerate(pooled):
             if are_parts_of_one(other, run):
@@ -29,7 +29,7 @@ def pool_seeds(runs: list[Run]) -> list[Run]:
     return pooled
 
 
-def are_parts_of_one(one: Run, other: Run) -> bool:
+def are_parts_of_one(one: RunRecord, other: RunRecord) -> bool:
     if _settings(one) != _settings(other) or one.version != other.version:
         return False
     ours, theirs = _methods(one), _methods(other)
@@ -41,16 +41,16 @@ def are_parts_of_one(one: Run, other: Run) -> bool:
     return not planned[0] & planned[1] and _data(one) == _data(other) is not None and _same_where_shared(one, other)
 
 
-def _settings(run: Run) -> dict[str, Any]:
+def _settings(run: RunRecord) -> dict[str, Any]:
     return {name: value for name, value in run.config.items() if name not in _APART}
 
 
-def _methods(run: Run) -> dict[str, Any]:
+def _methods(run: RunRecord) -> dict[str, Any]:
     methods = run.config.get("algorithms")
     return methods if isinstance(methods, dict) else {}
 
 
-def _data(run: Run) -> tuple[Any, ...] | None:
+def _data(run: RunRecord) -> tuple[Any, ...] | None:
     """What of the data is the same with every seed; None where nothing is written down."""
     described = next(iter(run.federations.values()), None)
     if described is None:
@@ -60,7 +60,7 @@ def _data(run: Run) -> tuple[Any, ...] | None:
     return origin, described.num_clients, classes, bool(sum(described.sizes("val"))), described.inputs.get("shape")
 
 
-def _same_where_shared(one: Run, other: Run) -> bool:
+def _same_where_shared(one: RunRecord, other: RunRecord) -> bool:
     return all(
         (one.federations[seed].train, one.federations[seed].test)
         == (other.federations[seed].train, other.federations[seed].test)
@@ -68,7 +68,7 @@ def _same_where_shared(one: Run, other: Run) -> bool:
     )
 
 
-def _joined(one: Run, other: Run) -> Run:
+def _joined(one: RunRecord, other: RunRecord) -> RunRecord:
     seeds = sorted({*one.config["seeds"], *other.config["seeds"]})
     methods = {**_methods(one), **_methods(other)}
     place = list(methods).index

@@ -11,11 +11,11 @@ figure: a round that was not evaluated, a method without a server model, a clien
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kinfed.errors import ConfigError, unknown_name
-from kinfed.records import KINDS, Kind, Metrics, Run
+from kinfed.records import KINDS, FinalRecord, RoundRecord, RunRecord, TrialRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,45 +31,28 @@ _FIRST = (  # columns in this order, then metrics by alphabet: those of personal
 )  # fmt: skip
 
 
-def summary_rows(run: Run) -> list[Row]:
-    return [
-        {
-            "algorithm": trial.algorithm,
-            "seed": trial.seed,
-            "rounds": trial.final.rounds,
-            "finished": trial.finished,
-            "diverged": trial.final.diverged,
-            "took_part": trial.final.took_part,
-            **_metric_cells(trial.final.metrics),
-            "bytes_down": trial.final.bytes_down,
-            "bytes_up": trial.final.bytes_up,
-            "seconds": trial.final.seconds,
-        }
-        for trial in run.trials
-    ]
+def summary_rows(run: RunRecord) -> list[Row]:
+    return [_row(trial, trial.final, ("rounds", "diverged")) | {"finished": trial.finished} for trial in run.trials]
 
 
-def history_rows(run: Run) -> list[Row]:
+def history_rows(run: RunRecord) -> list[Row]:
     return [
-        {
-            "algorithm": trial.algorithm,
-            "seed": trial.seed,
-            "round": entry.number,
-            "active": entry.active,
-            "dropped": entry.dropped,
-            "took_part": entry.took_part,
-            "bytes_down": entry.bytes_down,
-            "bytes_up": entry.bytes_up,
-            "seconds": entry.seconds,
-            **({} if entry.clock is None else {"clock": entry.clock}),
-            **_metric_cells(entry.metrics),
-        }
+        _row(trial, entry, ("active", "dropped"))
+        | {"round": entry.number}
+        | ({} if entry.clock is None else {"clock": entry.clock})
         for trial in run.trials
         for entry in trial.rounds
     ]
 
 
-def client_rows(run: Run) -> list[Row]:
+def _row(trial: TrialRecord, record: RoundRecord | FinalRecord, names: Sequence[str]) -> Row:
+    costs = ("took_part", "bytes_down", "bytes_up", "seconds")
+    cells = {name: getattr(record, name) for name in (*names, *costs)}
+    metrics = {f"{kind}_{name}": v for kind in KINDS for name, v in record.metrics.get(kind, {}).items()}
+    return {"algorithm": trial.algorithm, "seed": trial.seed, **cells, **metrics}
+
+
+def client_rows(run: RunRecord) -> list[Row]:
     return [
         {
             "algorithm": trial.algorithm,
@@ -83,10 +66,6 @@ def client_rows(run: Run) -> list[Row]:
         for trial in run.trials
         for client in trial.clients
     ]
-
-
-def _metric_cells(metrics: Mapping[Kind, Metrics]) -> Row:
-    return {f"{kind}_{name}": value for kind in KINDS for name, value in metrics.get(kind, {}).items()}
 
 
 def to_native(rows: Sequence[Row], backend: str | None) -> Any:

@@ -8,7 +8,7 @@ disk.
     result.plot(), result.report()                             a plotly figure, an HTML page
     result.personal_model("3", "ditto").predict(rows)
 
-All of it is made from `result.run`, the record that pages are made from (kinfed.records.reader).
+All of it is made from `result.run`, the record that pages are made from (kinfed.records.run_record).
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from kinfed.analysis import Comparison, average, single_run
 from kinfed.api.result_frames import client_rows, history_rows, summary_rows, to_native
-from kinfed.core import storage
 from kinfed.data import Description
 from kinfed.errors import ConfigError
-from kinfed.records import Kind, Run, RunFiles, RunFolderError, client_number, headline_text, load_run
+from kinfed.records import Baseline, FinalRecord, Kind, RunFiles, RunRecord, client_number, headline_text, load_run
 from kinfed.report import findings, headline, main_columns, render, results_table
-from kinfed.runs import MethodSummary, RunOutcome, pick_result, run_in_memory
+from kinfed.runs import RunOutcome, pick_result
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from kinfed.data import Federation
     from kinfed.engine import Builder, ModuleTask
     from kinfed.report import ClientShares
-    from kinfed.runs import Baseline
     from kinfed.serving import ModelPipeline
 
 
@@ -55,12 +53,12 @@ class RunResult:
         return result
 
     @cached_property
-    def run(self) -> Run:
+    def run(self) -> RunRecord:
         """The whole record: every method and seed with its rounds and clients, in plain values."""
         if self.folder is not None:
             return load_run(self.folder.resolve(), self.folder.resolve().name)
         assert self._outcome is not None
-        return run_in_memory(self._outcome)
+        return self._outcome.record()
 
     @cached_property
     def config(self) -> RunConfig:
@@ -80,22 +78,13 @@ class RunResult:
 
     # ---- results ----
 
-    @cached_property
-    def results(self) -> Sequence[MethodSummary]:
+    @property
+    def results(self) -> Sequence[FinalRecord]:
         """One result per finished method and seed. After kinfed.run they also hold models and raw sums."""
-        if self._outcome is not None:
-            return self._outcome.results
-        assert self.folder is not None
-        path = self.folder / "summary.json"
-        if not path.exists():
-            return ()
-        try:
-            return tuple(MethodSummary.from_summary(entry) for entry in storage.read_json(path)["results"])
-        except (KeyError, TypeError) as error:
-            raise RunFolderError(f"{path} is not a summary of this version of kinfed ({error!r})") from None
+        return self.run.results if self._outcome is None else self._outcome.results
 
     def result(self, label: str | None = None, seed: int | None = None) -> Any:
-        """The final result of one method and seed; by default the only method and the first seed. A `MethodSummary`, or
+        """The final result of one method and seed; by default the only method and the first seed. A `FinalRecord`, or
         for a run made in this process a `MethodResult`."""
         return pick_result(self.results, self.algorithms, self.seeds, label, seed)
 

@@ -52,7 +52,6 @@ def run(
             model=build,
             observer=display if observer is None else Observers((display, observer)),
             should_stop=should_stop,
-            keep_journal=True,
         )
     return RunResult(folder=outcome.folder, outcome=outcome)
 

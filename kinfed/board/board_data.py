@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from kinfed.analysis import single_run
-from kinfed.records import Run, RunEntry, headline_text, load_run
+from kinfed.records import RunEntry, RunRecord, headline_text, load_run
 from kinfed.report import headline, learning_curves
 from kinfed.report.drawing import DARK, style_of
 
@@ -44,13 +44,13 @@ def live_view(entry: RunEntry) -> dict[str, Any]:
     }
 
 
-def _trial(trial: Any, run: Run) -> dict[str, Any]:
+def _trial(trial: Any, run: RunRecord) -> dict[str, Any]:
     personal = trial.final.metrics.get("personal", {})
     metric = run.config.get("metric")
     return {
         "algorithm": trial.algorithm,
         "seed": trial.seed,
-        "round": trial.rounds[-1].number if trial.rounds else trial.final.round,
+        "round": trial.rounds[-1].number if trial.rounds else trial.round,
         "planned": run.last_planned_round,
         "finished": trial.finished,
         "figure": headline_text(personal, metric if isinstance(metric, str) else None),

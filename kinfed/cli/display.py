@@ -14,13 +14,12 @@ from rich.text import Text
 
 from kinfed.api import LiveDisplay, Speed
 from kinfed.cli.terminal import say
-from kinfed.engine import MEASURES, Measure, find_measure
-from kinfed.records import headline_text
+from kinfed.engine import METRICS, Metric
+from kinfed.records import Baseline, headline_text
 from kinfed.runs import NullObserver
 
 if TYPE_CHECKING:
     from kinfed.config import RunConfig
-    from kinfed.runs import Baseline
     from kinfed.server import RoundReport
 
 PLAIN_EVERY = 10.0  # seconds between lines where there is no terminal
@@ -88,11 +87,11 @@ def run_sentence(config: RunConfig) -> str:
 def results_table(results: Sequence[dict[str, Any]], baselines: Sequence[Baseline] = ()) -> Table:
     """Means over seeds, with the standard deviation where there are several; the last row is what clients reach without
     a model."""
-    metric = results[0].get("metric", "accuracy")
-    measure = find_measure(metric)
-    unit = " %" if measure is None or measure.percent else ""
+    name = results[0].get("metric", "accuracy")
+    metric, worst = METRICS.find(name), "worst10" if name == "accuracy" else f"{name}_worst10"
+    unit = f" {metric.unit}".rstrip() if metric else " %"
     table = Table(
-        title=f"{measure.title if measure else metric}{unit}, last round, test data of {_participants(results)}",
+        title=f"{metric.title if metric else name}{unit}, last round, test data of {_participants(results)}",
         title_justify="left",
         title_style="dim",
         box=SIMPLE,
@@ -101,25 +100,24 @@ def results_table(results: Sequence[dict[str, Any]], baselines: Sequence[Baselin
     private = any("privacy" in r for r in results)
     hidden = any("user_privacy" in r for r in results)
     columns = [f"personal{unit}", "worst 10%", f"server{unit}", "MB/round", "s/round"]
-    for name in columns + ["epsilon"] * private + ["user eps"] * hidden:
-        table.add_column(name, justify="right", no_wrap=True)
+    for heading in columns + ["epsilon"] * private + ["user eps"] * hidden:
+        table.add_column(heading, justify="right", no_wrap=True)
     for label in dict.fromkeys(r["algorithm"] for r in results):
         mine = [r for r in results if r["algorithm"] == label]
         rounds = sum(r["rounds"] for r in mine)
         table.add_row(
             Text(label + (" (diverged)" if any(r["diverged"] for r in mine) else "")),
-            _figure(mine, "personal", metric, measure),
-            _figure(mine, "personal", "worst10" if metric == "accuracy" else f"{metric}_worst10", measure),
-            _figure(mine, "server", metric, measure),
+            _figure(mine, "personal", name, metric),
+            _figure(mine, "personal", worst, metric),
+            _figure(mine, "server", name, metric),
             f"{sum(r['bytes_down'] + r['bytes_up'] for r in mine) / rounds / 1e6:.3g}",
             f"{sum(r['seconds'] for r in mine) / rounds:.2g}",
             *((f"{max(r['privacy']['epsilon_max'] for r in mine):.3g}",) if private else ()),
             *((f"{max(r['user_privacy']['epsilon'] for r in mine):.3g}",) if hidden else ()),
         )
     if baselines:
-        own, worst = metric, "worst10" if metric == "accuracy" else f"{metric}_worst10"
         entries = [{"personal": baseline.personal} for baseline in baselines]
-        figures = [_figure(entries, "personal", name, measure) for name in (own, worst)]
+        figures = [_figure(entries, "personal", figure, metric) for figure in (name, worst)]
         table.add_row(
             f"({baselines[0].name.split()[0]})", *figures, "-", "-", "-", *["-"] * (private + hidden), style="dim"
         )
@@ -145,9 +143,9 @@ def outsiders_sentence(results: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _figure(results: Sequence[dict[str, Any]], kind: str, name: str, measure: Measure | None) -> str:
+def _figure(results: Sequence[dict[str, Any]], kind: str, name: str, metric: Metric | None) -> str:
     values = [r[kind][name] for r in results if r[kind] and r[kind].get(name) is not None]
-    in_percent = measure is not None and measure.percent
+    in_percent = metric is not None and metric.percent
     return _spread([100 * value for value in values], "{:.1f}") if in_percent else _spread(values, "{:.4g}")
 
 
@@ -168,7 +166,7 @@ class TuningLines(NullObserver):
 def tuning_table(methods: Sequence[tuple[str, dict[str, Any]]]) -> Table:
     """What tuning chose for each method."""
     metric = methods[0][1].get("metric", "accuracy") if methods else "accuracy"
-    shown = MEASURES[metric].shown
+    shown = METRICS.named(metric).shown
     table = Table(
         title=f"mean over clients of {metric} on validation data", title_justify="left", title_style="dim", box=SIMPLE
     )  # fmt: skip

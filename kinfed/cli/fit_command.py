@@ -157,9 +157,9 @@ def show_gains(result: FitResult, limit: int) -> None:
 
 def _started_with(folder: Path) -> tuple[str | list[str], dict[str, Any]]:
     """The table and options of a folder, so that `kinfed fit --out DIR --resume` alone is enough."""
-    from kinfed.records import RunFiles
+    from kinfed.records import JobFiles
 
-    settings = dict(RunFiles(folder).settings)
+    settings = dict(JobFiles(folder).settings)
     if "table" not in settings or "folds" not in settings:
         raise ConfigError(f"{folder} holds no fit; give the --out of kinfed fit")
     given = settings.pop("options")

@@ -56,7 +56,7 @@ def run(
             raise typer.Exit(130) from None
         except PoolError as error:
             raise PoolError(f"{error}; continue from the last checkpoint with: {continuation}") from error
-    summaries = [r.summary() for r in result.results]
+    summaries = [r.to_json() for r in result.results]
     console.print(results_table(summaries, result.baselines))
     if sentence := outsiders_sentence(summaries):
         say(sentence)

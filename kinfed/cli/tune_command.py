@@ -98,7 +98,7 @@ def tune(
 
 def _tune_while_training(plan: Started, configurations: int, folder: Path, resume: bool) -> None:
     from kinfed.cli.display import TuningLines, run_sentence
-    from kinfed.engine import MEASURES
+    from kinfed.engine import METRICS
     from kinfed.runs import Interrupted
     from kinfed.tuning import tune_while_training
 
@@ -116,7 +116,7 @@ def _tune_while_training(plan: Started, configurations: int, folder: Path, resum
             raise typer.Exit(130) from None
     for one in result.methods:
         settings = ", ".join(f"{name}={value:g}" for name, value in one.settings.items()) or "as configured"
-        shown = MEASURES[one.metric].shown(one.value)
+        shown = METRICS.named(one.metric).shown(one.value)
         say(f"{one.label}: {settings} (chance {max(one.chances):.2f}); {shown} on validation data")
     say(f"settings {result.file}")
     say(f"run with kinfed run {shlex.quote(str(result.file))}")

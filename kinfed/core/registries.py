@@ -22,7 +22,7 @@ REGISTRIES = {
     "partition": "kinfed.data.sources:PARTITIONS",
     "model": "kinfed.engine:MODELS",
     "extension": "kinfed.algorithms.algorithm_names:EXTENSIONS",
-    "metric": "kinfed.records:METRICS",
+    "metric": "kinfed.engine:METRICS",
     "robust rule": "kinfed.updates:RULES",
     "stage": "kinfed.updates:STAGES",
     "codec": "kinfed.updates:CODECS",

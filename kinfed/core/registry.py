@@ -103,6 +103,7 @@ class Registry(Mapping[str, Entry[T]]):
             raise ConfigError(f"names in the registry ({self.kind}) are made of letters, digits, _ and -; got {name!r}")
         if name in self._entries:
             raise ConfigError(f"{self.kind} {name!r} is registered already; choose another name")
+        self.check(name, about)
         self._entries[name] = Entry(
             name,
             target,
@@ -115,6 +116,9 @@ class Registry(Mapping[str, Entry[T]]):
             facts=MappingProxyType(about),
         )
         return target
+
+    def check(self, name: str, about: Mapping[str, Any]) -> None:
+        """Refuse what an entry of this kind cannot be; a registry of things with facts of their own says what."""
 
     def unregister(self, name: str) -> None:
         """Forget an entry, for tests and for those who try out a plugin again and again."""

@@ -222,6 +222,11 @@ def to_json(value: Any, *, indent: int | None = None, sort_keys: bool = True) ->
     return json.dumps(_plain(value, sort_keys, "value"), indent=indent, allow_nan=False)
 
 
+def plain(value: Any) -> Any:
+    """What reading `to_json` of a value gives back."""
+    return _plain(value, False, "value")
+
+
 def _plain(value: Any, sort_keys: bool, where: str) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -234,7 +239,7 @@ def _plain(value: Any, sort_keys: bool, where: str) -> Any:
         return {key: _plain(item, sort_keys, f"{where}.{key}") for key, item in items}
     if isinstance(value, list | tuple):
         if all(type(item) in _PLAIN_TYPES for item in value):  # long lists of numbers, without a call for each
-            return value
+            return list(value)
         return [_plain(item, sort_keys, f"{where}[{index}]") for index, item in enumerate(value)]
     if isinstance(value, Path):
         return str(value)

@@ -28,7 +28,7 @@ from torch import Tensor
 from kinfed.algorithms import AnyAlgorithm, Local, RoundInfo, changes_data, deployed_models
 from kinfed.core import Nothing, Tree, storage, threads
 from kinfed.data import Cohort, Federation, LoopMemory, Moments, Split, example_weights, with_memory
-from kinfed.engine import MEASURES, Builder, Measure, Task, headline_measure, module_for, task_for
+from kinfed.engine import METRICS, Builder, Metric, Task, module_for, task_for
 from kinfed.errors import ConfigError, DataError
 from kinfed.newcomers.finished import EndedRun
 from kinfed.newcomers.newcomer import NAME, opened
@@ -46,11 +46,11 @@ class HeldOutMetrics:
     value: float  # of the run's metric; NaN where it is undefined, such as AUROC of one class
 
     @classmethod
-    def of_model(cls, task: Task, theta: Tensor, test: Split, measure: Measure) -> HeldOutMetrics | None:
+    def of_model(cls, task: Task, theta: Tensor, test: Split, metric: Metric) -> HeldOutMetrics | None:
         """Of theta [1, P]; None where no example was held out."""
         score = task_for(task, theta).evaluate(theta, test)
         n = int(score.count[0])
-        value = float(score.measure(measure.name)[0])
+        value = float(score.metric(metric.name)[0])
         return cls(float(score.correct[0]) / n, float(score.loss[0]) / n, value) if n else None
 
 
@@ -77,12 +77,12 @@ class Adoption:
         )
         table = Table(title=title, title_justify="left", box=SIMPLE)
         table.add_column("model")
-        measure = MEASURES[self.metric]
-        table.add_column("accuracy" if self.metric == "accuracy" else measure.title, justify="right")
+        metric = METRICS.named(self.metric)
+        table.add_column("accuracy" if self.metric == "accuracy" else metric.title, justify="right")
         table.add_column("loss", justify="right")
         for name, metrics in (("alone", self.alone), ("server's model", self.server), ("adopted", self.adopted)):
             known = metrics is not None and not isnan(metrics.value)
-            value = measure.shown(metrics.value) if metrics is not None and known else "-"
+            value = metric.shown(metrics.value) if metrics is not None and known else "-"
             table.add_row(name, value, "-" if metrics is None else f"{metrics.loss:.4f}")
         return table
 
@@ -136,7 +136,7 @@ def adopt(
     server = method.place_newcomer(task, server, cohort)
     models = method.server_models(server)
     server_model = None if models is None else models.rows(cohort.ids)
-    measure = headline_measure(run.description.problem, run.config.metric)
+    metric = METRICS.headline(run.description.problem, run.config.metric)
     theta = _trained(method, task, server, run, newcomer, rounds)
     alone = _trained(Local(method.training), random_start, Nothing(), run, whole, rounds)
     return Adoption(
@@ -145,12 +145,12 @@ def adopt(
         rounds=rounds,
         n_train=int(cohort.train.count[0]),
         n_test=int(cohort.test.count[0]),
-        alone=HeldOutMetrics.of_model(task, alone, cohort.test, measure),
-        server=None if server_model is None else HeldOutMetrics.of_model(task, server_model, cohort.test, measure),
-        adopted=HeldOutMetrics.of_model(task, theta, cohort.test, measure),
+        alone=HeldOutMetrics.of_model(task, alone, cohort.test, metric),
+        server=None if server_model is None else HeldOutMetrics.of_model(task, server_model, cohort.test, metric),
+        adopted=HeldOutMetrics.of_model(task, theta, cohort.test, metric),
         place=_place(method, server),
         model=theta[0],
-        metric=measure.name,
+        metric=metric.name,
     )
 
 

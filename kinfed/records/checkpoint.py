@@ -7,7 +7,7 @@ The JSON file makes a snapshot exist: it is written last and deleted first, each
 tensor file's name holds its checksum, so saving a round again cannot touch the tensors that an existing JSON file
 speaks of. Hence a crash at any byte leaves the old snapshots, or the old ones and the new one. Nothing is pickled.
 
-One process writes at a time; the lock of the run folder (kinfed.records.folder) sees to that.
+One process writes at a time; the lock of the run folder (kinfed.records.run_folder) sees to that.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from kinfed.engine import CALIBRATION_BINS, Judged
+from kinfed.engine import Judged
 
 if TYPE_CHECKING:
     from kinfed.data import Federation
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from kinfed.pools import Evaluation
 
 MOST_CLIENTS = 300
-FALSE_POSITIVE_RATES = np.linspace(0, 1, 34)
 
 
 @dataclass(frozen=True)
 class Curves:
     """Of n clients."""
+
+    FALSE_POSITIVE_RATES: ClassVar[np.ndarray] = np.linspace(0, 1, 34)  # [G] that ROC curves are read off at
 
     clients: tuple[str, ...]
     rows: np.ndarray  # [n] test rows
@@ -73,7 +74,7 @@ def evaluated_curves(task: ModuleTask, data: Federation, evaluation: Evaluation)
 
 
 def client_curves(judged: Judged, clients: Sequence[str]) -> Curves:
-    n, grid = judged.clients, len(FALSE_POSITIVE_RATES)
+    n, grid = judged.clients, len(Curves.FALSE_POSITIVE_RATES)
     smaller, roc, positives = np.zeros(n), np.zeros((n, grid)), np.zeros(n)
     for client in range(n):
         own = judged.owner == client
@@ -98,7 +99,7 @@ def _roc(score: np.ndarray, positive: np.ndarray) -> np.ndarray:
     false = last + 1 - found
     x, y = np.r_[0.0, false / false[-1]], np.r_[0.0, found / found[-1]]
     # Of several thresholds with one false-positive rate the best counts; np.interp takes the last of equal abscissae.
-    rates: np.ndarray = np.interp(FALSE_POSITIVE_RATES, x, y)
+    rates: np.ndarray = np.interp(Curves.FALSE_POSITIVE_RATES, x, y)
     rates[0] = y[x == 0].max()
     return rates
 
@@ -109,8 +110,4 @@ def _bins(judged: Judged) -> np.ndarray:
         sure, right = judged.probability[:, 1], judged.target == 1
     else:
         sure, right = judged.probability.max(1), judged.predicted == judged.target
-    bin_of = np.minimum((sure * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
-    place = judged.owner * CALIBRATION_BINS + bin_of
-    size = judged.clients * CALIBRATION_BINS
-    sums = [np.bincount(place, weights=w, minlength=size) for w in (np.ones(len(sure)), sure, right.astype(float))]
-    return np.stack(sums, 1).reshape(judged.clients, CALIBRATION_BINS, 3)
+    return np.stack([judged.binned(sure, values) for values in (np.ones(len(sure)), sure, right.astype(float))], 2)

@@ -1,5 +1,5 @@
-"""The files of a run folder, and how each of them is read. The writer is kinfed.records.folder; all results of a run
-together, for reports, are read by kinfed.records.reader."""
+"""The files of a run folder, and how each of them is read. The writer is kinfed.records.run_folder; all results of a
+run together, for reports, are read by kinfed.records.reader."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from kinfed.core import storage
 from kinfed.data import Description
 from kinfed.errors import ConfigError, StorageError
 from kinfed.records.checkpoint import Checkpoints
+from kinfed.records.run_record import TrialKey
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from kinfed.algorithms import ServerModels
-
-BUFFERS = "models/buffers.safetensors"  # what a module has besides parameters, once per run
 
 
 class RunFolderError(StorageError):
@@ -42,8 +41,8 @@ class Models:
         return None if self.server is None or self.server.assignment is not None else self.server.models[0]
 
 
-class RunFiles:
-    """The files of one run folder, each read when it is asked for."""
+class JobFiles:
+    """What the folder of a job says of it (kinfed.records.job_folder)."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -60,15 +59,19 @@ class RunFiles:
         return envelope
 
     @property
-    def earlier_fingerprints(self) -> tuple[str, ...]:
-        """Of the run before it grew."""
-        return tuple(self.envelope.get("grown_from", ()))
-
-    @property
     def settings(self) -> dict[str, Any]:
         """The configuration as plain values."""
         settings: dict[str, Any] = self.envelope["config"]
         return settings
+
+
+class RunFiles(JobFiles):
+    """The files of one run folder, each read when it is asked for."""
+
+    @property
+    def earlier_fingerprints(self) -> tuple[str, ...]:
+        """Of the run before it grew."""
+        return tuple(self.envelope.get("grown_from", ()))
 
     @cached_property
     def config(self) -> RunConfig:
@@ -108,10 +111,14 @@ class RunFiles:
             raise StorageError(f"{path} does not say model, parameters and layers; was it written by kinfed?")
         return layout
 
+    @property
+    def buffers_path(self) -> Path:
+        """What modules have besides parameters, once per run."""
+        return self.path / "models" / "buffers.safetensors"
+
     def buffers(self) -> dict[str, Tensor]:
         """What belongs to a module besides its parameters."""
-        path = self.path / BUFFERS
-        return storage.read_tensors(path) if path.exists() else {}
+        return storage.read_tensors(self.buffers_path) if self.buffers_path.exists() else {}
 
     def models(self, algorithm: str, seed: int) -> Models:
         path = models_path(self.path, algorithm, seed)
@@ -171,9 +178,6 @@ def pick(kind: str, name: str | None, names: list[str]) -> str:
 
 
 # ---- the journal ----
-
-
-TrialKey = tuple[str, int, int | None]  # algorithm, seed, and fold in a cross-validation
 
 
 def client_number(names: list[str], client: str | int) -> int:

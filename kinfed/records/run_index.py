@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from kinfed.core import storage
-from kinfed.engine import find_measure
+from kinfed.engine import METRICS
 from kinfed.errors import ConfigError, StorageError
 from kinfed.records.run_files import RunFiles
 
@@ -30,8 +30,8 @@ class BestMethod:
     mean: float
 
     def __str__(self) -> str:
-        measure = find_measure(self.metric)
-        shown = f"{100 * self.mean:.1f} %" if measure is not None and measure.percent else f"{self.mean:.4g}"
+        metric = METRICS.find(self.metric)
+        shown = f"{100 * self.mean:.1f} %" if metric is not None and metric.percent else f"{self.mean:.4g}"
         return f"{self.algorithm} {shown}"
 
 
@@ -121,8 +121,8 @@ def _best(results: list[Mapping[str, Any]]) -> BestMethod | None:
             values.setdefault(str(result["algorithm"]), []).append(float(value))
     if not values:
         return None
-    measure = find_measure(metric)
-    sign = 1 if measure is not None and measure.higher_is_better else -1
+    known = METRICS.find(metric)
+    sign = 1 if known is not None and known.higher_is_better else -1
     algorithm = max(values, key=lambda label: sign * fmean(values[label]))
     return BestMethod(algorithm, metric, fmean(values[algorithm]))
 

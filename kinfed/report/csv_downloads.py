@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from kinfed.analysis import Comparison, average
 from kinfed.records import KINDS
-from kinfed.report.method_tables import ALL_COLUMNS, COST_COLUMNS, METRICS
+from kinfed.report.method_tables import ALL_COLUMNS, CLIENT_FIGURES, COST_COLUMNS
 from kinfed.report.tables import csv_text
 
-_METRIC_KEYS = [(kind, metric) for kind in KINDS for metric in METRICS]
+_METRIC_KEYS = [(kind, metric) for kind in KINDS for metric in CLIENT_FIGURES]
 
 
 def results_csv(comparison: Comparison) -> str:
@@ -33,7 +33,7 @@ def seeds_csv(comparison: Comparison) -> str:
             figures = [final.metrics.get(kind, {}).get(metric) for kind, metric in _METRIC_KEYS]
             figures += [megabytes / max(final.rounds, 1), megabytes, final.seconds]
             done = "yes" if trial.finished else "no"
-            start = [method.run.label, method.algorithm, trial.seed, final.round, done]
+            start = [method.run.label, method.algorithm, trial.seed, trial.round, done]
             rows.append([*start, *map(_number, figures)])
     return csv_text(["run", "algorithm", "seed", "round", "finished", *(c.key for c in ALL_COLUMNS)], rows)
 

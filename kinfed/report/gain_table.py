@@ -37,7 +37,7 @@ def measured_gain(folder: Path, algorithm: str | None = None, limit: int = 40) -
     mean = style.scale * s.mean
     return shown, (
         f"{method.label} helps {s.helped} of {s.n} clients, leaves {s.unchanged} as they were and hurts {s.hurt}; the "
-        f"mean gain in {style.noun} is {mean:+.3g}{' points' if style.unit else ''}"
+        f"mean gain in {style.noun} is {mean:+.3g}{' points' if style.in_percent else ''}"
     )
 
 

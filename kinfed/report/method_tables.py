@@ -17,8 +17,8 @@ from kinfed.analysis import (
     metric_style,
     summarize_gains,
 )
-from kinfed.engine import MEASURES
-from kinfed.records import KINDS, Baseline, Kind, Trial, finite
+from kinfed.engine import METRICS
+from kinfed.records import KINDS, Baseline, Kind, TrialRecord, finite
 from kinfed.report.drawing.formats import format_number, natural_order
 from kinfed.report.drawing.palette import style_of
 from kinfed.report.tables import TableCell, TableColumn, TextTable
@@ -26,7 +26,7 @@ from kinfed.report.tables import TableCell, TableColumn, TextTable
 KIND_NAMES: dict[Kind, str] = {"personal": "Personal models", "server": "Server model"}
 
 # Heading and definition.
-METRICS = {
+CLIENT_FIGURES = {
     "accuracy": (
         "Accuracy",
         "Share of all test examples that are classified correctly: every client counts in proportion to its number of "
@@ -84,7 +84,7 @@ class MethodColumn:
 
 
 def _metric_column(kind: Kind, metric: str) -> MethodColumn:
-    heading, definition = METRICS[metric]
+    heading, definition = CLIENT_FIGURES[metric]
     loss = metric == "loss"
     return MethodColumn(
         f"{kind}_{metric}",
@@ -97,7 +97,7 @@ def _metric_column(kind: Kind, metric: str) -> MethodColumn:
 
 
 def _cost_column(
-    key: str, heading: str, definition: str, of_trial: Callable[[Trial], float], scale: float, digits: int
+    key: str, heading: str, definition: str, of_trial: Callable[[TrialRecord], float], scale: float, digits: int
 ) -> MethodColumn:
     def values(method: Method) -> dict[int, float]:
         return {trial.seed: of_trial(trial) for trial in method.complete_trials}
@@ -118,7 +118,7 @@ COST_COLUMNS = (
 _TABLE_METRICS = ("accuracy", "accuracy_mean", "worst10", "top10", "loss")
 SERVER_COLUMNS = tuple(_metric_column("server", metric) for metric in _TABLE_METRICS)
 MAIN_COLUMNS = (*(_metric_column("personal", metric) for metric in _TABLE_METRICS), SERVER_COLUMNS[0], *COST_COLUMNS)
-ALL_COLUMNS = (*(_metric_column(kind, metric) for kind in KINDS for metric in METRICS), *COST_COLUMNS)
+ALL_COLUMNS = (*(_metric_column(kind, metric) for kind in KINDS for metric in CLIENT_FIGURES), *COST_COLUMNS)
 
 
 def main_columns(comparison: Comparison) -> tuple[MethodColumn, ...]:
@@ -130,17 +130,17 @@ def main_columns(comparison: Comparison) -> tuple[MethodColumn, ...]:
     others = tuple(
         other for other in ("accuracy", "loss") if any(m.final("personal", other) for m in comparison.methods)
     )
-    personal = (*(_measure_column("personal", one) for one in names), *(_metric_column("personal", o) for o in others))
-    return (*personal, _measure_column("server", name), *COST_COLUMNS)
+    personal = (*(_chosen_column("personal", one) for one in names), *(_metric_column("personal", o) for o in others))
+    return (*personal, _chosen_column("server", name), *COST_COLUMNS)
 
 
-def _measure_column(kind: Kind, figure: str) -> MethodColumn:
-    """Of a measure, or of its mean or worst tenth over clients."""
+def _chosen_column(kind: Kind, figure: str) -> MethodColumn:
+    """Of a metric, or of its mean or worst tenth over clients."""
     name = figure.removesuffix("_worst10").removesuffix("_mean")
-    style, measure = metric_style(name), MEASURES[name]
+    style = metric_style(name)
     worst = figure.endswith("_worst10")
     heading = "Worst 10 %" if worst else "Client mean" if figure.endswith("_mean") else style.title
-    definition = measure.definition
+    definition = METRICS.named(name).definition
     if worst:
         definition = f"Mean {style.title} of the tenth of the clients (rounded up) that are served worst."
     elif figure.endswith("_mean"):
@@ -177,8 +177,8 @@ def results_table(comparison: Comparison, columns: Sequence[MethodColumn] | None
 
 def every_metric_table(comparison: Comparison) -> TextTable | None:
     """Personal models by all metrics of the problem, and what clients reach without a model; None where one is all."""
-    names = [name for name in MEASURES if any(method.final("personal", name) for method in comparison.methods)]
-    return results_table(comparison, [_measure_column("personal", name) for name in names]) if len(names) > 1 else None
+    names = [name for name in METRICS if any(method.final("personal", name) for method in comparison.methods)]
+    return results_table(comparison, [_chosen_column("personal", name) for name in names]) if len(names) > 1 else None
 
 
 def _baseline_row(comparison: Comparison, columns: Sequence[MethodColumn]) -> list[TableCell]:
@@ -255,7 +255,7 @@ def leads_table(
                 "yes" if lead.clear else "no, the interval reaches down to zero",
             ]
         )
-    names = (f"Lead, {'points' if style.unit else style.title}", "95 % interval", "Spread", "Seeds ahead")
+    names = (f"Lead, {'points' if style.in_percent else style.title}", "95 % interval", "Spread", "Seeds ahead")
     return TextTable.of(title, [TableColumn("Over", "name"), *names, TableColumn("Clear?", "text")], rows)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kinfed.analysis import Comparison, cautions
-from kinfed.records import Run
+from kinfed.records import RunRecord
 from kinfed.report.html import render
 from kinfed.report.sections import Section, sections
 from kinfed.report.sentences import findings, headline, other_data
@@ -23,7 +23,7 @@ class Part:
     sections: list[Section]
 
 
-def report_page(runs: list[Run], comparisons: list[Comparison]) -> str:
+def report_page(runs: list[RunRecord], comparisons: list[Comparison]) -> str:
     title = headline(runs)
     warnings = [f"{run.label}: {note}" if len(runs) > 1 else note for run in runs for note in run.notes]
     parts = [_part(comparison, number, len(comparisons) > 1) for number, comparison in enumerate(comparisons, start=1)]
@@ -56,7 +56,7 @@ def _part(comparison: Comparison, number: int, one_of_several: bool) -> Part:
     )
 
 
-def _provenance(run: Run) -> str:
+def _provenance(run: RunRecord) -> str:
     stamp = [f"{run.label}: kinfed {run.version}"]
     if run.fingerprint:
         stamp.append(f"configuration {run.fingerprint}")

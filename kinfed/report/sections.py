@@ -93,7 +93,7 @@ def _results(comparison: Comparison) -> Values | None:
         else None,
         "every_metric": method_tables.every_metric_table(comparison),
         "one_class": one_class_sentence(comparison),
-        "in_percent": f"{comparison.style.noun} in %" if comparison.style.unit else "",
+        "in_percent": f"{comparison.style.noun} in %" if comparison.style.in_percent else "",
         "outsiders": outsiders_sentence(comparison),
         "all_took_part": any(method.participation for method in comparison.methods),
         "participation": method_tables.participation_table(comparison),

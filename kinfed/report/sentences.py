@@ -23,7 +23,7 @@ from kinfed.analysis import (
 )
 from kinfed.config import PresetUse
 from kinfed.data import Description
-from kinfed.records import Kind, Run
+from kinfed.records import Kind, RunRecord
 from kinfed.report.drawing.formats import format_number, plural
 from kinfed.report.panels.kin_panel import in_short
 
@@ -45,7 +45,7 @@ def brief(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def facts(run: Run) -> dict[str, str]:
+def facts(run: RunRecord) -> dict[str, str]:
     """What was run, as a short list; whatever else the configuration holds is in the fold below it."""
     config = run.config
     entries = {
@@ -79,7 +79,7 @@ def _options(name: str, options: Mapping[str, Any]) -> str:
     return brief({key: value for key, value in options.items() if not (key == "method" and value == name)})
 
 
-def _partition(run: Run) -> Any:
+def _partition(run: RunRecord) -> Any:
     """As configured, or as the data set is shared out where nothing was said."""
     for federation in run.federations.values():
         if not run.config.get("partition") and federation.description.get("partition"):
@@ -87,7 +87,7 @@ def _partition(run: Run) -> Any:
     return run.config.get("partition")
 
 
-def _clients(run: Run) -> int | None:
+def _clients(run: RunRecord) -> int | None:
     """As configured, or as found where the data set brings its own clients."""
     configured = run.config.get("clients")
     counts = [len(federation.names) for federation in run.federations.values()]
@@ -113,7 +113,7 @@ def _participation(value: Any) -> str:
     return brief(value)
 
 
-def headline(runs: Iterable[Run]) -> str:
+def headline(runs: Iterable[RunRecord]) -> str:
     """Title of the page: the data, and how many methods and clients met on it."""
     runs = list(runs)
     datasets = list(dict.fromkeys(brief(run.config.get("dataset") or run.label) for run in runs))

@@ -1,6 +1,5 @@
 from kinfed.runs import experiment as experiment
 from kinfed.runs.baseline import MAJORITY as MAJORITY
-from kinfed.runs.baseline import Baseline as Baseline
 from kinfed.runs.baseline import baseline_name as baseline_name
 from kinfed.runs.baseline import constant_outputs as constant_outputs
 from kinfed.runs.build import build_federation as build_federation
@@ -11,7 +10,6 @@ from kinfed.runs.experiment import Experiment as Experiment
 from kinfed.runs.experiment import read_config as read_config
 from kinfed.runs.experiment import run as run
 from kinfed.runs.growth import grown_config as grown_config
-from kinfed.runs.memory_run import run_in_memory as run_in_memory
 from kinfed.runs.method_run import Interrupted as Interrupted
 from kinfed.runs.method_run import MethodRun as MethodRun
 from kinfed.runs.observer import Metrics as Metrics
@@ -21,7 +19,6 @@ from kinfed.runs.observer import Observers as Observers
 from kinfed.runs.observer import RunInfo as RunInfo
 from kinfed.runs.results import ClientTable as ClientTable
 from kinfed.runs.results import MethodResult as MethodResult
-from kinfed.runs.results import MethodSummary as MethodSummary
 from kinfed.runs.results import RunOutcome as RunOutcome
 from kinfed.runs.results import pick_result as pick_result
 from kinfed.runs.run_checks import check_run as check_run

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from kinfed.data import Federation, Problem
-from kinfed.engine import Judged, Objective, Score, client_sums, deviation_of_draws, error_draws, headline_measure
-from kinfed.records import Baseline as Baseline
-from kinfed.records import summarize
+from kinfed.engine import METRICS, Judged, Objective, Score
+from kinfed.records import Baseline
 from kinfed.runs.results import ClientTable
 
 MAJORITY, MEAN = "majority class", "mean"
@@ -43,23 +42,17 @@ def baseline_score(data: Federation, ids: Tensor, objective: Objective, metric: 
     losses = objective.losses(output, target.to(torch.float64) if data.problem.is_regression else target)
     values = target.to(torch.float64) if data.problem.is_regression else target
     judged = Judged(output.numpy(), values.numpy(), test.owner.numpy(), len(ids), data.problem)
-    headline = headline_measure(data.problem, metric)
     right = np.zeros(len(losses)) if data.problem.is_regression else judged.predicted == judged.target
-    return Score(
-        correct=torch.from_numpy(judged.total(right).astype(np.float64)),
-        loss=torch.from_numpy(judged.total(losses.numpy())),
-        count=test.count,
-        sums=client_sums(judged, headline),
-        error_or_draws=lambda: deviation_of_draws(error_draws(headline, judged, ids)),  # which few ask for
-    )
+    correct = torch.from_numpy(judged.total(right).astype(np.float64))
+    score = Score(correct, torch.from_numpy(judged.total(losses.numpy())), test.count)
+    return score.judged_by(METRICS.headline(data.problem, metric), judged, ids)
 
 
 def make_baseline(
     seed: int, score: Score, ids: Tensor, clients: ClientTable, problem: Problem, metric: str | None
 ) -> Baseline:
-    correct = None if problem.is_regression else score.correct
-    metrics = summarize(correct, score.loss, score.count, clients.n_train[ids], score.sums)
-    values = score.measure(headline_measure(problem, metric).name).tolist()
+    metrics = score.summary(clients.n_train[ids], not problem.is_regression)
+    values = score.metric(METRICS.headline(problem, metric).name).tolist()
     names = [clients.names[k] for k in ids.tolist()]
     by_client = {name: None if value != value else value for name, value in zip(names, values, strict=True)}
     return Baseline(seed, baseline_name(problem), metrics, by_client)

@@ -12,10 +12,10 @@ from kinfed.core import option_types
 from kinfed.data import Federation, Problem, Resplit, fold_of_federation, make_federation
 from kinfed.data.sources import SOURCES, names_clients
 from kinfed.engine import (
+    METRICS,
     Builder,
     ModuleTask,
     build_model,
-    headline_measure,
     make_objective,
     make_task,
     own_model,
@@ -78,7 +78,7 @@ def build_task(
     """The task of a configuration's model (or of the module that `build` makes) for examples of this shape; it is tried
     on an `example` batch at once, where there is one. `examples` are those of all local steps together."""
     name, options, outputs = config.model.name, config.model.options, problem.outputs
-    headline_measure(problem, config.metric)  # refuses a metric that is not the problem's
+    METRICS.headline(problem, config.metric)  # refuses a metric that is not the problem's
     task = make_task(
         (lambda: build_model(name, shape, outputs, options)) if build is None else own_model(build, shape, outputs),
         backend=config.backend,

@@ -1,7 +1,7 @@
 """A run in folds: every method and seed is trained once per fold, and its folds are joined before anything is compared.
 
-Every row of a client is tested in one fold, by a model that was not trained on it. A measure is two sums over test rows
-of a client (kinfed.engine.scoring.measures), and the sums of its folds are added: its figure is that of all its rows.
+Every row of a client is tested in one fold, by a model that was not trained on it. A metric is two sums over test rows
+of a client (kinfed.engine.scoring.metrics), and the sums of its folds are added: its figure is that of all its rows.
 Rankings (AUROC) compare rows of one fold only, as scores of two models are not on one scale.
 
 Folds of one seed share most of their training rows, so they are no independent repetitions: a joined result counts as
@@ -15,115 +15,55 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from kinfed.config import RunConfig
 from kinfed.data import Federation
-from kinfed.engine import Builder, Score, headline_measure
+from kinfed.engine import METRICS, Builder, Score
 from kinfed.pools import Evaluation
-from kinfed.records import Curves, RunFolder
-from kinfed.runs.baseline import Baseline, make_baseline
+from kinfed.records import Baseline, Curves, RoundRecord, RunFolder
+from kinfed.runs.baseline import make_baseline
 from kinfed.runs.experiment import Experiment
 from kinfed.runs.observer import Observer
-from kinfed.runs.results import ClientTable, EvaluationMetrics, MethodResult, RunOutcome, took_part
-from kinfed.runs.run_checks import check_privacy, check_run
-from kinfed.runs.run_inputs import RunInputs
-from kinfed.runs.run_notes import description, run_notes
+from kinfed.runs.results import ClientTable, EvaluationMetrics, MethodResult, took_part
 
 
-class CrossValidation:
-    """All methods, seeds and folds of one configuration."""
+class CrossValidation(Experiment):
+    """All methods, seeds and folds of one configuration: the experiment of the first fold, with those of the others."""
 
     def __init__(
         self,
         config: RunConfig,
-        federation: Federation | None,
-        model: Builder | None,
-        observer: Observer,
-        should_stop: Callable[[], bool],
+        federation: Federation | None = None,
+        model: Builder | None = None,
+        observer: Observer | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.observer = observer
-        first = Experiment(config, federation, model, observer, should_stop, fold=0)
-        self.config = first.inputs.config  # without what "all" names and cannot run
-        others = [
-            Experiment(self.config, federation, model, observer, should_stop, fold=fold)
-            for fold in range(1, config.folds or 1)
-        ]
-        for experiment in others:
-            experiment.share_workers(first)
-        self.folds = [first, *others]
+        super().__init__(config, federation, model, observer, should_stop)
+        for fold in range(1, config.folds or 1):
+            # With the configuration of the first: without what "all" names and cannot run.
+            other = Experiment(self.config, federation, model, observer, should_stop, fold=fold)
+            other.share_workers(self)
+            self.folds.append(other)
 
-    @property
-    def inputs(self) -> RunInputs:
-        """Of the first fold."""
-        return self.folds[0].inputs
-
-    @property
-    def keep_journal(self) -> bool:
-        return self.folds[0].keep_journal
-
-    @keep_journal.setter
-    def keep_journal(self, keep: bool) -> None:
-        for fold in self.folds:
-            fold.keep_journal = keep
-
-    def contents(self) -> dict[str, str]:
-        """As `RunInputs.contents`, of all folds."""
-        return {name: digest for fold in self.folds for name, digest in fold.inputs.contents().items()}
-
-    def check(self) -> None:
-        for fold in self.folds:
-            check_run(fold.inputs)
-
-    def execute(self, folder: RunFolder | None) -> RunOutcome:
-        """Run everything; what the folder holds already is taken up where it ends."""
-        first, results, baselines = self.folds[0], [], []
-        for fold in self.folds:
-            for label in fold.inputs.algorithms:
-                check_privacy(fold.inputs, label)
-        for note in run_notes(first.inputs):
-            self.observer.note(note)
-        first.write_layout(folder)
-        for seed in self.config.seeds:
-            first.write_federation(seed, folder)
-            baselines.append(self._baseline(seed))
-            if folder is not None:
-                folder.write_baseline(seed, baselines[-1].to_json())
-            by_label = {}
-            for label in first.inputs.order:
-                trained = [fold.run_method(label, seed, folder) for fold in self.folds]
-                federations = [fold.inputs.federation(seed) for fold in self.folds]
-                result = join_folds(trained, federations, first.inputs.task().classifies)
-                by_label[label] = result
-                self.observer.finished(result)
-                if folder is not None:
-                    folder.append_clients(result.client_columns())
-                    if result.curves is not None:
-                        folder.write_curves(label, seed, result.curves.to_json())
-            results += [by_label[label] for label in first.inputs.algorithms]
+    def trial(self, label: str, seed: int, folder: RunFolder | None) -> MethodResult:
+        trained = [fold.run_method(label, seed, folder) for fold in self.folds]
+        federations = [fold.inputs.federation(seed) for fold in self.folds]
+        result = join_folds(trained, federations, self.inputs.task().classifies)
         if folder is not None:
-            if folder.has_grown:
-                folder.sort_rounds(first.inputs.order, self.config.seeds)
-            folder.write_summary({"results": [result.summary() for result in results]})
-        path = None if folder is None else folder.path
-        inputs = first.inputs
-        own, describe = inputs.own_model_name, partial(description, inputs)
-        return RunOutcome(self.config, results, inputs.federations, inputs.task(), path, own, baselines, describe)
+            folder.append_clients(result.client_columns())
+            if result.curves is not None:
+                folder.write_curves(label, seed, result.curves.to_json())
+        return result
 
-    def _baseline(self, seed: int) -> Baseline:
-        inputs = self.folds[0].inputs
-        problem, ids = inputs.federation(seed).problem, inputs.evaluated_ids(seed)
-        headline = headline_measure(problem, self.config.metric).name
+    def baseline(self, seed: int) -> Baseline:
+        problem, ids = self.inputs.federation(seed).problem, self.inputs.evaluated_ids(seed)
+        headline = METRICS.headline(problem, self.config.metric).name
         score = join_scores([fold.baseline_score(seed) for fold in self.folds], headline)
         clients = joined_clients([fold.inputs.federation(seed) for fold in self.folds])
         return make_baseline(seed, score, ids, clients, problem, self.config.metric)
-
-    def close(self) -> None:
-        for fold in self.folds:
-            fold.close()
 
 
 def join_folds(results: Sequence[MethodResult], federations: Sequence[Federation], classifies: bool) -> MethodResult:
@@ -150,7 +90,7 @@ def join_folds(results: Sequence[MethodResult], federations: Sequence[Federation
         folds=n,
         alone=None,  # compared by fold
         client_table=clients,
-        journal=tuple(line for result in results for line in result.journal),
+        journal=tuple(map(RoundRecord.joined, zip(*(result.journal for result in results), strict=True))),
     )
 
 

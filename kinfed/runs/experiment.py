@@ -20,8 +20,8 @@ from kinfed.config import RunConfig, make_config
 from kinfed.data import Federation
 from kinfed.engine import Builder, Score
 from kinfed.errors import ConfigError
-from kinfed.records import RunFiles, RunFolder, evaluated_curves
-from kinfed.runs.baseline import Baseline, baseline_score, make_baseline
+from kinfed.records import Baseline, RunFiles, RunFolder, evaluated_curves
+from kinfed.runs.baseline import baseline_score, make_baseline
 from kinfed.runs.common_start import StartMaker
 from kinfed.runs.growth import grown_config, refuse_changes
 from kinfed.runs.loop_factory import CommonStart, LoopFactory
@@ -45,7 +45,6 @@ def run(
     model: str | Mapping[str, Any] | Builder | None = None,
     observer: Observer | None = None,
     should_stop: Callable[[], bool] = lambda: False,
-    keep_journal: bool = False,
     **settings: Any,
 ) -> RunOutcome:
     """Run a configuration (a RunConfig, a TOML file, or settings by name). `kinfed.run` is this with a display, and
@@ -55,8 +54,7 @@ def run(
     {"name": ..., ...}, or a function that makes an nn.Module: without arguments, or from the shape of an example and
     the number of classes.
     With `out` the run writes its folder and can be resumed, or extended by more rounds, seeds and methods, where
-    `settings` says what the folder's run is to have besides (kinfed.runs.growth); without, everything stays in memory:
-    the lines about rounds too, with `keep_journal`."""
+    `settings` says what the folder's run is to have besides (kinfed.runs.growth); without, all stays in memory."""
     grown = None if not extend else _folder_to_extend(out)
     before = None if grown is None else RunFiles(grown).config
     config, build = chosen_config(config, model, settings, grown)
@@ -67,7 +65,6 @@ def run(
     with ExitStack() as stack:
         stack.enter_context(closing(experiment))
         if out is None:
-            experiment.keep_journal = keep_journal
             stack.callback(experiment.observer.ended)
             experiment.observer.begun(RunInfo(experiment.config.dump(), None, None))
             return experiment.execute(None)
@@ -136,39 +133,43 @@ class Experiment:
         leave_out_what_cannot_run(self.inputs)
         self.observer = observer or NullObserver()
         self.should_stop = should_stop
-        self.keep_journal = False  # of a run without a folder
         self._loops = LoopFactory(self.inputs, self.observer.note)
         self._start_maker = StartMaker(self._loops, self.observer, should_stop)
         self._starts: dict[int, CommonStart] = {}
         self._alone: Score | None = None  # of the seed that is being run
+        self.folds: list[Experiment] = [self]
 
     @property
     def config(self) -> RunConfig:
         return self.inputs.config
 
     def contents(self) -> dict[str, str]:
-        return self.inputs.contents()
+        """As `RunInputs.contents`, of all folds."""
+        return {name: digest for fold in self.folds for name, digest in fold.inputs.contents().items()}
 
     def check(self) -> None:
-        check_run(self.inputs)
+        for fold in self.folds:
+            check_run(fold.inputs)
 
     def execute(self, folder: RunFolder | None) -> RunOutcome:
         """Run everything; what the folder holds already is taken up where it ends."""
-        inputs, results = self.inputs, []
-        for label in inputs.algorithms:
-            check_privacy(inputs, label)
-        self.write_layout(folder)
+        inputs, results, baselines = self.inputs, [], []
+        for fold in self.folds:
+            for label in fold.inputs.algorithms:
+                check_privacy(fold.inputs, label)
+        if folder is not None:
+            save_layout(folder.path, inputs.model_name, inputs.task())
         for note in run_notes(inputs):
             self.observer.note(note)
-        baselines = []
         for seed in inputs.config.seeds:
-            self.write_federation(seed, folder)
-            baselines.append(self._baseline(seed))
+            if folder is not None:
+                folder.write_federation(seed, description(inputs, seed).to_json())
+            baselines.append(self.baseline(seed))
             if folder is not None:
                 folder.write_baseline(seed, baselines[-1].to_json())
             by_label = {}
             for label in inputs.order:
-                by_label[label] = self.run_method(label, seed, folder)
+                by_label[label] = self.trial(label, seed, folder)
                 self.observer.finished(by_label[label])
             results += [by_label[label] for label in inputs.algorithms]
             if folder is not None and self._alone is not None:
@@ -176,31 +177,27 @@ class Experiment:
         if folder is not None:
             if folder.has_grown:
                 folder.sort_rounds(inputs.order, inputs.config.seeds)
-            folder.write_summary({"results": [result.summary() for result in results]})
+            folder.write_summary({"results": [result.to_json() for result in results]})
         path, own = None if folder is None else folder.path, inputs.own_model_name
         describe = partial(description, inputs)
         return RunOutcome(inputs.config, results, inputs.federations, inputs.task(), path, own, baselines, describe)
 
-    def write_layout(self, folder: RunFolder | None) -> None:
-        if folder is not None:
-            save_layout(folder.path, self.inputs.model_name, self.inputs.task())
-
-    def write_federation(self, seed: int, folder: RunFolder | None) -> None:
-        if folder is not None:
-            folder.write_federation(seed, description(self.inputs, seed).to_json())
+    def trial(self, label: str, seed: int, folder: RunFolder | None) -> MethodResult:
+        """One method with one seed; of a cross-validation, in all folds."""
+        return self.run_method(label, seed, folder)
 
     def baseline_score(self, seed: int) -> Score:
         """What clients reach without a model."""
         data = self.inputs.federation(seed)
         return baseline_score(data, self.inputs.evaluated_ids(seed), self.inputs.task().objective, self.config.metric)
 
-    def _baseline(self, seed: int) -> Baseline:
+    def baseline(self, seed: int) -> Baseline:
         data, ids = self.inputs.federation(seed), self.inputs.evaluated_ids(seed)
         clients, score = ClientTable.from_federation(data), self.baseline_score(seed)
         return make_baseline(seed, score, ids, clients, data.problem, self.config.metric)
 
     def run_method(self, label: str, seed: int, folder: RunFolder | None) -> MethodResult:
-        """One method with one seed, from the seed's common start. `RunInputs.order` has those of a seed."""
+        """One method with one seed in this fold, from the seed's common start, in the order `RunInputs.order`."""
         config = self.inputs.config
         if label == self.inputs.order[0]:
             self._alone = None
@@ -226,7 +223,6 @@ class Experiment:
                 observer=self.observer,
                 should_stop=self.should_stop,
                 fold=None if config.folds is None else self.inputs.fold,
-                keep_journal=self.keep_journal,
                 alone=self._alone,
             ).execute()
         self._alone = result.alone
@@ -255,4 +251,5 @@ class Experiment:
 
     def close(self) -> None:
         """End the workers in other processes, if there are any."""
-        self._loops.close()
+        for fold in self.folds:
+            fold._loops.close()

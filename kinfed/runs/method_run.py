@@ -24,10 +24,10 @@ from torch import Tensor
 
 from kinfed.algorithms import Local
 from kinfed.core import storage, threads
-from kinfed.engine import Score, headline_measure
+from kinfed.engine import METRICS, Score
 from kinfed.errors import KinfedError
 from kinfed.pools import Evaluation
-from kinfed.records import RunFolder, Snapshot, has_diverged
+from kinfed.records import RoundRecord, RunFolder, has_diverged
 from kinfed.runs.observer import NullObserver, Observer
 from kinfed.runs.results import ClientTable, EvaluationMetrics, MethodResult, took_part
 from kinfed.server import Loop, RoundReport
@@ -76,10 +76,9 @@ class MethodRun:
     observer: Observer = field(default_factory=NullObserver)
     should_stop: Callable[[], bool] = lambda: False
     fold: int | None = None  # of a cross-validation, which keeps no models and writes clients' lines of all folds
-    keep_journal: bool = False  # where there is no folder: the result has the lines
     alone: Score | None = None  # what clients reach alone with this seed, where that is known already
     totals: Totals = field(default_factory=Totals, init=False)
-    _lines: list[str] = field(default_factory=list, init=False)
+    _rounds: list[RoundRecord] = field(default_factory=list, init=False)  # where there is no folder
     _last_evaluation: Evaluation | None = field(default=None, init=False)
 
     @property
@@ -91,7 +90,7 @@ class MethodRun:
         """The headline: what methods are compared by."""
         task = self.loop.task
         if task.problem is not None:
-            return headline_measure(task.problem, task.metric).name
+            return METRICS.headline(task.problem, task.metric).name
         return "accuracy" if task.classifies else "loss"
 
     @property
@@ -156,7 +155,7 @@ class MethodRun:
             server_state=self.loop.server.named() if self.folder is None and self.keep_models else None,
             privacy=None if privacy is None else privacy.summary(self.clients.names),
             user_privacy=None if self.loop.user_level is None else self.loop.user_level.summary(),
-            journal=tuple(self._lines),
+            journal=tuple(self._rounds),
             alone=self.alone or (evaluation.personal if isinstance(algorithm, Local) else None),
         )
         if result.diverged:
@@ -189,9 +188,9 @@ class MethodRun:
             other_mark=snapshot.extra.get(_NOT_EVALUATED),
         )  # fmt: skip
         if snapshot.round < self.last_round and not self._evaluation_due(snapshot.round):
-            self._forget_evaluation(snapshot)
+            self._forget_evaluation(snapshot.extra)
 
-    def _forget_evaluation(self, snapshot: Snapshot) -> None:
+    def _forget_evaluation(self, extra: dict[str, Any]) -> None:
         """A run that has grown was evaluated after what was its last round, and would not have been there, had it been
         as long from the start: its line is written as that of any other round. The snapshot gets the mark of the new
         line first and keeps the old one, so that a crash between the two leaves a journal that it knows."""
@@ -200,8 +199,8 @@ class MethodRun:
         if last["personal"] is None:
             return
         nothing = {"personal": None, "server": None, "all_clients": None, "method": self._figures(None, None)}
-        extra = snapshot.extra | {_NOT_EVALUATED: self.folder.mark_with_last(last | nothing)}
-        self.folder.checkpoints.save(self._checkpoint, snapshot.round, self.loop.state(), extra)
+        extra = extra | {_NOT_EVALUATED: self.folder.mark_with_last(last | nothing)}
+        self.folder.checkpoints.save(self._checkpoint, self.loop.completed, self.loop.state(), extra)
         self.folder.replace_last(last | nothing)
 
     def _checkpoint_due(self, round: int, seconds: float) -> bool:
@@ -229,28 +228,20 @@ class MethodRun:
         if last or self._evaluation_due(report.round):
             evaluation = self._evaluate(last)
         metrics, everyone = (None, None) if evaluation is None else self._metrics(evaluation)
-        if self.folder is not None or self.keep_journal:
-            self._write_line({
-                "algorithm": self.label, "seed": self.seed, **({} if self.fold is None else {"fold": self.fold}),
-                "round": report.round, "seconds": report.seconds,
-                "active": report.active, "dropped": report.dropped, "took_part": int(self.loop.took_part.sum()),
-                "bytes_down": report.bytes_down, "bytes_up": report.bytes_up,
-                "personal": None if metrics is None else metrics.personal,
-                "server": None if metrics is None else metrics.server,
-                "all_clients": None if everyone is None else {"personal": everyone.personal, "server": everyone.server},
-                "method": self._figures(evaluation, metrics),
-                **{name: value for name in ("clock", "staleness") if (value := getattr(report, name)) is not None},
-            })  # fmt: skip
+        record = RoundRecord(
+            report.round, report.seconds, report.active, report.dropped, report.bytes_down, report.bytes_up,
+            {} if metrics is None else metrics.by_kind, storage.plain(self._figures(evaluation, metrics)),
+            int(self.loop.took_part.sum()), {} if everyone is None else everyone.by_kind,
+            report.clock, storage.plain(report.staleness),
+        )  # fmt: skip
+        if self.folder is None:
+            self._rounds.append(record)
+        else:
+            self.folder.append_round(record.to_json((self.label, self.seed, self.fold)))
         return metrics
 
     def _evaluation_due(self, round: int) -> bool:
         return self.eval_every > 0 and round % self.eval_every == 0
-
-    def _write_line(self, record: dict[str, Any]) -> None:
-        if self.folder is not None:
-            self.folder.append_round(record)
-        else:
-            self._lines.append(storage.to_json(record))
 
     def _evaluate(self, last: bool) -> Evaluation:
         evaluation = self.loop.evaluate(self.split, keep_models=last and self.keep_models)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from kinfed.runs.results import MethodSummary
+    from kinfed.records import FinalRecord
     from kinfed.server import RoundReport
 
 Metrics = dict[str, float]
@@ -52,7 +52,7 @@ class Observer(Protocol):
         """A round is in the journal; `personal` and `server` are the metrics of the personal models and of the server's
         model on test data, where the round was evaluated (`server` None: also where there is no such model)."""
 
-    def finished(self, result: MethodSummary) -> None:
+    def finished(self, result: FinalRecord) -> None:
         """An algorithm has done its last round."""
 
     def ended(self) -> None:
@@ -76,7 +76,7 @@ class NullObserver:
     ) -> None:
         pass
 
-    def finished(self, result: MethodSummary) -> None:
+    def finished(self, result: FinalRecord) -> None:
         pass
 
     def ended(self) -> None:
@@ -106,7 +106,7 @@ class Observers:
         for member in self.members:
             member.round(label, seed, report, personal, server)
 
-    def finished(self, result: MethodSummary) -> None:
+    def finished(self, result: FinalRecord) -> None:
         for member in self.members:
             member.finished(result)
 

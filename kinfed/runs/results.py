@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,17 +12,28 @@ from torch import Tensor, nn
 
 from kinfed.algorithms import ServerModels
 from kinfed.config import RunConfig
+from kinfed.core import storage
 from kinfed.data import Federation
 from kinfed.engine import ModuleTask, Score, module_for
 from kinfed.errors import ConfigError
 from kinfed.pools import Evaluation
-from kinfed.records import client_number, headline_text, summarize
+from kinfed.records import (
+    KINDS,
+    Baseline,
+    ClientRecord,
+    Curves,
+    FinalRecord,
+    Kind,
+    RoundRecord,
+    RunRecord,
+    TrialRecord,
+    client_number,
+    run_versions,
+)
 from kinfed.serving import ModelInputs, ModelPipeline
 
 if TYPE_CHECKING:
     from kinfed.data import Description
-    from kinfed.records import Curves
-    from kinfed.runs.baseline import Baseline
 
 Metrics = dict[str, float]
 
@@ -40,63 +51,15 @@ class ClientTable:
         return cls(data.names, data.train.count, data.test.count)
 
 
-@dataclass(kw_only=True)
-class MethodSummary:
-    """One algorithm under one seed, after its last round, in plain values: an entry of summary.json."""
-
-    label: str
-    seed: int
-    rounds: int
-    personal: Metrics
-    server: Metrics | None
-    clients: int  # in all
-    evaluated: int  # of these; fewer than all where a sample was asked for
-    took_part: int  # clients of these; `personal`, `server` and `alternatives` are of these
-    all_clients: dict[str, Any]  # the same three of all clients
-    bytes_down: int
-    bytes_up: int
-    seconds: float
-    diverged: bool  # losses or updates ran out of all bounds: the figures mean nothing
-    alternatives: dict[str, Metrics] = field(default_factory=dict)  # other models that the algorithm reports, by name
-    metric: str = "accuracy"  # the headline: what methods are compared by
-    privacy: dict[str, Any] | None = None  # epsilon of every client and what belongs to it
-    user_privacy: dict[str, Any] | None = None  # of the server's models: epsilon for whole clients, and its settings
-    folds: int | None = None  # of a cross-validation, whose test rows are joined
-
-    def __repr__(self) -> str:
-        figure = headline_text(self.personal, self.metric) or "no test data"
-        return f"{type(self).__name__}({self.label}, seed {self.seed}, round {self.rounds}: personal {figure})"
-
-    def summary(self) -> dict[str, Any]:
-        return {
-            "algorithm": self.label, "seed": self.seed, "rounds": self.rounds, "metric": self.metric,
-            "personal": self.personal,
-            "server": self.server, "alternatives": self.alternatives, "clients": self.clients,
-            "evaluated": self.evaluated,
-            "took_part": self.took_part, "all_clients": self.all_clients, "diverged": self.diverged,
-            "bytes_down": self.bytes_down, "bytes_up": self.bytes_up, "seconds": self.seconds,
-            **({} if self.folds is None else {"folds": self.folds}),
-            **({} if self.privacy is None else {"privacy": self.privacy}),
-            **({} if self.user_privacy is None else {"user_privacy": self.user_privacy}),
-        }  # fmt: skip
-
-    @classmethod
-    def from_summary(cls, record: Mapping[str, Any]) -> MethodSummary:
-        """From what `summary` gave; KeyError or TypeError where that lacks something."""
-        known = {one.name for one in fields(MethodSummary)}
-        values = {name: value for name, value in record.items() if name in known}
-        return MethodSummary(label=record["algorithm"], **values)
-
-
-@dataclass(kw_only=True, repr=False)
-class MethodResult(MethodSummary):
-    """One algorithm under one seed, after its last round, with its models and every client's sums."""
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class MethodResult(FinalRecord):
+    """One algorithm under one seed, after its last round, with its models, rounds and every client's sums."""
 
     evaluation: Evaluation
     client_table: ClientTable  # of all clients; in a cross-validation, of all folds
     server_models: ServerModels | None = None
     curves: Curves | None = None  # of clients' personal models, where there are classes
-    journal: tuple[str, ...] = ()  # its lines of rounds.jsonl, where they were asked for
+    journal: tuple[RoundRecord, ...] = ()  # its rounds, where there is no folder
     alone: Score | None = None  # of clients that train alone in the same run, whom `clients.csv` compares it with
     server_state: Mapping[str, Tensor] | None = None  # where models are kept, and no folder
 
@@ -105,10 +68,6 @@ class MethodResult(MethodSummary):
         """[P] where the server has one model for all clients."""
         models = self.server_models
         return None if models is None or models.assignment is not None else models.models[0]
-
-    @property
-    def _took_part(self) -> Tensor:
-        return took_part(self.evaluation)
 
     def client_columns(self) -> dict[str, list[Any]]:
         """The lines of clients.csv, by column: one entry per evaluated client, None where there is no figure."""
@@ -120,22 +79,22 @@ class MethodResult(MethodSummary):
             "client": [clients.names[k] for k in numbers],
             "n_train": clients.n_train[ids].tolist(),
             "n_test": clients.n_test[ids].tolist(),
-            "took_part": self._took_part.tolist(),
+            "took_part": took_part(self.evaluation).tolist(),
         }
         for kind, score in (("personal", self.evaluation.personal), ("server", self.evaluation.server_model)):
             columns[f"{kind}_accuracy"] = _per_example(score, "correct", len(numbers))
             columns[f"{kind}_loss"] = _per_example(score, "loss", len(numbers))
-            columns |= self._measures(kind, score)
+            columns |= self._metrics(kind, score)
         if self.privacy is not None:
             columns["epsilon"] = [self.privacy["epsilon"][k] for k in numbers]
         return columns
 
-    def _measures(self, kind: str, score: Score | None) -> dict[str, list[float | None]]:
-        """All measures but accuracy, and the standard error of the headline, of personal models also that of its
+    def _metrics(self, kind: str, score: Score | None) -> dict[str, list[float | None]]:
+        """All metrics but accuracy, and the standard error of the headline, of personal models also that of its
         difference to training alone; the same columns for every method."""
         length, own = len(self.evaluation.ids), self.evaluation.personal
         names = [] if own is None else [name for name in own.sums if name != "accuracy"]
-        values = {name: None if score is None else score.measure(name) for name in names}
+        values = {name: None if score is None else score.metric(name) for name in names}
         if own is not None and own.sums:
             if kind == "personal":
                 if self.alone is not None:
@@ -143,6 +102,13 @@ class MethodResult(MethodSummary):
                 values["error_of_gain"] = own.error_of_gain
             values["error"] = None if score is None else score.error
         return {f"{kind}_{name}": _numbers(tensor, length) for name, tensor in values.items()}
+
+    def record(self) -> TrialRecord:
+        """What reading the folder would give, had it been written."""
+        columns = self.client_columns()
+        rows = [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+        clients = tuple(ClientRecord.from_row(row) for row in rows)
+        return TrialRecord(self.label, self.seed, self.journal, clients, self, finished=True)
 
 
 def _numbers(values: Tensor | None, length: int) -> list[float | None]:
@@ -168,6 +134,24 @@ class RunOutcome:
     own_model: str | None = None  # class of the module, where the caller gave one
     baselines: Sequence[Baseline] = ()  # by seed: what clients reach without a model
     describe: Callable[[int], Description] | None = field(default=None, repr=False)  # who holds what, with a seed
+
+    def record(self) -> RunRecord:
+        """What `kinfed.records.load_run` would read, had the run been written."""
+        about = run_versions()
+        return RunRecord(
+            path=Path(),
+            label="this run",
+            config=storage.plain(self.config.dump()),
+            version=about["kinfed"],
+            versions=about["versions"],
+            fingerprint="",
+            trials=tuple(result.record() for result in self.results),
+            federations={} if self.describe is None else {seed: self.describe(seed) for seed in self.config.seeds},
+            baselines={baseline.seed: baseline for baseline in self.baselines},
+            curves={(one.label, one.seed): one.curves for one in self.results if one.curves is not None},
+            parameters=self.task.num_params,
+            results=tuple(self.results),
+        )
 
     def result(self, label: str | None = None, seed: int | None = None) -> MethodResult:
         """The result of a method (the only one where none is named) and seed (the first)."""
@@ -208,7 +192,7 @@ class RunOutcome:
         )
 
 
-AnySummary = TypeVar("AnySummary", bound=MethodSummary)
+AnySummary = TypeVar("AnySummary", bound=FinalRecord)
 
 
 def pick_result(
@@ -233,6 +217,10 @@ class EvaluationMetrics:
     server: Metrics | None
     alternatives: dict[str, Metrics]
 
+    @property
+    def by_kind(self) -> dict[Kind, Metrics]:
+        return {kind: metrics for kind in KINDS if (metrics := getattr(self, kind)) is not None}
+
     @classmethod
     def from_evaluation(
         cls, evaluation: Evaluation, clients: ClientTable, classifies: bool, rows: Tensor | None = None
@@ -241,10 +229,7 @@ class EvaluationMetrics:
         chosen = torch.arange(len(evaluation.ids)) if rows is None else rows
 
         def metrics(score: Score) -> Metrics:
-            correct = score.correct[chosen] if classifies else None
-            sums = {name: pairs[chosen] for name, pairs in score.sums.items()}
-            n_train = clients.n_train[evaluation.ids[chosen]]
-            return summarize(correct, score.loss[chosen], score.count[chosen], n_train, sums)
+            return score.take(chosen).summary(clients.n_train[evaluation.ids[chosen]], classifies)
 
         return cls(
             {} if evaluation.personal is None else metrics(evaluation.personal),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kinfed.data import Description, describe
-from kinfed.engine import headline_measure, would_compile
+from kinfed.engine import METRICS, would_compile
 from kinfed.runs.build import local_examples
 from kinfed.runs.run_inputs import RunInputs
 
@@ -66,7 +66,7 @@ def _note_on_sample(inputs: RunInputs, seed: int) -> str:
 def _note_on_rare_classes(inputs: RunInputs, seed: int) -> str:
     """That accuracy is the metric, and hardly more than the share of one class."""
     data = inputs.federation(seed)
-    if data.problem.is_regression or headline_measure(data.problem, inputs.config.metric).name != "accuracy":
+    if data.problem.is_regression or METRICS.headline(data.problem, inputs.config.metric).name != "accuracy":
         return ""
     counts = data.class_counts().sum(0)
     share = float(counts.max() / counts.sum())

@@ -21,7 +21,7 @@ from torch import Tensor
 from kinfed.core import storage
 from kinfed.engine import ModuleTask, named_parameters
 from kinfed.errors import ConfigError, ModelError, StorageError
-from kinfed.records import BUFFERS, Models, RunFiles, client_number
+from kinfed.records import Models, RunFiles, client_number
 from kinfed.serving.model_inputs import ModelInputs
 
 
@@ -45,7 +45,7 @@ def save_layout(folder: Path, name: str, task: ModuleTask) -> None:
     buffers = {key: value for key, value in task.state_dict(task.init(0)).items() if key not in in_row}
     if buffers:
         storage.make_folder(folder / "models")
-        storage.write_tensors(folder / BUFFERS, buffers)
+        storage.write_tensors(RunFiles(folder).buffers_path, buffers)
 
 
 def state_dict(run: RunFiles, row: Tensor) -> dict[str, Tensor]:

@@ -1,26 +1,115 @@
 """From a finished search to what is fitted: the settings of every contender, and the contender of every site.
 
-The settings of a contender are those with the best metric over the validated rows of all sites; the contender of a site
-is then chosen by kinfed.tabular.choice. Both rest on validation alone.
+The settings of a contender are those with the best metric over the validated rows of all sites. Which contender a site
+should take rests on its own validation rows, and on those of all other sites.
+
+Of contender m at site k, a_km is its advantage over learning alone on the rows of the site that validated it (the
+difference of the metric, positive is better), and s_km² the variance of that difference, by the bootstrap over the
+site's rows, the same draws for both models. A site with thirty rows has an a_km that is mostly noise; an average over
+sites says nothing of the one site that is different. Between the two stands partial pooling (empirical Bayes):
+
+    a_km | α_km ~ N(α_km, s_km²)                 what is seen of the site's true advantage α_km
+    α_km        ~ N(μ_m, τ_m²)                   sites differ in how much the method helps them
+
+    w_km = 1 / (τ_m² + s_km²),   μ_m = Σ_k w_km a_km / Σ_k w_km
+    α̂_km = B_km μ_m + (1 − B_km) a_km,           B_km = s_km² / (s_km² + τ_m²)
+
+with τ_m² by the moments of Paule and Mandel (kinfed.analysis.gain.estimate_spread). Where sites do not differ by more
+than chance, τ_m² = 0 and all take the same. A site where the metric is undefined, or without validation rows, has α̂ =
+μ_m. A site takes the contender with the largest α̂_km; alone has 0 and comes first among equals, then the order of the
+portfolio: what shares less is preferred where nothing speaks for sharing more.
+
+Limits: two sites tell little of τ²; s_km² is that of the rows of the site for models as they are, and not of training
+them again; the largest of several estimates is too large on average, and the gain that is reported is not this
+one but that on test rows. s_km² is at least that of half a row: (m_k / 2 n_k)², where m_k is the metric of learning
+alone and n_k its number of rows, of metrics such as AUROC that of the rarer class: ten rows that both models get right
+are no proof that they are equal.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kinfed.engine import Judged, Measure, bootstrap_draws
+from kinfed.analysis import gain
+from kinfed.engine import Judged, Metric, bootstrap_draws, deviation_of_draws
 from kinfed.errors import DataError
-from kinfed.tabular.choice import Advantage, advantage, best_together, choose
 from kinfed.tabular.inner_folds import NEVER
 from kinfed.tabular.portfolio import ALONE, LOCAL, ONE_MODEL, Contender, Try, contenders_of
 from kinfed.tabular.search import Search, Tries
 from kinfed.tabular.site_outputs import judged_training
 
 ROWS_DRAWN = 20_000_000  # rows of all bootstrap draws of one contender together, at most
+
+
+@dataclass(frozen=True)
+class Advantage:
+    """Of one contender over learning alone, at all sites; in the unit of the metric, positive is better."""
+
+    seen: Tensor  # [K] a_k; NaN where it is not known
+    error: Tensor  # [K] s_k; NaN there
+    mean: float  # μ
+    spread: float  # τ
+    expected: Tensor  # [K] α̂_k
+
+
+def advantage(
+    metric: Metric, judged: Judged, alone: Judged, draws: Tensor | None = None, *, replicates: int = 200
+) -> Advantage:
+    """`draws` [R, K] of learning alone, where they are known already."""
+    ids = torch.arange(judged.clients)
+    if draws is None:
+        draws = bootstrap_draws(metric, alone, ids, replicates=replicates)
+    sign = 1.0 if metric.higher_is_better else -1.0
+    own = values(metric, alone)
+    seen = sign * (values(metric, judged) - own)
+    error = deviation_of_draws(sign * (bootstrap_draws(metric, judged, ids, replicates=len(draws)) - draws))
+    least = own.abs() / (2 * torch.from_numpy(metric.support(judged)).clamp_min(1))
+    error = torch.where(torch.isnan(seen), torch.nan, error).maximum(least.clamp_min(1e-12))
+    return shrunk(seen, torch.where(torch.isnan(seen), torch.nan, error))
+
+
+def values(metric: Metric, judged: Judged) -> Tensor:
+    """[K] the metric at every site; NaN where it is undefined."""
+    numerator, denominator = metric.sums(judged)
+    return metric.value(torch.stack([torch.from_numpy(numerator), torch.from_numpy(denominator)], 1).double())
+
+
+def shrunk(seen: Tensor, error: Tensor) -> Advantage:
+    """The formulas at the head of this file, for a_k [K] and s_k [K], NaN where they are not known."""
+    known = torch.isfinite(seen) & torch.isfinite(error)
+    if not bool(known.any()):
+        return Advantage(seen, error, 0.0, 0.0, torch.zeros_like(seen))
+    a, variance = seen[known], error[known].square()
+    spread = gain.estimate_spread(a, variance).s0 if len(a) > 1 else 0.0  # τ²
+    w = 1 / (spread + variance)
+    mean = w @ a / w.sum()  # μ
+    B = variance / (variance + spread)
+    expected = torch.full_like(seen, float(mean))
+    expected[known] = B * mean + (1 - B) * a
+    return Advantage(seen, error, float(mean), spread**0.5, expected)
+
+
+def choose(advantages: Mapping[str, Advantage], sites: int) -> list[str]:
+    """[K] the contender of every site; `advantages` are of all but learning alone, in the order of the portfolio."""
+    alone = torch.zeros(sites, dtype=torch.float64)
+    return _largest({ALONE: alone} | {name: one.expected for name, one in advantages.items()})
+
+
+def best_together(advantages: Mapping[str, Advantage], sites: int) -> list[str | None]:
+    """[K] the best contender that learns with others, whatever learning alone gives; None where there is none."""
+    return [*_largest({name: one.expected for name, one in advantages.items()})] if advantages else [None] * sites
+
+
+def _largest(expected: Mapping[str, Tensor]) -> list[str]:
+    """[K] the name with the largest entry; the first among equals, which argmax does not promise."""
+    names, rows = list(expected), torch.stack(list(expected.values()))
+    first = (rows == rows.max(0).values).to(torch.int64).cummax(0).values.sum(0)
+    return [names[len(names) - int(count)] for count in first]
 
 
 @dataclass(frozen=True)
@@ -42,33 +131,33 @@ class FitDecision:
     @property
     def newcomer(self) -> Contender:
         """What suits a site that was not there: of the fitted ones that with the largest μ, as of a site without
-        validation rows (kinfed.tabular.choice); alone, which has 0, comes first among equals."""
+        validation rows; alone, which has 0, comes first among equals."""
         return max(self.fitted, key=lambda one: 0.0 if one.name == ALONE else self.advantages[one.name].mean)
 
 
-def decide(search: Search, tries: Tries, measure: Measure) -> FitDecision:
+def decide(search: Search, tries: Tries, metric: Metric) -> FitDecision:
     data, places = search.data, (search.fold_of != NEVER).nonzero().squeeze(1)
     best: dict[str, tuple[int, Judged]] = {}
     validation: dict[str, float] = {}
-    sign = 1.0 if measure.higher_is_better else -1.0
+    sign = 1.0 if metric.higher_is_better else -1.0
     for one in tries.contenders:
         for number in range(tries.trials):
             if (one.name, number) not in tries.outputs:
                 continue
             judged = judged_training(tries.outputs[one.name, number], data, places)
-            value = pooled_value(measure, judged)
+            value = pooled_value(metric, judged)
             if one.name not in validation or sign * value > sign * validation[one.name]:
                 best[one.name], validation[one.name] = (number, judged), value
     if ALONE not in best or not torch.isfinite(torch.tensor(validation[ALONE])):
         raise DataError(
-            f"{measure.title} is undefined at every site (one class only?), so that nothing can be chosen by it; "
+            f"{metric.title} is undefined at every site (one class only?), so that nothing can be chosen by it; "
             "choose another --metric, such as accuracy or log_loss"
         )
     sites, replicates = data.num_clients, replicates_for(len(places))
     alone = best[ALONE][1]
-    draws = bootstrap_draws(measure, alone, torch.arange(sites), replicates=replicates)
+    draws = bootstrap_draws(metric, alone, torch.arange(sites), replicates=replicates)
     others = [one for one in tries.contenders if one.name != ALONE]
-    advantages = {one.name: advantage(measure, best[one.name][1], alone, draws) for one in others}
+    advantages = {one.name: advantage(metric, best[one.name][1], alone, draws) for one in others}
     chosen_tries = {one.name: search.make_try(best[one.name][0], one.method) for one in tries.contenders}
     validated = torch.bincount(data.train.owner[places], minlength=sites)
     return FitDecision(
@@ -87,10 +176,10 @@ def only_choice(search: Search) -> FitDecision:
     )
 
 
-def pooled_value(measure: Measure, judged: Judged) -> float:
-    """Over all rows; within sites, as kinfed.engine.scoring.measures defines it."""
-    numerator, denominator = measure.sums(judged)
-    return float(measure.value(torch.tensor([numerator.sum(), denominator.sum()], dtype=torch.float64)))
+def pooled_value(metric: Metric, judged: Judged) -> float:
+    """Over all rows; within sites, as kinfed.engine.scoring.metrics defines it."""
+    numerator, denominator = metric.sums(judged)
+    return float(metric.value(torch.tensor([numerator.sum(), denominator.sum()], dtype=torch.float64)))
 
 
 def replicates_for(rows: int) -> int:

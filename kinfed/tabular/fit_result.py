@@ -12,7 +12,7 @@ import numpy as np
 
 from kinfed.core import storage
 from kinfed.data import Problem
-from kinfed.engine import MEASURES, Measure
+from kinfed.engine import METRICS, Metric
 from kinfed.errors import ConfigError, unknown_name
 from kinfed.runs import MAJORITY
 from kinfed.serving import ModelPipeline
@@ -103,8 +103,8 @@ class FitResult:
         return f"<FitResult {self.table}: {len(self.sites)} sites, {self.metric}; {shown}>"
 
     @property
-    def measure(self) -> Measure:
-        return MEASURES[self.metric]
+    def known_metric(self) -> Metric:
+        return METRICS.named(self.metric)
 
     @cached_property
     def _by_name(self) -> dict[str, SiteRecord]:

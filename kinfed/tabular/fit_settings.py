@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from kinfed.data import Problem, example_weights
-from kinfed.engine import MODELS, Measure, headline_measure
+from kinfed.engine import METRICS, MODELS, Metric
 from kinfed.errors import ConfigError, unknown_name
 
 DEFAULT_METRICS = {"binary": "auroc", "multiclass": "accuracy", "regression": "rmse"}
@@ -48,10 +48,10 @@ class FitSettings:
     def model_names(self) -> tuple[str, ...]:
         return tuple(name.strip() for name in self.models.split(",") if name.strip())
 
-    def measure(self, problem: Problem) -> Measure:
+    def metric_for(self, problem: Problem) -> Metric:
         """What is chosen by and reported; one that does not fit the problem is refused."""
         defaults = DEFAULT_METRICS if self.class_weights == example_weights.NONE else WEIGHTED_METRICS
-        return headline_measure(problem, defaults[problem.kind] if self.metric == "auto" else self.metric)
+        return METRICS.headline(problem, defaults[problem.kind] if self.metric == "auto" else self.metric)
 
     def dump(self) -> dict[str, Any]:
         return asdict(self)

@@ -6,7 +6,7 @@
 
     1  a share of every site's rows is set aside as test rows (or those that a column, or the data set, names)
     2  every method of the portfolio is tried with the same number of settings in folds of the other rows (search.py)
-    3  every site takes what its validation rows, and those of all others, speak for (choice.py, decision.py)
+    3  every site takes what its validation rows, and those of all others, speak for (decision.py)
     4  what was taken is fitted on all training rows and measured on the test rows: alone, together, the gain (gains.py)
 
 Files: fit.json (the result), fit.html (the page), models/sites/SITE.safetensors and models/server.safetensors
@@ -22,12 +22,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from kinfed.algorithms import make_algorithm, sample_update
 from kinfed.core import storage
 from kinfed.data import Federation, Resplit, example_weights, make_federation
 from kinfed.data.sources import Source
 from kinfed.errors import ConfigError
 from kinfed.newcomers import RunInMemory
-from kinfed.records import RunFolder
+from kinfed.records import JobFolder
 from kinfed.runs import Interrupted, RunOutcome, baseline_name, run
 from kinfed.serving import ModelPipeline
 from kinfed.tabular.decision import FitDecision, decide, only_choice
@@ -37,7 +40,6 @@ from kinfed.tabular.fitted_models import FittedModels, Newcomer
 from kinfed.tabular.gains import SiteFigures, site_records
 from kinfed.tabular.portfolio import ALONE, BASELINE, LOCAL, ONE_MODEL, Contender, methods_of, run_name
 from kinfed.tabular.search import FitObserver, FoldStore, Search, TimeBudget, Tries, method_config
-from kinfed.tabular.sent_message import SentMessage, sent_message
 from kinfed.tabular.site_files import load_sites
 from kinfed.tabular.site_outputs import judged_baseline, judged_test, outputs_on_test
 
@@ -95,7 +97,7 @@ def fit(
     described = {"table": source.name, "options": source.options, **settings.dump()}
     contents = {"data": job.data.digest()}
     identity = hashlib.sha256(storage.to_json([described, contents]).encode()).hexdigest()[:16]
-    with RunFolder.open(out, described, identity, contents=contents, resume=resume) as folder:
+    with JobFolder.open(out, described, identity, contents=contents, resume=resume) as folder:
         return job.execute(folder.path, budget, page)
 
 
@@ -118,7 +120,7 @@ class SiteFit:
         self.data: Federation = make_federation(
             source, "column", None, {"test_fraction": share}, settings.seed, resplit=Resplit()
         )
-        self.measure = settings.measure(self.data.problem)
+        self.metric = settings.metric_for(self.data.problem)
         example_weights.class_weight_table(
             settings.class_weights, self.data.class_counts(), self.data.problem
         )  # refuses what is wrong
@@ -134,7 +136,7 @@ class SiteFit:
         self.observer.begin(self.settings.trials * len(self.methods) * self.settings.folds + len(self.methods))
         search = self._make_search(store, budget)
         tries = self._search(search, folder)
-        decision = decide(search, tries, self.measure)
+        decision = decide(search, tries, self.metric)
         fitted = self._fit_all(decision, folder, budget)
         result, models = self._result(tries, decision, fitted), self._models(decision, fitted)
         if folder is None:
@@ -155,12 +157,12 @@ class SiteFit:
         if self.methods == (LOCAL,) and self.settings.trials == 1:
             decision = only_choice(search)
         else:
-            decision = decide(search, search.run(), self.measure)
+            decision = decide(search, search.run(), self.metric)
         return self._models(decision, self._fit_all(decision, None, budget))
 
     def _make_search(self, store: FoldStore, budget: TimeBudget) -> Search:
         return Search(
-            self.source, self.data, self.settings, self.methods, self.measure.name, store, budget, self.observer,
+            self.source, self.data, self.settings, self.methods, self.metric.name, store, budget, self.observer,
             self.should_stop,
         )  # fmt: skip
 
@@ -191,7 +193,7 @@ class SiteFit:
             self.observer.step(f"{', '.join(one.title for one in mine)} on all training rows")
             algorithms = {one.name: {"method": one.method, **decision.tries[one.name].options} for one in mine}
             config = method_config(
-                self.settings, self.measure.name, network, algorithms, dataset={"name": self.source.name}
+                self.settings, self.metric.name, network, algorithms, dataset={"name": self.source.name}
             )
             out = None if folder is None else folder / RUNS / name
             try:
@@ -214,11 +216,11 @@ class SiteFit:
             one.name: judged_test(outputs_on_test(fitted[one.name], one.name, one), self.data)
             for one in decision.fitted
         }
-        figures = SiteFigures(self.measure, {**judged, BASELINE: judged_baseline(self.data)})
+        figures = SiteFigures(self.metric, {**judged, BASELINE: judged_baseline(self.data)})
         data = self.data
         return FitResult(
             problem=data.problem,
-            metric=self.measure.name,
+            metric=self.metric.name,
             table=self.source.name,
             settings=self.settings.dump(),
             trials=tries.trials,
@@ -244,13 +246,12 @@ class SiteFit:
 
     def _contender(self, one: Contender, decision: FitDecision, fitted: dict[str, RunOutcome]) -> ContenderRecord:
         chosen, advantage = decision.tries[one.name], decision.advantages.get(one.name)
-        message = SentMessage()
-        if one.name in fitted and one.name != ALONE:
-            message = sent_message(fitted[one.name], one.name)
+        is_sent = one.name in fitted and one.name != ALONE
         return ContenderRecord(
             one.name, one.title, one.method, one.model, chosen.model, chosen.options, decision.validation[one.name],
             0.0 if advantage is None else advantage.mean, 0.0 if advantage is None else advantage.spread,
-            message.bytes, message.fields, message.handed_on, run_name(one, chosen) if one.name in fitted else "",
+            run=run_name(one, chosen) if one.name in fitted else "",
+            **(sent_message(fitted[one.name], one.name) if is_sent else {}),
         )  # fmt: skip
 
     def _models(self, decision: FitDecision, fitted: dict[str, RunOutcome]) -> FittedModels:
@@ -270,3 +271,17 @@ class SiteFit:
         run = RunInMemory.of_result(fitted[one.name], one.name) if fitted[one.name].folder is None else None
         chosen = dict(zip(self.data.names, decision.chosen, strict=True))
         return FittedModels(models, server, chosen, Newcomer(one, run))
+
+
+def sent_message(result: RunOutcome, label: str) -> dict[str, Any]:
+    """What a site sends in a round of a run in which all sites take part in every round (fields of ContenderRecord)."""
+    method, config = result.result(label), result.config
+    options = dict(config.algorithms[label])
+    algorithm = make_algorithm(options.pop("method"), config.training, options)
+    data, task = result.federations[method.seed], result.task
+    population = data.population(method.seed)
+    cohort = data.cohort(torch.arange(1), method.seed, 1)
+    up = sample_update(algorithm, task, algorithm.init_server(task, population), cohort, population)
+    size = (method.bytes_up - data.statistics_bytes[1]) / (method.rounds * data.num_clients)
+    hands_on = "hands models on" in algorithm.traits
+    return {"bytes_up": round(size), "sends": tuple(up.named()), "hands_on": hands_on}

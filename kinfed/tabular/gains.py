@@ -1,9 +1,9 @@
 """What every site gets, on test rows that nothing was chosen by, with intervals.
 
 An interval is value ± t · s with the standard deviation s of bootstrap draws of the site's test rows and Student's t
-for as many rows; of metrics that compare two classes (`Measure.by_class`), for as many as the rarer has. It ends where
+for as many rows; of metrics that compare two classes (`Metric.by_class`), for as many as the rarer has. It ends where
 the metric does: no share is above 1. Of a gain both models are judged on the same draws. The mean over sites weighs
-every site by 1 / (τ² + s²), where τ² is the variance between sites (kinfed.tabular.choice), with Student's t for as
+every site by 1 / (τ² + s²), where τ² is the variance between sites (kinfed.tabular.decision), with Student's t for as
 many sites.
 """
 
@@ -16,9 +16,8 @@ from scipy.special import stdtrit
 from torch import Tensor
 
 from kinfed.data import Federation
-from kinfed.engine import Judged, Measure, bootstrap_draws, deviation_of_draws
-from kinfed.tabular.choice import Advantage, advantage, shrunk, values
-from kinfed.tabular.decision import FitDecision, replicates_for
+from kinfed.engine import Judged, Metric, bootstrap_draws, deviation_of_draws
+from kinfed.tabular.decision import Advantage, FitDecision, advantage, replicates_for, shrunk, values
 from kinfed.tabular.fit_result import Estimate, SiteRecord
 from kinfed.tabular.portfolio import ALONE, BASELINE, ONE_MODEL
 
@@ -28,24 +27,24 @@ UNDEFINED = Estimate(None)
 class SiteFigures:
     """Figures of all fitted contenders, and of the baseline, at all sites."""
 
-    def __init__(self, measure: Measure, judged: Mapping[str, Judged]) -> None:
-        self.measure = measure
+    def __init__(self, metric: Metric, judged: Mapping[str, Judged]) -> None:
+        self.metric = metric
         alone = judged[ALONE]
         ids, self.rows = torch.arange(alone.clients), torch.from_numpy(alone.examples)
-        self._support = measure.support(alone)  # rows behind a site's figure
+        self._support = metric.support(alone)  # rows behind a site's figure
         replicates = replicates_for(int(self.rows.sum()))
-        draws = {name: bootstrap_draws(measure, one, ids, replicates=replicates) for name, one in judged.items()}
-        self._values = {name: values(measure, one) for name, one in judged.items()}
+        draws = {name: bootstrap_draws(metric, one, ids, replicates=replicates) for name, one in judged.items()}
+        self._values = {name: values(metric, one) for name, one in judged.items()}
         self._errors = {name: deviation_of_draws(one) for name, one in draws.items()}
         self._gains = {
-            name: advantage(measure, one, alone, draws[ALONE]) for name, one in judged.items() if name != ALONE
+            name: advantage(metric, one, alone, draws[ALONE]) for name, one in judged.items() if name != ALONE
         }
 
     def value(self, name: str | None, site: int) -> Estimate:
         if name is None:
             return UNDEFINED
         estimate = _estimate(self._values[name][site], self._errors[name][site], int(self._support[site]))
-        return _within(estimate, 0.0, 1.0) if self.measure.percent else estimate
+        return _within(estimate, 0.0, 1.0) if self.metric.percent else estimate
 
     def gain(self, name: str | None, site: int) -> Estimate:
         """Over learning alone."""
@@ -53,10 +52,10 @@ class SiteFigures:
             return Estimate(0.0, 0.0, 0.0)
         one = self._gains[name]
         estimate = _estimate(one.seen[site], one.error[site], int(self._support[site]))
-        if not self.measure.percent:
+        if not self.metric.percent:
             return estimate
         alone = float(self._values[ALONE][site])
-        ends = (-alone, 1 - alone) if self.measure.higher_is_better else (alone - 1, alone)
+        ends = (-alone, 1 - alone) if self.metric.higher_is_better else (alone - 1, alone)
         return _within(estimate, *ends)
 
     def overall(self, chosen: list[str]) -> Estimate:

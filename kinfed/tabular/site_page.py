@@ -38,7 +38,7 @@ def page(result: FitResult, folder: Path) -> str:
         predicted=words.predicted(),
         metric=words.style.noun,
         metric_title=words.style.noun[0].upper() + words.style.noun[1:],
-        definition=result.measure.definition.replace("client", "site"),
+        definition=result.known_metric.definition.replace("client", "site"),
         notes=result.notes,
         cautions=cautions(result, words),
         weights=result.weights,
@@ -136,7 +136,7 @@ def short_table(result: FitResult, most: int) -> TextTable:
          "–" if site.gain.value is None else words.gain(site.gain.value).removesuffix(" points"))
         for site in result.sites[:most]
     ]  # fmt: skip
-    points = ", gain in points" if words.style.unit else ""
+    points = ", gain in points" if words.style.in_percent else ""
     title = f"{words.style.noun} on test rows; baseline: {result.baseline}{points}"
     return TextTable.of(title, [name, "rows", "baseline", "alone", takes, "with it", "gain"], rows)
 

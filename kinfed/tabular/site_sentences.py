@@ -51,7 +51,7 @@ class Wording:
 
     def gain(self, value: float) -> str:
         """+1.2 points; of errors in their own unit, where positive is less error."""
-        return self._signed(value) + (" points" if self.style.unit else "")
+        return self._signed(value) + (" points" if self.style.in_percent else "")
 
     def interval(self, estimate: Estimate) -> str:
         if estimate.low is None or estimate.high is None:
@@ -122,7 +122,7 @@ class Wording:
     def _undefined(self, site: SiteRecord) -> str:
         """Why the metric has no value at the site."""
         rows = plural(site.test_rows, "test row")
-        if self.result.measure.by_class and site.rare_rows == 0:
+        if self.result.known_metric.by_class and site.rare_rows == 0:
             verb = "is" if site.test_rows == 1 else "are all"
             return (
                 f"{self.style.noun} compares rows of both classes, and its {rows} {verb} of class "

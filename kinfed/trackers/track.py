@@ -13,7 +13,7 @@ from kinfed.runs import Metrics, NullObserver, RunInfo
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kinfed.runs import MethodSummary
+    from kinfed.records import FinalRecord
     from kinfed.server import RoundReport
 
 Track = TypeVar("Track")  # what a tracker has open for one method and seed
@@ -84,7 +84,7 @@ class Tracker(NullObserver, Generic[Track]):
     ) -> None:
         self.write(self._tracks[label, seed], round_values(report, personal, server), report.round)
 
-    def finished(self, result: MethodSummary) -> None:
+    def finished(self, result: FinalRecord) -> None:
         track = self._tracks.pop((result.label, result.seed), None)
         if track is not None:  # of a cross-validation the folds are tracked, each under a name of its own
             self.close(track, finished=True)

@@ -17,8 +17,6 @@ study that was stopped and resumed, or extended by more trials, is the one that 
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -29,13 +27,12 @@ from kinfed.algorithms import AnyAlgorithm, make_algorithm
 from kinfed.config import RunConfig, make_config
 from kinfed.core import Range, rng, storage
 from kinfed.data import Federation
-from kinfed.engine import MEASURES, Builder
-from kinfed.errors import ConfigError, DataError, StorageError
-from kinfed.records import RunFiles, RunFolder
-from kinfed.runs import Experiment, NullObserver, Observer, check_run, left_out_notes
-from kinfed.tuning.trial_score import metric_of_trials, validation_score
-from kinfed.tuning.tuning_result import Tuned, TuningTrial, best_toml
-from kinfed.tuning.tuning_space import space_of
+from kinfed.engine import METRICS, Builder
+from kinfed.errors import ConfigError, StorageError
+from kinfed.records import JobFiles, JobFolder
+from kinfed.runs import NullObserver, Observer, left_out_notes
+from kinfed.tuning.tuning_job import TuneResult, TuningJob
+from kinfed.tuning.tuning_result import Tuned, TuningTrial
 
 try:
     import optuna
@@ -46,16 +43,8 @@ try:
 except ImportError as error:
     raise ConfigError("tuning needs the package optuna, which is not installed: pip install 'kinfed[tune]'") from error
 
-DEFAULT_VALIDATION = 0.2
 STARTUP_TRIALS = 8  # drawn at random before the sampler has something to go by
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
-
-
-@dataclass
-class TuneResult:
-    config: RunConfig  # with the chosen settings
-    methods: list[Tuned]
-    file: Path  # best.toml
 
 
 def tune(
@@ -70,7 +59,7 @@ def tune(
     model: Builder | None = None,
     observer: Observer | None = None,
     should_stop: Callable[[], bool] = lambda: False,
-) -> TuneResult:
+) -> TuneResult[Tuned]:
     """Tune every method of the configuration with `trials` trials each, the first of them as configured.
 
     `ranges` replaces ranges that the algorithms declare, by label and option. Options that the configuration sets for a
@@ -81,56 +70,31 @@ def tune(
         raise ConfigError(f"trials must be at least 1; got {trials}")
     if config.folds is not None:
         raise ConfigError("folds measure on test rows, and tuning chooses by validation rows; leave out folds")
-    config = config.model_copy(update={"validation": _validation(config)})
     if config.privacy is not None or config.user_privacy is not None:
         raise ConfigError(
             "choosing among trials reveals something about clients' data, and no account is kept of that; tune without "
             "the dp_ and user_ settings, on data for which this is acceptable, then run with them"
         )
-    experiment = Experiment(config, federation, model, should_stop=should_stop)
-    config = experiment.inputs.config
-    spaces = {
-        label: space_of(
-            options["method"],
-            config.fixed_options(label),
-            (ranges or {}).get(label),
-            options.get("optimizer", config.optimizer),
-        )
-        for label, options in config.algorithms.items()
-    }
-    for label in ranges or {}:
-        if label not in spaces:
-            raise ConfigError(f"a range is given for {label!r}, which is not tuned; tuned are {', '.join(spaces)}")
-    for seed in config.seeds:
-        if not int(experiment.inputs.federation(seed).val.count.sum()):
-            raise DataError("no client has validation examples, so there is nothing to tune by; set validation = 0.2")
-    check_run(experiment.inputs)
+    job = TuningJob(config, federation, model, should_stop)
+    config, spaces = job.config, job.spaces(ranges)
     varied = {label: {option: asdict(range_) for option, range_ in space.items()} for label, space in spaces.items()}
-    search = {"search": varied, "prune": prune}
-    contents = experiment.inputs.contents()
-    identity = hashlib.sha256(json.dumps([config.fingerprint(contents), search]).encode()).hexdigest()[:16]
-    with RunFolder.open(out, config.dump() | search, identity, contents=contents, resume=resume) as folder:
+    with job.open(JobFolder, out, {"search": varied, "prune": prune}, resume) as folder:
         presets = [] if config.preset is None else config.preset.notes()
-        for note in (*left_out_notes(experiment.inputs), *presets, folder.version_change):
+        for note in (*left_out_notes(job.experiment.inputs), *presets, folder.version_change):
             if observer is not None and note:
                 observer.note(note)
-        job = _Tuning(experiment, folder.path, trials, prune, observer or NullObserver())
+        trial_runs = _Tuning(job, folder.path, trials, prune, observer or NullObserver())
         with _quiet_optuna():
-            methods = [job.tune(label, space) for label, space in spaces.items()]
-    algorithms = {tuned.label: {**config.algorithms[tuned.label], **tuned.best.settings} for tuned in methods}
-    best = config.model_copy(update={"algorithms": algorithms, "preset": None})
-    file = folder.path / "best.toml"
-    metric = methods[0].metric if methods else "accuracy"
-    shown = MEASURES[metric].shown
+            methods = [trial_runs.tune(label, space) for label, space in spaces.items()]
+    shown = METRICS.named(job.metric).shown
     heading = (
-        f"Chosen by mean client {metric} on validation data: {trials} trial(s) of {config.rounds} rounds per method"
+        f"Chosen by mean client {job.metric} on validation data: {trials} trial(s) of {config.rounds} rounds per method"
     )
     comments = {
         tuned.label: f"{shown(tuned.best.value or 0)} on validation data; {shown(tuned.default)} as configured"
         for tuned in methods
     }
-    storage.write_atomically(file, best_toml(best, heading, comments).encode())
-    return TuneResult(best, methods, file)
+    return job.write_best(folder.path, methods, heading, comments)
 
 
 @dataclass(frozen=True)
@@ -144,7 +108,7 @@ class Started:
 
 
 def read_tuning(folder: Path) -> Started:
-    settings = RunFiles(folder).settings
+    settings = JobFiles(folder).settings
     if "while_training" in settings:
         raise ConfigError(
             f"{folder} was tuned while training; repeat its whole command, including --while-training, with --resume"
@@ -156,18 +120,9 @@ def read_tuning(folder: Path) -> Started:
     return Started(config, storage.read_json(folder / "tuning.json")["trials_each"], ranges, settings["prune"])
 
 
-def _validation(config: RunConfig) -> float:
-    share = DEFAULT_VALIDATION if config.validation == "auto" else config.validation
-    if not share:
-        raise ConfigError(
-            "tuning needs validation examples: settings are never chosen on test data; got validation = 0"
-        )
-    return share
-
-
 @dataclass
 class _Tuning:
-    experiment: Experiment
+    job: TuningJob
     folder: Path
     trials: int
     prune: bool
@@ -177,10 +132,6 @@ class _Tuning:
     def __post_init__(self) -> None:
         self._write_record()
         self._storage = _open_journal(self.folder / "study.jsonl")
-
-    @property
-    def metric(self) -> str:
-        return metric_of_trials(self.experiment)
 
     def _write_record(self) -> None:
         storage.write_json(self.folder / "tuning.json", {"trials_each": self.trials, "methods": self.record})
@@ -192,13 +143,13 @@ class _Tuning:
             storage=self._storage,
             pruner=pruner,
             load_if_exists=True,
-            direction="maximize" if MEASURES[self.metric].higher_is_better else "minimize",
+            direction="maximize" if METRICS.named(self.job.metric).higher_is_better else "minimize",
         )
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             study.tell(trial.number, state=TrialState.FAIL)  # was at work when the process ended: done again
         wanted = self.trials if space else 1
         tuned = self._tuned(study, label, space)
-        self.observer.started(label, self.experiment.inputs.config.seeds[0], len(tuned.trials), wanted)
+        self.observer.started(label, self.job.config.seeds[0], len(tuned.trials), wanted)
         while len(tuned.trials) < wanted:
             if not tuned.trials:
                 self._default(study, label, space)
@@ -210,16 +161,16 @@ class _Tuning:
 
     def _tuned(self, study: optuna.Study, label: str, space: dict[str, Range]) -> Tuned:
         """What the study says so far, which is written down."""
-        method = self.experiment.inputs.config.algorithms[label]["method"]
-        tuned = Tuned(label, method, space, _finished(study, space), self.metric)
+        method = self.job.config.algorithms[label]["method"]
+        tuned = Tuned(label, method, space, _finished(study, space), self.job.metric)
         self.record[label] = tuned.to_json() if tuned.trials else None
         self._write_record()
         return tuned
 
     def _default(self, study: optuna.Study, label: str, space: dict[str, Range]) -> None:
         """The method as configured. Part of the study where its values lie in their ranges."""
-        algorithm = self.experiment.inputs.algorithms[label]
-        value = validation_score(self.experiment, algorithm)
+        algorithm = self.job.experiment.inputs.algorithms[label]
+        value = self.job.score(algorithm)
         values = {name: algorithm.training.lr if name == "lr" else getattr(algorithm, name) for name in space}
         if space and all(values[name] in range_ for name, range_ in space.items()):
             study.add_trial(
@@ -231,7 +182,7 @@ class _Tuning:
             study.set_user_attr("default", value)
 
     def _trial(self, study: optuna.Study, label: str, space: dict[str, Range], number: int) -> None:
-        key = rng.fold(rng.root(self.experiment.inputs.config.seeds[0], f"tune-{label}"), number)
+        key = rng.fold(rng.root(self.job.config.seeds[0], f"tune-{label}"), number)
         study.sampler = optuna.samplers.TPESampler(seed=rng.numpy_seed(key), n_startup_trials=STARTUP_TRIALS)
         trial = study.ask(_distributions(space))
 
@@ -242,7 +193,7 @@ class _Tuning:
 
         try:
             algorithm = self._algorithm(label, _rounded(trial.params))
-            value = validation_score(self.experiment, algorithm, report)
+            value = self.job.score(algorithm, report)
         except (ConfigError, optuna.TrialPruned) as reason:
             trial.set_user_attr("reason", str(reason))
             study.tell(trial, state=TrialState.PRUNED)
@@ -251,12 +202,12 @@ class _Tuning:
 
     def _algorithm(self, label: str, settings: Mapping[str, Any]) -> AnyAlgorithm:
         """The method with these settings; ConfigError where they do not go together."""
-        config = self.experiment.inputs.config
+        config = self.job.config
         options = {name: value for name, value in config.algorithms[label].items() if name != "method"}
         algorithm = make_algorithm(config.algorithms[label]["method"], config.training, {**options, **settings})
         for seed in config.seeds:
-            clients = self.experiment.inputs.federation(seed).population(seed, config.participation)
-            algorithm.check(self.experiment.inputs.task(), clients)
+            clients = self.job.experiment.inputs.federation(seed).population(seed, config.participation)
+            algorithm.check(self.job.experiment.inputs.task(), clients)
         return algorithm
 
 

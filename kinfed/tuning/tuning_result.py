@@ -12,7 +12,7 @@ import tomli_w
 
 from kinfed.config import NON_RESULT_SETTINGS, RunConfig
 from kinfed.core import Range
-from kinfed.engine import MEASURES
+from kinfed.engine import METRICS
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,12 @@ class Tuned:
     @property
     def best(self) -> TuningTrial:
         """The best trial; of equals the first."""
-        sign = 1.0 if MEASURES[self.metric].higher_is_better else -1.0
+        sign = 1.0 if METRICS.named(self.metric).higher_is_better else -1.0
         return max(self.trials, key=lambda trial: -math.inf if trial.value is None else sign * trial.value)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.best.settings
 
     @property
     def at_edge(self) -> list[str]:
@@ -54,7 +58,7 @@ class Tuned:
 
     def last_trial_sentence(self, trials: int) -> str:
         """About the newest of so many trials."""
-        trial, best, shown = self.trials[-1], self.best.value or 0.0, MEASURES[self.metric].shown
+        trial, best, shown = self.trials[-1], self.best.value or 0.0, METRICS.named(self.metric).shown
         outcome = "stopped: " + trial.reason if trial.value is None else shown(trial.value)
         settings = ", ".join(f"{name}={value:g}" for name, value in trial.settings.items()) or "as configured"
         return f"{self.label} trial {len(self.trials)}/{trials}: {outcome} (best {shown(best)})  {settings}"
@@ -66,6 +70,26 @@ class Tuned:
             "at_edge": self.at_edge, "space": {name: asdict(range_) for name, range_ in self.space.items()},
             "trials": [asdict(trial) for trial in self.trials],
         }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Explored:
+    """What tuning while training found for one method."""
+
+    label: str
+    method: str
+    metric: str
+    value: float  # mean of the metric over clients and seeds, on validation examples after the last round
+    configurations: tuple[dict[str, Any], ...]  # the first is empty: the method as configured
+    chances: tuple[float, ...]  # of each at the end, mean over seeds
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The likeliest configuration; of equals the first."""
+        return self.configurations[max(range(len(self.chances)), key=lambda j: (self.chances[j], -j))]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "settings": self.settings}
 
 
 def best_toml(config: RunConfig, heading: str, comments: Mapping[str, str]) -> str:

@@ -11,10 +11,8 @@ an option whose ends give the same updates and states is left as it is, with a n
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,42 +23,14 @@ from kinfed.algorithms import AnyAlgorithm, FedEx, RoundInfo, make_algorithm
 from kinfed.config import RunConfig
 from kinfed.core import Range, rng, storage
 from kinfed.data import Federation
-from kinfed.engine import MEASURES, Builder, headline_measure
-from kinfed.errors import ConfigError, DataError
+from kinfed.engine import METRICS, Builder
+from kinfed.errors import ConfigError
 from kinfed.records import RunFolder
-from kinfed.runs import ClientTable, Experiment, MethodRun, NullObserver, Observer, check_run
-from kinfed.tuning.tuning_result import best_toml
-from kinfed.tuning.tuning_space import space_of
+from kinfed.runs import ClientTable, Experiment, MethodRun, NullObserver, Observer
+from kinfed.tuning.tuning_job import TuneResult, TuningJob
+from kinfed.tuning.tuning_result import Explored
 
-DEFAULT_VALIDATION = 0.2
 PROBE_STEPS = 3  # of local training, after which an option that matters to clients shows
-
-
-@dataclass(frozen=True)
-class Explored:
-    """What tuning while training found for one method."""
-
-    label: str
-    method: str
-    metric: str
-    value: float  # mean of the metric over clients and seeds, on validation examples after the last round
-    configurations: tuple[dict[str, Any], ...]  # the first is empty: the method as configured
-    chances: tuple[float, ...]  # of each at the end, mean over seeds
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The likeliest configuration; of equals the first."""
-        return self.configurations[max(range(len(self.chances)), key=lambda j: (self.chances[j], -j))]
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "settings": self.settings}
-
-
-@dataclass
-class ExplorationResult:
-    config: RunConfig  # with the chosen settings
-    methods: list[Explored]
-    file: Path  # best.toml
 
 
 def tune_while_training(
@@ -74,35 +44,26 @@ def tune_while_training(
     model: Builder | None = None,
     observer: Observer | None = None,
     should_stop: Callable[[], bool] = lambda: False,
-) -> ExplorationResult:
+) -> TuneResult[Explored]:
     """Train every method of the configuration once, in so many configurations of its local settings."""
-    config, observer = _checked(config, configurations), observer or NullObserver()
-    experiment = Experiment(config, federation, model, should_stop=should_stop)
-    config = experiment.inputs.config
-    if not all(int(experiment.inputs.federation(seed).val.count.sum()) for seed in config.seeds):
-        raise DataError("no client has validation examples, so there is nothing to tune by; set validation = 0.2")
-    check_run(experiment.inputs)
-    methods = {label: _variants(experiment, label, configurations, ranges, observer) for label in config.algorithms}
-    contents = experiment.inputs.contents()
+    _check(config, configurations)
+    job, observer = TuningJob(config, federation, model, should_stop), observer or NullObserver()
+    methods = {
+        label: _variants(job, label, space, configurations, observer) for label, space in job.spaces(ranges).items()
+    }
     search = {"while_training": configurations, "variants": {label: values for label, (values, _) in methods.items()}}
-    identity = hashlib.sha256(json.dumps([config.fingerprint(contents), search]).encode()).hexdigest()[:16]
-    with RunFolder.open(out, config.dump() | search, identity, contents=contents, resume=resume) as folder:
+    with job.open(RunFolder, out, search, resume) as folder:
         found = [
-            _explore(experiment, label, values, variants, folder, observer)
-            for label, (values, variants) in methods.items()
+            _explore(job, label, values, variants, folder, observer) for label, (values, variants) in methods.items()
         ]
         storage.write_json(folder.path / "tuning.json", {"methods": {one.label: one.to_json() for one in found}})
-        algorithms = {one.label: {**config.algorithms[one.label], **one.settings} for one in found}
-        best, file = config.model_copy(update={"algorithms": algorithms, "preset": None}), folder.path / "best.toml"
         heading = f"Chosen while training (FedEx) by validation losses: {configurations} configuration(s) per method"
-        comments = {
-            one.label: f"{MEASURES[one.metric].shown(one.value)} on validation data at the end" for one in found
-        }
-        storage.write_atomically(file, best_toml(best, heading, comments).encode())
-    return ExplorationResult(best, found, file)
+        shown = METRICS.named(job.metric).shown
+        comments = {one.label: f"{shown(one.value)} on validation data at the end" for one in found}
+        return job.write_best(folder.path, found, heading, comments)
 
 
-def _checked(config: RunConfig, configurations: int) -> RunConfig:
+def _check(config: RunConfig, configurations: int) -> None:
     if configurations < 2:
         raise ConfigError(f"tuning while training chooses among two configurations at least; got {configurations}")
     if config.privacy is not None or config.user_privacy is not None or config.secure is not None:
@@ -112,25 +73,15 @@ def _checked(config: RunConfig, configurations: int) -> RunConfig:
         )
     if config.staleness_rule is not None or config.folds is not None:
         raise ConfigError("tuning while training has synchronous rounds and one split; leave out mode and folds")
-    share = DEFAULT_VALIDATION if config.validation == "auto" else config.validation
-    if not share:
-        raise ConfigError("tuning needs validation examples; got validation = 0")
-    return config.model_copy(update={"validation": share})
 
 
 def _variants(
-    experiment: Experiment,
-    label: str,
-    count: int,
-    ranges: Mapping[str, Mapping[str, Range]] | None,
-    observer: Observer,
+    job: TuningJob, label: str, space: Mapping[str, Range], count: int, observer: Observer
 ) -> tuple[list[dict[str, Any]], tuple[AnyAlgorithm, ...]]:
     """Settings of each configuration, and the method with them."""
-    config = experiment.inputs.config
+    config, experiment = job.config, job.experiment
     options = {name: value for name, value in config.algorithms[label].items() if name != "method"}
     method = config.algorithms[label]["method"]
-    optimizer = options.get("optimizer", config.optimizer)
-    space = space_of(method, config.fixed_options(label), (ranges or {}).get(label), optimizer)
 
     def variant(settings: Mapping[str, Any]) -> AnyAlgorithm:
         return make_algorithm(method, config.training, {**options, **settings})
@@ -180,7 +131,7 @@ def _changes_clients(experiment: Experiment, first: AnyAlgorithm, ends: list[Any
 
 
 def _explore(
-    experiment: Experiment,
+    job: TuningJob,
     label: str,
     values: list[dict[str, Any]],
     variants: tuple[AnyAlgorithm, ...],
@@ -188,10 +139,7 @@ def _explore(
     observer: Observer,
 ) -> Explored:
     """One method under every seed."""
-    config, algorithm = experiment.inputs.config, FedEx.of(variants)
-    task = experiment.inputs.task()
-    assert task.problem is not None  # of every task that is built from a configuration
-    metric = headline_measure(task.problem, task.metric).name
+    config, experiment, algorithm = job.config, job.experiment, FedEx.of(variants)
     figures, chances = [], []
     for seed in config.seeds:
         table = ClientTable.from_federation(experiment.inputs.federation(seed))
@@ -200,10 +148,10 @@ def _explore(
                 label, loop, table, config.rounds, eval_every=config.eval_every, split="val", folder=folder,
                 checkpoint_every=config.checkpoint_every, observer=observer, should_stop=experiment.should_stop,
             )  # fmt: skip
-            figures.append(run.execute().personal.get(f"{metric}_mean", 0.0))
+            figures.append(run.execute().personal.get(f"{job.metric}_mean", 0.0))
             chances.append(loop.server.named()["theta"])
     mean = torch.stack(chances).mean(0)
     chance = tuple(float(f"{one:.6g}") for one in mean.tolist())
     return Explored(
-        label, config.algorithms[label]["method"], metric, sum(figures) / len(figures), tuple(values), chance
+        label, config.algorithms[label]["method"], job.metric, sum(figures) / len(figures), tuple(values), chance
     )

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from kinfed.analysis import Comparison
 from kinfed.errors import ConfigError, unknown_name
-from kinfed.records import Run
+from kinfed.records import RunRecord
 from kinfed.report import Panel
 from kinfed.report.drawing import Figure
 
@@ -84,7 +84,7 @@ class RunPart:
 
     name: str
     settings: Mapping[str, Any]
-    extra_metrics: Callable[[Run], Measurements] | None = None
+    extra_metrics: Callable[[RunRecord], Measurements] | None = None
     merge_into: str | None = None
     optional: bool = False
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from kinfed.analysis.statistics import Interval, interval
 from kinfed.cli.app import app
 from kinfed.errors import ConfigError, DataError, StorageError
-from kinfed.records.reader import Final, JournalRound, Run, Trial
+from kinfed.records.run_record import FinalRecord, RoundRecord, RunRecord, TrialRecord
 from kinfed.report.drawing.chart import Figure
 from kinfed.report.panels import Panel
 from kinfed.runs.run_inputs import RunInputs
@@ -955,13 +955,13 @@ def test_roughness_is_how_much_a_curve_bends_over_its_second_half() -> None:
     """Moves of the late four: 0.1, 0.1 (a steady rise does not bend) and -0.2."""
     accuracies = [0.1, 0.9, 0.2, 0.9, 0.5, 0.6, 0.7, 0.5]
     rounds = tuple(
-        JournalRound(number, 0.0, 1, 0, 0.0, 0.0, {"personal": {"accuracy": value}}, {})
+        RoundRecord(number, 0.0, 1, 0, 0.0, 0.0, {"personal": {"accuracy": value}}, {})
         for number, value in enumerate(accuracies, 1)
     )
-    unscored = JournalRound(9, 0.0, 1, 0, 0.0, 0.0, {}, {})
-    final = Final(8, 8, {}, 0.0, 0.0, 0.0)
-    trial = Trial("selffl", 3, (*rounds, unscored), (), final, finished=True)
-    run = Run(Path("r"), "r", {}, "", {}, "", (trial,), {})
+    unscored = RoundRecord(9, 0.0, 1, 0, 0.0, 0.0, {}, {})
+    final = FinalRecord(label="selffl", seed=3, rounds=8)
+    trial = TrialRecord("selffl", 3, (*rounds, unscored), (), final, finished=True)
+    run = RunRecord(Path("r"), "r", {}, "", {}, "", (trial,), {})
     assert roughness(run) == {"selffl": {ROUGHNESS: {3: pytest.approx(0.15)}}}
 
 
@@ -980,21 +980,21 @@ def test_every_rival_sets_the_level_at_which_its_convergence_is_compared() -> No
         return apart if label == "cgpfl-4" else {}
 
     trials = tuple(
-        Trial(
+        TrialRecord(
             label,
             0,
             tuple(
-                JournalRound(5 * n, 0.0, 1, 0, 0.0, 0.0, {"personal": {"accuracy": a}}, figures(label, n))
+                RoundRecord(5 * n, 0.0, 1, 0, 0.0, 0.0, {"personal": {"accuracy": a}}, figures(label, n))
                 for n, a in enumerate(curve, 1)
             ),
             (),
-            Final(20, 4, {}, 0.0, 0.0, 0.0),
+            FinalRecord(label=label, seed=0, rounds=4),
             finished=True,
         )
         for label, curve in curves.items()
     )
     four, ten = rounds_of("cgpfl-4"), rounds_of("cgpfl-10")
-    assert convergence(Run(Path("r"), "r", {}, "", {}, "", trials, {})) == {
+    assert convergence(RunRecord(Path("r"), "r", {}, "", {}, "", trials, {})) == {
         "cgpfl-4": {ROUNDS_TO_LEVEL: {0: 20.0}, four: {0: 20.0}, ten: {0: 21.0}, DISTANCE: {0: 2.0}}
         | {GRADIENT: {0: 2.5}, LATE_GRADIENT: {0: 1.5}},
         "cgpfl-10": {ROUNDS_TO_LEVEL: {0: 15.0}, four: {0: 20.0}, ten: {0: 15.0}},

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kinfed.data.sources.registered import SOURCES
-from kinfed.engine.scoring.measures import MEASURES
+from kinfed.engine.scoring.metric_catalogue import METRICS
 from kinfed_papers.measure import reproduce
 from kinfed_papers.recipe import RunPart
 from kinfed_papers.recipes.sites import ALIASES, METHODS, RECIPE, TABLES, figures
@@ -21,7 +21,7 @@ def test_every_table_is_one_with_sites_of_its_own() -> None:
         dataset = part.settings["dataset"]
         assert SOURCES[dataset if isinstance(dataset, str) else dataset["name"]].facts["names_clients"]
         assert part.settings["metric"] == TABLES[part.name].metric
-    assert all(table.metric in MEASURES for table in TABLES.values())
+    assert all(table.metric in METRICS for table in TABLES.values())
 
 
 def test_figures_by_site_are_those_of_the_run(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_summary_and_journal_show_both(tmp_path: Path) -> None:
         algorithms={"fedavg": {"finetune": 5}}, clients=4, rounds=2, seeds=[0], model="mlr", eval_every=1, workers=1,
         out=tmp_path / "run",
     )  # fmt: skip
-    summary = result.result().summary()
+    summary = result.result().to_json()
     assert summary["personal"]["accuracy"] > 0
     assert summary["alternatives"]["without_finetuning"]["accuracy"] > 0
     assert summary["alternatives"]["without_finetuning"]["loss"] != summary["personal"]["loss"]

@@ -14,8 +14,8 @@ import kinfed
 from kinfed.api import progress
 from kinfed.api.progress import LiveDisplay, NotebookLine, notebook_cell
 from kinfed.data.federations.federation import Federation
+from kinfed.records.run_record import FinalRecord
 from kinfed.runs.observer import NullObserver, Observers, RunInfo
-from kinfed.runs.results import MethodSummary
 
 SETTINGS: dict[str, Any] = {
     "algorithms": "fedavg,ditto", "model": "mlr", "rounds": 2, "steps": 1, "seeds": (3,), "warm_start": 1, "workers": 1,
@@ -35,7 +35,7 @@ class Ear(NullObserver):
     def round(self, label: str, seed: int, report: Any, personal: Any, server: Any) -> None:
         self.heard.append((label, report.round, personal is not None, server is not None))
 
-    def finished(self, result: MethodSummary) -> None:
+    def finished(self, result: FinalRecord) -> None:
         self.heard.append(("finished", result.label))
 
     def ended(self) -> None:

@@ -20,8 +20,9 @@ from kinfed.core import storage
 from kinfed.data.federations.federation import Federation
 from kinfed.errors import ConfigError
 from kinfed.records.run_files import RunFolderError
+from kinfed.records.run_record import FinalRecord
 from kinfed.runs.method_run import Interrupted
-from kinfed.runs.results import MethodResult, MethodSummary
+from kinfed.runs.results import MethodResult
 
 SETTINGS: dict[str, Any] = {
     "algorithms": "local,fedavg,ditto", "model": "mlr", "rounds": 3, "eval_every": 2, "steps": 2, "seeds": (0, 1),
@@ -105,7 +106,7 @@ def test_frames_of_every_backend(results: Results, monkeypatch: pytest.MonkeyPat
 def test_results_by_name(results: Results) -> None:
     live, loaded = results[0].result("ditto", 1), results[2].result("ditto", 1)
     assert isinstance(live, MethodResult)
-    assert type(loaded) is MethodSummary
+    assert type(loaded) is FinalRecord
     for name in ("label", "seed", "rounds", "personal", "server", "took_part", "bytes_up", "metric", "evaluated"):
         assert getattr(live, name) == getattr(loaded, name)
     for result in results:
@@ -218,8 +219,8 @@ def test_a_summary_of_another_version_is_refused(results: Results, tmp_path: Pat
     (folder / "config.json").write_bytes((results[2].folder / "config.json").read_bytes())
     storage.write_json(folder / "summary.json", {"results": [{"algorithm": "local", "seed": 0, "rounds": 1,
         "bytes_down": 0, "bytes_up": 0, "seconds": 0}]})  # fmt: skip
-    with pytest.raises(RunFolderError, match="not a summary of this version"):
-        kinfed.load(folder).results  # noqa: B018
+    with pytest.raises(RunFolderError, match="a result needs"):
+        kinfed.load(folder)
 
 
 def test_folds_are_joined_in_memory_as_on_disk(data: Federation, tmp_path: Path) -> None:

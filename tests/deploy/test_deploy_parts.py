@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from kinfed.algorithms import ALGORITHMS, make_algorithm
+from kinfed.algorithms import ALGORITHMS, make_algorithm, sample_update
 from kinfed.cli.app import app
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.examples.problem import Problem
@@ -28,7 +28,7 @@ from kinfed.deploy.node.node_settings import NodeSettings
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.operator.app_folder import make_app
 from kinfed.deploy.server.enrol import Roster
-from kinfed.deploy.server.node_pool import sample_update
+from kinfed.deploy.server.node_pool import made_up_cohort
 from kinfed.deploy.settings import SETTINGS, Deployment, not_for_nodes
 from kinfed.engine.task_factory import make_task
 from kinfed.engine.zoo.lora import lora
@@ -269,7 +269,8 @@ def test_updates_hold_nothing_but_what_the_list_says(name: str) -> None:
     model = "mlp" if name == "heterofl" else "mlr"  # it narrows hidden layers
     task = make_task(adapted if name in ("fedsa_lora", "feddpa") else lambda: build_model(model, roster.shape, 2, {}))
     server = algorithm.init_server(task, roster.population(0, 1.0))
-    update = sample_update(algorithm, task, server, roster, Problem.of_classes(2))
+    cohort = made_up_cohort(roster, Problem.of_classes(2))
+    update = sample_update(algorithm, task, server, cohort, roster.population(0, 1.0)).named()
     listed = [] if sends()[name] == "nothing" else sends()[name].split(", ")
     always = {field for field in listed if not field.startswith("(")}
     assert always <= {field.partition(".")[0] for field in update} <= {field.strip("()") for field in listed}

@@ -12,7 +12,8 @@ from kinfed.data.examples.problem import Problem
 from kinfed.data.federations.federation import Federation
 from kinfed.engine.personal.mixture import mixture_rows
 from kinfed.engine.personal.personal_models import task_for
-from kinfed.engine.scoring.measures import MEASURES, Judged
+from kinfed.engine.scoring.judged import Judged
+from kinfed.engine.scoring.metric_catalogue import METRICS
 from kinfed.engine.task_factory import make_task
 
 
@@ -26,7 +27,7 @@ def test_by_hand() -> None:
     model = logits([0.1, 0.8, 0.9, 0.85, 0.2, 0.0, 0.05])
     start = logits([0.3, 0.5, 0.9, 0.6, 0.7, 0.1, 0.4])
     data = Judged(model, np.array(positive), np.zeros(7, np.int64), 2, Problem.of_classes(2), start)
-    accepted, of_start = MEASURES["relative_false_accepts"].sums(data)
+    accepted, of_start = METRICS.named("relative_false_accepts").sums(data)
     assert accepted.tolist() == [1, 0]
     assert of_start.tolist() == [2, 0]  # the second client has no rows: undefined
 
@@ -43,10 +44,10 @@ def test_the_start_against_itself_is_one(detectors: Federation) -> None:
     task.problem, task.metric = detectors.problem, "relative_false_accepts"
     part = detectors.cohort(torch.arange(2), seed=4, round=1).test
     start = task.init(4).expand(2, -1)
-    assert task.evaluate(start, part).measure("relative_false_accepts").tolist() == [1, 1]
+    assert task.evaluate(start, part).metric("relative_false_accepts").tolist() == [1, 1]
     # Of a mixture as well, whose rows are wider than the start's.
     mixed = mixture_rows(start[:, None].repeat(1, 2, 1), torch.full((2, 2), 0.5))
-    assert task_for(task, mixed).evaluate(mixed, part).measure("relative_false_accepts").tolist() == [1, 1]
+    assert task_for(task, mixed).evaluate(mixed, part).metric("relative_false_accepts").tolist() == [1, 1]
 
 
 def test_a_run_is_judged_by_it(detectors: Federation) -> None:

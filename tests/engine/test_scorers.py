@@ -11,9 +11,10 @@ from sklearn.metrics import get_scorer, get_scorer_names, matthews_corrcoef
 import kinfed
 from kinfed.data.examples.problem import Problem
 from kinfed.data.federations.federation import Federation
-from kinfed.engine.scoring.measures import MEASURES, Judged, find_measure, headline_measure
+from kinfed.engine.scoring.judged import Judged
+from kinfed.engine.scoring.metric_catalogue import METRICS
 from kinfed.errors import ConfigError
-from kinfed.records.metrics import headline_text
+from kinfed.records.headline import headline_text
 
 PROBLEMS = {
     "binary": Problem.of_classes(2),
@@ -57,13 +58,13 @@ def test_every_scorer_is_scikit_learns_or_refused(kind: str) -> None:
     data, refused = judged(problem), []
     for name in get_scorer_names():
         try:
-            measure = headline_measure(problem, name)
+            metric = METRICS.headline(problem, name)
         except ConfigError:
             refused.append(name)
             continue
-        if measure.name in [one.name for one in MEASURES.values()]:
+        if metric.name in METRICS:
             continue  # ours, which has its own tests
-        value = measure.value(torch.from_numpy(np.stack(measure.sums(data), 1)))
+        value = metric.value(torch.from_numpy(np.stack(metric.sums(data), 1)))
         for client in (0, 1):
             own = np.flatnonzero(data.owner == client)
             target = problem.restored(data.target[own]) if problem.is_regression else data.target[own]
@@ -83,7 +84,7 @@ def test_a_run_is_judged_by_a_scorer(federation: Federation) -> None:
     predicted = np.argmax(model.predict_proba(federation.features.gather(rows).numpy()), 1)
     wanted = matthews_corrcoef(federation.labels[rows].numpy(), predicted)
     score = entry.evaluation.personal
-    assert float(score.measure("matthews_corrcoef")[0]) == pytest.approx(wanted)
+    assert float(score.metric("matthews_corrcoef")[0]) == pytest.approx(wanted)
     assert entry.personal["matthews_corrcoef"] <= 1
     assert headline_text(entry.personal, "matthews_corrcoef").startswith("matthews_corrcoef ")
     assert headline_text(entry.personal, "roc_auc").startswith("AUROC ")
@@ -92,4 +93,4 @@ def test_a_run_is_judged_by_a_scorer(federation: Federation) -> None:
         kinfed.run(federation=federation, algorithms="fedavg", metric="explained_variance", **settings)
     with pytest.raises(ConfigError, match="did you mean matthews_corrcoef"):
         kinfed.run(federation=federation, algorithms="fedavg", metric="matthews_corcoef", **settings)
-    assert find_measure("loss") is None
+    assert METRICS.find("loss") is None

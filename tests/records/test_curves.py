@@ -12,8 +12,8 @@ import kinfed
 from kinfed.analysis.comparison import single_run
 from kinfed.data.examples.problem import Problem
 from kinfed.data.federations.federation import Federation
-from kinfed.engine.scoring.measures import Judged
-from kinfed.records.curves import FALSE_POSITIVE_RATES, Curves, client_curves
+from kinfed.engine.scoring.judged import Judged
+from kinfed.records.curves import Curves, client_curves
 from kinfed.records.reader import load_run
 from kinfed.report import build
 from kinfed.report.charts.site_curves import site_curves
@@ -35,7 +35,7 @@ def test_two_classes_are_scikit_learns() -> None:
         own = data.owner == client
         fpr, tpr, _ = roc_curve(data.target[own], data.probability[own, 1], drop_intermediate=False)
         ours = curves.roc[client] / curves.positives[client]
-        assert ours[1:] == pytest.approx(np.interp(FALSE_POSITIVE_RATES, fpr, tpr)[1:])
+        assert ours[1:] == pytest.approx(np.interp(Curves.FALSE_POSITIVE_RATES, fpr, tpr)[1:])
         assert ours[0] == tpr[fpr == 0].max()
     assert curves.positives[2] == 0
     assert curves.smaller.tolist() == [min(np.bincount(data.target[data.owner == c])) for c in (0, 1)] + [0]
@@ -52,7 +52,7 @@ def test_several_classes_are_averaged_one_against_the_others() -> None:
     curves = client_curves(data, ["a", "b"])
     for client in (0, 1):
         own = data.owner == client
-        area = np.trapezoid(curves.roc[client] / curves.positives[client], FALSE_POSITIVE_RATES)
+        area = np.trapezoid(curves.roc[client] / curves.positives[client], Curves.FALSE_POSITIVE_RATES)
         wanted = roc_auc_score(data.target[own], data.probability[own], multi_class="ovr")
         assert area == pytest.approx(wanted, abs=0.01)
         assert curves.bins[client, :, 2].sum() == (data.predicted == data.target)[own].sum()

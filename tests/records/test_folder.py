@@ -25,8 +25,8 @@ from kinfed.core.storage import to_json
 from kinfed.data.descriptions.describe import describe
 from kinfed.errors import StorageError
 from kinfed.records.compare import same_results, strip_times
-from kinfed.records.folder import CLIENT_COLUMNS, JournalMark, RunFolder
 from kinfed.records.run_files import RunFiles
+from kinfed.records.run_folder import CLIENT_COLUMNS, JournalMark, RunFolder
 from kinfed.testing import tiny_federation
 
 CONFIG: dict[str, Any] = {"rounds": 60, "seeds": [0, 1], "algorithms": {"local": {}, "ditto": {"lam": 1.0}}}
@@ -143,7 +143,7 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
 def test_a_killed_writer_frees_the_folder(tmp_path: Path) -> None:
     opened(tmp_path).close()
     hold = (
-        "import sys, time; from kinfed.records.folder import RunFolder; "
+        "import sys, time; from kinfed.records.run_folder import RunFolder; "
         f"run = RunFolder.open(sys.argv[1], {CONFIG!r}, 'mine', resume=True); "
         "print('held', flush=True); time.sleep(600)"
     )

@@ -18,7 +18,8 @@ from sklearn.metrics import adjusted_rand_score
 import kinfed
 from kinfed.analysis.comparison import Method, compare, slots
 from kinfed.analysis.statistics import adjusted_rand
-from kinfed.records.reader import Final, JournalRound, Run, Trial, load_runs
+from kinfed.records.reader import load_runs
+from kinfed.records.run_record import FinalRecord, RoundRecord, RunRecord, TrialRecord
 from kinfed.report import build
 from kinfed.report.drawing import palette
 from kinfed.report.drawing.chart import Figure
@@ -40,12 +41,13 @@ def method(
     seeds: tuple[int, ...] = (4,),
 ) -> Method:
     """A method that recorded these figures, by round."""
-    rounds = tuple(JournalRound(n, 1.0, 4, 0, 1.0, 1.0, {}, own) for n, own in figures.items())
+    rounds = tuple(RoundRecord(n, 1.0, 4, 0, 1.0, 1.0, {}, own) for n, own in figures.items())
     last = max(figures)
-    trials = tuple(Trial(family, seed, rounds, (), Final(last, last, {}, 1.0, 1.0, 1.0), True) for seed in seeds)
+    finals = [FinalRecord(label=family, seed=seed, rounds=last) for seed in seeds]
+    trials = tuple(TrialRecord(family, final.seed, rounds, (), final, True) for final in finals)
     counts = tuple((m + 1, 20) for m in range(len(names)))
     data = described(names, ("a", "b"), counts, groups, ("east", "west") if groups else None)
-    run = Run(
+    run = RunRecord(
         Path("r"), "r", {"algorithms": {family: {"method": family}}}, "0", {}, "", trials, dict.fromkeys(seeds, data)
     )
     return Method(family, family, 0, slots([family])[0], run, trials)

@@ -13,7 +13,7 @@ from report_fixture import described
 import kinfed
 from kinfed.analysis.comparison import Method, slots
 from kinfed.data.descriptions.description import Description
-from kinfed.records.reader import Final, JournalRound, Run, Trial
+from kinfed.records.run_record import FinalRecord, RoundRecord, RunRecord, TrialRecord
 from kinfed.report import build
 from kinfed.report.charts.client_groups import ClientGroups
 from kinfed.report.drawing import palette
@@ -40,9 +40,9 @@ def method(clients: int, rounds: int, data: Description | None, recorded: bool =
         mix = [[1.0 if n == (i + 1) % clients else 0.0 for n in range(clients)] for i in range(clients)]
         return {"affinity": matrix(clients, number), "weights": mix} if recorded else {}
 
-    lines = tuple(JournalRound(r, 1.0, clients, 0, 1.0, 1.0, {}, figures(r)) for r in range(1, rounds + 1))
-    trial = Trial("fedfomo", 0, lines, (), Final(rounds, rounds, {}, 1.0, 1.0, 1.0), True)
-    run = Run(Path("r"), "r", {}, "0", {}, "", (trial,), {} if data is None else {0: data})
+    lines = tuple(RoundRecord(r, 1.0, clients, 0, 1.0, 1.0, {}, figures(r)) for r in range(1, rounds + 1))
+    trial = TrialRecord("fedfomo", 0, lines, (), FinalRecord(label="fedfomo", seed=0, rounds=rounds), True)
+    run = RunRecord(Path("r"), "r", {}, "0", {}, "", (trial,), {} if data is None else {0: data})
     return Method("fedfomo", "FedFomo", 0, slots(["fedfomo"])[0], run, (trial,))
 
 

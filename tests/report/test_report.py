@@ -30,7 +30,8 @@ from kinfed.analysis.comparison import Comparison, Method, cautions, compare
 from kinfed.analysis.statistics import average, clear_winner, difference, gains, leader, summarize_gains
 from kinfed.data.descriptions.description import Description
 from kinfed.errors import KinfedError, StorageError
-from kinfed.records.reader import ClientResult, Final, Run, Trial, load_run, load_runs
+from kinfed.records.reader import load_run, load_runs
+from kinfed.records.run_record import ClientRecord, FinalRecord, RunRecord, TrialRecord
 from kinfed.report import build, csv_downloads, method_tables
 from kinfed.report.charts import figures
 from kinfed.report.charts.class_map import MAX_COLUMNS, class_map, client_columns
@@ -71,14 +72,18 @@ def rewrite(path: Path, change: Any) -> None:
     path.write_text(json.dumps(value))
 
 
-def trial(algorithm: str, seed: int, accuracy: float, clients: dict[str, float] | None = None, at: int = 10) -> Trial:
+def trial(
+    algorithm: str, seed: int, accuracy: float, clients: dict[str, float] | None = None, at: int = 10
+) -> TrialRecord:
     metrics = {"accuracy": accuracy, "loss": 1 - accuracy}
-    results = tuple(ClientResult(c, 20, 10, {"personal_accuracy": a}) for c, a in (clients or {}).items())
-    return Trial(algorithm, seed, (), results, Final(at, at, {"personal": metrics}, 5e5, 5e5, 1.0), True)
+    results = tuple(ClientRecord(c, 20, 10, {"personal_accuracy": a}) for c, a in (clients or {}).items())
+    costs = {"bytes_down": 5e5, "bytes_up": 5e5, "seconds": 1.0}
+    final = FinalRecord(label=algorithm, seed=seed, rounds=at, personal=metrics, **costs)
+    return TrialRecord(algorithm, seed, (), results, final, True)
 
 
-def run_of(*trials: Trial, label: str = "run", config: dict[str, Any] | None = None) -> Run:
-    return Run(Path(label), label, config or {}, "0", {}, "", trials, {})
+def run_of(*trials: TrialRecord, label: str = "run", config: dict[str, Any] | None = None) -> RunRecord:
+    return RunRecord(Path(label), label, config or {}, "0", {}, "", trials, {})
 
 
 # Reading
@@ -92,7 +97,7 @@ def test_a_finished_run_is_read_as_written(finished: Path) -> None:
     assert not run.notes
     fedavg = run.trials[1]
     assert fedavg.finished
-    assert fedavg.final.round == 60
+    assert fedavg.round == 60
     assert fedavg.final.metrics["personal"] == lines[119]["personal"]
     assert fedavg.final.bytes == sum(r.bytes for r in fedavg.rounds)
     assert [r.number for r in fedavg.rounds] == list(range(1, 61))
@@ -126,7 +131,7 @@ def test_an_unfinished_run_says_how_far_it_came(tmp_path: Path) -> None:
     assert by_key["local", 1].finished
     stopped = by_key["fedavg", 1]
     assert not stopped.finished
-    assert (stopped.final.round, stopped.final.rounds, len(stopped.rounds)) == (5, 5, 7)
+    assert (stopped.round, stopped.final.rounds, len(stopped.rounds)) == (5, 5, 7)
     assert stopped.final.bytes == sum(r.bytes for r in stopped.rounds[:5])
 
 
@@ -172,8 +177,8 @@ def test_a_warm_start_shifts_the_numbers_of_rounds(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "r", **SMALL, settings={"warm_start": 20})
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     (folder / "rounds.jsonl").write_text("".join(json.dumps(x | {"round": x["round"] + 20}) + "\n" for x in lines))
-    final = load_run(folder, "r").trials[1].final
-    assert (final.round, final.rounds) == (30, 10)
+    trial = load_run(folder, "r").trials[1]
+    assert (trial.round, trial.final.rounds) == (30, 10)
     (folder / "summary.json").unlink()
     assert not load_run(folder, "r").notes
 

@@ -37,7 +37,7 @@ def test_the_majority_class_is_scikit_learns(federation: Federation) -> None:
         shares = (torch.bincount(train, minlength=3) + 1) / (len(train) + 3)
         wanted = log_loss(test.numpy(), np.tile(shares, (len(test), 1)), labels=[0, 1, 2], normalize=False)
         assert float(score.loss[client]) == pytest.approx(wanted, rel=1e-6)
-        auroc = float(score.measure("auroc")[client])
+        auroc = float(score.metric("auroc")[client])
         assert auroc == 0.5 or (auroc != auroc and len(test.unique()) == 1)
 
 
@@ -50,7 +50,7 @@ def test_the_mean_is_scikit_learns(federation: Federation) -> None:
         train, test = data.labels[data.train[client]].numpy(), data.labels[data.test[client]].numpy()
         dummy = DummyRegressor().fit(np.zeros((len(train), 1)), train)
         wanted = mean_squared_error(test, dummy.predict(np.zeros((len(test), 1)))) ** 0.5
-        assert float(score.measure("rmse")[row]) == pytest.approx(wanted, rel=1e-5)
+        assert float(score.metric("rmse")[row]) == pytest.approx(wanted, rel=1e-5)
 
 
 def test_every_table_ends_with_it(federation: Federation, tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_every_table_ends_with_it(federation: Federation, tmp_path: Path) -> Non
     accuracy = float(correct.correct.sum() / correct.count.sum())
     assert [baseline.personal["accuracy"] for baseline in result.baselines] == pytest.approx([accuracy, accuracy])
     console = Console(width=120, record=True, file=StringIO())
-    console.print(results_table([r.summary() for r in result.results], result.baselines))
+    console.print(results_table([r.to_json() for r in result.results], result.baselines))
     last = console.export_text().strip().splitlines()[-1]
     assert "(majority)" in last
     assert f"{100 * accuracy:.1f}" in last

@@ -14,8 +14,8 @@ from kinfed.data.federations.federation import Federation
 from kinfed.engine import task_factory as tasks
 from kinfed.errors import ConfigError, KinfedError, StorageError
 from kinfed.records.compare import same_results
-from kinfed.records.folder import RunFolder
 from kinfed.records.run_files import RunFiles
+from kinfed.records.run_folder import RunFolder
 from kinfed.runs.experiment import run
 from kinfed.runs.growth import grown_config
 from kinfed.runs.method_run import Interrupted

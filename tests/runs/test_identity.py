@@ -16,8 +16,8 @@ from kinfed.core import registry
 from kinfed.core.registries import registry_of
 from kinfed.data.federations.federation import Federation
 from kinfed.errors import StorageError
-from kinfed.records.folder import RunFolder
 from kinfed.records.reader import load_run
+from kinfed.records.run_folder import RunFolder
 from kinfed.runs.observer import NullObserver
 from kinfed.testing import tiny_federation
 

@@ -21,8 +21,8 @@ from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.federations.federation import Federation
 from kinfed.engine.task_factory import Score
 from kinfed.pools.base import Evaluation
-from kinfed.records.folder import RunFolder
 from kinfed.records.run_files import RunFiles
+from kinfed.records.run_folder import RunFolder
 from kinfed.runs.method_run import Interrupted, MethodRun
 from kinfed.runs.observer import NullObserver
 from kinfed.runs.results import ClientTable, MethodResult
@@ -73,7 +73,7 @@ def test_a_finished_run_is_evaluated_again_for_its_result_only(tmp_path: Path) -
     ):
         again = run.execute()
         assert splits == ["test"]
-    assert again.summary() == first.summary()
+    assert again.to_json() == first.to_json()
 
 
 def test_models_may_be_judged_on_validation_examples() -> None:
@@ -169,13 +169,13 @@ def result_of(count: int, evaluated: Tensor) -> MethodResult:
 
 def test_lines_of_clients_by_hand() -> None:
     result = result_of(3, torch.tensor([0, 1, 2]))
-    result.evaluation = replace(
+    evaluation = replace(
         result.evaluation,
         ids=torch.tensor([0, 2]),
         personal=Score(torch.tensor([1.0, 0.0]), torch.tensor([3.0, 0.0]), torch.tensor([4, 0])),
         took_part=torch.tensor([True, False]),
     )
-    result.privacy = {"epsilon": [1.0, 2.0, 3.0]}
+    result = replace(result, evaluation=evaluation, privacy={"epsilon": [1.0, 2.0, 3.0]})
     assert result.client_columns() == {
         "algorithm": ["mine"] * 2, "seed": [0, 0], "client": ["c0", "c2"], "n_train": [1, 3], "n_test": [4, 4],
         "took_part": [True, False],

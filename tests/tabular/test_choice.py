@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from kinfed.data.examples.problem import Problem
-from kinfed.engine.scoring.measures import MEASURES, Judged
-from kinfed.tabular.choice import Advantage, advantage, best_together, choose, shrunk
+from kinfed.engine.scoring.judged import Judged
+from kinfed.engine.scoring.metric_catalogue import METRICS
+from kinfed.tabular.decision import Advantage, advantage, best_together, choose, shrunk
 from kinfed.tabular.gains import SiteFigures
 
 NAN = math.nan
@@ -86,7 +87,7 @@ def judged(right: list[list[int]]) -> Judged:
 
 def test_advantages_are_differences_on_the_same_draws() -> None:
     alone, other = judged([[1, 0] * 10, [1] * 10]), judged([[1, 0] * 10, [0] * 10])
-    one = advantage(MEASURES["accuracy"], other, alone)
+    one = advantage(METRICS.named("accuracy"), other, alone)
     assert one.seen.tolist() == pytest.approx([0.0, -1.0])
     # Equal models differ in no draw: what is left is half a row, (0.5 / 2) / 20 and (1 / 2) / 10.
     assert one.error.tolist() == pytest.approx([0.5 / 40, 1 / 20])
@@ -96,11 +97,13 @@ def test_errors_count_positive_where_they_fall() -> None:
     outputs = np.zeros((4, 1))
     near = Judged(outputs, np.full(4, 0.5), np.zeros(4, np.int64), 1, Problem.of_numbers())
     far = Judged(outputs, np.full(4, 2.0), np.zeros(4, np.int64), 1, Problem.of_numbers())
-    assert float(advantage(MEASURES["rmse"], near, far).seen[0]) == pytest.approx(1.5)
+    assert float(advantage(METRICS.named("rmse"), near, far).seen[0]) == pytest.approx(1.5)
 
 
 def test_gains_of_sites_that_stay_alone_are_zero() -> None:
-    figures = SiteFigures(MEASURES["accuracy"], {"alone": judged([[1, 0] * 20] * 3), "ditto": judged([[1] * 40] * 3)})
+    figures = SiteFigures(
+        METRICS.named("accuracy"), {"alone": judged([[1, 0] * 20] * 3), "ditto": judged([[1] * 40] * 3)}
+    )
     assert figures.gain("alone", 0).value == 0
     assert figures.gain("ditto", 1).value == pytest.approx(0.5)
     assert figures.gain("ditto", 1).is_clear

@@ -26,10 +26,9 @@ from kinfed.tabular import search
 from kinfed.tabular.decision import decide
 from kinfed.tabular.fit_result import Estimate, FitResult
 from kinfed.tabular.fit_settings import FitSettings
-from kinfed.tabular.fitting import SiteFit
+from kinfed.tabular.fitting import SiteFit, sent_message
 from kinfed.tabular.inner_folds import NEVER, assign_folds, fold_federation, fold_rows
 from kinfed.tabular.portfolio import contenders_of, make_try, methods_of
-from kinfed.tabular.sent_message import sent_message
 from kinfed.tabular.site_files import load_sites
 from kinfed.tabular.site_outputs import outputs_on_test
 from kinfed.tabular.site_page import common_reach, write_page
@@ -175,7 +174,7 @@ def test_the_best_try_of_all_rows_counts(table: Table, regression: bool) -> None
     mixed = torch.where((job.data.train.owner == job.data.names.index("south"))[:, None], right, wrong)
     half = (right + wrong) / 2 if regression else torch.where(torch.arange(len(right))[:, None] % 2 == 0, right, wrong)
     outputs = {("alone", 0): wrong, ("alone", 1): half, ("one_model", 0): mixed, ("one_model", 1): wrong}
-    decision = decide(tried, search.Tries(("local", "fedavg"), 2, {}, outputs), job.measure)
+    decision = decide(tried, search.Tries(("local", "fedavg"), 2, {}, outputs), job.metric)
     assert {name: one.number for name, one in decision.tries.items()} == {"alone": 1, "one_model": 0}
     assert dict(zip(job.data.names, decision.chosen, strict=True)) == {
         "lake": "alone", "north": "alone", "south": "one_model"
@@ -364,7 +363,7 @@ def test_records_of_other_versions_are_refused(folder: Path, tmp_path: Path) -> 
 def test_who_needs_validation_rows_takes_them_from_nobody_else(table: Table, tmp_path: Path) -> None:
     job = SiteFit(load_sites(table, COLUMNS, None, 0), FitSettings(**SMALL | {"algorithms": "fedfomo", "trials": 1}))
     search_ = job._make_search(search.FoldStore(None), search.TimeBudget(None))
-    decision = decide(search_, search_.run(), job.measure)
+    decision = decide(search_, search_.run(), job.metric)
     fitted = job._fit_all(replace(decision, chosen=["fedfomo"] * 3), None, search.TimeBudget(None))
     rows = {name: int(result.federations[0].train.count.sum()) for name, result in fitted.items()}
     assert rows["alone"] == rows["one_model"] == int(job.data.train.count.sum()) > rows["fedfomo"]
@@ -409,8 +408,8 @@ def test_class_weights_reach_folds_and_models(table: Table) -> None:
     assert leaning.contender("alone").validation != plain.contender("alone").validation
     assert leaning.weights == "classes count in training by the rule ill=30,well=1"
     problem = kinfed.Federation.from_arrays(np.eye(3), [0, 1, 2], ["a"] * 3).problem
-    assert FitSettings().measure(problem).name == "accuracy"
-    assert FitSettings(class_weights="balanced").measure(problem).name == "balanced_accuracy"
+    assert FitSettings().metric_for(problem).name == "accuracy"
+    assert FitSettings(class_weights="balanced").metric_for(problem).name == "balanced_accuracy"
 
 
 def test_class_weights_that_cannot_be_meant_are_refused_before_training(table: Table) -> None:
@@ -431,14 +430,24 @@ def test_the_baseline_is_the_most_frequent_class_of_the_sites_own_rows(table: Ta
     assert result.baseline == "majority class"
 
 
+def test_sites_choose_by_a_metric_of_ones_own(table: Table, missed: str, tmp_path: Path) -> None:
+    result = kinfed.fit(table, **COLUMNS, **SMALL | {"metric": missed, "trials": 1}, out=tmp_path / "fit")
+    assert result.metric == missed
+    for site in result.sites:
+        assert site.alone.value is not None
+        assert site.deployed.value is not None
+        assert site.gain.value == pytest.approx(site.alone.value - site.deployed.value)
+    assert "Missed" in (tmp_path / "fit" / "fit.html").read_text()
+
+
 def test_a_message_is_told_by_what_is_in_it(table: Table) -> None:
     data = kinfed.Federation.from_table(table, **COLUMNS)
     common = {"federation": data, "model": "mlr", "rounds": 2, "steps": 2, "seeds": (0,), "participation": 1.0}
     run = kinfed.run(algorithms="fedavg,fedfomo", **common)
     average, fomo = (sent_message(run, label) for label in ("fedavg", "fedfomo"))
-    assert (average.fields, average.handed_on) == (("delta", "count"), False)
-    assert (fomo.fields, fomo.handed_on) == (("theta", "w"), True)
-    assert average.bytes == 4 * run.task.num_params + 4
+    assert (average["sends"], average["hands_on"]) == (("delta", "count"), False)
+    assert (fomo["sends"], fomo["hands_on"]) == (("theta", "w"), True)
+    assert average["bytes_up"] == 4 * run.task.num_params + 4
 
 
 def test_the_page_says_who_sees_a_model(result: FitResult) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from kinfed.data.examples.problem import Problem
-from kinfed.engine.scoring.measures import MEASURES, Judged
+from kinfed.engine.scoring.judged import Judged
+from kinfed.engine.scoring.metric_catalogue import METRICS
 from kinfed.tabular.fit_result import ContenderRecord, Estimate, FitResult, SiteRecord
 from kinfed.tabular.gains import SiteFigures
 from kinfed.tabular.portfolio import BASELINE
@@ -24,7 +25,7 @@ def figures(labels: list[int], scores: list[float], others: list[float], metric:
                      np.zeros(len(labels), np.int64), 1, BINARY)
         for name, values in (("alone", scores), ("one_model", others), (BASELINE, [0.0] * len(labels)))
     }  # fmt: skip
-    return SiteFigures(MEASURES[metric], judged)
+    return SiteFigures(METRICS.named(metric), judged)
 
 
 def test_a_ranking_is_as_sure_as_the_rarer_class_allows() -> None:
@@ -46,8 +47,8 @@ def test_a_ranking_is_as_sure_as_the_rarer_class_allows() -> None:
 
 def test_supports_of_measures() -> None:
     judged = Judged(np.zeros((5, 2)), np.array([0, 1, 1, 1, 0]), np.array([0, 0, 0, 0, 1]), 2, BINARY)
-    assert MEASURES["auroc"].support(judged).tolist() == [1, 0]
-    assert MEASURES["accuracy"].support(judged).tolist() == [4, 1]
+    assert METRICS.named("auroc").support(judged).tolist() == [1, 0]
+    assert METRICS.named("accuracy").support(judged).tolist() == [4, 1]
 
 
 def site(**changes: object) -> SiteRecord:

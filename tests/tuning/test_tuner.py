@@ -93,6 +93,14 @@ def test_every_method_gets_its_trials_and_the_first_is_as_configured(tmp_path: P
         assert tuned.default <= (tuned.best.value or 0)
 
 
+def test_settings_are_chosen_by_a_metric_of_ones_own(tmp_path: Path, data: Federation, missed: str) -> None:
+    result = tune(config("fedavg", metric=missed), 3, tmp_path / "a", federation=data)
+    (tuned,) = result.methods
+    assert tuned.metric == missed
+    assert tuned.best.value == min(trial.value for trial in tuned.trials if trial.value is not None)
+    assert "mean client missed" in result.file.read_text()
+
+
 def test_the_value_of_a_trial_is_the_mean_client_accuracy_on_validation_data(tmp_path: Path, data: Federation) -> None:
     """Trained again by hand with the settings of a trial, over both seeds."""
     settings = config("ditto", seeds=[0, 1])

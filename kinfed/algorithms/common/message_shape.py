@@ -9,18 +9,31 @@ import torch
 from kinfed.algorithms.base import AnyAlgorithm, AveragingAlgorithm, RoundInfo
 from kinfed.algorithms.common.averaging import mean_from_row
 from kinfed.core import Tree
-from kinfed.data import Federation, Population
+from kinfed.data import Cohort, Federation, Population
 from kinfed.engine import Task
+
+
+def sample_update(
+    algorithm: AnyAlgorithm, task: Task, server: Tree, cohort: Cohort, population: Population | None = None
+) -> Tree:
+    """The update [1, ...] of a cohort of one client in a first round: which fields an update has depends on the
+    method's options, and their shapes on the model. The round is planned for all clients of a `population`."""
+    if population is not None:
+        info = RoundInfo(1, population, task.trainable)
+        server, _ = algorithm.plan(server, torch.arange(population.num_clients), info)
+    start = algorithm.init_client(task, cohort)
+    _, up = algorithm.client_update(task, start, algorithm.download(server, cohort.ids), cohort)
+    update: Tree = up
+    return update
 
 
 def update_template(algorithm: AnyAlgorithm, task: Task, data: Federation, server: Tree) -> Tree:
     """An update [1, ...] of zeros with the fields, shapes and types of the method's: from one local step of one client
     of which nothing else is used."""
-    ids = data.train.count.argmax()[None]
     brief = replace(algorithm, training=algorithm.training.with_steps(1))
-    cohort = data.cohort(ids, 0, 1)
-    _, up = brief.client_update(task, brief.init_client(task, cohort), brief.download(server, ids), cohort)
-    zeros: Tree = up.map(torch.zeros_like)
+    zeros: Tree = sample_update(brief, task, server, data.cohort(data.train.count.argmax()[None], 0, 1)).map(
+        torch.zeros_like
+    )
     return zeros
 
 

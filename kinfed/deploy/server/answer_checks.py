@@ -13,7 +13,7 @@ from kinfed.core import EXAMPLES, Tree
 from kinfed.data import SPLITS
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.wire import MessageError, Packet, message_types, plain_text, received_tensors, tree_of
-from kinfed.engine import Task, headline_measure, measures_of
+from kinfed.engine import METRICS, Task
 from kinfed.privacy import Event, Events, PrivateTask, dominates, planned_events
 from kinfed.updates import UpdateSpec, trained_columns
 
@@ -75,12 +75,12 @@ class AnswerChecks:
         if any(name not in tensors or tensors[name].numel() != 1 for name in plain):
             raise MessageError("an evaluation without correct, loss and count of one client")
         problem = self._deployment.problem
-        headline = headline_measure(problem, self._deployment.run.metric)
-        wanted = {f"sums.{one.name}" for one in (*measures_of(problem), headline)}
+        headline = METRICS.headline(problem, self._deployment.run.metric)
+        wanted = {f"sums.{one.name}" for one in METRICS.of_problem(problem, headline)}
         if tensors.keys() - {*plain, "error"} - wanted or wanted - tensors.keys():
-            raise MessageError("an evaluation by other measures than the run's")
+            raise MessageError("an evaluation by other metrics than the run's; all must have the same plugins")
         if any(tensors[name].shape != (1, 2) or not bool(torch.isfinite(tensors[name]).all()) for name in wanted):
-            raise MessageError("an evaluation whose measures are not two finite sums each")
+            raise MessageError("an evaluation whose metrics are not two finite sums each")
         if "error" in tensors and tensors["error"].numel() != 1:
             raise MessageError("an evaluation whose error is not one number")
         correct, loss, count = (float(tensors[name]) for name in ("correct", "loss", "count"))

@@ -4,8 +4,8 @@
                              written once (kinfed.deploy.server.enrol), so that a run that is resumed is the same run
     <out>/log.txt            what happened, for people: tail -f it
     <out>/status.json        what happens now: rounds, clients, who is awaited (kinfed.deploy.server.status)
-    <out>/...                otherwise a run folder like any other (kinfed.records.folder): rounds.jsonl, clients.csv,
-                             summary.json and a checkpoint after every round
+    <out>/...                otherwise a run folder like any other (kinfed.records.run_folder): rounds.jsonl,
+                             clients.csv, summary.json and a checkpoint after every round
 
 There are no models in it: personal ones are in the vaults of the nodes.
 """
@@ -21,10 +21,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kinfed.algorithms import check_algorithm_settings, privacy_profile
+from kinfed.algorithms import check_algorithm_settings, privacy_profile, sample_update
 from kinfed.core import storage
+from kinfed.data import Population
 from kinfed.deploy.server.enrol import Roster, TooFewClients, enrol_clients
-from kinfed.deploy.server.node_pool import NodePool, sample_update
+from kinfed.deploy.server.node_pool import NodePool, made_up_cohort
 from kinfed.deploy.server.server_privacy import SecretSchedule, make_user_level, notes
 from kinfed.deploy.server.status import DONE, RUNNING, STOPPED, WAITING, StatusWriter
 from kinfed.deploy.settings import STANDARD, Deployment
@@ -134,7 +135,7 @@ def _run_rounds(
                     f"{report.round}. Start it again (flwr run) when clients are back, and it goes on from there"
                 )
         result = method_run.finish()
-    folder.write_summary({"results": [result.summary()]})
+    folder.write_summary({"results": [result.to_json()]})
     return result
 
 
@@ -170,7 +171,8 @@ def _make_loop(
     task = task if budget is None else budget.task
     check_algorithm_settings(algorithm, task, population)  # before a round is tried out
     server = algorithm.init_server(task, population)
-    up = sample_update(algorithm, task, server, roster, deployment.problem)
+    plain, cohort = task if budget is None else budget.task.inner, made_up_cohort(roster, deployment.problem)
+    up = sample_update(algorithm, plain, server, cohort, Population(len(roster.names), 0)).named()
     pool, schedule = _make_pool(deployment, run, roster, exchange, task, up), config.schedule
     user_level = make_user_level(deployment, run, folder, len(roster.names), task, up)
     if user_level is not None:

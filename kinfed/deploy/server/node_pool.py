@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms import AnyAlgorithm, RoundInfo
 from kinfed.core import Tree
-from kinfed.data import SPLITS, Cohort, Features, Population, Problem, Split
+from kinfed.data import SPLITS, Cohort, Features, Problem, Split
 from kinfed.deploy.node.requests import EVALUATE, TRAIN
 from kinfed.deploy.server.answer_checks import AnswerChecks, check_figures, check_same_question
 from kinfed.deploy.server.enrol import Roster
@@ -33,7 +32,7 @@ class NodePool:
     def __init__(
         self, deployment: Deployment, run: str, roster: Roster, exchange: Exchange, task: Task, up: Mapping[str, Tensor]
     ) -> None:
-        """`up` is an update as it should be (see `sample_update`)."""
+        """`up` is an update as it should be (kinfed.algorithms.sample_update)."""
         self.deployment, self.run, self.roster, self.exchange = deployment, run, roster, exchange
         self.algorithm = deployment.algorithm
         self.accepted = torch.zeros(len(roster.names), dtype=torch.int64)  # [K] last round that counted; 0: none yet
@@ -214,12 +213,8 @@ class NodePool:
         return _make_record({k: events.get(k) or list(self._checks.planned(k)[0]) for k in ids.tolist()}, TRAINING)
 
 
-def sample_update(
-    algorithm: AnyAlgorithm, task: Task, server: Tree, roster: Roster, problem: Problem
-) -> dict[str, Tensor]:
-    """An update [1, ...] as the method makes it, of a client with made-up examples: what fields, types and shapes to
-    expect of real ones."""
-    plain = task.inner if isinstance(task, PrivateTask) else task
+def made_up_cohort(roster: Roster, problem: Problem) -> Cohort:
+    """One client with made-up examples, as large as the roster's: for an update as real ones will be."""
     dtype = torch.int64 if roster.tokens else torch.float32
     features = Features(torch.zeros(2, *roster.shape, dtype=dtype))
     labels = torch.zeros(2) if problem.is_regression else torch.arange(2) % problem.num_classes
@@ -227,12 +222,7 @@ def sample_update(
     longest = roster.counts.max(0).values.tolist()
     train, val, test = (Split(features, labels, ids, start, one, rows, 0, 1, None, most) for most in longest)
     groups = torch.tensor([roster.group(0)]) if roster.groups else None
-    cohort = Cohort(ids, train, val, test, 0, 1, groups)
-    info = RoundInfo(1, Population(len(roster.names), 0), plain.trainable)
-    planned, _ = algorithm.plan(server, torch.arange(len(roster.names)), info)
-    down = algorithm.download(planned, ids)
-    _, up = algorithm.client_update(plain, algorithm.init_client(plain, cohort), down, cohort)
-    return dict(up.named())
+    return Cohort(ids, train, val, test, 0, 1, groups)
 
 
 def _make_record(events: Mapping[int, list[Event]], phase: int) -> Record:

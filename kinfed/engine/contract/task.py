@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -25,7 +24,9 @@ from kinfed.engine.contract.feature_loss import FeatureLoss
 from kinfed.engine.contract.head import Head
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.contract.update_program import Instruction
-from kinfed.engine.scoring.measures import Judged, client_sums, error_draws, headline_measure, measures_of, no_draws
+from kinfed.engine.scoring.bootstrap import no_draws
+from kinfed.engine.scoring.judged import Judged
+from kinfed.engine.scoring.metric_catalogue import METRICS
 from kinfed.engine.scoring.score import OutputCollector, Score
 from kinfed.errors import ModelError
 
@@ -60,8 +61,8 @@ class Task(ABC):
     shares_rows: bool = False  # calls of a whole loop use idle threads: small cohorts need not be cut into chunks
     classifies: bool = True  # outputs are logits of classes: accuracy is defined
     objective: Objective = CROSS_ENTROPY
-    problem: Problem | None = None  # by whose measures models are scored; None: by loss and accuracy alone
-    metric: str | None = None  # the headline measure of the run; None: the problem's own
+    problem: Problem | None = None  # by whose metrics models are scored; None: by loss and accuracy alone
+    metric: str | None = None  # the headline metric of the run; None: the problem's own
 
     @property
     def trainable(self) -> slice:
@@ -202,14 +203,14 @@ class Task(ABC):
 
     @torch.no_grad()
     def evaluate(self, theta: Tensor, part: Split) -> Score:
-        """`score`, and the measures of the problem, where the task has one: what is reported of a model."""
+        """`score`, and the metrics of the problem, where the task has one: what is reported of a model."""
         n, problem = len(part.count), self.problem
         if problem is None:
             return self.score(theta, part)
-        headline = headline_measure(problem, self.metric)
+        headline = METRICS.headline(problem, self.metric)
         if not int(part.count.sum()):
-            names = {*(one.name for one in measures_of(problem)), headline.name}
-            nothing = {name: torch.zeros(n, 2, dtype=torch.float64) for name in sorted(names)}
+            names = sorted(one.name for one in METRICS.of_problem(problem, headline))
+            nothing = {name: torch.zeros(n, 2, dtype=torch.float64) for name in names}
             return replace(self.score(theta, part), sums=nothing, error_or_draws=no_draws(headline, n))
         outputs = OutputCollector(n)
         score = self._scored(theta, part, outputs)
@@ -218,8 +219,7 @@ class Task(ABC):
             start = self.start_model(part.seed).expand(n, -1)
             output = judged_outputs(self.plain_task, start, part, problem).output
             judged = replace(judged, start_output=output)
-        draws = partial(error_draws, headline, judged, part.ids)
-        return replace(score, sums=client_sums(judged, headline), error_or_draws=draws)
+        return score.judged_by(headline, judged, part.ids)
 
     @property
     def plain_task(self) -> Task:

@@ -1,15 +1,21 @@
-"""How models do on clients' examples: sums by client, and what all measures are computed from."""
+"""How models do on clients' examples: sums by client, and what all metrics are computed from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kinfed.data import Batch, Problem, Split
-from kinfed.engine.scoring.measures import MEASURES, Judged, deviation_of_draws
+from kinfed.engine.scoring.bootstrap import deviation_of_draws, error_draws
+from kinfed.engine.scoring.judged import Judged
+from kinfed.engine.scoring.metric_catalogue import METRICS
+from kinfed.engine.scoring.metrics import Metric
+from kinfed.engine.scoring.summary import summarize
 
 
 @dataclass
@@ -19,22 +25,22 @@ class Score:
     correct: Tensor  # [n] float64; 0 where the task has no classes
     loss: Tensor  # [n] float64
     count: Tensor  # [n] int64
-    sums: dict[str, Tensor] = field(default_factory=dict)  # [n, 2] by measure (kinfed.engine.scoring.measures)
+    sums: dict[str, Tensor] = field(default_factory=dict)  # [n, 2] by metric (kinfed.engine.scoring.metrics)
     # [n] the error, [R, n] draws that it comes from, or what makes these; see `error` and `draws`
     error_or_draws: Tensor | Callable[[], Tensor] | None = None
     error_of_gain: Tensor | None = None  # [n] where it has been compared with another score; see `compare`
 
     @property
     def draws(self) -> Tensor | None:
-        """[R, n] the headline measure over examples drawn anew (kinfed.engine.scoring.measures), the same for all
+        """[R, n] the headline metric over examples drawn anew (kinfed.engine.scoring.bootstrap), the same for all
         models of a client; None where no more than the error is known. Computed when it is first asked for: it takes
-        longer than all measures together, and of most evaluations nobody asks."""
+        longer than all metrics together, and of most evaluations nobody asks."""
         known = self._known()
         return known if known is not None and known.dim() == 2 else None
 
     @property
     def error(self) -> Tensor | None:
-        """[n] standard error of the headline measure, NaN where it is not known."""
+        """[n] standard error of the headline metric, NaN where it is not known."""
         known = self._known()
         return known if known is None or known.dim() == 1 else deviation_of_draws(known)
 
@@ -45,7 +51,7 @@ class Score:
         return self.error_or_draws
 
     def compare(self, other: Score) -> None:
-        """Find `error_of_gain`, the standard error of the difference of the headline measure between the two: smaller
+        """Find `error_of_gain`, the standard error of the difference of the headline metric between the two: smaller
         than both errors together, where models err on the same examples. The draws of this score are dropped."""
         if self is other:
             self.error_of_gain = torch.zeros_like(self.loss)
@@ -62,9 +68,19 @@ class Score:
         """To other processes, with draws that have been made."""
         return dict(self.__dict__, error_or_draws=self._known())
 
-    def measure(self, name: str) -> Tensor:
-        """[n] the value of a measure at every client; NaN where it is undefined."""
-        return MEASURES[name].value(self.sums[name])
+    def metric(self, name: str) -> Tensor:
+        """[n] the value of a metric at every client; NaN where it is undefined."""
+        return METRICS.named(name).value(self.sums[name])
+
+    def judged_by(self, headline: Metric, judged: Judged, ids: Tensor) -> Score:
+        """With the sums of every metric of the problem, and what draws the headline's error."""
+        sums = {one.name: one.sums(judged) for one in METRICS.of_problem(judged.problem, headline)}
+        tensors = {name: torch.from_numpy(np.stack(pair, 1).astype(np.float64)) for name, pair in sums.items()}
+        return replace(self, sums=tensors, error_or_draws=partial(error_draws, headline, judged, ids))
+
+    def summary(self, n_train: Tensor, classifies: bool) -> dict[str, float]:
+        """The figures of all clients together (kinfed.engine.scoring.summary)."""
+        return summarize(self.correct if classifies else None, self.loss, self.count, n_train, self.sums)
 
     def take(self, rows: Tensor) -> Score:
         """Of some of the clients, in that order."""
@@ -123,7 +139,7 @@ class OutputCollector:
         )
 
     def judged(self, problem: Problem) -> Judged:
-        """An output that is not a number is as wrong as can be: it must not make a measure of others undefined."""
+        """An output that is not a number is as wrong as can be: it must not make a metric of others undefined."""
         pieces = self._pieces
         owner = torch.cat([rows[:, None].expand_as(valid)[valid] for rows, _, _, valid in pieces])
         output = torch.cat([z[valid] for _, z, _, valid in pieces])

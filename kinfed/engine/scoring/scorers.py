@@ -1,11 +1,11 @@
-"""scikit-learn's scorers by name as measures: what is computed from test predictions, client by client.
+"""scikit-learn's scorers by name as metrics: what is computed from test predictions, client by client.
 
     --metric matthews_corrcoef          --metric neg_mean_absolute_percentage_error
 
 A value has scikit-learn's sign (higher is better). A scorer knows no sums, so the value of all clients is the mean of
 theirs, weighted by test rows; where it cannot be computed (a client with one class, a prediction outside of its domain)
 it is undefined at that client. Weights of rows are its `sample_weight`; scorers without one are refused where rows have
-weights. Those that kinfed computes itself, as sums, are in kinfed.engine.scoring.measures.
+weights. Those that kinfed computes itself, as sums, are in kinfed.engine.scoring.metric_catalogue.
 
 Refused by name: scorers of clusterings, of several labels per row, and of the other kind of problem.
 """
@@ -20,7 +20,8 @@ from typing import Any, Literal
 import numpy as np
 
 from kinfed.data import Kind, Problem
-from kinfed.engine.scoring.measure_catalogue import Judged, Measure, Sums
+from kinfed.engine.scoring.judged import Judged
+from kinfed.engine.scoring.metrics import Metric, Sums
 from kinfed.errors import ConfigError
 
 CLUSTERINGS = (
@@ -45,18 +46,17 @@ def scorer_names() -> tuple[str, ...]:
 
 
 @cache
-def scorer_measure(name: str) -> Measure | None:
-    """The measure of that name; None where scikit-learn has no such scorer, or none for one label per row."""
+def scorer_metric(name: str) -> Metric | None:
+    """The metric of that name; None where scikit-learn has no such scorer, or none for one label per row."""
     if name not in scorer_names() or name in CLUSTERINGS or name.endswith(SAMPLES):
         return None
-    return Measure(
+    return Metric(
         name=name,
         title=name,
         definition=f"scikit-learn's scorer {name}: higher is better; of all clients the mean by test rows.",
-        sums=lambda judged: _sums(name, judged),
-        higher_is_better=True,
+        function=lambda judged: _sums(name, judged),
+        of="examples",
         kinds=("regression",) if name in NUMBERS else _CLASSES,
-        percent=False,
         slow=True,
     )
 
@@ -67,9 +67,9 @@ def check_scorer(name: str, problem: Problem) -> None:
         raise ConfigError(f"metric {name} compares clusterings, and here rows have labels; choose another one")
     if name.endswith(SAMPLES):
         raise ConfigError(f"metric {name} is for several labels per row, and here a row has one; choose another one")
-    measure = scorer_measure(name)
-    assert measure is not None  # the caller knows the name
-    if problem.kind not in measure.kinds:
+    metric = scorer_metric(name)
+    assert metric is not None  # the caller knows the name
+    if problem.kind not in metric.kinds:
         what = "numbers" if name in NUMBERS else "classes"
         raise ConfigError(f"metric {name} is for {what}, and the problem is {problem.in_words()}; choose another one")
     if problem.is_regression:

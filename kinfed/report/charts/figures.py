@@ -46,7 +46,7 @@ def over_rounds(method: Method, kind: Kind, metric: str) -> dict[int, Average]:
 def reading(metric: str, spread: str = "%{customdata}") -> str:
     """What hovering a curve says of its value: mean, spread where there is one, unit."""
     style = metric_style(metric)
-    return f"%{{y:{'.1f' if style.unit else '.4g'}}}{spread}{style.unit}"
+    return f"%{{y:{'.1f' if style.in_percent else '.4g'}}}{spread}{style.unit}"
 
 
 def kind_views(comparison: Comparison) -> tuple[View, ...]:

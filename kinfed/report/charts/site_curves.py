@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kinfed.analysis import Comparison, Method
-from kinfed.records import FALSE_POSITIVE_RATES, Curves
+from kinfed.records import Curves
 from kinfed.report.drawing.chart import Figure, Trace, View, axis, escape, layout
 from kinfed.report.drawing.marks import in_view, line, of_method
 from kinfed.report.drawing.palette import MUTED, style_of
@@ -94,7 +94,7 @@ def _roc_line(method: Method, curves: Curves, place: int) -> Trace | None:
     if not curves.positives[place]:
         return None
     hover = f"<b>{escape(method.label)}</b><br>finds %{{y:.0f}} % at %{{x:.0f}} % false alarms"
-    x, y = 100 * FALSE_POSITIVE_RATES, 100 * curves.roc[place] / curves.positives[place]
+    x, y = 100 * Curves.FALSE_POSITIVE_RATES, 100 * curves.roc[place] / curves.positives[place]
     return line(x.tolist(), y.tolist(), style_of(method).color, hover, name=method.label, dash=style_of(method).dash)
 
 

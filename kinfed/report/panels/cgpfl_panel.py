@@ -17,7 +17,7 @@ import numpy as np
 from kinfed.algorithms import complexity, confidence, label_discrepancy
 from kinfed.analysis import Average, Method, average, family
 from kinfed.data import Description
-from kinfed.records import Run, Trial
+from kinfed.records import RunRecord, TrialRecord
 from kinfed.report.drawing.chart import Figure, Layout, axis, escape, layout, round_axis, subsampled
 from kinfed.report.drawing.formats import plural
 from kinfed.report.drawing.marks import dots, heat, line
@@ -234,7 +234,7 @@ class ContextPoint:
     accuracy: Average
 
 
-def _final(run: Run, label: str) -> ContextPoint | None:
+def _final(run: RunRecord, label: str) -> ContextPoint | None:
     trials = [trial for trial in run.trials if trial.algorithm == label and trial.finished]
     accuracy = average({t.seed: t.final.metrics["personal"]["accuracy"] for t in trials if _has_accuracy(t)})
     last = [trial.rounds[-1].method.get("contexts") for trial in trials if trial.rounds]
@@ -242,7 +242,7 @@ def _final(run: Run, label: str) -> ContextPoint | None:
     return ContextPoint(fmean(counts), accuracy) if counts and accuracy is not None else None
 
 
-def _has_accuracy(trial: Trial) -> bool:
+def _has_accuracy(trial: TrialRecord) -> bool:
     return "accuracy" in trial.final.metrics.get("personal", {})
 
 

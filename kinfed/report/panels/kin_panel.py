@@ -120,7 +120,7 @@ def _answers(method: Method, seed: int, rounds: dict[int, object]) -> list[Clien
     federation = method.run.federations.get(seed)
     assignment = _last(method, "assignment", seed) if _last(method, "groups", seed) not in (None, 1) else None
     sizes = Counter(group for group in assignment or () if group >= 0)
-    gained, unit = _gains(method, seed), " points" if single_run(method.run).style.unit else ""
+    gained, unit = _gains(method, seed), " points" if single_run(method.run).style.in_percent else ""
     clients = []
     for m, values in enumerate(zip(*(figures[key] for key in needed), strict=True)):
         name = federation.names[m] if federation is not None else f"client {m}"

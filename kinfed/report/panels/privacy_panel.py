@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from kinfed.analysis import Comparison, Method
-from kinfed.records import ClientResult, Kind
+from kinfed.records import ClientRecord, Kind
 from kinfed.report.charts.figures import metric_figure, over_rounds, reading
 from kinfed.report.drawing.chart import Figure, Trace, axis, client_label, escape, layout, log_axis
 from kinfed.report.drawing.marks import curve, method_level
@@ -23,7 +23,7 @@ def privacy(method: Method) -> Panel | None:
     return Panel("Privacy", _sentence(last, clients), (_each_client(method, clients),) if clients else ())
 
 
-def _sentence(last: Sequence[dict[str, Any]], clients: Sequence[ClientResult]) -> str:
+def _sentence(last: Sequence[dict[str, Any]], clients: Sequence[ClientRecord]) -> str:
     """`last`: what every seed recorded at its last evaluation."""
     one = last[0]
     settings = f"clipping norm {one['clip']:g}, noise {_range([float(entry['noise']) for entry in last])} times that"
@@ -55,7 +55,7 @@ def _range(values: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _each_client(method: Method, clients: Sequence[ClientResult]) -> Figure:
+def _each_client(method: Method, clients: Sequence[ClientRecord]) -> Figure:
     ordered = sorted(clients, key=lambda client: client.values["epsilon"], reverse=True)
     about = [f"{client_label(client.client)}, {client.n_train} training examples" for client in ordered]
     epsilons = [client.values["epsilon"] for client in ordered]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from kinfed.records import JournalRound, Run
+from kinfed.records import RoundRecord, RunRecord
 from kinfed_papers.recipe import BySeed, Measurements, Results, difference
 
 LEVEL = 0.95  # of a rival's final accuracy: there its curve has flattened, and noise does not decide when it is reached
@@ -20,7 +20,7 @@ def rounds_of(cgpfl: str) -> str:
     return f"rounds_of_{cgpfl}_to_{LEVEL:g}"
 
 
-def convergence(run: Run) -> Measurements:
+def convergence(run: RunRecord) -> Measurements:
     """Of every method, ROUNDS_TO_LEVEL: the first evaluated round in which its personal models have LEVEL of their
     final accuracy; `rounds_of` a CGPFL: the first in which its models have as much (one after the last where they never
     do). So each rival sets the level at which it is compared, and a slow third method cannot put it where all others
@@ -57,7 +57,7 @@ def _reached(curve: list[tuple[int, float]], level: float) -> float:
     return float(next((number for number, value in curve if value >= level), curve[-1][0] + 1))
 
 
-def _accuracies(rounds: tuple[JournalRound, ...]) -> list[tuple[int, float]]:
+def _accuracies(rounds: tuple[RoundRecord, ...]) -> list[tuple[int, float]]:
     """(round, accuracy of personal models) wherever it was measured."""
     return [
         (entry.number, (entry.all_clients or entry.metrics)["personal"]["accuracy"])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from statistics import fmean
 
 from kinfed.analysis import Comparison
-from kinfed.records import Run
+from kinfed.records import RunRecord
 from kinfed.report import accuracy_by_number, choice_of_number
 from kinfed_papers.recipe import ACCURACY, BySeed, Measurements, RecipeFigure, Results, difference
 
@@ -14,7 +14,7 @@ HEADINGS = {"mnist-mlr": "MNIST MLR", "fmnist-mlr": "FMNIST MLR"}
 NUMBERS = range(1, 21)
 
 
-def contexts(run: Run) -> Measurements:
+def contexts(run: RunRecord) -> Measurements:
     """How many contexts each method ended with."""
     measured: Measurements = {}
     for trial in run.trials:

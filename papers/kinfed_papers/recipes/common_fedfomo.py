@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from kinfed.records import Run
+from kinfed.records import RunRecord
 from kinfed_papers.recipe import BySeed, Measurements, Results, Scale, difference
 from kinfed_papers.studies.kinship import differences_of_classes, kinship
 
@@ -90,7 +90,7 @@ def latent_settings(
     return common | {"dataset": {**some, **COLOUR}, "model": "cnn_tutorial"}
 
 
-def latent_metrics(run: Run) -> Measurements:
+def latent_metrics(run: RunRecord) -> Measurements:
     """SCORED of every method, kin of FedFomo, and how different the clients are."""
     measured = scored_accuracy(run) | differences_of_classes(run)
     for label, metrics in kinship(run).items():
@@ -98,7 +98,7 @@ def latent_metrics(run: Run) -> Measurements:
     return measured
 
 
-def scored_accuracy(run: Run) -> Measurements:
+def scored_accuracy(run: RunRecord) -> Measurements:
     measured: Measurements = {}
     for trial in run.trials:
         metrics = trial.final.metrics["server" if trial.algorithm in ONE_MODEL else "personal"]

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from kinfed.analysis import gains, single_run
-from kinfed.records import Run
+from kinfed.records import RunRecord
 from kinfed_papers import Question, Recipe, ResultColumn, Results, ResultTable, RunPart
 from kinfed_papers.recipe import ACCURACY, PAPERS, BySeed, Measurements, Scale
 from kinfed_papers.recipes.common_presets import PRESET, own_defaults, preset_notes
@@ -94,7 +94,7 @@ def parts(scale: Scale) -> list[RunPart]:
     ]
 
 
-def share_hurt(run: Run) -> Measurements:
+def share_hurt(run: RunRecord) -> Measurements:
     """Of every method and seed: the share of clients that lose against Local beyond Student's 95 % interval for their
     test rows, of those whose error is known (the bootstrap, both models judged on the same rows)."""
     comparison, measured = single_run(run), Measurements()

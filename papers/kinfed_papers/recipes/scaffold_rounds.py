@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from kinfed.records import Run
+from kinfed.records import RunRecord
 from kinfed_papers.recipe import BySeed, Measurements, Results
 
 LEVEL = 0.8  # of the server model's accuracy
 ROUNDS = f"rounds_to_{LEVEL:g}"
 
 
-def rounds_to_level(run: Run) -> Measurements:
+def rounds_to_level(run: RunRecord) -> Measurements:
     """The first evaluated round in which the server's model is as accurate as LEVEL; the
     number of rounds where none is."""
     measured: Measurements = {}

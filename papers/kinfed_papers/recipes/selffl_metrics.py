@@ -8,7 +8,7 @@ from statistics import fmean
 import torch
 
 from kinfed.engine import task_for
-from kinfed.records import Run, RunFiles
+from kinfed.records import RunFiles, RunRecord
 from kinfed.runs import RunInputs, read_config
 from kinfed_papers.recipe import Measurements
 
@@ -16,7 +16,7 @@ ROUGHNESS = "personal.second_difference"
 TRAINING_ACCURACY = "train.accuracy"
 
 
-def roughness(run: Run) -> Measurements:
+def roughness(run: RunRecord) -> Measurements:
     """How much the accuracy of personal models bends: the mean absolute second difference |a_{t+1} − 2 a_t + a_{t−1}|
     of evaluations in the second half of the rounds. The paper sees "more stable convergence" in its curves and prints
     no number for it. Second differences, because a curve that still rises steadily is no rougher for that."""
@@ -35,7 +35,7 @@ def roughness(run: Run) -> Measurements:
     return measured
 
 
-def training_accuracy(run: Run) -> Measurements:
+def training_accuracy(run: RunRecord) -> Measurements:
     """Accuracy of the personal models on their clients' training examples, weighted by these; needs saved models."""
     config = read_config(run.path)
     inputs = RunInputs(config)

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from statistics import fmean, median
 
 from kinfed.analysis import Comparison
-from kinfed.records import Run
+from kinfed.records import RunRecord
 from kinfed.report import decisions
 from kinfed_papers.recipe import BySeed, Measurements, RecipeFigure, Results, difference
 
 
-def mean_steps(run: Run) -> Measurements:
+def mean_steps(run: RunRecord) -> Measurements:
     """Steps of the clients whose uncertainty is known, at three quarters of the run (round 150 in the paper) and at its
     end: the mean of those taken, and the median of those computed by (19), which no cap holds down."""
     late = 3 * int(run.config["rounds"]) // 4

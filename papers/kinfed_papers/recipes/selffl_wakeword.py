@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping
 
-from kinfed.records import Run
+from kinfed.records import RunRecord
 from kinfed.runs import RunInputs, read_config
 from kinfed_papers import (
     Results,
@@ -24,7 +24,7 @@ NAMES = {
 }
 
 
-def false_accepts(run: Run) -> Measurements:
+def false_accepts(run: RunRecord) -> Measurements:
     """Relative false accepts by type and state, of all types together, and their spread; sizes of training data."""
     measured: Measurements = {}
     for (label, seed), detection in detections(run.path).items():

@@ -10,8 +10,8 @@ from itertools import product
 from typing import Any
 
 from kinfed.analysis import Comparison, average
-from kinfed.engine import MEASURES, Measure
-from kinfed.records import Run
+from kinfed.engine import METRICS, Metric
+from kinfed.records import RunRecord
 from kinfed.report.drawing import HUES, Figure, axis, dots, escape, layout
 from kinfed_papers import Question, Recipe, ResultColumn, Results, ResultTable, RunPart
 from kinfed_papers.recipe import PAPERS, Measurements, RecipeFigure, Scale
@@ -31,8 +31,8 @@ class RealTable:
     settings: Mapping[str, Any] = field(default_factory=dict)  # at the scale small
 
     @property
-    def measure(self) -> Measure:
-        return MEASURES[self.metric]
+    def measure(self) -> Metric:
+        return METRICS.named(self.metric)
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -80,10 +80,10 @@ def parts(scale: Scale) -> list[RunPart]:
     ]
 
 
-def site_values(table: RealTable) -> Callable[[Run], Measurements]:
+def site_values(table: RealTable) -> Callable[[RunRecord], Measurements]:
     """The metric of every site, and its standard error (the bootstrap over its test rows), where sites are few."""
 
-    def measure(run: Run) -> Measurements:
+    def measure(run: RunRecord) -> Measurements:
         measured: Measurements = {}
         for trial in run.trials:
             if len(trial.clients) > FEW_SITES:

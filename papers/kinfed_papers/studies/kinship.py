@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from kinfed.data import emd, emd_code
-from kinfed.records import Run, Trial
+from kinfed.records import RunRecord
+from kinfed.records import TrialRecord as Trial
 from kinfed.report import ClientGroups, Matrix, kin_found
 from kinfed_papers.recipe import Measurements
 
 
-def kinship(run: Run) -> Measurements:
+def kinship(run: RunRecord) -> Measurements:
     measured: Measurements = {}
     for trial in run.trials:
         top = top_places(run, trial)
@@ -43,7 +44,7 @@ def kinship(run: Run) -> Measurements:
     return measured
 
 
-def top_places(run: Run, trial: Trial) -> dict[int, float]:
+def top_places(run: RunRecord, trial: Trial) -> dict[int, float]:
     """By evaluated round: the share of top places that kin hold. Empty where nobody has kin, or nothing is recorded."""
     clients, shares = _clients(run, trial), {}
     for number, affinity in _matrices(trial, "affinity"):
@@ -53,7 +54,7 @@ def top_places(run: Run, trial: Trial) -> dict[int, float]:
     return shares
 
 
-def differences_of_classes(run: Run) -> Measurements:
+def differences_of_classes(run: RunRecord) -> Measurements:
     """{"federation": {"emd": ..., "emd_code": ...}}: mean distance of clients' class distributions from that of all."""
     counts = {seed: torch.tensor(federation.train) for seed, federation in sorted(run.federations.items())}
     return {
@@ -75,7 +76,7 @@ def _matrices(trial: Trial, figure: str) -> Iterator[tuple[int, Matrix]]:
             yield entry.number, value
 
 
-def _clients(run: Run, trial: Trial) -> ClientGroups:
+def _clients(run: RunRecord, trial: Trial) -> ClientGroups:
     federation = run.federations.get(trial.seed)
     return ClientGroups.of(federation, 0 if federation is None else len(federation.names))
 

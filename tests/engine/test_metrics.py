@@ -1,4 +1,4 @@
-"""Measures of every client against scikit-learn's, pooled sums against pooled examples, and what is undefined."""
+"""Metrics of every client against scikit-learn's, pooled sums against pooled examples, and what is undefined."""
 
 import pickle
 from dataclasses import replace
@@ -9,22 +9,23 @@ import pytest
 import sklearn.metrics as reference
 import torch
 
+import kinfed
+from kinfed.analysis import cautions, metric_style
 from kinfed.data.examples.problem import Problem
-from kinfed.engine.scoring.measures import (
-    MEASURES,
-    Judged,
-    bootstrap_draws,
-    client_sums,
-    deviation_of_draws,
-    error_draws,
-    headline_measure,
-    measures_of,
-)
+from kinfed.engine.scoring.bootstrap import bootstrap_draws, deviation_of_draws, error_draws
+from kinfed.engine.scoring.judged import Judged
+from kinfed.engine.scoring.metric_catalogue import METRICS
 from kinfed.engine.scoring.score import Score
+from kinfed.engine.scoring.summary import summarize
 from kinfed.errors import ConfigError
-from kinfed.records.metrics import summarize
+from kinfed.records.headline import headline_text
 
 SIZES = (30, 25, 90)
+
+
+def client_sums(data):
+    zero, ids = torch.zeros(data.clients), torch.arange(data.clients)
+    return Score(zero, zero, zero).judged_by(METRICS.headline(data.problem, None), data, ids).sums
 
 
 def judged(classes: int, seed: int = 0) -> Judged:
@@ -83,10 +84,10 @@ def test_every_client_gets_what_scikit_learn_says(classes):
     data = judged(classes)
     sums = client_sums(data)
     assert sums.keys() == {
-        name for name, one in MEASURES.items() if data.problem.kind in one.kinds and not one.needs_start
+        one.name for one in map(METRICS.named, METRICS) if data.problem.kind in one.kinds and not one.needs_start
     }
     for name, pairs in sums.items():
-        values = MEASURES[name].value(pairs)
+        values = METRICS.named(name).value(pairs)
         for k in range(len(SIZES)):
             mine = data.owner == k
             want = expected(name, data.output[mine], data.target[mine], data.problem)
@@ -96,7 +97,7 @@ def test_every_client_gets_what_scikit_learn_says(classes):
 @pytest.mark.parametrize("name", ["accuracy", "f1", "log_loss", "brier", "rmse", "mae"])
 def test_sums_over_clients_are_those_of_all_examples(name):
     data = judged(0 if name in ("rmse", "mae") else 2)
-    pooled = MEASURES[name].value(client_sums(data)[name].sum(0)).item()
+    pooled = METRICS.named(name).value(client_sums(data)[name].sum(0)).item()
     assert pooled == pytest.approx(expected(name, data.output, data.target, data.problem), abs=1e-9)
 
 
@@ -106,7 +107,7 @@ def test_auroc_of_one_class_is_undefined_and_left_out_of_means():
     target[data.owner == 1] = 1
     one_class = Judged(data.output, target, data.owner, data.clients, data.problem)
     sums = client_sums(one_class)
-    values = MEASURES["auroc"].value(sums["auroc"])
+    values = METRICS.named("auroc").value(sums["auroc"])
     assert torch.isnan(values).tolist() == [False, True, False]
     n = torch.tensor(SIZES)
     figures = summarize(n.double(), n.double(), n, n, sums)
@@ -125,13 +126,13 @@ def test_the_worst_tenth_knows_which_way_is_worse():
 
 def test_errors_are_those_of_the_binomial_and_do_not_depend_on_other_clients():
     data = judged(2)
-    errors = deviation_of_draws(error_draws(MEASURES["accuracy"], data, torch.tensor([4, 9, 2])))
-    share = MEASURES["accuracy"].value(client_sums(data)["accuracy"])
+    errors = deviation_of_draws(error_draws(METRICS.named("accuracy"), data, torch.tensor([4, 9, 2])))
+    share = METRICS.named("accuracy").value(client_sums(data)["accuracy"])
     theory = (share * (1 - share) / torch.tensor(SIZES)).sqrt()
     assert errors.numpy() == pytest.approx(theory.numpy(), rel=0.35)
     mine = data.owner == 2
     alone = Judged(data.output[mine], data.target[mine], np.zeros(mine.sum(), int), 1, data.problem)
-    again = deviation_of_draws(error_draws(MEASURES["accuracy"], alone, torch.tensor([2])))
+    again = deviation_of_draws(error_draws(METRICS.named("accuracy"), alone, torch.tensor([2])))
     assert again[0].item() == pytest.approx(errors[2].item())
 
 
@@ -141,8 +142,8 @@ def test_the_error_of_a_gain_counts_the_rows_that_two_models_judge_otherwise() -
     output = one.output.copy()
     output[::7] = output[::7, ::-1]  # every seventh row is judged the other way round
     other, ids = replace(one, output=output), torch.tensor([4, 9, 2])
-    zero = torch.zeros(3)
-    scores = [Score(zero, zero, zero, {}, partial(error_draws, MEASURES["accuracy"], d, ids)) for d in (one, other)]
+    zero, accuracy = torch.zeros(3), METRICS.named("accuracy")
+    scores = [Score(zero, zero, zero, {}, partial(error_draws, accuracy, d, ids)) for d in (one, other)]
     scores[0].compare(scores[1])
     errors = scores[0].error_of_gain
     assert errors is not None
@@ -160,7 +161,7 @@ def test_the_error_of_a_gain_counts_the_rows_that_two_models_judge_otherwise() -
 def test_draws_survive_choice_joining_and_the_way_to_other_processes() -> None:
     data, ids = judged(2), torch.tensor([4, 9, 2])
     zero = torch.zeros(3)
-    whole = Score(zero, zero, zero, {}, partial(error_draws, MEASURES["accuracy"], data, ids))
+    whole = Score(zero, zero, zero, {}, partial(error_draws, METRICS.named("accuracy"), data, ids))
     parts = [whole.take(torch.tensor([2, 0])), whole.take(torch.tensor([1]))]
     joined = pickle.loads(pickle.dumps(Score.joined(parts, torch.tensor([1, 2, 0]))))
     assert whole.draws is not None
@@ -174,14 +175,14 @@ def test_draws_survive_choice_joining_and_the_way_to_other_processes() -> None:
 
 def test_headlines_by_our_names_and_scikit_learns():
     two, numbers = Problem.of_classes(2), Problem.of_numbers([1.0, 2.0])
-    assert headline_measure(two, None).name == "accuracy"
-    assert headline_measure(numbers, None).name == "rmse"
-    assert headline_measure(two, "roc_auc").name == "auroc"
-    assert headline_measure(numbers, "neg_mean_absolute_error").name == "mae"
+    assert METRICS.headline(two, None).name == "accuracy"
+    assert METRICS.headline(numbers, None).name == "rmse"
+    assert METRICS.headline(two, "roc_auc").name == "auroc"
+    assert METRICS.headline(numbers, "neg_mean_absolute_error").name == "mae"
     with pytest.raises(ConfigError, match="is not for"):
-        headline_measure(numbers, "auroc")
+        METRICS.headline(numbers, "auroc")
     with pytest.raises(ConfigError, match="auroc"):
-        headline_measure(two, "aurok")
+        METRICS.headline(two, "aurok")
 
 
 @pytest.mark.parametrize("classes", [0, 2, 3])
@@ -189,19 +190,20 @@ def test_a_row_of_weight_two_is_two_rows(classes: int) -> None:
     data = judged(classes)
     times = np.random.default_rng(1).integers(1, 4, len(data.target))
     weighted, repeated = replace(data, weight=times.astype(float)), data.rows(np.repeat(np.arange(len(times)), times))
-    names = [one.name for one in measures_of(data.problem)]
+    names = [one.name for one in METRICS.of_problem(data.problem)]
     for name in [*names, "neg_mean_squared_error" if classes == 0 else "matthews_corrcoef"]:
-        ours, theirs = (np.stack(MEASURES[name].sums(one)) for one in (weighted, repeated))
+        ours, theirs = (np.stack(METRICS.named(name).sums(one)) for one in (weighted, repeated))
         np.testing.assert_allclose(ours, theirs, err_msg=name)
     np.testing.assert_array_equal(weighted.examples, SIZES)
-    draws = bootstrap_draws(MEASURES[names[0]], replace(data, weight=np.ones(len(times))), torch.arange(len(SIZES)))
-    torch.testing.assert_close(draws, bootstrap_draws(MEASURES[names[0]], data, torch.arange(len(SIZES))))
+    first, ids = METRICS.named(names[0]), torch.arange(len(SIZES))
+    draws = bootstrap_draws(first, replace(data, weight=np.ones(len(times))), ids)
+    torch.testing.assert_close(draws, bootstrap_draws(first, data, ids))
 
 
 def test_scorers_without_weights_say_so() -> None:
     data = replace(judged(0), weight=np.ones(sum(SIZES)))
     with pytest.raises(ConfigError, match="neg_max_error takes no weights of rows"):
-        MEASURES["neg_max_error"].sums(data)
+        METRICS.named("neg_max_error").sums(data)
 
 
 def error_rule(calls, values):
@@ -226,3 +228,54 @@ def test_errors_are_computed_when_they_are_asked_for():
     sent = pickle.loads(pickle.dumps(part([4.0])))
     assert sent.error.tolist() == [4.0]
     assert Score.joined([part([1.0]), Score(*torch.zeros(3, 1))]).error is None
+
+
+def test_a_metric_of_ones_own_is_one_like_any_other(federation, missed, tmp_path):
+    settings = {"rounds": 2, "seeds": (0, 1), "model": "mlr", "participation": 1.0, "algorithms": "local,fedavg"}
+    result = kinfed.run(federation=federation, metric="missed", out=tmp_path / "run", **settings)
+    entry = result.result("fedavg")
+    assert entry.metric == "missed"
+    assert {"missed", "missed_mean", "missed_worst10"} <= entry.personal.keys()
+    sums = entry.evaluation.personal.sums["missed"]
+    assert entry.personal["missed"] == pytest.approx((sums[:, 0].sum() / sums[:, 1].sum()).item())
+    assert "personal_missed" in result.clients("pyarrow").column_names
+    assert result.comparison.metric == "missed"
+    style = result.comparison.style
+    assert (style.title, style.unit, style.lower_is_better) == ("Missed", " %", True)
+    page = result.report().read_text()
+    assert "Missed" in page
+    assert "Share of the second class that is missed." in page
+    assert headline_text(entry.personal, "missed").startswith("Missed ")
+    other = kinfed.run(federation=federation, **settings)
+    assert "missed" in other.result("fedavg").personal
+    METRICS.unregister("missed")
+    unknown = kinfed.load(tmp_path / "run")
+    assert unknown.comparison.metric == "accuracy"
+    assert any("missed" in note and "--plugin" in note for note in cautions(unknown.comparison))
+
+
+def test_a_metric_that_cannot_be_is_refused():
+    for about, message in (
+        ({"of": "rows"}, "of=.examples. or of=.clients."),
+        ({"precent": True}, "property of a metric"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            kinfed.register("metric", "odd", lambda judged: None, **about)
+    with pytest.raises(ConfigError, match="loss is a figure of every summary"):
+        kinfed.register("metric", "loss", lambda scores: 0.0)
+    kinfed.register("metric", "odd", lambda judged: (np.zeros(1), np.ones(1)), of="examples")
+    try:
+        with pytest.raises(ConfigError, match="metric odd must give numerators and denominators of 3 clients"):
+            METRICS.named("odd").sums(judged(2))
+    finally:
+        METRICS.unregister("odd")
+
+
+def test_a_figure_over_clients_is_no_headline():
+    kinfed.register("metric", "best", lambda scores: scores.accuracy.max().item(), title="Best client", unit="%")
+    try:
+        assert metric_style("best").title == "Best client"
+        with pytest.raises(ConfigError, match="metric best is a figure over all clients"):
+            METRICS.headline(Problem.of_classes(2), "best")
+    finally:
+        METRICS.unregister("best")

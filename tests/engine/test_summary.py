@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kinfed.records.metrics import METRICS, has_diverged, summarize
+from kinfed.engine.scoring.metric_catalogue import METRICS
+from kinfed.engine.scoring.summary import summarize
+from kinfed.records.headline import has_diverged
 
 
 def counts(*values: float) -> Tensor:

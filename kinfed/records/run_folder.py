@@ -1,9 +1,7 @@
 """The files of a run folder: how they are written and kept consistent. How they are read: kinfed.records.run_files.
 
-    config.json              {"kinfed", "versions", "fingerprint", "contents", "config"}; written first. "contents" are
-                             digests of the data and of code that is not kinfed's; "continued" has the versions of
-                             whoever resumed the run with others, "grown_from" the fingerprints of the run before
-                             it got more rounds, seeds or methods
+    config.json, .lock       kinfed.records.job_folder; "grown_from" has the fingerprints of the run before it got more
+                             rounds, seeds or methods
     rounds.jsonl             one line per (algorithm, seed, round), and fold in a cross-validation
     clients.csv              one line per (algorithm, seed, client)
     summary.json             final results; written last
@@ -12,7 +10,6 @@
     curves/<algorithm>-<seed>.json    ROC and calibration of every client (kinfed.records.curves)
     models/<algorithm>-<seed>.safetensors
     checkpoints/             kinfed.records.checkpoint
-    .lock                    held while a process writes
 
 Two equal runs write equal bytes, except for wall-clock times (fields named seconds, or ..._seconds) and versions.
 The journal is appended to; every other file is replaced as a whole. To stay in step with checkpoints:
@@ -28,45 +25,28 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import json
 import math
 import os
-import platform
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
-from filelock import FileLock, Timeout
 from torch import Tensor
 
 from kinfed.algorithms import ServerModels
 from kinfed.core import escape_formula, storage
 from kinfed.errors import StorageError
 from kinfed.records.checkpoint import Checkpoints
-from kinfed.records.compare import differences, growth_differences
-from kinfed.records.run_files import RunFiles, TrialKey, curves_path, models_path, read_journal, trial_key
-from kinfed.version import __version__
+from kinfed.records.compare import growth_differences
+from kinfed.records.job_folder import JobFolder, listed_changes
+from kinfed.records.run_files import RunFiles, curves_path, models_path, read_journal, trial_key
+from kinfed.records.run_record import TrialKey
 
 CLIENT_COLUMNS = (
-    "algorithm",
-    "seed",
-    "client",
-    "n_train",
-    "n_test",
-    "took_part",
-    "personal_accuracy",
-    "server_accuracy",
-    "personal_loss",
-    "server_loss",
+    *("algorithm", "seed", "client", "n_train", "n_test", "took_part"),
+    *("personal_accuracy", "server_accuracy", "personal_loss", "server_loss"),
 )
-_HOLDER = ".lock-holder"  # who has the lock; beside it, because a locked file cannot be read on Windows
-
-
-class FolderInUse(StorageError):
-    """Another process writes this run."""
 
 
 @dataclass
@@ -82,24 +62,21 @@ class JournalMark:
         self.checksum = hashlib.sha256(self.checksum.encode() + line).hexdigest()
 
 
-class RunFolder:
-    """Made by `open`, which takes the folder's lock until `close`:
+class RunFolder(JobFolder):
+    """The folder of a run:
 
     with RunFolder.open(path, config, fingerprint) as run:
         run.append_round({...})
     """
 
     def __init__(self, path: Path | str):
-        self.path = Path(path)
+        super().__init__(path)
         self._checkpoints: Checkpoints | None = None
-        self._lock: FileLock | None = None
+        self._extends = False
         self._client_columns: list[str] | None = None  # of clients.csv, once this process has begun it
         self._rounds: int | None = None  # rounds.jsonl, open for appending
         self._marks: dict[TrialKey, JournalMark] = {}
         self.has_grown = False  # since it was begun: its journal is not in the order of a run in one go
-        self.version_change = ""  # a sentence, where this run was begun with other versions of kinfed or torch
-
-    # Opening and closing
 
     @classmethod
     def open(
@@ -112,103 +89,24 @@ class RunFolder:
         resume: bool = False,
         extend: bool = False,
     ) -> Self:
-        """Make the folder this run's, or with `resume` take up the run that it holds; with `extend` the one that it
-        holds may have fewer rounds, seeds or methods so far (kinfed.runs.growth).
-
-        `fingerprint` is the run's identity; `contents` are digests that it covers besides the configuration, by names
-        in which a refusal says what has changed.
-        Refused: a folder with files of anything else, with another run, or (without `resume`) with this run.
-        `resume` on an empty folder starts the run, so that a job that may be restarted needs one command only.
-        """
+        """As any job's; with `extend` the run that the folder holds may have fewer rounds, seeds or methods so far
+        (kinfed.runs.growth)."""
         run = cls(path)
-        run._refuse_unrelated_files()
-        storage.make_folder(run.path)
-        run._lock = run._take_lock()
-        try:
-            storage.remove_drafts(run.path)
-            if run._config_path.exists():
-                if extend:
-                    run._grow(config, fingerprint, contents or {})
-                run._refuse_other_run(config, fingerprint, contents or {}, resume or extend)
-                run._note_versions()
-            else:
-                envelope = {
-                    **run_versions(),
-                    "fingerprint": fingerprint,
-                    "contents": contents or {},
-                    "config": config,
-                }
-                # Unsorted: the order of algorithms in the configuration is their order in reports.
-                storage.write_json(run._config_path, envelope, sort_keys=False)
-            earlier = RunFiles(run.path).earlier_fingerprints
-            run._checkpoints = Checkpoints(run.path / "checkpoints", fingerprint, earlier=earlier)
-            run.has_grown = bool(earlier)
-        except BaseException:
-            run.close()
-            raise
+        run._extends = extend
+        run._begin(config, fingerprint, contents or {}, resume or extend)
+        earlier = RunFiles(run.path).earlier_fingerprints
+        run._checkpoints = Checkpoints(run.path / "checkpoints", fingerprint, earlier=earlier)
+        run.has_grown = bool(earlier)
         return run
 
     def close(self) -> None:
-        if self._rounds is not None:
-            os.close(self._rounds)
-        if self._lock is not None:
-            (self.path / _HOLDER).unlink(missing_ok=True)
-            self._lock.release()
-        self._rounds = self._lock = None
+        self._close_journal()
+        super().close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _refuse_unrelated_files(self) -> None:
-        if not self.path.exists() or self._config_path.exists():
-            return
-        with storage.storage_errors("use", self.path):
-            names = sorted(path.name for path in self.path.iterdir())
-        if other := [name for name in names if name not in (".lock", _HOLDER) and not name.startswith(".draft-")]:
-            listed = ", ".join(other[:3]) + (", ..." if len(other) > 3 else "")
-            raise StorageError(
-                f"{self.path} holds files but no run of kinfed ({listed}); choose a new or empty folder with --out"
-            )
-
-    def _note_versions(self) -> None:
-        """Write down with what the run goes on, where that is not what it was last run with."""
-        envelope, now = RunFiles(self.path).envelope, run_versions()
-        history = [{name: envelope.get(name) for name in now}, *envelope.get("continued", [])]
-        changes = differences(history[-1], now, names=("before", "now"))
-        if decisive := [change for change in changes if change.startswith(_DECISIVE_PACKAGES)]:
-            self.version_change = (
-                f"{self.path} was run with other versions so far ({'; '.join(decisive)}); from here on, results may "
-                "differ, in the last digits or more, from those of an uninterrupted run"
-            )
-        if history[-1] != now:
-            storage.write_json(self._config_path, envelope | {"continued": [*history[1:], now]}, sort_keys=False)
-
-    def _refuse_other_run(
-        self, config: Mapping[str, Any], fingerprint: str, contents: Mapping[str, str], resume: bool
-    ) -> None:
-        there = RunFiles(self.path).envelope
-        if there["fingerprint"] == fingerprint:
-            if not resume:
-                raise StorageError(
-                    f"{self.path} already holds this run; add --resume to continue it, or choose another folder "
-                    "with --out"
-                )
-            return
-        now = json.loads(storage.to_json(config))
-        changes = list(differences(there["config"], now))
-        before = there.get("contents", {})
-        # A name on one side only goes with a change of the configuration, such as another seed.
-        names = before.keys() & contents.keys() if changes else before.keys() | contents.keys()
-        changes += [f"other {name}" for name in sorted(names) if before.get(name) != contents.get(name)]
-        listed = _listed(changes)
-        remedy = "resume it with the configuration it was started with, or choose another folder with --out"
-        raise StorageError(
-            f"{self.path} holds another run ({listed or 'made from other data or code'}); "
-            + (remedy if resume else "choose another folder with --out")
-        )
+    def _take_up(self, config: Mapping[str, Any], fingerprint: str, contents: Mapping[str, str], resume: bool) -> None:
+        if self._extends:
+            self._grow(config, fingerprint, contents)
+        super()._take_up(config, fingerprint, contents, resume)
 
     def _grow(self, config: Mapping[str, Any], fingerprint: str, contents: Mapping[str, str]) -> None:
         """Make the run that is here one of more rounds, seeds or methods, which is unfinished from then on. What would
@@ -217,12 +115,12 @@ class RunFolder:
         there = files.envelope
         if there["fingerprint"] == fingerprint:
             return
-        now = json.loads(storage.to_json(config, sort_keys=False))
+        now = storage.plain(config)
         backend = files.layout().get("backend") if (self.path / "model.json").exists() else None
         if changes := growth_differences(there, now, contents, backend):
             raise StorageError(
-                f"{self.path} cannot grow into this run ({_listed(changes)}); more rounds, seeds and methods may be "
-                "added, all else must be as it is there, or choose another folder with --out"
+                f"{self.path} cannot grow into this run ({listed_changes(changes)}); more rounds, seeds and methods "
+                "may be added, all else must be as it is there, or choose another folder with --out"
             )
         with storage.storage_errors("clear results in", self.path):
             for name in ("summary.json", "clients.csv"):  # of the smaller run; written again at the end
@@ -235,35 +133,11 @@ class RunFolder:
         }
         storage.write_json(self._config_path, there | grown, sort_keys=False)
 
-    def _take_lock(self) -> FileLock:
-        path = self.path / ".lock"
-        lock = FileLock(path, blocking=False, thread_local=False)  # whichever thread closes the folder
-        with storage.storage_errors("lock", path):
-            try:
-                lock.acquire()
-            except Timeout:
-                raise FolderInUse(
-                    f"{self.path} is being written by {self._lock_holder()}; wait until it ends, or choose another "
-                    "folder with --out"
-                ) from None
-            (self.path / _HOLDER).write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
-        return lock
-
-    def _lock_holder(self) -> str:
-        try:
-            return (self.path / _HOLDER).read_text(encoding="utf-8") or "another process"
-        except OSError:
-            return "another process"
-
     @property
     def checkpoints(self) -> Checkpoints:
         self._require_lock()
         assert self._checkpoints is not None  # made with the lock
         return self._checkpoints
-
-    def _require_lock(self) -> None:
-        if self._lock is None:
-            raise RuntimeError(f"{self.path} is not open for writing; use RunFolder.open")
 
     # The journal
 
@@ -318,9 +192,7 @@ class RunFolder:
             ours = trial_key(record) == (algorithm, seed, fold)
             return not ours or (round is not None and record["round"] <= round)
 
-        if self._rounds is not None:
-            os.close(self._rounds)
-            self._rounds = None
+        self._close_journal()
         remaining = JournalMark()
         for line, record in read_journal(self._rounds_path):
             if trial_key(record) == (algorithm, seed, fold) and keep(record):
@@ -372,10 +244,13 @@ class RunFolder:
         self._replace_rounds([line for line, _ in sorted(read_journal(self._rounds_path), key=place)])
 
     def _replace_rounds(self, lines: Sequence[bytes]) -> None:
+        self._close_journal()
+        storage.write_atomically(self._rounds_path, b"".join(line + b"\n" for line in lines))
+
+    def _close_journal(self) -> None:
         if self._rounds is not None:
             os.close(self._rounds)
-            self._rounds = None
-        storage.write_atomically(self._rounds_path, b"".join(line + b"\n" for line in lines))
+        self._rounds = None
 
     @property
     def _rounds_path(self) -> Path:
@@ -389,10 +264,6 @@ class RunFolder:
             storage.write_atomically(path, text)
 
     # Files written as a whole
-
-    @property
-    def _config_path(self) -> Path:
-        return self.path / "config.json"
 
     def append_clients(self, columns: Mapping[str, Sequence[Any]]) -> None:
         """Lines of clients.csv: the fixed columns, then all others, by name. What is None or not finite is left empty;
@@ -456,22 +327,6 @@ class RunFolder:
         storage.make_folder(path.parent)
         storage.remove_drafts(path.parent)
         storage.write_tensors(path, tensors, {"algorithm": algorithm, "seed": str(seed)})
-
-
-_DECISIVE_PACKAGES = ("kinfed", "versions.torch")  # whose version may change results
-
-
-def run_versions() -> dict[str, Any]:
-    """Of kinfed and of what may change its results, now."""
-    packages = {name: metadata.version(name) for name in ("torch", "numpy")}
-    return {
-        "kinfed": __version__,
-        "versions": {"python": platform.python_version(), **packages},
-    }
-
-
-def _listed(changes: Sequence[str]) -> str:
-    return "; ".join(changes[:5]) + (f"; and {len(changes) - 5} more" if len(changes) > 5 else "")
 
 
 def _append(file: int, data: bytes, durably: bool = False) -> None:

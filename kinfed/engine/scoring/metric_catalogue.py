@@ -1,0 +1,228 @@
+"""The metrics that kinfed brings: their sums over a client's examples. Needs no torch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kinfed.data import Kind
+from kinfed.engine.scoring.judged import Judged
+from kinfed.engine.scoring.metrics import MetricRegistry, Sums
+
+METRICS = MetricRegistry()
+_CLASSES: tuple[Kind, ...] = ("binary", "multiclass")
+_NUMBERS: tuple[Kind, ...] = ("regression",)
+
+
+@METRICS.register(
+    "accuracy", title="Accuracy", summary="Share of test examples that are classified correctly.",
+    of="examples", unit="%", kinds=_CLASSES, scorer=("accuracy",),
+)  # fmt: skip
+def _accuracy(d: Judged) -> Sums:
+    return d.total(d.predicted == d.target), d.count
+
+
+def _recalls(d: Judged) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Confusion by client: hits, examples and predictions [n, C] of every class."""
+    classes, place = d.problem.num_classes, d.owner * d.problem.num_classes
+    size = d.clients * classes
+    hit = d.predicted == d.target
+    tables = (
+        np.bincount(place + d.target, weights=d.weighted(hit), minlength=size),
+        np.bincount(place + d.target, weights=d.weight, minlength=size),
+        np.bincount(place + d.predicted, weights=d.weight, minlength=size),
+    )
+    hits, examples, predictions = (table.reshape(-1, classes).astype(np.float64) for table in tables)
+    return hits, examples, predictions
+
+
+@METRICS.register(
+    "balanced_accuracy", title="Balanced accuracy",
+    summary="Mean over the classes of the share that is recognized, so that a rare class counts as much as a common "
+    "one.",
+    of="examples", unit="%", kinds=_CLASSES, scorer=("balanced_accuracy",), by_class=True,
+)  # fmt: skip
+def _balanced_accuracy(d: Judged) -> Sums:
+    hits, examples, _ = _recalls(d)
+    present = examples > 0
+    recall = np.divide(hits, examples, out=np.zeros_like(hits), where=present)
+    mean = recall.sum(1) / present.sum(1).clip(1)
+    return mean * d.count, d.count
+
+
+@METRICS.register(
+    "f1", title="F1",
+    summary="Harmonic mean of precision and recall of the second class; of several classes the mean.",
+    of="examples", unit="%", kinds=_CLASSES, scorer=("f1", "f1_macro"), by_class=True,
+)  # fmt: skip
+def _f1(d: Judged) -> Sums:
+    hits, examples, predictions = _recalls(d)
+    if d.problem.kind == "binary":  # of the second class: 2 TP / (2 TP + FP + FN), which adds up over clients
+        return 2 * hits[:, 1], examples[:, 1] + predictions[:, 1]
+    either = examples + predictions
+    f1 = np.divide(2 * hits, either, out=np.zeros_like(hits), where=either > 0)
+    return f1.sum(1) / (either > 0).sum(1).clip(1) * d.count, d.count
+
+
+@METRICS.register(
+    "auroc", title="AUROC",
+    summary="Share of pairs of a positive and a negative example of one client that the model puts in the right order: "
+    "50 % is guessing, 100 % perfect; undefined where a client has one class.",
+    of="examples", unit="%", kinds=_CLASSES, scorer=("roc_auc", "roc_auc_ovr"), by_class=True,
+)  # fmt: skip
+def _auroc(d: Judged) -> Sums:
+    """Pairs in the right order, ties half: U of Mann and Whitney; several classes one against the others, averaged over
+    the classes that a client has."""
+    if d.problem.kind == "binary":
+        return _ordered_pairs(d, d.output[:, 1] - d.output[:, 0], d.target == 1)
+    total, classes = np.zeros(d.clients), np.zeros(d.clients)
+    for c in np.unique(d.target):
+        # Only of clients that have the class: with many classes, and few of them at each client, that is what it costs.
+        rows = np.flatnonzero((d.total(d.target == c) > 0)[d.owner])
+        part = d.rows(rows)
+        right, pairs = _ordered_pairs(part, part.probability[:, c], part.target == c)
+        defined = pairs > 0
+        total += np.divide(right, pairs, out=np.zeros_like(right), where=defined)
+        classes += defined
+    mean = np.divide(total, classes, out=np.zeros_like(total), where=classes > 0)
+    weight = np.where(classes > 0, d.count, 0.0)
+    return mean * weight, weight
+
+
+def _ordered_pairs(d: Judged, score: np.ndarray, positive: np.ndarray) -> Sums:
+    positives = d.total(positive)
+    negatives = d.count - positives
+    if d.weight is not None:
+        return d.total(_weight_below(d, score, ~positive) * positive), positives * negatives
+    rank_sum = d.total(_ranks(d.owner, score) * positive)
+    return rank_sum - positives * (positives + 1) / 2, positives * negatives
+
+
+def _ranks(owner: np.ndarray, score: np.ndarray) -> np.ndarray:
+    """[T] the rank of every score among those of its client, from 1 on; equal scores share the mean of their ranks."""
+    if not len(score):
+        return np.zeros(0)
+    order = np.lexsort((score, owner))
+    sorted_owner, sorted_score = owner[order], score[order]
+    first = np.r_[0, np.cumsum(np.bincount(owner))][sorted_owner]  # where a client begins
+    new = np.r_[True, (sorted_owner[1:] != sorted_owner[:-1]) | (sorted_score[1:] != sorted_score[:-1])]
+    group = np.cumsum(new) - 1
+    begin = np.flatnonzero(new)
+    end = np.r_[begin[1:], len(score)]
+    ranks = np.empty(len(score))
+    ranks[order] = (begin[group] + end[group] + 1) / 2 - first
+    return ranks
+
+
+def _weight_below(d: Judged, score: np.ndarray, of: np.ndarray) -> np.ndarray:
+    """[T] the weight of the client's examples `of` (bool [T]) with a lower score, and half that of an equal one."""
+    assert d.weight is not None
+    below = np.zeros(len(score))
+    if not len(score):
+        return below
+    order = np.lexsort((score, d.owner))
+    owner, ordered = d.owner[order], score[order]
+    passed = np.r_[0.0, np.cumsum((d.weight * of)[order])]
+    begin = np.flatnonzero(np.r_[True, (owner[1:] != owner[:-1]) | (ordered[1:] != ordered[:-1])])
+    end = np.r_[begin[1:], len(score)]
+    first = np.r_[0, np.cumsum(d.examples)][owner]  # where a client begins
+    below[order] = np.repeat((passed[begin] + passed[end]) / 2, end - begin) - passed[first]
+    return below
+
+
+@METRICS.register(
+    "average_precision", title="Average precision",
+    summary="Mean precision over the positive examples, from the surest to the least sure.",
+    of="examples", unit="%", kinds=("binary",), scorer=("average_precision",), by_class=True,
+)  # fmt: skip
+def _average_precision(d: Judged) -> Sums:
+    """Σ (recall step) · precision over thresholds, examples with equal scores together; weighted by positives."""
+    score, positive = d.output[:, 1] - d.output[:, 0], d.target == 1
+    order = np.lexsort((-score, d.owner))
+    owner, hit, ordered = d.owner[order], d.weighted(positive)[order].astype(np.float64), score[order]
+    start = np.r_[0, np.cumsum(d.examples)][owner]
+    place = np.arange(len(owner))
+    hits, passed = np.cumsum(hit), np.cumsum(np.ones(len(owner)) if d.weight is None else d.weight[order])
+    before, passed_before = np.r_[0.0, hits][start], np.r_[0.0, passed][start]
+    last = np.r_[(owner[1:] != owner[:-1]) | (ordered[1:] != ordered[:-1]), True] if len(owner) else np.zeros(0, bool)
+    # Every example of a run of equal scores has the precision at the run's end.
+    ends = np.flatnonzero(last)
+    end = ends[np.searchsorted(ends, place)] if len(owner) else place
+    precision = (hits[end] - before) / (passed[end] - passed_before)
+    return np.bincount(owner, weights=precision * hit, minlength=d.clients), d.total(positive)
+
+
+@METRICS.register(
+    "log_loss", title="Log loss", summary="Mean of −log of the probability given to the truth, in nats.",
+    of="examples", kinds=_CLASSES, higher_is_better=False, scorer=("neg_log_loss",),
+)  # fmt: skip
+def _log_loss(d: Judged) -> Sums:
+    with np.errstate(divide="ignore"):
+        return d.total(-np.log(np.maximum(d.truth, 1e-300))), d.count
+
+
+@METRICS.register(
+    "brier", title="Brier score", summary="Mean squared distance of probabilities from the truth.",
+    of="examples", kinds=_CLASSES, higher_is_better=False, scorer=("neg_brier_score",),
+)  # fmt: skip
+def _brier(d: Judged) -> Sums:
+    if d.problem.kind == "binary":
+        return d.total((d.probability[:, 1] - d.target) ** 2), d.count
+    error = d.probability.copy()
+    error[np.arange(len(d.target)), d.target] -= 1
+    return d.total((error**2).sum(1)), d.count
+
+
+@METRICS.register(
+    "calibration_error", title="Calibration error",
+    summary="How far the probability of the predicted class is from the share that is right, over ten bins.",
+    of="examples", unit="%", kinds=_CLASSES, higher_is_better=False,
+)  # fmt: skip
+def _calibration_error(d: Judged) -> Sums:
+    """Of the class that is predicted: |share that is right − mean probability| over ten equal bins of probability."""
+    sure = d.probability.max(1)
+    gap = d.binned(sure, d.weighted((d.predicted == d.target) - sure))
+    return np.abs(gap).sum(1), d.count
+
+
+@METRICS.register(
+    "relative_false_accepts", title="Relative false accepts",
+    summary="False accepts per false accept of the model that all methods start from, where both miss 5 % of the "
+    "positive rows.",
+    of="examples", kinds=("binary",), higher_is_better=False, slow=True, needs_start=True,
+)  # fmt: skip
+def _relative_false_accepts(d: Judged) -> Sums:
+    if d.start_output is None:  # of what has no start, such as a constant prediction
+        return np.zeros(d.clients), np.zeros(d.clients)
+    from kinfed.engine.scoring.detection_rates import relative_sums  # with torch
+
+    scores, start = (z[:, 1] - z[:, 0] for z in (d.output, d.start_output))
+    return relative_sums(scores, start, d.target == 1, d.owner, d.clients)
+
+
+@METRICS.register(
+    "rmse", title="RMSE", summary="Root of the mean squared error, in the target's own unit: lower is better.",
+    of="examples", kinds=_NUMBERS, higher_is_better=False, finish="root", scorer=("neg_root_mean_squared_error",),
+)  # fmt: skip
+def _squares(d: Judged) -> Sums:
+    return d.total(d.residual**2), d.count
+
+
+@METRICS.register(
+    "mae", title="MAE", summary="Mean absolute error, in the target's own unit: lower is better.",
+    of="examples", kinds=_NUMBERS, higher_is_better=False, scorer=("neg_mean_absolute_error",),
+)  # fmt: skip
+def _absolutes(d: Judged) -> Sums:
+    return d.total(np.abs(d.residual)), d.count
+
+
+@METRICS.register(
+    "r2", title="R²",
+    summary="Share of the variance inside a client that the model explains: 0 is as good as the client's own mean, "
+    "below 0 worse.",
+    of="examples", kinds=_NUMBERS, finish="complement", scorer=("r2",),
+)  # fmt: skip
+def _unexplained(d: Judged) -> Sums:
+    own = d.target * d.problem.scale
+    mean = d.total(own) / np.maximum(d.count, 1e-300)
+    spread = d.total((own - mean[d.owner]) ** 2)
+    return d.total(d.residual**2), np.where(spread > 1e-12 * d.count, spread, 0.0)

@@ -1,0 +1,154 @@
+"""What models are judged by, client by client. Every metric of examples is two sums over a client's examples:
+
+    value of a client    = numerator / denominator       (its root, or 1 minus it, where the metric says so)
+    value of all clients = Σ numerators / Σ denominators
+
+so that a site tells two numbers per metric and no prediction, and sums over sites are what pooling all test examples
+would give, with one exception that is on purpose: rankings (AUROC, average precision) and calibration compare examples
+*within* a client only. Scores of two personal models are not on one scale. AUROC of all clients is the share of pairs
+(one positive, one negative example of the same client) in the right order.
+
+A denominator of 0 means that a metric is undefined there (AUROC at a site with one class): it is left out of means,
+and said to be undefined, never 0. Examples may count by a `weight` each, as if a row of weight 2 were there twice. Runs
+judge test examples without; `kinfed fit` with those of its rows.
+
+    @kinfed.register("metric", "specificity", of="examples", title="Specificity", unit="%", kinds=("binary",))
+    def specificity(judged):
+        negative = judged.target == 0
+        return judged.total(negative & (judged.predicted == 0)), judged.total(negative)
+
+is scored in every run, and can be the headline of runs, searches and fits. A metric of="clients" (the default) is one
+figure from the accuracies and losses of all clients (`ClientScores`); it stands in summaries and tables. No torch is
+needed: pages name and describe metrics, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from kinfed.core import Registry
+from kinfed.data import Kind, Problem
+from kinfed.engine.scoring.judged import Judged
+from kinfed.errors import ConfigError, unknown_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FIGURES = ("loss", "accuracy_mean", "accuracy_std", "worst10", "top10")  # of every summary, beside metrics
+Sums = tuple[np.ndarray, np.ndarray]  # numerators [n] and denominators [n]
+
+
+@dataclass(frozen=True)
+class Metric:
+    name: str
+    title: str
+    definition: str
+    function: Callable[[Any], Any]  # of examples: Judged -> Sums; of clients: ClientScores -> float or None
+    of: Literal["examples", "clients"] = "clients"
+    unit: str = ""  # "%": a share, shown as 97.5 %; any other is written behind the number
+    higher_is_better: bool = True
+    kinds: tuple[Kind, ...] = ("binary", "multiclass", "regression")
+    finish: Literal["", "root", "complement"] = ""
+    scorer: tuple[str, ...] = ()  # what scikit-learn calls it
+    slow: bool = False  # computed client by client: errors are estimated for few clients only
+    needs_start: bool = False  # predictions of the model that all methods start from; computed for the headline only
+    by_class: bool = False  # of two classes the rarer decides how sure it is, however many rows the other has
+
+    @property
+    def percent(self) -> bool:
+        return self.unit == "%"
+
+    def sums(self, judged: Judged) -> Sums:
+        """Numerators and denominators [n] of all clients."""
+        numerator, denominator = map(np.asarray, self.function(judged))
+        if numerator.shape != (judged.clients,) or denominator.shape != (judged.clients,):
+            raise ConfigError(
+                f"metric {self.name} must give numerators and denominators of {judged.clients} clients, as "
+                f"judged.total does; got shapes {numerator.shape} and {denominator.shape}"
+            )
+        return numerator, denominator
+
+    def value(self, sums: Tensor) -> Tensor:
+        """[...] from sums [..., 2]; NaN where it is undefined."""
+        ratio = (sums[..., 0] / sums[..., 1].clamp_min(1e-300)).where(sums[..., 1] > 0, math.nan)
+        return ratio.sqrt() if self.finish == "root" else 1 - ratio if self.finish == "complement" else ratio
+
+    def support(self, judged: Judged) -> np.ndarray:
+        """[n] how many examples a client's value rests on: all, or those of the rarer of two classes (`by_class`)."""
+        if not self.by_class or judged.problem.kind != "binary":
+            return judged.examples
+        positive = np.bincount(judged.owner[judged.target == 1], minlength=judged.clients)
+        return np.minimum(positive, judged.examples - positive)
+
+    def shown(self, value: float) -> str:
+        return f"{100 * value:.2f} %" if self.percent else f"{value:.4g} {self.unit}".rstrip()
+
+
+class MetricRegistry(Registry[Callable[[Any], Any]]):
+    """Functions with what makes them metrics. scikit-learn's scorers are found by their names as well."""
+
+    def __init__(self) -> None:
+        super().__init__("metric")
+
+    def check(self, name: str, about: Mapping[str, Any]) -> None:
+        if name in FIGURES:
+            raise ConfigError(f"{name} is a figure of every summary; choose another name for the metric")
+        known = {"title", "summary", "reference", *Metric.__dataclass_fields__} - {"name", "definition", "function"}
+        for word in about:
+            if word not in known:
+                raise unknown_name("property of a metric", word, known)
+        if about.get("of", "clients") not in ("examples", "clients"):
+            raise ConfigError(f'metric {name} is of="examples" or of="clients"; got {about["of"]!r}')
+
+    def find(self, name: str) -> Metric | None:
+        """The metric of that name, ours, a plugin's or scikit-learn's, if there is one."""
+        if name not in self:
+            name = next((own for own, entry in self.items() if name in entry.facts.get("scorer", ())), name)
+        if name in self:
+            entry = self[name]
+            return Metric(name, entry.title, entry.summary, entry.target, **entry.facts)
+        from kinfed.engine.scoring.scorers import scorer_metric  # it is made of metrics
+
+        return scorer_metric(name)
+
+    def named(self, name: str) -> Metric:
+        """The metric of a name that a run was judged by."""
+        metric = self.find(name)
+        if metric is None:
+            from kinfed.engine.scoring.scorers import scorer_names
+
+            raise unknown_name("metric", name, [*self, *scorer_names()])
+        return metric
+
+    def of_problem(self, problem: Problem, headline: Metric | None = None) -> list[Metric]:
+        """All that a model is scored by: those of the problem that need nothing but its predictions, and the run's
+        headline where that is another."""
+        metrics = [metric for name in self if (metric := self.named(name)).of == "examples" and not metric.needs_start]
+        fitting = {metric.name: metric for metric in metrics if problem.kind in metric.kinds}
+        return list((fitting | ({} if headline is None else {headline.name: headline})).values())
+
+    def headline(self, problem: Problem, name: str | None) -> Metric:
+        """The metric by which a run's methods are compared: the one of that name, else accuracy or RMSE. One that does
+        not fit the problem is refused."""
+        from kinfed.engine.scoring.scorers import check_scorer, scorer_names
+
+        name = name or ("rmse" if problem.is_regression else "accuracy")
+        metric = self.find(name)
+        if metric is None or metric.name not in self:
+            if name in scorer_names():
+                check_scorer(name, problem)
+            return self.named(name)
+        if metric.of == "clients":
+            raise ConfigError(
+                f"metric {name} is a figure over all clients, and methods are compared by a metric of each client's "
+                'examples; register such a one with of="examples"'
+            )
+        if problem.kind not in metric.kinds:
+            fitting = ", ".join(one.name for one in self.of_problem(problem))
+            raise ConfigError(f"metric {metric.name} is not for {problem.in_words()}; choose one of {fitting}")
+        return metric

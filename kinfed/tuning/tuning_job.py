@@ -1,0 +1,136 @@
+"""What every way of tuning begins and ends with: an experiment with validation examples, a folder, and best.toml."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from kinfed.algorithms import AnyAlgorithm
+from kinfed.config import RunConfig
+from kinfed.core import Range, storage
+from kinfed.data import Federation
+from kinfed.engine import METRICS, Builder
+from kinfed.errors import ConfigError, DataError
+from kinfed.records import JobFolder
+from kinfed.runs import ClientTable, Experiment, MethodRun, Metrics, NullObserver, check_run
+from kinfed.server import RoundReport
+from kinfed.tuning.tuning_result import Explored, Tuned, best_toml
+from kinfed.tuning.tuning_space import space_of
+
+DEFAULT_VALIDATION = 0.2
+Folder = TypeVar("Folder", bound=JobFolder)
+Choice = TypeVar("Choice", Tuned, Explored)
+Report = Callable[[int, float], None]
+"""Hears of the score after so many rounds over all seeds; ends the trial by an exception."""
+
+
+@dataclass
+class TuneResult(Generic[Choice]):
+    config: RunConfig  # with the chosen settings
+    methods: list[Choice]
+    file: Path  # best.toml
+
+
+class TuningJob:
+    """The methods of a configuration, on data with validation examples."""
+
+    def __init__(
+        self, config: RunConfig, federation: Federation | None, model: Builder | None, should_stop: Callable[[], bool]
+    ) -> None:
+        share = DEFAULT_VALIDATION if config.validation == "auto" else config.validation
+        if not share:
+            raise ConfigError(
+                "tuning needs validation examples: settings are never chosen on test data; got validation = 0"
+            )
+        config = config.model_copy(update={"validation": share})
+        self.experiment = Experiment(config, federation, model, should_stop=should_stop)
+        self.config = self.experiment.inputs.config
+        for seed in self.config.seeds:
+            if not int(self.experiment.inputs.federation(seed).val.count.sum()):
+                raise DataError(
+                    "no client has validation examples, so there is nothing to tune by; set validation = 0.2"
+                )
+        check_run(self.experiment.inputs)
+
+    @property
+    def metric(self) -> str:
+        """The headline metric, by which settings are compared."""
+        task = self.experiment.inputs.task()
+        assert task.problem is not None  # of every task that is built from a configuration
+        return METRICS.headline(task.problem, task.metric).name
+
+    def spaces(self, ranges: Mapping[str, Mapping[str, Range]] | None) -> dict[str, dict[str, Range]]:
+        """What is varied of every method; `ranges` replaces ranges that the algorithms declare, by label and option."""
+        given, methods = ranges or {}, self.config.algorithms
+        if strange := given.keys() - methods.keys():
+            raise ConfigError(
+                f"a range is given for {min(strange)!r}, which is not tuned; tuned are {', '.join(methods)}"
+            )
+        return {
+            label: space_of(
+                options["method"],
+                self.config.fixed_options(label),
+                given.get(label),
+                options.get("optimizer", self.config.optimizer),
+            )
+            for label, options in methods.items()
+        }
+
+    def score(self, algorithm: AnyAlgorithm, report: Report = lambda step, value: None) -> float:
+        """What a trial is judged by: the mean of the headline metric over clients, of their personal models on
+        validation examples after the last round, averaged over seeds. Test examples are never scored."""
+        config, figure, scores = self.config, f"{self.metric}_mean", []
+        for place, seed in enumerate(config.seeds):
+            with self.experiment.make_loop(algorithm, seed) as loop:
+                run = MethodRun(
+                    type(algorithm).__name__,
+                    loop,
+                    ClientTable.from_federation(self.experiment.inputs.federation(seed)),
+                    config.rounds,
+                    eval_every=config.eval_every,
+                    split="val",
+                    observer=_TrialObserver(place * config.rounds - config.warm_start, report, figure),
+                    should_stop=self.experiment.should_stop,
+                )
+                score = run.execute().personal.get(figure)
+            if score is None:
+                raise ConfigError(
+                    f"no client with validation examples took part in the {config.rounds} rounds of seed {seed}; "
+                    "give more rounds or a larger participation"
+                )
+            scores.append(score)
+        return sum(scores) / len(scores)
+
+    def open(self, kind: type[Folder], out: Path | str, search: Mapping[str, Any], resume: bool) -> Folder:
+        """The folder of the tuning; `search` is what it is besides a run."""
+        contents = self.experiment.inputs.contents()
+        identity = json.dumps([self.config.fingerprint(contents), search]).encode()
+        fingerprint = hashlib.sha256(identity).hexdigest()[:16]
+        return kind.open(out, {**self.config.dump(), **search}, fingerprint, contents=contents, resume=resume)
+
+    def write_best(
+        self, folder: Path, methods: list[Choice], heading: str, comments: Mapping[str, str]
+    ) -> TuneResult[Choice]:
+        algorithms = {one.label: {**self.config.algorithms[one.label], **one.settings} for one in methods}
+        best, file = self.config.model_copy(update={"algorithms": algorithms, "preset": None}), folder / "best.toml"
+        storage.write_atomically(file, best_toml(best, heading, comments).encode())
+        return TuneResult(best, methods, file)
+
+
+@dataclass(frozen=True)
+class _TrialObserver(NullObserver):
+    """Hands the validation figure of evaluated rounds to the pruner, which may end the trial."""
+
+    before: int  # steps before round 1
+    report: Report
+    figure: str
+
+    def round(
+        self, label: str, seed: int, report: RoundReport, personal: Metrics | None, server: Metrics | None
+    ) -> None:
+        if personal and self.figure in personal:
+            self.report(self.before + report.round, personal[self.figure])
