@@ -52,7 +52,7 @@ def root(
 
 
 app.command(cls=SettingsCommand.taking())(run_command.run)
-app.command()(fit_command.fit)
+app.command(cls=fit_command.FitCommand)(fit_command.fit)
 app.command(cls=SettingsCommand.taking(reads_file=False))(init_command.init)
 app.command(cls=SettingsCommand.taking(*tune_command.SETTINGS, texts=tune_command.TEXTS))(tune_command.tune)
 app.command("list")(inspect_command.list_)
@@ -62,7 +62,7 @@ for command in (
     results_command.compare, runs_command.runs, runs_command.board, reproduce, bench_command.bench,
     deploy_command.predict, doctor_command.doctor,
 ):  # fmt: skip
-    app.command()(command)
+    app.command(cls=results_command.AdoptCommand if command is results_command.adopt else None)(command)
 site_commands.add_to(deploy_command.deploy)
 app.add_typer(deploy_command.deploy, name="deploy")
 app.add_typer(deploy_command.vault, name="vault")

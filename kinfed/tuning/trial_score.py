@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kinfed.algorithms import AnyAlgorithm
+from kinfed.config import RunConfig
 from kinfed.engine import headline_measure
 from kinfed.errors import ConfigError
 from kinfed.runs import ClientTable, Experiment, MethodRun, Metrics, NullObserver
 from kinfed.server import RoundReport
 
+DEFAULT_VALIDATION = 0.2
 Report = Callable[[int, float], None]
 """Hears of the score after so many rounds over all seeds; ends the trial by an exception."""
 
@@ -63,3 +65,13 @@ class _TrialObserver(NullObserver):
     ) -> None:
         if personal and self.figure in personal:
             self.report(self.before + report.round, personal[self.figure])
+
+
+def validation_share(config: RunConfig) -> float:
+    """The share of training examples that settings are chosen by."""
+    share = DEFAULT_VALIDATION if config.validation == "auto" else config.validation
+    if not share:
+        raise ConfigError(
+            "tuning needs validation examples: settings are never chosen on test data; got validation = 0"
+        )
+    return share

@@ -21,19 +21,19 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from kinfed.algorithms import AnyAlgorithm, make_algorithm
-from kinfed.config import RunConfig, make_config
+from kinfed.config import DEFAULTS, RunConfig, make_config
 from kinfed.core import Range, rng, storage
 from kinfed.data import Federation
 from kinfed.engine import MEASURES, Builder
 from kinfed.errors import ConfigError, DataError, StorageError
 from kinfed.records import RunFiles, RunFolder
 from kinfed.runs import Experiment, NullObserver, Observer, check_run, left_out_notes
-from kinfed.tuning.trial_score import metric_of_trials, validation_score
+from kinfed.tuning.trial_score import metric_of_trials, validation_score, validation_share
 from kinfed.tuning.tuning_result import Tuned, TuningTrial, best_toml
 from kinfed.tuning.tuning_space import space_of
 
@@ -46,7 +46,6 @@ try:
 except ImportError as error:
     raise ConfigError("tuning needs the package optuna, which is not installed: pip install 'kinfed[tune]'") from error
 
-DEFAULT_VALIDATION = 0.2
 STARTUP_TRIALS = 8  # drawn at random before the sampler has something to go by
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 
@@ -79,14 +78,8 @@ def tune(
     and a note about every trial."""
     if trials < 1:
         raise ConfigError(f"trials must be at least 1; got {trials}")
-    if config.folds is not None:
-        raise ConfigError("folds measure on test rows, and tuning chooses by validation rows; leave out folds")
-    config = config.model_copy(update={"validation": _validation(config)})
-    if config.privacy is not None or config.user_privacy is not None:
-        raise ConfigError(
-            "choosing among trials reveals something about clients' data, and no account is kept of that; tune without "
-            "the dp_ and user_ settings, on data for which this is acceptable, then run with them"
-        )
+    config.check("tuning")
+    config = replace(config, validation=validation_share(config))
     experiment = Experiment(config, federation, model, should_stop=should_stop)
     config = experiment.inputs.config
     spaces = {
@@ -118,7 +111,7 @@ def tune(
         with _quiet_optuna():
             methods = [job.tune(label, space) for label, space in spaces.items()]
     algorithms = {tuned.label: {**config.algorithms[tuned.label], **tuned.best.settings} for tuned in methods}
-    best = config.model_copy(update={"algorithms": algorithms, "preset": None})
+    best = replace(config, algorithms=algorithms, preset=None)
     file = folder.path / "best.toml"
     metric = methods[0].metric if methods else "accuracy"
     shown = MEASURES[metric].shown
@@ -151,18 +144,9 @@ def read_tuning(folder: Path) -> Started:
         )
     if "search" not in settings:
         raise ConfigError(f"{folder} holds a run, not a tuning; give the --out of kinfed tune")
-    config = make_config(None, {name: value for name, value in settings.items() if name in RunConfig.model_fields})
+    config = make_config(None, {name: value for name, value in settings.items() if name in DEFAULTS})
     ranges = {label: {o: Range(**r) for o, r in space.items()} for label, space in settings["search"].items()}
     return Started(config, storage.read_json(folder / "tuning.json")["trials_each"], ranges, settings["prune"])
-
-
-def _validation(config: RunConfig) -> float:
-    share = DEFAULT_VALIDATION if config.validation == "auto" else config.validation
-    if not share:
-        raise ConfigError(
-            "tuning needs validation examples: settings are never chosen on test data; got validation = 0"
-        )
-    return share
 
 
 @dataclass

@@ -29,10 +29,10 @@ from kinfed.engine import MEASURES, Builder, headline_measure
 from kinfed.errors import ConfigError, DataError
 from kinfed.records import RunFolder
 from kinfed.runs import ClientTable, Experiment, MethodRun, NullObserver, Observer, check_run
+from kinfed.tuning.trial_score import validation_share
 from kinfed.tuning.tuning_result import best_toml
 from kinfed.tuning.tuning_space import space_of
 
-DEFAULT_VALIDATION = 0.2
 PROBE_STEPS = 3  # of local training, after which an option that matters to clients shows
 
 
@@ -93,7 +93,7 @@ def tune_while_training(
         ]
         storage.write_json(folder.path / "tuning.json", {"methods": {one.label: one.to_json() for one in found}})
         algorithms = {one.label: {**config.algorithms[one.label], **one.settings} for one in found}
-        best, file = config.model_copy(update={"algorithms": algorithms, "preset": None}), folder.path / "best.toml"
+        best, file = replace(config, algorithms=algorithms, preset=None), folder.path / "best.toml"
         heading = f"Chosen while training (FedEx) by validation losses: {configurations} configuration(s) per method"
         comments = {
             one.label: f"{MEASURES[one.metric].shown(one.value)} on validation data at the end" for one in found
@@ -105,17 +105,8 @@ def tune_while_training(
 def _checked(config: RunConfig, configurations: int) -> RunConfig:
     if configurations < 2:
         raise ConfigError(f"tuning while training chooses among two configurations at least; got {configurations}")
-    if config.privacy is not None or config.user_privacy is not None or config.secure is not None:
-        raise ConfigError(
-            "every client's validation loss leaves it in every round, without noise and outside secure sums; tune "
-            "without the dp_, user_ and secure_ settings"
-        )
-    if config.staleness_rule is not None or config.folds is not None:
-        raise ConfigError("tuning while training has synchronous rounds and one split; leave out mode and folds")
-    share = DEFAULT_VALIDATION if config.validation == "auto" else config.validation
-    if not share:
-        raise ConfigError("tuning needs validation examples; got validation = 0")
-    return config.model_copy(update={"validation": share})
+    config.check("tuning while training")
+    return replace(config, validation=validation_share(config))
 
 
 def _variants(

@@ -16,17 +16,16 @@ single updates is refused: methods that do more than average, robust rules, a la
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms import COUNT, AnyAlgorithm, averaged_rows, with_mean
+from kinfed.algorithms import COUNT, averaged_rows, with_mean
 from kinfed.core import Tree
 from kinfed.errors import ConfigError
+from kinfed.updates.secure_settings import SecureSettings
 
-LEAST_CLIENTS = 3  # the fewest in a sum that nodes ever agree to: with two, each would know the other's update
 FINEST = 40  # f at most: finer than float32 has any use for
 COARSEST = 12  # f at least: h = 2.4e-4
 RING_BITS = 64
@@ -35,58 +34,6 @@ SEALED_BYTES = 92  # an encrypted pair of shares: nonce, two shares, tag
 SHARE_BYTES = 32
 SIGNATURE_BYTES = 96
 BLOCK = 1 << 20  # values encoded at once
-
-
-@dataclass(frozen=True)
-class SecureSettings:
-    """What the user asks for."""
-
-    largest: float = 1000.0
-    """Of a number in an update, in absolute value; an update with a larger one is not sent."""
-    least: int = LEAST_CLIENTS
-    """Clients without which nothing is added up."""
-
-    def __post_init__(self) -> None:
-        if not 1e-6 <= self.largest <= 1e9:
-            raise ConfigError(f"secure_range must lie between 1e-06 and 1e+09; got {self.largest:g}")
-        if self.least < LEAST_CLIENTS:
-            raise ConfigError(
-                f"secure_least is {LEAST_CLIENTS} or more: of two clients each could take its own update from the sum; "
-                f"got {self.least}"
-            )
-
-    def check_method(self, label: str, algorithm: AnyAlgorithm) -> None:
-        """Refuse methods whose server does more with updates than to average them."""
-        if isinstance(algorithm.averages, str):
-            raise ConfigError(
-                f"{label} {algorithm.averages}, so its server needs single updates, which secure_sum hides; leave out "
-                "the method or secure_sum"
-            )
-
-    def check_update(self, label: str, algorithm: AnyAlgorithm, fields: Collection[str], called: int) -> None:
-        """Refuse updates with fields that are not averaged, and rounds that call too few clients."""
-        averages = algorithm.averages
-        others = sorted({*fields} - {*averages, COUNT})
-        if averages and others:
-            raise ConfigError(
-                f"{label} also sends {', '.join(others)}, which is neither averaged nor a number of examples; leave "
-                "out the method or secure_sum"
-            )
-        if averages and called < self.least:
-            raise ConfigError(
-                f"secure_sum adds up {self.least} updates at least (secure_least), and {called} client(s) are called "
-                "in a round; raise participation"
-            )
-
-    @staticmethod
-    def check_server(robust: object, largest_norm: float) -> None:
-        """Refuse what a server that sees only sums cannot do."""
-        for name, value in (("robust", robust is not None), ("largest_norm", largest_norm > 0)):
-            if value:
-                raise ConfigError(
-                    f"{name} judges single updates, and with secure_sum the server sees only their sum; leave out one "
-                    "of the two"
-                )
 
 
 @dataclass(frozen=True)
