@@ -191,7 +191,7 @@ def convert(kind: type[Any], name: str, value: Any, owner: str = "") -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         if first["type"] == "value_error":  # of a validator, which says all
-            raise ConfigError(first["msg"].removeprefix("Value error, ")) from None
+            raise ConfigError(f"{owner}: {name} " * bool(owner) + first["msg"].removeprefix("Value error, ")) from None
         wanted = readable(hint)
     if not wanted:
         return result

@@ -30,7 +30,7 @@ class Refused(ConfigError):
 def _yes(value: Any) -> Any:
     """Of the words of a node-config only yes and no."""
     if isinstance(value, str) and value not in ("yes", "no"):
-        raise ValueError(f'{IN_NODE_CONFIG} says "yes" or "no"; got {value!r}')
+        raise ValueError(f'is "yes" or "no"; got {value!r}')
     return value
 
 
