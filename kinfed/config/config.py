@@ -14,28 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from kinfed.config import setting_groups as groups
 from kinfed.config.config_fields import Named
 from kinfed.config.excludes import Where, refuse_exclusions
 from kinfed.config.plain_values import recordable
 from kinfed.config.presets import with_preset
-from kinfed.config.setting_groups import (
-    DEFAULT_ALGORITHMS,
-    DEFAULT_MODEL,
-    DEFAULT_STEPS,
-    DEFAULTS,
-    CommunicationSettings,
-    DataSettings,
-    EvaluationSettings,
-    LossSettings,
-    MethodSettings,
-    ModelSettings,
-    PlaceSettings,
-    PluginSettings,
-    ProtectionSettings,
-    RobustnessSettings,
-    RoundSettings,
-    StepSettings,
-)
+from kinfed.config.setting_groups import DEFAULT_ALGORITHMS, DEFAULT_MODEL, DEFAULT_STEPS, DEFAULTS
 from kinfed.core import convert, declared
 from kinfed.data import LocalTraining, TrainingSettings
 from kinfed.errors import ConfigError, unknown_name
@@ -56,19 +40,10 @@ NON_RESULT_SETTINGS = (
 # The groups in reverse: Python collects the fields of bases from the last to the first.
 @dataclass(frozen=True, init=False, repr=False)
 class RunConfig(
-    PlaceSettings,
-    EvaluationSettings,
-    RobustnessSettings,
-    CommunicationSettings,
-    ProtectionSettings,
-    StepSettings,
-    LossSettings,
-    RoundSettings,
-    MethodSettings,
-    ModelSettings,
-    DataSettings,
-    PluginSettings,
-):
+    groups.PlaceSettings, groups.EvaluationSettings, groups.RobustnessSettings, groups.CommunicationSettings,
+    groups.ProtectionSettings, groups.StepSettings, groups.LossSettings, groups.RoundSettings, groups.MethodSettings,
+    groups.ModelSettings, groups.DataSettings, groups.PluginSettings,
+):  # fmt: skip
     """Everything that decides the results of a run. Every setting has a default: the default run is the demo."""
 
     def __init__(self, **settings: Any) -> None:

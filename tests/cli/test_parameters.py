@@ -157,7 +157,16 @@ def test_every_argument_and_option_has_a_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["run", "--help"], ["tune", "--help"], ["fit", "--help"], ["adopt", "--help"], ["--version"], ["list", "algorithms"]]
+    "arguments",
+    [
+        ["--help"],
+        ["run", "--help"],
+        ["tune", "--help"],
+        ["fit", "--help"],
+        ["adopt", "--help"],
+        ["--version"],
+        ["list", "algorithms"],
+    ],
 )
 def test_help_does_not_wait_for_torch(arguments: list[str]) -> None:
     script = (
