@@ -102,9 +102,7 @@ class DeclaredCommand(Command):
     """A command that takes declared options beside the parameters of its function, which gets those that were typed as
     `context.obj`, by name."""
 
-    panels: ClassVar[
-        Callable[..., Iterable[OptionPanel]]
-    ]  # a function, as declarations are imported when they are needed
+    panels: ClassVar[Callable[..., Iterable[OptionPanel]]]  # a function: declarations are imported late
     texts: ClassVar[Mapping[str, str]] = {}  # help that differs from the declaration's
     required: ClassVar[tuple[str, ...]] = ()
     after: ClassVar[str] = ""  # the parameter of the function behind which the options stand; "": behind all

@@ -9,8 +9,9 @@ from typing import Any
 
 from kinfed.config.algorithm_choice import parse_algorithms
 from kinfed.config.config import RunConfig
-from kinfed.config.config_fields import CHOICES, Named, as_codec, as_named, plugin_files, toml_value
+from kinfed.config.config_fields import CHOICES, Named, as_codec, as_named, toml_value
 from kinfed.config.setting_groups import DEFAULT_ALGORITHMS, DEFAULTS
+from kinfed.core import convert
 from kinfed.errors import ConfigError, unknown_name
 
 
@@ -27,13 +28,9 @@ def make_config(
     absent for a setting of the run."""
     values: dict[str, Any] = {**(defaults or {}), **(read_toml(file) if file is not None else {})}
     values |= {name: value for name, value in (settings or {}).items() if value is not None}
-    if sets:
-        try:
-            plugin_files(values.get("plugins", ()))
-            if "algorithms" in values:
-                values["algorithms"] = parse_algorithms(values["algorithms"])
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+    for name in ("plugins", "algorithms") if sets else ():  # which may be the owners of options
+        if name in values:
+            values[name] = convert(RunConfig, name, values[name])
     for text in sets:
         _apply(values, text)
     config = RunConfig(**values)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kinfed.algorithms import AnyAlgorithm
-from kinfed.config import RunConfig
-from kinfed.engine import headline_measure
-from kinfed.errors import ConfigError
+from kinfed.config import RunConfig, Where
+from kinfed.data import Federation
+from kinfed.engine import Builder, headline_measure
+from kinfed.errors import ConfigError, DataError
 from kinfed.runs import ClientTable, Experiment, MethodRun, Metrics, NullObserver
 from kinfed.server import RoundReport
 
@@ -67,11 +68,22 @@ class _TrialObserver(NullObserver):
             self.report(self.before + report.round, personal[self.figure])
 
 
-def validation_share(config: RunConfig) -> float:
-    """The share of training examples that settings are chosen by."""
+def tuning_experiment(
+    config: RunConfig,
+    where: Where,
+    federation: Federation | None,
+    model: Builder | None,
+    should_stop: Callable[[], bool],
+) -> Experiment:
+    """The experiment whose methods are tuned, with validation examples to choose settings by."""
+    config.check(where)
     share = DEFAULT_VALIDATION if config.validation == "auto" else config.validation
     if not share:
         raise ConfigError(
             "tuning needs validation examples: settings are never chosen on test data; got validation = 0"
         )
-    return share
+    experiment = Experiment(replace(config, validation=share), federation, model, should_stop=should_stop)
+    for seed in config.seeds:
+        if not int(experiment.inputs.federation(seed).val.count.sum()):
+            raise DataError("no client has validation examples, so there is nothing to tune by; set validation = 0.2")
+    return experiment

@@ -30,10 +30,10 @@ from kinfed.config import DEFAULTS, RunConfig, make_config
 from kinfed.core import Range, rng, storage
 from kinfed.data import Federation
 from kinfed.engine import MEASURES, Builder
-from kinfed.errors import ConfigError, DataError, StorageError
+from kinfed.errors import ConfigError, StorageError
 from kinfed.records import RunFiles, RunFolder
 from kinfed.runs import Experiment, NullObserver, Observer, check_run, left_out_notes
-from kinfed.tuning.trial_score import metric_of_trials, validation_score, validation_share
+from kinfed.tuning.trial_score import metric_of_trials, tuning_experiment, validation_score
 from kinfed.tuning.tuning_result import Tuned, TuningTrial, best_toml
 from kinfed.tuning.tuning_space import space_of
 
@@ -78,9 +78,7 @@ def tune(
     and a note about every trial."""
     if trials < 1:
         raise ConfigError(f"trials must be at least 1; got {trials}")
-    config.check("tuning")
-    config = replace(config, validation=validation_share(config))
-    experiment = Experiment(config, federation, model, should_stop=should_stop)
+    experiment = tuning_experiment(config, "tuning", federation, model, should_stop)
     config = experiment.inputs.config
     spaces = {
         label: space_of(
@@ -94,9 +92,6 @@ def tune(
     for label in ranges or {}:
         if label not in spaces:
             raise ConfigError(f"a range is given for {label!r}, which is not tuned; tuned are {', '.join(spaces)}")
-    for seed in config.seeds:
-        if not int(experiment.inputs.federation(seed).val.count.sum()):
-            raise DataError("no client has validation examples, so there is nothing to tune by; set validation = 0.2")
     check_run(experiment.inputs)
     varied = {label: {option: asdict(range_) for option, range_ in space.items()} for label, space in spaces.items()}
     search = {"search": varied, "prune": prune}

@@ -26,10 +26,10 @@ from kinfed.config import RunConfig
 from kinfed.core import Range, rng, storage
 from kinfed.data import Federation
 from kinfed.engine import MEASURES, Builder, headline_measure
-from kinfed.errors import ConfigError, DataError
+from kinfed.errors import ConfigError
 from kinfed.records import RunFolder
 from kinfed.runs import ClientTable, Experiment, MethodRun, NullObserver, Observer, check_run
-from kinfed.tuning.trial_score import validation_share
+from kinfed.tuning.trial_score import tuning_experiment
 from kinfed.tuning.tuning_result import best_toml
 from kinfed.tuning.tuning_space import space_of
 
@@ -76,11 +76,10 @@ def tune_while_training(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> ExplorationResult:
     """Train every method of the configuration once, in so many configurations of its local settings."""
-    config, observer = _checked(config, configurations), observer or NullObserver()
-    experiment = Experiment(config, federation, model, should_stop=should_stop)
-    config = experiment.inputs.config
-    if not all(int(experiment.inputs.federation(seed).val.count.sum()) for seed in config.seeds):
-        raise DataError("no client has validation examples, so there is nothing to tune by; set validation = 0.2")
+    if configurations < 2:
+        raise ConfigError(f"tuning while training chooses among two configurations at least; got {configurations}")
+    experiment = tuning_experiment(config, "tuning while training", federation, model, should_stop)
+    config, observer = experiment.inputs.config, observer or NullObserver()
     check_run(experiment.inputs)
     methods = {label: _variants(experiment, label, configurations, ranges, observer) for label in config.algorithms}
     contents = experiment.inputs.contents()
@@ -100,13 +99,6 @@ def tune_while_training(
         }
         storage.write_atomically(file, best_toml(best, heading, comments).encode())
     return ExplorationResult(best, found, file)
-
-
-def _checked(config: RunConfig, configurations: int) -> RunConfig:
-    if configurations < 2:
-        raise ConfigError(f"tuning while training chooses among two configurations at least; got {configurations}")
-    config.check("tuning while training")
-    return replace(config, validation=validation_share(config))
 
 
 def _variants(
