@@ -183,10 +183,10 @@ def convert(kind: type[Any], name: str, value: Any, owner: str = "") -> Any:
     from pydantic import ValidationError  # where it is needed: names are listed without it
 
     hint, declaration = option_types(kind)[name], kind.__dataclass_fields__[name].metadata[_KEY]
-    if isinstance(value, str) and get_origin(hint) is tuple:
-        value = [part.strip() for part in value.split(",") if part.strip()]
+    several = isinstance(value, str) and get_origin(hint) is tuple
+    parts = [part.strip() for part in value.split(",") if part.strip()] if several else value
     try:
-        result = _adapter(hint).validate_python(value)
+        result = _adapter(hint).validate_python(parts)
         wanted = "" if declaration.admits(result) else declaration.bounds
     except ValidationError as error:
         first = error.errors()[0]
