@@ -27,18 +27,15 @@ DEMO_SETTINGS = {
     "algorithms": "ditto,selffl",
     "metric": "accuracy",
 }  # half a minute on a laptop
-
-
 TEXTS = {
     "client_column": "Column that names the site of each row.",
     "label_column": "Column with the class, or the number to predict.",
     "task": "classification or regression (default: by the column).",
     "columns": "Types of columns: age=number,zip=category,note=skip.",
-    "ignore": "Columns that are not features, separated by commas.",
     "weight_column": "Column with the weight of a row, in training and in results.",
     "split_column": "Column with train or test, if the split is given.",
     "data": "Folder with data sets.",
-}  # fmt: skip
+}
 
 
 def panels() -> Iterator[OptionPanel]:

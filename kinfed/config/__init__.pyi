@@ -8,7 +8,6 @@ from kinfed.config.config_fields import Named as Named
 from kinfed.config.config_reading import make_config as make_config
 from kinfed.config.config_reading import read_toml as read_toml
 from kinfed.config.config_template import config_toml as config_toml
-from kinfed.config.excludes import EXCLUDES as EXCLUDES
 from kinfed.config.excludes import Where as Where
 from kinfed.config.excludes import refuse_exclusions as refuse_exclusions
 from kinfed.config.preset_files import PRESETS as PRESETS

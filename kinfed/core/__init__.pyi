@@ -17,7 +17,6 @@ from kinfed.core.csv_safety import escape_formula as escape_formula
 from kinfed.core.csv_safety import unescape_formula as unescape_formula
 from kinfed.core.option_words import alternatives as alternatives
 from kinfed.core.option_words import requirement as requirement
-from kinfed.core.options import Declaration as Declaration
 from kinfed.core.options import NoOptions as NoOptions
 from kinfed.core.options import OptionDoc as OptionDoc
 from kinfed.core.options import Range as Range

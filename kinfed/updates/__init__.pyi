@@ -15,7 +15,6 @@ from kinfed.updates.screening import UpdateSpec as UpdateSpec
 from kinfed.updates.screening import screen as screen
 from kinfed.updates.screening import trained_columns as trained_columns
 from kinfed.updates.screening import without as without
-from kinfed.updates.secure_settings import LEAST_CLIENTS as LEAST_CLIENTS
 from kinfed.updates.secure_settings import NO_SINGLE_UPDATES as NO_SINGLE_UPDATES
 from kinfed.updates.secure_settings import SecureSettings as SecureSettings
 from kinfed.updates.secure_sum import FixedPoint as FixedPoint

@@ -16,7 +16,6 @@ from kinfed.data.sources.table import source_from_table as source_from_table
 from kinfed.data.sources.table_files import SUFFIXES as SUFFIXES
 from kinfed.data.sources.table_files import is_table as is_table
 from kinfed.data.sources.table_files import read_table as read_table
-from kinfed.data.sources.table_options import LENGTH as LENGTH
 from kinfed.data.sources.table_options import TableOptions as TableOptions
 from kinfed.data.sources.text import TweetSet as TweetSet
 from kinfed.data.sources.wakeword import PAPER_EXAMPLES as PAPER_EXAMPLES
