@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kinfed.algorithms import ALGORITHMS, Algorithm, AnyAlgorithm, PrivacyProfile, make_algorithm
-from kinfed.config import PANELS, RunConfig
+from kinfed.config import DEFAULTS, HEADINGS, RunConfig
 from kinfed.core import OptionDoc, Tree, declared, describe_options, registry_of
 from kinfed.data import LocalTraining
 from kinfed.deploy import message_types
@@ -71,13 +71,13 @@ def reference() -> str:
 
 
 def _settings_table() -> str:
-    rows = []
-    for panel in PANELS:
-        for name, field in RunConfig.model_fields.items():
-            if isinstance(extra := field.json_schema_extra, dict) and extra["panel"] == panel:
-                option = str(extra["option"] or "--" + name.replace("_", "-"))
-                default = field.get_default(call_default_factory=True)
-                rows.append(_row(panel, f"`{name}`", f"`{option}`", _setting_value(default), str(field.description)))
+    rows, declarations = [], declared(RunConfig)
+    for heading, names in HEADINGS.items():
+        for name in names:
+            option = declarations[name].flag or "--" + name.replace("_", "-")
+            rows.append(
+                _row(heading, f"`{name}`", f"`{option}`", _setting_value(DEFAULTS[name]), declarations[name].text)
+            )
     return "| | setting | option | default | what |\n|---|---|---|---|---|\n" + "".join(rows)
 
 

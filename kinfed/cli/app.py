@@ -52,7 +52,7 @@ def root(
 
 
 app.command(cls=SettingsCommand.taking())(run_command.run)
-app.command()(fit_command.fit)
+app.command(cls=fit_command.FitCommand)(fit_command.fit)
 app.command(cls=SettingsCommand.taking(reads_file=False))(init_command.init)
 app.command(cls=SettingsCommand.taking(*tune_command.SETTINGS, texts=tune_command.TEXTS))(tune_command.tune)
 app.command("list")(inspect_command.list_)
@@ -61,7 +61,7 @@ for command in (
     results_command.report, results_command.export, results_command.adopt, results_command.gain,
     results_command.compare, runs_command.runs, runs_command.board,
 ):  # fmt: skip
-    app.command()(command)
+    app.command(cls=results_command.AdoptCommand if command is results_command.adopt else None)(command)
 for name in ("reproduce", "bench"):
     app.command(name, cls=PapersCommand, help="In the package kinfed-papers, which is not installed.")(lambda: None)
 app.command()(deploy_command.predict)

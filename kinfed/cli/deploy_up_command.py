@@ -42,12 +42,12 @@ def up(
     cold: Annotated[bool, typer.Option("--cold", help="Start a Python for every message, as Flower does.")] = False,
 ) -> None:
     """Try a whole deployment on this machine: certificates, a superlink with TLS, nodes with their data, the run."""
-    from kinfed.config import make_config
+    from dataclasses import replace
+
     from kinfed.deploy import DEFAULTS, LocalTrial, TrialStopped, stop_signals
     from kinfed.report import build
 
-    typed = settings_of(context)
-    config = make_config(typed.file, DEFAULTS | typed.values | {"clients": local}, typed.sets)
+    config = replace(settings_of(context).make_config(DEFAULTS), clients=local)
     trial = LocalTrial(out, config, seconds, warm=not cold)
     with stop_signals() as should_stop:
         try:

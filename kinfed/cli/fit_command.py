@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kinfed.cli.interrupt import StopRequest
+from kinfed.cli.parameters import DeclaredCommand, OptionPanel
 from kinfed.cli.terminal import console, say
 from kinfed.errors import ConfigError
 
@@ -25,9 +27,32 @@ DEMO_SETTINGS = {
     "algorithms": "ditto,selffl",
     "metric": "accuracy",
 }  # half a minute on a laptop
+TEXTS = {
+    "client_column": "Column that names the site of each row.",
+    "label_column": "Column with the class, or the number to predict.",
+    "task": "classification or regression (default: by the column).",
+    "columns": "Types of columns: age=number,zip=category,note=skip.",
+    "weight_column": "Column with the weight of a row, in training and in results.",
+    "split_column": "Column with train or test, if the split is given.",
+    "data": "Folder with data sets.",
+}
+
+
+def panels() -> Iterator[OptionPanel]:
+    from kinfed.config import RunConfig
+    from kinfed.data.sources import TableOptions
+    from kinfed.tabular import FitSettings
+
+    columns = ("client_column", "label_column", "task", "columns", "ignore", "weight_column", "split_column")
+    yield OptionPanel(TABLE, TableOptions, columns)
+    yield OptionPanel(TABLE, FitSettings, ("test_fraction",))
+    yield OptionPanel(TABLE, RunConfig, ("data",))
+    names = ("algorithms", "models", "metric", "class_weights", "trials", "folds", "rounds", "seed")
+    yield OptionPanel(SEARCH, FitSettings, names)
 
 
 def fit(
+    context: typer.Context,
     tables: Annotated[
         list[str] | None,
         typer.Argument(
@@ -35,55 +60,6 @@ def fit(
             metavar="[TABLE]...",
         ),
     ] = None,
-    client_column: Annotated[
-        str | None, typer.Option(help="Column that names the site of each row.", rich_help_panel=TABLE)
-    ] = None,
-    label_column: Annotated[
-        str | None, typer.Option(help="Column with the class, or the number to predict.", rich_help_panel=TABLE)
-    ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(help="classification or regression (default: by the column).", rich_help_panel=TABLE),
-    ] = None,
-    columns: Annotated[
-        str | None, typer.Option(help="Types of columns: age=number,zip=category,note=skip.", rich_help_panel=TABLE)
-    ] = None,
-    ignore: Annotated[
-        str | None, typer.Option(help="Columns that are not features, separated by commas.", rich_help_panel=TABLE)
-    ] = None,
-    weight_column: Annotated[
-        str | None,
-        typer.Option(help="Column with the weight of a row, in training and in results.", rich_help_panel=TABLE),
-    ] = None,
-    split_column: Annotated[
-        str | None, typer.Option(help="Column with train or test, if the split is given.", rich_help_panel=TABLE)
-    ] = None,
-    test_fraction: Annotated[
-        float | None, typer.Option(help="Share of each site's rows for testing (0.25).", rich_help_panel=TABLE)
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(envvar="KINFED_DATA", help="Folder with data sets.", rich_help_panel=TABLE)
-    ] = None,
-    algorithms: Annotated[
-        str | None, typer.Option(help="Methods to try beside local and fedavg (auto).", rich_help_panel=SEARCH)
-    ] = None,
-    models: Annotated[str | None, typer.Option(help="Kinds of model to try (mlr,mlp).", rich_help_panel=SEARCH)] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(help="Metric to choose by: auroc, accuracy, rmse, ... (auto).", rich_help_panel=SEARCH),
-    ] = None,
-    class_weights: Annotated[
-        str | None,
-        typer.Option(help="Classes in training: balanced, by_client, or sick=5,well=1 (none).", rich_help_panel=SEARCH),
-    ] = None,
-    trials: Annotated[
-        int | None, typer.Option(help="Settings to try, the same number for every method (4).", rich_help_panel=SEARCH)
-    ] = None,
-    folds: Annotated[
-        int | None, typer.Option(help="Cross-validation folds of a site's training rows (3).", rich_help_panel=SEARCH)
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds of training (30).", rich_help_panel=SEARCH)] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of all draws (0).", rich_help_panel=SEARCH)] = None,
     minutes: Annotated[
         float | None,
         typer.Option(help="Time limit; fewer settings are tried to meet it.", rich_help_panel=FILES),
@@ -99,13 +75,8 @@ def fit(
     from kinfed.tabular import PAGE
     from kinfed.tabular import fit as fit_table
 
-    typed = {
-        "client_column": client_column, "label_column": label_column, "task": task, "columns": columns,
-        "ignore": ignore, "weight_column": weight_column, "split_column": split_column, "test_fraction": test_fraction,
-        "algorithms": algorithms, "models": models, "metric": metric, "class_weights": class_weights,
-        "trials": trials, "folds": folds, "rounds": rounds, "seed": seed,
-    }  # fmt: skip
-    options: dict[str, Any] = {name: value for name, value in typed.items() if value is not None}
+    options: dict[str, Any] = dict(context.obj)
+    data = options.pop("data", None)
     if resume and out is None:
         raise ConfigError("--resume needs --out, the folder of the fit to continue")
     table: str | list[str] | None = tables[0] if tables and len(tables) == 1 else tables or None
@@ -126,7 +97,7 @@ def fit(
                 out=folder,
                 resume=resume,
                 minutes=minutes,
-                data=data,
+                data=None if data is None else Path(data),
                 observer=display,
                 should_stop=stop,
                 **options,
@@ -139,6 +110,7 @@ def fit(
     say(f"page     {folder / PAGE}")
 
 
+FitCommand = DeclaredCommand.of(panels, texts=TEXTS, after="tables", default_form=" ({}).")
 MOST_SENTENCES = 12  # on a terminal; the page has all
 
 

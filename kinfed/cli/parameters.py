@@ -1,21 +1,22 @@
-"""The options of commands that take settings of a run, made from the declarations in `RunConfig`.
+"""The options of commands that take settings, made from their declarations.
 
     @app.command(cls=SettingsCommand.taking("dataset", "clients"))
     def describe(context: typer.Context) -> None:
         config = settings_of(context).make_config()
 
-Values go to `make_config` as they were typed: what a setting may be is said there, for files and Python too. The
+Values go on as they were typed: what a setting may be is said where it is declared, for files and Python too. The
 options are made when a command is parsed, so that `kinfed --help` does not wait for them.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin
 
 import click
 import typer
@@ -28,8 +29,6 @@ from typer.utils import get_params_from_function
 from kinfed.errors import ConfigError, KinfedError
 
 if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
-
     from kinfed.config import RunConfig
 
     ParamType = click.ParamType[Any]  # generic for type checkers, but in older versions of click not when it runs
@@ -55,10 +54,11 @@ class TypedSettings:
 
         return self.file is not None or bool(self.sets) or not self.values.keys() <= set(NON_RESULT_SETTINGS)
 
-    def make_config(self) -> RunConfig:
+    def make_config(self, defaults: Mapping[str, Any] | None = None) -> RunConfig:
+        """The configuration; `defaults` are those of a command, where they are others than a run's."""
         from kinfed.config import make_config
 
-        return make_config(self.file, self.values, self.sets)
+        return make_config(self.file, self.values, self.sets, defaults)
 
 
 def settings_of(context: typer.Context) -> TypedSettings:
@@ -90,43 +90,106 @@ class CommandGroup(typer.Typer):
         return super().command(name, cls=cls or Command, **about)
 
 
-class SettingsCommand(Command):
-    """A command that takes settings beside the parameters of its function, which gets them by `settings_of`."""
+class OptionPanel(NamedTuple):
+    """Options that stand together in the help, and the dataclass that declares them."""
 
-    settings: ClassVar[tuple[str, ...] | None] = None  # None: all
+    heading: str | None
+    kind: type[Any]
+    names: Iterable[str]
+
+
+class DeclaredCommand(Command):
+    """A command that takes declared options beside the parameters of its function, which gets those that were typed as
+    `context.obj`, by name."""
+
+    panels: ClassVar[Callable[..., Iterable[OptionPanel]]]  # a function: declarations are imported late
     texts: ClassVar[Mapping[str, str]] = {}  # help that differs from the declaration's
+    required: ClassVar[tuple[str, ...]] = ()
+    after: ClassVar[str] = ""  # the parameter of the function behind which the options stand; "": behind all
+    default_form: ClassVar[str] = " [dim]\\[default: {}][/]"
+
+    @classmethod
+    def of(cls, panels: Callable[[], Iterable[OptionPanel]], **about: Any) -> type[DeclaredCommand]:
+        return type(cls.__name__, (cls,), {"panels": staticmethod(panels), **about})
+
+    @cached_property
+    def _made(self) -> list[click.Parameter]:
+        return [self._option(panel, name) for panel in self.panels() for name in panel.names]
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        own = super().get_params(ctx)
+        place = next((place for place, param in enumerate(own, 1) if param.name == self.after), len(own))
+        return [*own[:place], *self._made, *own[place:]]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        values = {str(option.name): ctx.params.pop(str(option.name)) for option in self._made}
+        ctx.obj = self._typed({name: value for name, value in values.items() if value is not None and value != ()})
+        return super().invoke(ctx)
+
+    def _typed(self, values: dict[str, Any]) -> Any:
+        """What the function gets."""
+        return values
+
+    def _option(self, panel: OptionPanel, name: str) -> TyperOption:
+        from kinfed.core import declared, option_types
+
+        declaration, kind = declared(panel.kind)[name], _kind(option_types(panel.kind)[name])
+        flag = kind is bool
+        dashed = declaration.flag or "--" + name.replace("_", "-")
+        return TyperOption(
+            param_decls=[f"{dashed}/--no-{dashed[2:]}" if flag else dashed, name],
+            default=None,
+            required=name in self.required,
+            is_flag=flag or None,
+            multiple=get_origin(kind) is tuple and Path in get_args(kind),
+            type=None if flag else _type(kind, declaration.registry),
+            envvar=declaration.variable or None,
+            show_envvar=bool(declaration.variable),
+            help=self._help(panel, name, declaration.text),
+            rich_help_panel=panel.heading,
+        )
+
+    def _help(self, panel: OptionPanel, name: str, text: str) -> str:
+        if name in self.texts:
+            return escape(self.texts[name])
+        default = _shown(panel.kind.__dataclass_fields__[name].default)
+        if not default:
+            return escape(text)
+        form = self.default_form
+        return escape(re.sub(r"(?<!\.)\.$", "", text) if form.endswith(".") else text) + form.format(escape(default))
+
+
+class SettingsCommand(DeclaredCommand):
+    """A command that takes settings of a run, which its function gets by `settings_of`."""
+
     reads_file: ClassVar[bool] = True  # whether a TOML file with settings may be named, too
 
     @classmethod
     def taking(
         cls, *settings: str, texts: Mapping[str, str] | None = None, reads_file: bool = True
-    ) -> type[SettingsCommand]:
+    ) -> type[DeclaredCommand]:
         """A command that takes these settings; without names: all of them."""
-        about = {"settings": settings or None, "texts": texts or {}, "reads_file": reads_file}
-        return type(cls.__name__, (cls,), about)
+
+        def panels() -> Iterator[OptionPanel]:
+            from kinfed.config import HEADINGS, RunConfig
+
+            for heading, names in HEADINGS.items():
+                chosen = names if not settings else [name for name in settings if name in names]
+                yield OptionPanel(heading, RunConfig, chosen)
+
+        return cls.of(panels, texts=texts or {}, reads_file=reads_file)
 
     @cached_property
     def _made(self) -> list[click.Parameter]:
-        from kinfed.config import PANELS, RunConfig
+        return [*([_file_argument()] if self.reads_file else []), *super()._made, _sets_option()]
 
-        names = RunConfig.model_fields if self.settings is None else self.settings
-        options = [_option(name, RunConfig.model_fields[name], self.texts.get(name)) for name in names]
-        options.sort(key=lambda option: PANELS.index(str(option.rich_help_panel)))
-        return [*([_file_argument()] if self.reads_file else []), *options, _sets_option()]
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        return [*super().get_params(ctx), *self._made]
-
-    def invoke(self, ctx: click.Context) -> Any:
-        values = {option.name: ctx.params.pop(option.name) for option in self._made if option.name is not None}
-        file, sets = values.pop(_FILE, None), values.pop(_SETS)
-        typed = {name: value for name, value in values.items() if value is not None and value != ()}
-        if file is not None and "dataset" in values and _is_table(file):
-            if "dataset" in typed:
-                raise ConfigError(f"two data sets: {file} and --dataset {typed['dataset']}; give one")
-            file, typed["dataset"] = None, file
-        ctx.obj = TypedSettings(None if file is None else Path(file), typed, tuple(sets))
-        return super().invoke(ctx)
+    def _typed(self, values: dict[str, Any]) -> Any:
+        file, sets = values.pop(_FILE, None), values.pop(_SETS, ())
+        if file is not None and any(option.name == "dataset" for option in self._made) and _is_table(file):
+            if "dataset" in values:
+                raise ConfigError(f"two data sets: {file} and --dataset {values['dataset']}; give one")
+            file, values["dataset"] = None, file
+        return TypedSettings(None if file is None else Path(file), values, tuple(sets))
 
 
 def _is_table(file: str) -> bool:
@@ -152,33 +215,12 @@ def _sets_option() -> click.Parameter:
     )
 
 
-def _option(name: str, declaration: FieldInfo, text: str | None) -> TyperOption:
-    extra = declaration.json_schema_extra
-    assert isinstance(extra, dict), f"setting {name} is declared without `setting`"
-    kind = _kind(declaration.annotation)
-    flag = kind is bool
-    dashed = str(extra["option"] or "--" + name.replace("_", "-"))
-    default = "" if text else _shown(declaration.get_default(call_default_factory=True))
-    return TyperOption(
-        param_decls=[f"{dashed}/--no-{dashed[2:]}" if flag else dashed, name],
-        default=None,
-        is_flag=flag or None,
-        multiple=get_origin(kind) is tuple and Path in get_args(kind),
-        type=None if flag else _type(kind, str(extra["registry"])),
-        envvar=str(extra["variable"]) or None,
-        show_envvar=bool(extra["variable"]),
-        help=escape(text or str(declaration.description))
-        + (f" [dim]{escape(f'[default: {default}]')}[/]" if default else ""),
-        rich_help_panel=str(extra["panel"]),
-    )
-
-
 def _kind(hint: Any) -> Any:
-    """The type that a value is typed as, without "or none"."""
-    from kinfed.config import alternatives
+    """The type that a value is typed as, without "or none"; of names or one text of them, a text."""
+    from kinfed.core import alternatives
 
-    kinds = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in alternatives(hint)]
-    return kinds[0] if len(kinds) == 1 else tuple(kinds)
+    kinds = alternatives(hint)
+    return kinds[0] if len(kinds) == 1 else str if str in kinds else kinds
 
 
 def _shown(default: Any) -> str:
@@ -204,7 +246,7 @@ def _type(kind: Any, registry: str) -> ParamType:
 
 
 class Text(ParamType):
-    """A value that goes to `make_config` as it is typed; the words can be completed."""
+    """A value that goes on as it is typed; the words can be completed."""
 
     def __init__(self, metavar: str, words: Iterable[str] = ()) -> None:
         self.name = metavar

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kinfed.cli.parameters import Plugins, RunFolderArgument
+from kinfed.cli.parameters import DeclaredCommand, OptionPanel, Plugins, RunFolderArgument
 from kinfed.cli.terminal import console, say
 from kinfed.errors import ConfigError
 
@@ -62,16 +63,31 @@ def export(
     say(f"wrote    {path} ({model.about['model']}, {model.about['algorithm']})")
 
 
+def newcomer_panels() -> Iterator[OptionPanel]:
+    from kinfed.data.sources import TableOptions
+
+    names = ("label_column", "split_column", "weight_column", "image_column", "text_column", "tokenizer", "ignore")
+    yield OptionPanel(None, TableOptions, names)
+
+
+AdoptCommand = DeclaredCommand.of(
+    newcomer_panels,
+    after="table",
+    required=("label_column",),
+    texts={
+        "label_column": "Column with the class, or the number to predict.",
+        "split_column": "Column with train, val or test.",
+        "weight_column": "Column with the weight of a row in training.",
+        "text_column": "Column of texts (default: as in the run).",
+        "tokenizer": "Its tokenizer's folder (default: as in the run).",
+    },
+)
+
+
 def adopt(
+    context: typer.Context,
     folder: RunFolderArgument,
     table: Annotated[Path, typer.Option(help="The newcomer's data: a .csv or .parquet file, one row per example.")],
-    label_column: Annotated[str, typer.Option(help="Column with the class.")],
-    split_column: Annotated[str | None, typer.Option(help="Column with train, val or test.")] = None,
-    weight_column: Annotated[str | None, typer.Option(help="Column with the weight of a row in training.")] = None,
-    image_column: Annotated[str | None, typer.Option(help="Column of images instead of feature columns.")] = None,
-    text_column: Annotated[str | None, typer.Option(help="Column of texts (default: as in the run).")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Its tokenizer's folder (default: as in the run).")] = None,
-    ignore: Annotated[str, typer.Option(help="Columns that are not features, separated by commas.")] = "",
     algorithm: Algorithm = None,
     seed: Seed = None,
     rounds: Annotated[
@@ -84,10 +100,7 @@ def adopt(
     from kinfed.newcomers import adopt as adopt_client
     from kinfed.newcomers import newcomer_from_table
 
-    newcomer = newcomer_from_table(
-        folder, table, label_column, split_column=split_column, weight_column=weight_column,
-        image_column=image_column, text_column=text_column, tokenizer=tokenizer, ignore=ignore, seed=seed,
-    )  # fmt: skip
+    newcomer = newcomer_from_table(folder, table, **context.obj, seed=seed)
     adoption = adopt_client(folder, newcomer, algorithm, seed=seed, rounds=rounds, group=group)
     console.print(adoption)
     if out is not None:

@@ -125,10 +125,8 @@ def _tune_while_training(plan: Started, configurations: int, folder: Path, resum
 def _new_plan(typed: TypedSettings, ranges: tuple[str, ...], prune: bool) -> Started:
     from kinfed.tuning import Started, parse_ranges
 
-    config = typed.make_config()
+    config = typed.make_config({"seeds": (0,)})
     varied = parse_ranges(ranges, {label: options["method"] for label, options in config.algorithms.items()})
-    if "seeds" not in config.model_fields_set:
-        config = config.model_copy(update={"seeds": (0,)})
     return Started(config, DEFAULT_TRIALS, varied, prune)
 
 

@@ -1,4 +1,4 @@
-"""Kinds of settings: things chosen by name, numbers, files; and where a setting stands in the help."""
+"""Kinds of settings: things chosen by name, files of plugins, values of TOML."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from kinfed.config.plain_values import plain
 from kinfed.core import load_plugin
@@ -31,9 +31,7 @@ def as_named(value: Any) -> Any:
     return value
 
 
-Choice = Annotated[
-    Named, BeforeValidator(as_named), PlainSerializer(lambda v: {"name": v.name, **v.options}, return_type=dict)
-]
+Choice = Annotated[Named, BeforeValidator(as_named)]
 CHOICES = ("dataset", "partition", "model", "robust", "compress", "mode", "clock")  # settings that are a Named
 
 
@@ -47,11 +45,6 @@ def as_codec(value: Any) -> Any:
     return value
 
 
-def as_numbers(value: Any) -> Any:
-    """Numbers separated by commas, as the command line gives them."""
-    return [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
-
 def plugin_files(value: Any) -> tuple[Path, ...]:
     """Absolute paths, so that a run can be resumed from anywhere. The files are run: names they add can be used."""
     files = [value] if isinstance(value, str | Path) else value
@@ -61,24 +54,6 @@ def plugin_files(value: Any) -> tuple[Path, ...]:
     for path in paths:
         load_plugin(path)
     return paths
-
-
-def setting(
-    default: Any, panel: str, text: str, *, registry: str = "", option: str = "", variable: str = "", **limits: Any
-) -> Any:
-    """A field of `RunConfig`. For the command line: the panel of the help it stands in, the registry whose names can
-    be completed, the name of the option where it is not that of the field, an environment variable."""
-    extra: dict[str, Any] = {"panel": panel, "registry": registry, "option": option, "variable": variable}
-    make = {"default_factory": default} if callable(default) else {"default": default}
-    return Field(description=text, json_schema_extra=extra, **make, **limits)
-
-
-DATA, MODEL, METHODS, ROUNDS = "Data", "Model", "Methods", "Rounds"
-TRAINING, PRIVACY, ROBUSTNESS, COMMUNICATION = "Local training", "Privacy", "Robustness", "Communication"
-EVALUATION, PLACE = "Evaluation and files", "Where it runs"
-PANELS = (
-    DATA, MODEL, METHODS, ROUNDS, TRAINING, COMMUNICATION, PRIVACY, ROBUSTNESS, EVALUATION, PLACE,
-)  # in the order of the help  # fmt: skip
 
 
 def toml_value(text: str) -> Any:

@@ -13,12 +13,11 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from pydantic.fields import FieldInfo
-
 from kinfed.config.algorithm_choice import METHOD
 from kinfed.config.config import RunConfig
-from kinfed.config.config_fields import CHOICES, PANELS
-from kinfed.config.requirements import requirement
+from kinfed.config.config_fields import CHOICES
+from kinfed.config.setting_groups import HEADINGS
+from kinfed.core import declared, option_types, requirement
 
 _WIDTH = 100
 _HEAD = """\
@@ -39,24 +38,20 @@ def config_toml(config: RunConfig, file: str = "run.toml") -> str:
     """The text of a file that gives this configuration."""
     values, defaults = config.dump(), RunConfig().dump()
     parts = [_HEAD.format(file=file)]
-    for panel in PANELS:
-        parts.append(f"\n\n# ---- {panel} ".ljust(_WIDTH, "-") + "\n")
-        for name, field in RunConfig.model_fields.items():
-            if _panel(field.json_schema_extra) == panel:
-                unchanged = values[name] in (None, defaults[name])  # TOML has no null: what is none is left out
-                parts.append(_entry(name, _text(field), values[name], unchanged))
+    for heading, names in HEADINGS.items():
+        parts.append(f"\n\n# ---- {heading} ".ljust(_WIDTH, "-") + "\n")
+        for name in names:
+            unchanged = values[name] in (None, defaults[name])  # TOML has no null: what is none is left out
+            parts.append(_entry(name, _text(name), values[name], unchanged))
     return "".join(parts)
 
 
-def _text(field: FieldInfo) -> str:
+def _text(name: str) -> str:
     """What a setting is, and what it may be where the text leaves that open."""
-    kinds = requirement(field)
+    declaration = declared(RunConfig)[name]
+    kinds = requirement(option_types(RunConfig)[name], declaration.bounds)
     is_plain = kinds in ("true or false", "a text", "a path") or "table" in kinds
-    return str(field.description) if is_plain else f"{field.description} ({kinds})"
-
-
-def _panel(extra: Any) -> str:
-    return str(extra["panel"])
+    return declaration.text if is_plain else f"{declaration.text} ({kinds})"
 
 
 def _entry(name: str, text: str, value: Any, is_default: bool) -> str:

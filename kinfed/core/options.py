@@ -6,7 +6,11 @@
         weights: Literal["examples", "equal"] = option("examples", "weights of the average")
 
 From this one line come validation (`make_options`, `check_options`), `kinfed list`, the tables in the documentation
-(`describe_options`) and the search space of `kinfed tune`. Choices are `Literal` types.
+(`describe_options`), the search space of `kinfed tune` and, for settings, the options of the command line, the TOML
+template and what errors say. Choices are `Literal` types. What another dataclass has declared is taken from there, with
+a default of its own where it needs one:
+
+    dp_noise: float | None = option_of(Privacy, "noise")
 """
 
 from __future__ import annotations
@@ -16,10 +20,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_origin, get_type_hints
 from weakref import WeakKeyDictionary
 
+from kinfed.core.option_words import bounds_in_words, choices, readable, requirement
 from kinfed.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
@@ -72,11 +76,15 @@ class Declaration:
     lt: float | None = None
     le: float | None = None
     infinite: bool = False  # an infinite number is a value like any other
+    or_zero: bool = False  # zero is one too, whatever the range
     tune: Range | None = None
+    registry: str = ""  # whose names the value is one of
+    flag: str = ""  # of the command line, where it is not the option's name
+    variable: str = ""  # of the environment, that the command line reads
 
     def admits(self, value: Any) -> bool:
         """Whether a value lies in the range; text, None, booleans and collections always do."""
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        if not isinstance(value, int | float) or isinstance(value, bool) or (self.or_zero and value == 0):
             return True
         return (
             (self.gt is None or value > self.gt)
@@ -90,17 +98,7 @@ class Declaration:
     @property
     def bounds(self) -> str:
         """In words: "at least 0", "in (0, 1]", "positive", "finite"."""
-        low = self.gt if self.ge is None else self.ge
-        high = self.lt if self.le is None else self.le
-        if low is not None and high is not None:
-            return f"in {'(' if self.ge is None else '['}{low:g}, {high:g}{')' if self.le is None else ']'}"
-        if low is not None:
-            if self.ge is None:
-                return "positive" if low == 0 else f"above {low:g}"
-            return f"at least {low:g}"
-        if high is not None:
-            return f"below {high:g}" if self.le is None else f"at most {high:g}"
-        return "finite"
+        return "0 or " * self.or_zero + bounds_in_words(self.gt, self.ge, self.lt, self.le)
 
 
 def option(
@@ -112,11 +110,25 @@ def option(
     lt: float | None = None,
     le: float | None = None,
     infinite: bool = False,
+    or_zero: bool = False,
     tune: Range | None = None,
+    registry: str = "",
+    flag: str = "",
+    variable: str = "",
 ) -> Any:
-    """A dataclass field that is an option. Numbers must lie above `gt` (from `ge` on), below `lt` (up to `le`)."""
-    declaration = Declaration(text, gt, ge, lt, le, infinite, tune)
+    """A dataclass field that is an option. Numbers must lie above `gt` (from `ge` on), below `lt` (up to `le`). For the
+    command line: the registry whose names can be completed, another name of the option, an environment variable."""
+    declaration = Declaration(text, gt, ge, lt, le, infinite, or_zero, tune, registry, flag, variable)
     return dataclasses.field(default=default, metadata={_KEY: declaration})
+
+
+def option_of(kind: type[Any], name: str, default: Any = ..., text: str | None = None) -> Any:
+    """The option that another dataclass declares, with a default or a sentence of its own where one is given."""
+    other = kind.__dataclass_fields__[name]
+    declaration = other.metadata[_KEY]
+    if text is not None:
+        declaration = dataclasses.replace(declaration, text=text)
+    return dataclasses.field(default=other.default if default is ... else default, metadata={_KEY: declaration})
 
 
 @dataclass(frozen=True)
@@ -142,7 +154,7 @@ def declared(kind: type[Any]) -> dict[str, Declaration]:
 
 
 def make_options(kind: type[T], values: Mapping[str, Any], owner: str) -> T:
-    """kind(**values) with types checked and text from a command line converted ("3" for an int).
+    """kind(**values) with types checked and text from a command line converted ("3" for an int, "3,4" for several).
 
     `owner` is what errors call the thing whose options these are, for example "partition dirichlet"."""
     return kind(**convert_options(kind, values, owner))
@@ -156,37 +168,48 @@ def convert_options(kind: type[Any], values: Mapping[str, Any], owner: str) -> d
             if not known:
                 raise ConfigError(f"{owner} has no options; got {name!r}")
             raise unknown_name(f"option of {owner}", name, known)
-    return {name: _converted(kind, name, value, owner) for name, value in values.items()}
+    return {name: convert(kind, name, value, owner) for name, value in values.items()}
 
 
-def _converted(kind: type[Any], name: str, value: Any, owner: str) -> Any:
+def convert_fields(instance: Any, owner: str = "") -> None:
+    """Convert and check all options of a frozen dataclass of settings; for its `__post_init__`."""
+    for name in declared(type(instance)):
+        object.__setattr__(instance, name, convert(type(instance), name, getattr(instance, name), owner))
+
+
+def convert(kind: type[Any], name: str, value: Any, owner: str = "") -> Any:
+    """The value of one option as its type says; ConfigError where it is none, or lies outside the range. With an owner
+    the sentence says what is wrong about the value; without, for settings, all that it may be."""
     from pydantic import ValidationError  # where it is needed: names are listed without it
 
-    hint = option_types(kind)[name]
+    hint, declaration = option_types(kind)[name], kind.__dataclass_fields__[name].metadata[_KEY]
+    several = isinstance(value, str) and get_origin(hint) is tuple
+    parts = [part.strip() for part in value.split(",") if part.strip()] if several else value
     try:
-        result = _adapter(hint).validate_python(value)
-    except ValidationError:
-        raise ConfigError(f"{owner}: {name} must be {readable(hint)}; got {value!r}") from None
-    _check_range(kind, name, result, owner)
-    return result
+        result = _adapter(hint).validate_python(parts)
+        wanted = "" if declaration.admits(result) else declaration.bounds
+    except ValidationError as error:
+        first = error.errors()[0]
+        if first["type"] == "value_error":  # of a validator, which says all
+            raise ConfigError(f"{owner}: {name} " * bool(owner) + first["msg"].removeprefix("Value error, ")) from None
+        wanted = readable(hint)
+    if not wanted:
+        return result
+    if owner:
+        raise ConfigError(f"{owner}: {name} must be {wanted}; got {value!r}")
+    raise ConfigError(f"{name} must be {requirement(hint, declaration.bounds)}; got {value!r}")
 
 
 def check_options(instance: Any, owner: str | None = None) -> None:
     """Refuse choices and ranges that the declarations do not admit; for `__post_init__` of what has options."""
     kind = type(instance)
-    for name in declared(kind):
+    owner = owner or kind.__name__
+    for name, declaration in declared(kind).items():
         value, hint = getattr(instance, name), option_types(kind)[name]
-        owner = owner or kind.__name__
-        choices = _choices(hint)
-        if isinstance(value, str) and choices and value not in choices:
+        if isinstance(value, str) and (words := choices(hint)) and value not in words:
             raise ConfigError(f"{owner}: {name} must be {readable(hint)}; got {value!r}")
-        _check_range(kind, name, value, owner)
-
-
-def _check_range(kind: type[Any], name: str, value: Any, owner: str) -> None:
-    declaration = declared(kind)[name]
-    if not declaration.admits(value):
-        raise ConfigError(f"{owner}: {name} must be {declaration.bounds}; got {value!r}")
+        if not declaration.admits(value):
+            raise ConfigError(f"{owner}: {name} must be {declaration.bounds}; got {value!r}")
 
 
 def describe_options(kind: type[Any], preset: Mapping[str, Any] | None = None) -> list[OptionDoc]:
@@ -206,7 +229,7 @@ _OPTION_TYPES: WeakKeyDictionary[type[Any], dict[str, Any]] = WeakKeyDictionary(
 def option_types(kind: type[Any]) -> dict[str, Any]:
     """The types of a dataclass's options by name; not to be changed."""
     if kind not in _OPTION_TYPES:
-        hints = get_type_hints(kind)
+        hints = get_type_hints(kind, include_extras=True)
         _OPTION_TYPES[kind] = {name: hints[name] for name in declared(kind)}
     return _OPTION_TYPES[kind]
 
@@ -216,23 +239,3 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(hint)
-
-
-def _choices(hint: Any) -> tuple[Any, ...]:
-    """The values of a Literal, also inside a union; () where the type is not made of choices and None alone."""
-    if get_origin(hint) is Literal:
-        return get_args(hint)
-    if get_origin(hint) in (Union, UnionType):
-        return sum((_choices(part) for part in get_args(hint)), ())
-    return ()
-
-
-def readable(hint: Any) -> str:
-    """A type as a user reads it: int, "a | b" for choices, "int or none" for what may be absent."""
-    if get_origin(hint) is Literal:
-        return " | ".join(map(str, get_args(hint)))
-    if isinstance(hint, type) and not get_args(hint):
-        return "none" if hint is type(None) else hint.__name__
-    if get_origin(hint) in (Union, UnionType):
-        return " or ".join(readable(part) for part in get_args(hint))
-    return str(hint)

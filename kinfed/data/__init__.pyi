@@ -7,12 +7,13 @@ from kinfed.data.examples.arrays import name_keys as name_keys
 from kinfed.data.examples.augment import augmentation as augmentation
 from kinfed.data.examples.batches import Batch as Batch
 from kinfed.data.examples.batches import Batches as Batches
-from kinfed.data.examples.batches import LocalTraining as LocalTraining
 from kinfed.data.examples.batches import PoissonSample as PoissonSample
 from kinfed.data.examples.batches import Split as Split
 from kinfed.data.examples.features import Features as Features
 from kinfed.data.examples.features import features_digest as features_digest
 from kinfed.data.examples.features import spread as spread
+from kinfed.data.examples.local_training import LocalTraining as LocalTraining
+from kinfed.data.examples.local_training import TrainingSettings as TrainingSettings
 from kinfed.data.examples.optimizer_state import LoopMemory as LoopMemory
 from kinfed.data.examples.optimizer_state import Moments as Moments
 from kinfed.data.examples.problem import Kind as Kind

@@ -10,15 +10,16 @@ A `Deployment` has what only a deployment has; all other settings are those of a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-from pydantic.fields import FieldInfo
+from pydantic import BeforeValidator
 
 from kinfed.algorithms import AnyAlgorithm, changes_data, make_algorithm
-from kinfed.config import Named, RunConfig, make_config
+from kinfed.config import Named, RunConfig, make_config, refuse_exclusions
+from kinfed.core import convert_fields, declared, option
 from kinfed.data import Problem, example_weights
 from kinfed.errors import ConfigError, DataError, unknown_name
 
@@ -55,79 +56,66 @@ def not_for_nodes(algorithm: AnyAlgorithm) -> str:
     return "nodes hold no public examples" if "needs public data" in algorithm.traits else ""
 
 
-class Deployment(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+def _number_as_text(value: Any) -> Any:
+    """`clients = 3` is as good as `clients = "3"`."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
-    out: str = Field("runs/deployment", description="Folder on the server's machine; the same again resumes the run.")
-    clients: str = Field("3", description='How many, or their names: "hospital-a,hospital-b,hospital-c".')
-    quorum: int = Field(
-        0, ge=0, description="Updates that a round needs to count (0: of more than half of the called)."
-    )
-    deadline: float = Field(600.0, gt=0, description="Seconds that a round waits for its clients.")
-    wait: float = Field(600.0, gt=0, description="Seconds that the start waits for all clients to appear.")
-    patience: int = Field(3, ge=1, description="Rounds in a row without quorum after which the run stops.")
-    method: str = Field("ditto", description="Method (kinfed list algorithms).")
-    options: str = Field(
-        "", description='Of the method, the model and the rule: "lam=0.5 model.width=8 robust.share=0.2".'
-    )
-    seed: int = Field(0, description="Of all draws but the noise and samples of private training.")
-    classes: str = Field("10", description='How many (labels 0, 1, ...), or their names: "benign,malignant".')
-    target: str = Field(
+
+Names = Annotated[str, BeforeValidator(_number_as_text)]  # or how many of them
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What only a deployment has, and the settings of its run."""
+
+    out: str = option("runs/deployment", "Folder on the server's machine; the same again resumes the run.")
+    clients: Names = option("3", 'How many, or their names: "hospital-a,hospital-b,hospital-c".')
+    quorum: int = option(0, "Updates that a round needs to count (0: of more than half of the called).", ge=0)
+    deadline: float = option(600.0, "Seconds that a round waits for its clients.", gt=0)
+    wait: float = option(600.0, "Seconds that the start waits for all clients to appear.", gt=0)
+    patience: int = option(3, "Rounds in a row without quorum after which the run stops.", ge=1)
+    method: str = option("ditto", "Method (kinfed list algorithms).")
+    options: str = option("", 'Of the method, the model and the rule: "lam=0.5 model.width=8 robust.share=0.2".')
+    seed: int = option(0, "Of all draws but the noise and samples of private training.")
+    classes: Names = option("10", 'How many (labels 0, 1, ...), or their names: "benign,malignant".')
+    target: str = option(
         "",
-        description="Where a number is predicted, in place of classes: its mean and standard deviation as known to "
+        "Where a number is predicted, in place of classes: its mean and standard deviation as known to "
         'everybody, such as "29,10". Models learn (y - mean) / deviation; no node is asked for either.',
     )
-    features: str = Field(
-        "", description='Columns (default: all others, which must agree at all nodes unless scaling is "standard").'
+    features: str = option(
+        "", 'Columns (default: all others, which must agree at all nodes unless scaling is "standard").'
     )
-    scaling: str = Field(
-        STANDARD,
-        description='"standard": columns learnt together, mean 0, variance 1 (sums leave a node); "none"; "255".',
+    scaling: Names = option(
+        STANDARD, '"standard": columns learnt together, mean 0, variance 1 (sums leave a node); "none"; "255".'
     )
-    test_fraction: float = Field(0.25, ge=0, lt=1, description="Of examples, where a node does not name its test ones.")
-    keys: str = Field(
-        "", description="Folder on the server with <client>.pub (kinfed deploy certs): a name is refused to other keys."
+    test_fraction: float = option(0.25, "Of examples, where a node does not name its test ones.", ge=0, lt=1)
+    keys: str = option(
+        "", "Folder on the server with <client>.pub (kinfed deploy certs): a name is refused to other keys."
     )
-    largest_count: int = Field(10**6, ge=1, description="Examples that a client may say it has; more is refused.")
-    drift: float = Field(
-        0.1, ge=0, le=1, description="Share by which a client's numbers of examples may change after the start."
+    largest_count: int = option(10**6, "Examples that a client may say it has; more is refused.", ge=1)
+    drift: float = option(0.1, "Share by which a client's numbers of examples may change after the start.", ge=0, le=1)
+    largest_value: float = option(
+        1e6, "Of a feature before scaling; clients whose sums say more are left out of the scaling.",
+        gt=0, infinite=True,
+    )  # fmt: skip
+    secure_threshold: float = option(
+        0.5, "Secure aggregation: more than this share of clients reveal masks together.", ge=0.5, lt=1
     )
-    largest_value: float = Field(
-        1e6, gt=0, description="Of a feature before scaling; clients whose sums say more are left out of the scaling."
-    )
-    secure_threshold: float = Field(
-        0.5, ge=0.5, lt=1, description="Secure aggregation: more than this share of clients reveal masks together."
-    )
-    run_settings: dict[str, Any] = Field(default_factory=dict, exclude=True)  # of `RunConfig`, where given
+    run_settings: Mapping[str, Any] = field(default_factory=dict)  # of `RunConfig`, where given
 
-    @field_validator("clients", "classes", "scaling", mode="before")
-    @classmethod
-    def _number_as_text(cls, value: Any) -> Any:
-        """`clients = 3` is as good as `clients = "3"`."""
-        return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+    def __post_init__(self) -> None:
+        convert_fields(self)
 
     @classmethod
     def parse(cls, table: Mapping[str, Any]) -> Deployment:
         values = {key.replace("-", "_"): value for key, value in table.items()}
-        if timed := sorted(name for name in ("clock", "mode") if values.get(name)):
-            raise ConfigError(
-                f"{timed[0]}: simulated time and asynchronous rounds are for simulations; a deployment's rounds wait "
-                "for their clients until the deadline. Leave it out"
-            )
-        if values.get("compress"):
-            raise ConfigError(
-                "compress: nodes send their updates as they are, because the server checks that each has the form the "
-                "method expects, which compressed updates do not; leave it out (it is for simulations)"
-            )
+        refuse_exclusions(values, "deployment")  # first: among them are settings that no deployment has
         if unknown := sorted(values.keys() - set(SETTINGS)):
             raise unknown_name("setting of the deployment", unknown[0], SETTINGS)
         values = {name: value for name, value in values.items() if value != ""}
-        own = {name: value for name, value in values.items() if name in cls.model_fields}
-        try:
-            deployment = cls(**own, run_settings={name: values[name] for name in values.keys() - own.keys()})
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise ConfigError(f"{first['loc'][0]}: {first['msg']}; got {first['input']!r}") from None
+        own = {name: value for name, value in values.items() if name in declared(cls)}
+        deployment = cls(**own, run_settings={name: values[name] for name in values.keys() - own.keys()})
         deployment.check()
         return deployment
 
@@ -135,16 +123,11 @@ class Deployment(BaseModel):
         """Refuse what cannot work, as far as the settings alone tell."""
         for part in ("num_clients", "problem", "divisor", "run", "algorithm"):
             getattr(self, part)  # each checks its values when it is made
+        own = {name: getattr(self, name) for name in declared(Deployment)}
+        refuse_exclusions(self.run.settings | own, "deployment")
         if reason := not_for_nodes(self.algorithm):
             raise ConfigError(f"{self.method} cannot be deployed: {reason}; choose another method")
-        if self.run.privacy is not None and self.scaling == STANDARD and self.run.dp_strict:
-            raise ConfigError(
-                'dp_strict: epsilon does not cover the sums that scaling = "standard" takes from every node; '
-                'use scaling = "none" or a number'
-            )
-
         self._check_class_weights()
-        self._check_user_privacy()
         secure = self.run.secure
         if secure is not None:
             secure.averaged_fields(self.method, self.algorithm)
@@ -155,44 +138,16 @@ class Deployment(BaseModel):
                 )
 
     def _check_class_weights(self) -> None:
-        """Weights that nodes can tell by themselves."""
+        """Refuse weights that the method does not know, or that are not those of the classes."""
         rule = self.run.class_weights
-        if rule == example_weights.BALANCED:
-            raise ConfigError(
-                "class_weights = balanced needs the number of rows of every class at all clients, which nodes do not "
-                "reveal; give the weights, such as class_weights = sick=5,well=1, or by_client"
-            )
-        if rule == example_weights.BY_CLIENT and self.run.privacy is not None:
-            raise ConfigError(
-                "class_weights = by_client: the weight of an example would depend on the client's other examples, "
-                "which clipping single gradients does not bound; give weights, such as class_weights = sick=5,well=1"
-            )
-        if rule != example_weights.NONE and "no example weights" in self.algorithm.traits:
-            raise ConfigError(f"the local steps of {self.method} know no class_weights; leave them out")
-        if rule != example_weights.NONE and self.problem.is_regression:
-            raise ConfigError(f"class_weights = {rule}: the target is a number, without classes; leave it out")
-        if rule not in (example_weights.NONE, example_weights.BY_CLIENT):
-            example_weights.parse_class_weights(rule, self.class_names)
-
-    def _check_user_privacy(self) -> None:
-        privacy = self.run.user_privacy
-        if privacy is None:
+        if rule == example_weights.NONE:
             return
-        if self.quorum:
-            raise ConfigError(
-                "quorum: under user-level privacy a round must use every answer, or its model would reveal whether one "
-                "more client answered; leave out quorum or the user_ settings"
-            )
-        if self.scaling == STANDARD:
-            raise ConfigError(
-                'user-level epsilon does not cover the column statistics that scaling = "standard" learns from exact '
-                'sums of every client; use scaling = "none" or a number'
-            )
-        if privacy.quantile is not None and self.run.secure_sum:
-            raise ConfigError(
-                "user_quantile counts the updates within the clipping norm, which the server of a deployment with "
-                "secure_sum does not see; give user_clip alone, or leave out secure_sum"
-            )
+        if "no example weights" in self.algorithm.traits:
+            raise ConfigError(f"the local steps of {self.method} know no class_weights; leave them out")
+        if self.problem.is_regression:
+            raise ConfigError(f"class_weights = {rule}: the target is a number, without classes; leave it out")
+        if rule != example_weights.BY_CLIENT:
+            example_weights.parse_class_weights(rule, self.class_names)
 
     @property
     def num_clients(self) -> int:
@@ -292,19 +247,18 @@ class Deployment(BaseModel):
         so many of them."""
         planned = self.run.dp_epsilon is not None or self.run.user_epsilon is not None
         rounds = self.run.rounds if planned else 1
-        return self.run.model_copy(update={"rounds": rounds}).fingerprint()
+        return replace(self.run, rounds=rounds).fingerprint()
 
 
 def describe_setting(name: str) -> tuple[Any, str]:
     """The default of a setting, "" where there is none, and its one line of text."""
-    own: dict[str, FieldInfo] = Deployment.model_fields
-    field = own[name] if name in own else RunConfig.model_fields[name]
-    default: Any = RUN_DEFAULTS.get(name, field.default)
+    kind = Deployment if name in declared(Deployment) else RunConfig
+    default = RUN_DEFAULTS.get(name, kind.__dataclass_fields__[name].default)
     if isinstance(default, Named):
         default = default.name
     if isinstance(default, tuple):
         default = ",".join(map(str, default))
-    return "" if default is None else default, field.description or ""
+    return "" if default is None else default, declared(kind)[name].text
 
 
 def distinct(what: str, text: str) -> list[str]:

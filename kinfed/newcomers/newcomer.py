@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.core import rng
+from kinfed.core import make_options, rng
 from kinfed.data import Features, Federation, Ragged, TablePreprocessing, example_weights, hold_out
 from kinfed.data.sources import LabelledRows, TableOptions, load_like
 from kinfed.errors import ConfigError, DataError
@@ -25,25 +25,20 @@ def newcomer_from_table(
     table: Any,
     label_column: str | None,
     *,
-    split_column: str | None = None,
-    weight_column: str | None = None,
-    image_column: str | None = None,
-    text_column: str | None = None,
-    tokenizer: str | None = None,
-    ignore: tuple[str, ...] | str = (),
     test_fraction: float = 0.25,
     seed: int | None = None,
+    **columns: Any,
 ) -> Federation:
     """The newcomer as a federation of one: features and classes as in the run, some examples held out. `table` is a
-    file, a frame or a dictionary of columns. Of a run on texts, `text_column` and `tokenizer` are the run's unless they
-    are given. Weights of rows are scaled to mean one over the newcomer's own."""
+    file, a frame or a dictionary of columns; `columns` are options of a table (kinfed.data.sources.TableOptions). Of a
+    run on texts, `text_column` and `tokenizer` are the run's unless they are given. Weights of rows are scaled to mean
+    one over the newcomer's own."""
     run, inputs = opened(ended, seed), opened(ended, seed).inputs
-    options = TableOptions(label_column, None, None, split_column, image_column, ignore, weight_column=weight_column)
+    options = make_options(TableOptions, {"label_column": label_column, **columns}, "the newcomer's table")
     if (text := inputs.text) is not None:
-        options = replace(
-            options, text_column=text_column or text.column, tokenizer=tokenizer or text.tokenizer, length=text.length
-        )
-    elif text_column or tokenizer:
+        column, tokenizer = options.text_column or text.column, options.tokenizer or text.tokenizer
+        options = replace(options, text_column=column, tokenizer=tokenizer, length=text.length)
+    elif options.text_column or options.tokenizer:
         raise ConfigError(f"the models of {run.name} read no texts; leave out text_column and tokenizer")
     source = load_like(table, options, inputs.columns, run.description.problem)
     path = source.name

@@ -1,40 +1,39 @@
-"""What the user asks for, and which methods can give it."""
+"""What the user asks for, and which methods can give it.
+
+The settings are also those of a run, whose options the command line shows: what needs torch is imported where it is
+used."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from kinfed.algorithms import AnyAlgorithm, privacy_profile
-from kinfed.data import PUBLIC_EXAMPLES, Federation, example_weights
+from kinfed.core import check_options, option
 from kinfed.errors import ConfigError
 
-# Far beyond what anybody would choose, and as far as the accountant's numbers neither overflow nor vanish.
-_COMPUTABLE = {
-    "noise": (0.01, 1e6), "epsilon": (1e-3, 1e6), "clip": (1e-9, 1e9), "delta": (1e-100, 1.0), "budget": (1e-3, 1e6),
-}  # fmt: skip
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kinfed.algorithms import AnyAlgorithm
+    from kinfed.data import Federation
 
 
 @dataclass(frozen=True)
 class Privacy:
-    """DP-SGD at every client. Either the noise is given, or the epsilon that it is to be found for."""
+    """DP-SGD at every client. Either the noise is given, or the epsilon that it is to be found for. The ranges are far
+    beyond what anybody would choose, and as far as the accountant's numbers neither overflow nor vanish."""
 
-    noise: float | None = None
-    """σ: standard deviation of the noise in a sum of clipped gradients, in units of the clipping norm."""
-    epsilon: float | None = None
-    """No client may end above this; the noise is found by the accountant."""
-    clip: float = 1.0
-    """c: the largest norm of an example's gradient; longer ones are scaled down to it."""
-    delta: float = 1e-5
-    """The chance with which epsilon may not hold."""
-    budget: float | None = None
-    """A client that cannot take part in another round without exceeding this is left out."""
-    strict: bool = False
-    """Refuse methods that let anything leave a client that epsilon does not cover."""
+    noise: float | None = option(
+        None, "Differential privacy: noise in units of the clipping norm.", ge=0.01, le=1e6, or_zero=True
+    )
+    epsilon: float | None = option(
+        None, "Differential privacy: find the noise for this epsilon instead.", ge=1e-3, le=1e6
+    )
+    clip: float = option(1.0, "Largest norm of an example's gradient (default 1).", ge=1e-9, le=1e9)
+    delta: float = option(1e-5, "Delta of epsilon (default 1e-5).", ge=1e-100, lt=1)
+    budget: float | None = option(None, "Leave out clients that would exceed this epsilon.", ge=1e-3, le=1e6)
+    strict: bool = option(False, "Refuse methods that send what epsilon does not cover.")
 
     def __post_init__(self) -> None:
         if (self.noise is None) == (self.epsilon is None):
@@ -42,18 +41,7 @@ class Privacy:
                 "differential privacy takes either a noise (dp_noise) or the epsilon to find it for (dp_epsilon); "
                 + ("got neither" if self.noise is None else f"got both, {self.noise} and {self.epsilon}")
             )
-        if self.noise is not None and not 0 <= self.noise < math.inf:
-            raise ConfigError(f"dp_noise is a multiple of the clipping norm, 0 or more; got {self.noise}")
-        for name in ("epsilon", "clip", "budget"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"dp_{name} must be positive and finite; got {value}")
-        for name, (low, high) in _COMPUTABLE.items():
-            value = getattr(self, name)
-            if value and not low <= value <= high:
-                raise ConfigError(f"dp_{name} = {value:g} is outside of what can be computed: {low:g} to {high:g}")
-        if not 0 < self.delta < 1:
-            raise ConfigError(f"dp_delta is a chance in (0, 1), well below one over the examples; got {self.delta}")
+        check_options(self, "differential privacy")
         if self.noise == 0 and self.budget is not None:
             raise ConfigError(
                 "without noise epsilon is infinite and no budget allows a single round; give dp_noise > 0"
@@ -67,6 +55,8 @@ class Privacy:
 
     def check(self, label: str, method: AnyAlgorithm, data: Federation) -> None:
         """Refuse what would make epsilon untrue."""
+        from kinfed.data import example_weights
+
         self.check_method(label, method, data.train.count)
         if data.description.get("class_weights") == example_weights.BY_CLIENT:
             raise ConfigError(
@@ -78,6 +68,8 @@ class Privacy:
 
     def check_method(self, label: str, method: AnyAlgorithm, count: Tensor) -> None:
         """As far as the method and the numbers of training examples [K] tell."""
+        from kinfed.algorithms import privacy_profile
+
         if not method.training.poisson:
             raise ConfigError(
                 f"{label} does not draw Poisson samples, from which epsilon is computed; leave poisson = true"
@@ -111,6 +103,8 @@ class Privacy:
 
     def notes(self, label: str, method: AnyAlgorithm, count: Tensor) -> Iterator[str]:
         """What a reader of the results must know."""
+        from kinfed.algorithms import privacy_profile
+
         if self.noise == 0:
             yield f"{label}: gradients are clipped but without noise: there is no privacy, epsilon is infinite"
         profile = privacy_profile(method, count)
@@ -125,6 +119,8 @@ class Privacy:
 
 
 def _check_validation(label: str, data: Federation) -> None:
+    import torch
+
     lacking = int(((data.val.count == 0) & (data.train.count > 0)).sum())
     shared = bool(torch.isin(data.val.rows, data.train.rows).any())
     if lacking or shared:
@@ -153,6 +149,8 @@ def check_statistics(data: Federation) -> None:
 
 def check_public(data: Federation, label: str) -> None:
     """Refuse public examples that were clients' own: whoever reads them sees what epsilon speaks of hiding."""
+    from kinfed.data import PUBLIC_EXAMPLES
+
     if data.description.get(PUBLIC_EXAMPLES):
         raise ConfigError(
             f"{label}: {data.description[PUBLIC_EXAMPLES]} of the clients' own examples would be made public, which no "
@@ -163,6 +161,8 @@ def check_public(data: Federation, label: str) -> None:
 
 def check_weights(data: Federation, reason: str) -> None:
     """Refuse weights of examples that take an exact statistic of every client's training rows; `reason` begins why."""
+    from kinfed.data import example_weights
+
     if data.description.get("class_weights") == example_weights.BALANCED:
         raise ConfigError(
             f"{reason} the numbers of examples by class that class_weights = balanced takes from every client; give "

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.config import METHOD, RunConfig, as_numbers, make_config, parse_algorithms, read_toml
+from kinfed.config import METHOD, RunConfig, make_config, parse_algorithms, read_toml
+from kinfed.core import convert
 from kinfed.errors import ConfigError
 from kinfed.records import RunFiles
 from kinfed.runs.run_inputs import RunInputs
@@ -38,7 +39,7 @@ def grown_config(
         if value is None:
             continue
         if name == "seeds":
-            merged[name] = _united(before.seeds, _as_seeds(value))
+            merged[name] = _united(before.seeds, convert(RunConfig, "seeds", value))
         elif name == "algorithms":
             merged[name] = _with_methods(before.algorithms, value)
         elif name == "preset" and before.preset is not None:
@@ -46,14 +47,6 @@ def grown_config(
         else:
             merged[name] = value
     return make_config(None, merged, sets)
-
-
-def _as_seeds(value: Any) -> Iterable[int]:
-    numbers: Any = as_numbers(value)
-    try:
-        return [int(number) for number in numbers]
-    except (TypeError, ValueError):
-        raise ConfigError(f"seeds are whole numbers, such as 3,4; got {value!r}") from None
 
 
 def _united(before: Iterable[Any], more: Iterable[Any]) -> list[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kinfed.algorithms import check_algorithm_settings, prepare_data
 from kinfed.config import METHOD, OPTIONAL, split_choice
 from kinfed.data import augmentation
@@ -59,7 +61,7 @@ def leave_out_what_cannot_run(inputs: RunInputs) -> None:
         first, reason = next(iter(inputs.left_out.items()))
         raise ConfigError(f"no algorithm can run with these settings; {first}: {reason}")
     preset = None if config.preset is None else config.preset.limited_to(choices)
-    inputs.narrow(config.model_copy(update={"algorithms": choices, "preset": preset}))
+    inputs.narrow(replace(config, algorithms=choices, preset=preset))
 
 
 def check_algorithm(inputs: RunInputs, label: str) -> None:

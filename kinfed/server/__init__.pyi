@@ -6,4 +6,5 @@ from kinfed.server.clock import gradients_per_round as gradients_per_round
 from kinfed.server.clock import make_speeds as make_speeds
 from kinfed.server.loop import Loop as Loop
 from kinfed.server.loop import RoundReport as RoundReport
+from kinfed.server.participation import Participation as Participation
 from kinfed.server.schedule import Schedule as Schedule

@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import get_args
 
 import torch
 from torch import Tensor
 
 from kinfed.core import rng
-from kinfed.errors import ConfigError
 from kinfed.server.clock import Clock
-from kinfed.updates import ClientSampling, Sampling
+from kinfed.server.participation import Participation
+from kinfed.updates import ClientSampling
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Participation):
     """Who takes part, and what goes wrong: pure functions of the seed and the round, equal for all methods."""
 
-    participation: float = 1.0
-    dropout: float = 0.0  # chance that an active client never replies
-    stragglers: float = 0.0  # chance that an active client finishes only part of its work
-    sampling: Sampling = "fixed"  # "fixed": so many of the clients; "poisson": each on its own with that chance
     first_round: int = 1
     clock: Clock | None = field(default=None, compare=False)  # of a simulation: how long clients take
     evaluates: Tensor | None = field(default=None, compare=False)  # [n] clients to evaluate, ascending; None: all
-
-    def __post_init__(self) -> None:
-        if not 0 < self.participation <= 1:
-            raise ConfigError(f"participation must lie in (0, 1]; got {self.participation}")
-        if self.sampling not in get_args(Sampling):
-            raise ConfigError(f"sampling is fixed or poisson; got {self.sampling!r}")
-        for name in ("dropout", "stragglers"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{name} is a chance in [0, 1); got {getattr(self, name)}")
 
     def size(self, num_clients: int) -> int:
         """How many clients are called in a round; with Poisson sampling, on average (rounded)."""

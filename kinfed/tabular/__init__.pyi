@@ -4,6 +4,7 @@ from kinfed.tabular.estimator_rows import rows_that_count as rows_that_count
 from kinfed.tabular.fit_result import PAGE as PAGE
 from kinfed.tabular.fit_result import FitResult as FitResult
 from kinfed.tabular.fit_result import is_fit as is_fit
+from kinfed.tabular.fit_settings import FitSettings as FitSettings
 from kinfed.tabular.fitting import fit as fit
 from kinfed.tabular.site_page import short_table as short_table
 from kinfed.tabular.site_sentences import Wording as Wording

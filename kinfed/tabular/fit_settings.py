@@ -1,14 +1,17 @@
-"""What a fit is asked for."""
+"""What a fit is asked for. The command line shows these settings: what needs torch is imported where it is used."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
-from kinfed.data import Problem, example_weights
-from kinfed.engine import METRICS, MODELS, Metric
-from kinfed.errors import ConfigError, unknown_name
+from kinfed.config import RunConfig
+from kinfed.core import convert_fields, option, option_of, registry_of
+from kinfed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kinfed.data import Problem
+    from kinfed.engine import Metric
 
 DEFAULT_METRICS = {"binary": "auroc", "multiclass": "accuracy", "regression": "rmse"}
 WEIGHTED_METRICS = DEFAULT_METRICS | {"multiclass": "balanced_accuracy"}  # where classes have weights
@@ -18,29 +21,23 @@ WEIGHTED_METRICS = DEFAULT_METRICS | {"multiclass": "balanced_accuracy"}  # wher
 class FitSettings:
     """All that decides the result, but the table."""
 
-    algorithms: str = "auto"  # methods to try, separated by commas, beside local and fedavg
-    models: str = "mlr,mlp"  # kinds of model to try
-    trials: int = 4  # settings of every method
-    folds: int = 3  # of the training rows of a site
-    rounds: int = 30
-    steps: int = 20  # local steps in a round
-    metric: str = "auto"  # by which is chosen and reported
-    class_weights: str = example_weights.NONE  # in training: none, balanced, by_client, or sick=5,well=1
-    test_fraction: float = 0.25  # of each site's rows, where no column says which rows are for testing
-    seed: int = 0
+    algorithms: str = option("auto", "Methods to try beside local and fedavg.")
+    models: str = option("mlr,mlp", "Kinds of model to try.")
+    trials: int = option(4, "Settings to try, the same number for every method.", ge=1)
+    folds: int = option_of(RunConfig, "folds", 3, "Cross-validation folds of a site's training rows.")
+    rounds: int = option_of(RunConfig, "rounds", 30, "Rounds of training.")
+    steps: int = option_of(RunConfig, "steps", 20)
+    metric: str = option("auto", "Metric to choose by: auroc, accuracy, rmse, ...")
+    class_weights: str = option_of(
+        RunConfig, "class_weights", text="Classes in training: balanced, by_client, or sick=5,well=1."
+    )
+    test_fraction: float = option(0.25, "Share of each site's rows for testing.", gt=0, lt=1)
+    seed: int = option(0, "Seed of all draws.", ge=0)
 
     def __post_init__(self) -> None:
-        for name, least in (("trials", 1), ("folds", 2), ("rounds", 1), ("steps", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise ConfigError(f"{name} must be a whole number, {least} or more; got {value!r}")
-        if not 0 < self.test_fraction < 1:
-            raise ConfigError(
-                f"test_fraction must lie in (0, 1): gains are measured on rows that nothing was chosen by; "
-                f"got {self.test_fraction}"
-            )
+        convert_fields(self)
         for model in self.model_names:
-            MODELS[model]  # an unknown name is an error that names its like
+            registry_of("model")[model]  # an unknown name is an error that names its like
         if not self.model_names:
             raise ConfigError("models: name at least one kind of model, such as mlr (kinfed list models)")
 
@@ -50,16 +47,10 @@ class FitSettings:
 
     def metric_for(self, problem: Problem) -> Metric:
         """What is chosen by and reported; one that does not fit the problem is refused."""
-        defaults = DEFAULT_METRICS if self.class_weights == example_weights.NONE else WEIGHTED_METRICS
+        from kinfed.engine import METRICS
+
+        defaults = DEFAULT_METRICS if self.class_weights == RunConfig.class_weights else WEIGHTED_METRICS
         return METRICS.headline(problem, defaults[problem.kind] if self.metric == "auto" else self.metric)
 
     def dump(self) -> dict[str, Any]:
         return asdict(self)
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> FitSettings:
-        known = [field.name for field in fields(cls)]
-        for name in values:
-            if name not in known:
-                raise unknown_name("setting of fit", name, known)
-        return cls(**values)

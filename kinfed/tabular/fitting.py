@@ -81,7 +81,7 @@ def fit(
     own = {name: options.pop(name) for name in list(options) if name in FitSettings.__dataclass_fields__}
     if settings is not None and own:
         raise ConfigError("give either FitSettings or settings by name, not both")
-    settings = FitSettings.of(own) if settings is None else settings
+    settings = FitSettings(**own) if settings is None else settings
     if minutes is not None and not minutes > 0:
         raise ConfigError(f"minutes must be above 0; got {minutes}")
     source = replace(load_sites(table, options, data, settings.seed), is_val=None)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from kinfed.algorithms import AnyAlgorithm, make_algorithm
-from kinfed.config import RunConfig, make_config
+from kinfed.config import DEFAULTS, RunConfig, make_config
 from kinfed.core import Range, rng, storage
 from kinfed.data import Federation
 from kinfed.engine import METRICS, Builder
@@ -68,14 +68,7 @@ def tune(
     and a note about every trial."""
     if trials < 1:
         raise ConfigError(f"trials must be at least 1; got {trials}")
-    if config.folds is not None:
-        raise ConfigError("folds measure on test rows, and tuning chooses by validation rows; leave out folds")
-    if config.privacy is not None or config.user_privacy is not None:
-        raise ConfigError(
-            "choosing among trials reveals something about clients' data, and no account is kept of that; tune without "
-            "the dp_ and user_ settings, on data for which this is acceptable, then run with them"
-        )
-    job = TuningJob(config, federation, model, should_stop)
+    job = TuningJob(config, "tuning", federation, model, should_stop)
     config, spaces = job.config, job.spaces(ranges)
     varied = {label: {option: asdict(range_) for option, range_ in space.items()} for label, space in spaces.items()}
     with job.open(JobFolder, out, {"search": varied, "prune": prune}, resume) as folder:
@@ -115,7 +108,7 @@ def read_tuning(folder: Path) -> Started:
         )
     if "search" not in settings:
         raise ConfigError(f"{folder} holds a run, not a tuning; give the --out of kinfed tune")
-    config = make_config(None, {name: value for name, value in settings.items() if name in RunConfig.model_fields})
+    config = make_config(None, {name: value for name, value in settings.items() if name in DEFAULTS})
     ranges = {label: {o: Range(**r) for o, r in space.items()} for label, space in settings["search"].items()}
     return Started(config, storage.read_json(folder / "tuning.json")["trials_each"], ranges, settings["prune"])
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from kinfed.algorithms import AnyAlgorithm
-from kinfed.config import RunConfig
+from kinfed.config import RunConfig, Where
 from kinfed.core import Range, storage
 from kinfed.data import Federation
 from kinfed.engine import METRICS, Builder
@@ -39,15 +39,20 @@ class TuningJob:
     """The methods of a configuration, on data with validation examples."""
 
     def __init__(
-        self, config: RunConfig, federation: Federation | None, model: Builder | None, should_stop: Callable[[], bool]
+        self,
+        config: RunConfig,
+        where: Where,
+        federation: Federation | None,
+        model: Builder | None,
+        should_stop: Callable[[], bool],
     ) -> None:
+        config.check(where)
         share = DEFAULT_VALIDATION if config.validation == "auto" else config.validation
         if not share:
             raise ConfigError(
                 "tuning needs validation examples: settings are never chosen on test data; got validation = 0"
             )
-        config = config.model_copy(update={"validation": share})
-        self.experiment = Experiment(config, federation, model, should_stop=should_stop)
+        self.experiment = Experiment(replace(config, validation=share), federation, model, should_stop=should_stop)
         self.config = self.experiment.inputs.config
         for seed in self.config.seeds:
             if not int(self.experiment.inputs.federation(seed).val.count.sum()):
@@ -116,7 +121,7 @@ class TuningJob:
         self, folder: Path, methods: list[Choice], heading: str, comments: Mapping[str, str]
     ) -> TuneResult[Choice]:
         algorithms = {one.label: {**self.config.algorithms[one.label], **one.settings} for one in methods}
-        best, file = self.config.model_copy(update={"algorithms": algorithms, "preset": None}), folder / "best.toml"
+        best, file = replace(self.config, algorithms=algorithms, preset=None), folder / "best.toml"
         storage.write_atomically(file, best_toml(best, heading, comments).encode())
         return TuneResult(best, methods, file)
 

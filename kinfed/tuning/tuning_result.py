@@ -95,7 +95,7 @@ class Explored:
 def best_toml(config: RunConfig, heading: str, comments: Mapping[str, str]) -> str:
     """What differs from the defaults of a run, with a comment above every method, by label. Seeds are left to the run:
     those of the tuning need not be those of the results."""
-    changed = config.model_dump(exclude_defaults=True)
+    changed = config.changed
     skipped = {*NON_RESULT_SETTINGS, "algorithms", "seeds"} - {"data", "plugins"}
     settings = {name: value for name, value in changed.items() if name not in skipped}
     seeds = ", ".join(map(str, config.seeds))

@@ -46,8 +46,10 @@ def tune_while_training(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> TuneResult[Explored]:
     """Train every method of the configuration once, in so many configurations of its local settings."""
-    _check(config, configurations)
-    job, observer = TuningJob(config, federation, model, should_stop), observer or NullObserver()
+    if configurations < 2:
+        raise ConfigError(f"tuning while training chooses among two configurations at least; got {configurations}")
+    job = TuningJob(config, "tuning while training", federation, model, should_stop)
+    observer = observer or NullObserver()
     methods = {
         label: _variants(job, label, space, configurations, observer) for label, space in job.spaces(ranges).items()
     }
@@ -61,18 +63,6 @@ def tune_while_training(
         shown = METRICS.named(job.metric).shown
         comments = {one.label: f"{shown(one.value)} on validation data at the end" for one in found}
         return job.write_best(folder.path, found, heading, comments)
-
-
-def _check(config: RunConfig, configurations: int) -> None:
-    if configurations < 2:
-        raise ConfigError(f"tuning while training chooses among two configurations at least; got {configurations}")
-    if config.privacy is not None or config.user_privacy is not None or config.secure is not None:
-        raise ConfigError(
-            "every client's validation loss leaves it in every round, without noise and outside secure sums; tune "
-            "without the dp_, user_ and secure_ settings"
-        )
-    if config.staleness_rule is not None or config.folds is not None:
-        raise ConfigError("tuning while training has synchronous rounds and one split; leave out mode and folds")
 
 
 def _variants(

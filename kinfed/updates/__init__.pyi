@@ -13,7 +13,8 @@ from kinfed.updates.robust import make_rule as make_rule
 from kinfed.updates.screening import Screening as Screening
 from kinfed.updates.screening import UpdateSpec as UpdateSpec
 from kinfed.updates.screening import trained_columns as trained_columns
-from kinfed.updates.secure_sum import SecureSettings as SecureSettings
+from kinfed.updates.secure_settings import NO_SINGLE_UPDATES as NO_SINGLE_UPDATES
+from kinfed.updates.secure_settings import SecureSettings as SecureSettings
 from kinfed.updates.secure_sum import SecureSum as SecureSum
 from kinfed.updates.stages import STAGES as STAGES
 from kinfed.updates.stages import Road as Road

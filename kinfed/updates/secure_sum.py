@@ -16,19 +16,19 @@ single updates is refused: methods that do more than average, robust rules, a la
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms import COUNT, AnyAlgorithm, RoundInfo, averaged_rows, mean_from_row, required_averaging
+from kinfed.algorithms import COUNT, RoundInfo, averaged_rows, mean_from_row
 from kinfed.core import Tree
 from kinfed.errors import ConfigError
+from kinfed.updates.secure_settings import NO_SINGLE_UPDATES, SecureSettings
 from kinfed.updates.stages import Stage, Updates
 
-LEAST_CLIENTS = 3  # the fewest in a sum that nodes ever agree to: with two, each would know the other's update
 FINEST = 40  # f at most: finer than float32 has any use for
 COARSEST = 12  # f at least: h = 2.4e-4
 RING_BITS = 64
@@ -37,60 +37,6 @@ SEALED_BYTES = 92  # an encrypted pair of shares: nonce, two shares, tag
 SHARE_BYTES = 32
 SIGNATURE_BYTES = 96
 BLOCK = 1 << 20  # values encoded at once
-
-
-@dataclass(frozen=True)
-class SecureSettings:
-    """What the user asks for."""
-
-    largest: float = 1000.0
-    """Of a number in an update, in absolute value; an update with a larger one is not sent."""
-    least: int = LEAST_CLIENTS
-    """Clients without which nothing is added up."""
-
-    def __post_init__(self) -> None:
-        if not 1e-6 <= self.largest <= 1e9:
-            raise ConfigError(f"secure_range must lie between 1e-06 and 1e+09; got {self.largest:g}")
-        if self.least < LEAST_CLIENTS:
-            raise ConfigError(
-                f"secure_least is {LEAST_CLIENTS} or more: of two clients each could take its own update from the sum; "
-                f"got {self.least}"
-            )
-
-    def averaged_fields(self, label: str, algorithm: AnyAlgorithm) -> tuple[str, ...]:
-        """The fields of updates that are added up. Refuses methods whose server does more than to average them."""
-        return required_averaging(
-            algorithm, label, "its server needs single updates, which secure_sum hides", "secure_sum"
-        ).fields
-
-    def check_update(self, label: str, algorithm: AnyAlgorithm, fields: Collection[str], called: int) -> None:
-        """Refuse updates with fields that are not averaged, and rounds that call too few clients."""
-        averages = self.averaged_fields(label, algorithm)
-        others = sorted({*fields} - {*averages, COUNT})
-        if averages and others:
-            raise ConfigError(
-                f"{label} also sends {', '.join(others)}, which is neither averaged nor a number of examples; leave "
-                "out the method or secure_sum"
-            )
-        if averages and called < self.least:
-            raise ConfigError(
-                f"secure_sum adds up {self.least} updates at least (secure_least), and {called} client(s) are called "
-                "in a round; raise participation"
-            )
-
-    @staticmethod
-    def check_server(robust: object, largest_norm: float) -> None:
-        """Refuse what a server that sees only sums cannot do."""
-        for name, value in (("robust", robust is not None), ("largest_norm", largest_norm > 0)):
-            if value:
-                raise ConfigError(only_sums(name))
-
-
-def only_sums(setting: str) -> str:
-    """Why a setting cannot stand beside secure sums."""
-    return (
-        f"{setting} judges single updates, and with secure_sum the server sees only their sum; leave out one of the two"
-    )
 
 
 @dataclass(frozen=True)
@@ -162,7 +108,10 @@ class SecureSum(Stage):
 
     name = "secure_sum"
     refuses = True
-    excludes: ClassVar[Mapping[str, str]] = {"robust": only_sums("robust"), "screening": only_sums("largest_norm")}
+    excludes: ClassVar[Mapping[str, str]] = {
+        "robust": NO_SINGLE_UPDATES.format("robust"),
+        "screening": NO_SINGLE_UPDATES.format("largest_norm"),
+    }
 
     def __init__(
         self, settings: SecureSettings, averages: tuple[str, ...], total: int, *, adds_up: bool = True

@@ -1,24 +1,23 @@
 """What user-level privacy promises: its settings, which methods admit it, and what rounds of sampled clients cost.
 
-The mechanism that keeps the promise is kinfed.updates.user_level.
+The mechanism that keeps the promise is kinfed.updates.user_level. The settings are also those of a run, whose options
+the command line shows: what needs torch is imported where it is used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from kinfed.algorithms import AnyAlgorithm, changes_data, required_averaging
-from kinfed.engine import Task
+from kinfed.core import check_options, option
 from kinfed.errors import ConfigError
-from kinfed.privacy import Event
+
+if TYPE_CHECKING:
+    from kinfed.algorithms import AnyAlgorithm
+    from kinfed.engine import Task
 
 Sampling = Literal["fixed", "poisson"]
-
-_COMPUTABLE = {
-    "noise": (0.01, 1e6), "epsilon": (1e-3, 1e6), "clip": (1e-9, 1e9), "delta": (1e-10, 1.0),
-}  # fmt: skip
 
 NO_ROBUST_RULE = (
     "user-level privacy needs a sum that one client changes by the clipping norm at most, which no robust rule "
@@ -30,16 +29,18 @@ NO_ROBUST_RULE = (
 class UserPrivacy:
     """What the user asks for. Either the noise is given, or the epsilon that it is to be found for."""
 
-    noise: float | None = None
-    """z: standard deviation of the noise in the sum of a round, in units of the clipping norm."""
-    epsilon: float | None = None
-    """Of the server's models of all rounds together, for every client; the noise is found by the accountant."""
-    clip: float = 1.0
-    """C: the largest norm of a client's update; longer ones are scaled down to it."""
-    delta: float = 1e-5
-    """The chance with which epsilon may not hold."""
-    quantile: float | None = None
-    """γ: the clipping norm begins at `clip` and follows this quantile of the updates' norms; None: it stays."""
+    noise: float | None = option(
+        None, "User-level privacy of the server's models: noise in units of the clipping norm.",
+        ge=0.01, le=1e6, or_zero=True,
+    )  # fmt: skip
+    epsilon: float | None = option(
+        None, "User-level privacy: find the noise for this epsilon instead.", ge=1e-3, le=1e6
+    )
+    clip: float = option(1.0, "Largest norm of a client's update (default 1).", ge=1e-9, le=1e9)
+    delta: float = option(1e-5, "Delta of the user-level epsilon (default 1e-5).", ge=1e-10, lt=1)
+    quantile: float | None = option(
+        None, "Adaptive clipping: user_clip is the start and follows this quantile of updates' norms.", gt=0, lt=1
+    )
 
     def __post_init__(self) -> None:
         if (self.noise is None) == (self.epsilon is None):
@@ -47,19 +48,12 @@ class UserPrivacy:
                 "user-level privacy takes either a noise (user_noise) or the epsilon to find it for (user_epsilon); "
                 + ("got neither" if self.noise is None else f"got both, {self.noise} and {self.epsilon}")
             )
-        for name, (low, high) in _COMPUTABLE.items():
-            value = getattr(self, name)
-            if value is None or (name == "noise" and value == 0):
-                continue
-            if not low <= value <= high:
-                raise ConfigError(f"user_{name} must lie between {low:g} and {high:g}; got {value:g}")
-        if not self.delta < 1:
-            raise ConfigError(f"user_delta is a chance in (0, 1), well below one over the clients; got {self.delta}")
-        if self.quantile is not None and not 0 < self.quantile < 1:
-            raise ConfigError(f"user_quantile is a share of the updates in (0, 1); got {self.quantile}")
+        check_options(self, "user-level privacy")
 
     def check(self, label: str, algorithm: AnyAlgorithm, task: Task) -> tuple[str, ...]:
         """The fields of updates that get noise. Refuses what would make epsilon untrue, or would break the model."""
+        from kinfed.algorithms import changes_data, required_averaging
+
         fields = required_averaging(
             algorithm, label, "noise on the sum of updates would not hide a client", "the user_ settings"
         ).fields
@@ -114,14 +108,14 @@ class ClientSampling:
         return "replace one client" if self.replaces else "add or remove one client"
 
     def epsilon(self, noise: float, rounds: int, delta: float) -> float:
-        from kinfed.privacy import epsilon, fixed_size_epsilon
+        from kinfed.privacy import Event, epsilon, fixed_size_epsilon
 
         if self.replaces:
             return fixed_size_epsilon(self.rate, rounds, noise, delta)
         return epsilon((Event(self.rate, 1, rounds),) if rounds else (), noise, delta)
 
     def renyi_epsilon(self, noise: float, rounds: int, delta: float) -> float:
-        from kinfed.privacy import fixed_size_renyi_epsilon, renyi_epsilon
+        from kinfed.privacy import Event, fixed_size_renyi_epsilon, renyi_epsilon
 
         if self.replaces:
             return fixed_size_renyi_epsilon(self.rate, rounds, noise, delta)
@@ -129,7 +123,7 @@ class ClientSampling:
 
     def noise_for(self, target: float, rounds: int, delta: float) -> float:
         """The least noise with which no client's epsilon exceeds the target after so many rounds."""
-        from kinfed.privacy import fixed_size_noise, noise_for
+        from kinfed.privacy import Event, fixed_size_noise, noise_for
 
         if self.replaces:
             return fixed_size_noise(target, self.rate, rounds, delta)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import stat
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -380,7 +381,7 @@ def test_runs_without_a_start_have_nothing_to_compare_with(recordings, tmp_path)
 def test_runs_without_pre_training_keep_their_identity():
     config = RunConfig()
     assert "pretrain" in config.dump()
-    assert config.fingerprint() != config.model_copy(update={"pretrain": 1}).fingerprint()
+    assert config.fingerprint() != replace(config, pretrain=1).fingerprint()
 
 
 def test_the_network_has_eleven_layers_and_three_million_parameters():

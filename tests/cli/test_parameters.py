@@ -18,7 +18,8 @@ from kinfed.algorithms import ALGORITHMS
 from kinfed.cli.app import app
 from kinfed.cli.parameters import SettingsCommand, TypedSettings
 from kinfed.config.config import RunConfig
-from kinfed.config.config_fields import PANELS
+from kinfed.config.setting_groups import DEFAULTS, HEADINGS
+from kinfed.core.options import declared
 
 GROUP = get_command(app)
 assert isinstance(GROUP, click.Group)
@@ -57,14 +58,14 @@ def plugin(tmp_path: Path) -> Iterator[Path]:
 
 def test_every_setting_is_an_option_of_run_with_its_text() -> None:
     params = options("run")
-    for name, declaration in RunConfig.model_fields.items():
+    for name, declaration in declared(RunConfig).items():
         param = params[name]
         assert isinstance(param, click.Option)
-        assert declaration.description, f"{name} has no text"
+        assert declaration.text, f"{name} has no text"
         assert param.help is not None
-        assert param.help.replace("\\[", "[").startswith(declaration.description)
+        assert param.help.replace("\\[", "[").startswith(declaration.text)
         assert param.default is None, f"--{name} would override a file by its default"
-        assert getattr(param, "rich_help_panel", None) in PANELS
+        assert getattr(param, "rich_help_panel", None) in HEADINGS
     assert {"--momentum", "--weight-decay", "--lr-decay", "--lr-floor", "--augment", "--pretrain", "--no-save-models",
             "--backend", "--plugin"} <= {o for p in params.values() for o in (*p.opts, *p.secondary_opts)}  # fmt: skip
 
@@ -72,7 +73,7 @@ def test_every_setting_is_an_option_of_run_with_its_text() -> None:
 @pytest.mark.parametrize("name", ["describe", "tune"])
 def test_other_commands_take_theirs_from_the_same_declarations(name: str) -> None:
     params, of_run = options(name), options("run")
-    settings = set(params) & set(RunConfig.model_fields)
+    settings = set(params) & set(DEFAULTS)
     assert {"dataset", "clients", "plugins", "data"} <= settings
     for setting in settings:
         assert params[setting].opts == of_run[setting].opts
@@ -156,7 +157,16 @@ def test_every_argument_and_option_has_a_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["run", "--help"], ["tune", "--help"], ["--version"], ["list", "algorithms"]]
+    "arguments",
+    [
+        ["--help"],
+        ["run", "--help"],
+        ["tune", "--help"],
+        ["fit", "--help"],
+        ["adopt", "--help"],
+        ["--version"],
+        ["list", "algorithms"],
+    ],
 )
 def test_help_does_not_wait_for_torch(arguments: list[str]) -> None:
     script = (

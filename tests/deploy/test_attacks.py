@@ -382,7 +382,7 @@ def test_the_owner_decides_what_is_answered(
 )  # fmt: skip
 def test_rules_that_say_nothing_are_refused(table: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=next(iter(table))):
-        NodeRules.parse(table)
+        NodeRules(**table)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

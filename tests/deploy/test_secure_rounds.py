@@ -387,7 +387,7 @@ def test_owners_may_insist_on_secure_sums(tmp_path: Path) -> None:
     ({"robust": "median"}, "judges single updates"),
     ({"largest_norm": 3.0}, "judges single updates"),
     ({"scaling": "standard"}, "takes exact sums of features from every node"),
-    ({"secure_least": 2}, "secure_least is 3 or more"),
+    ({"secure_least": 2}, "secure_least must be"),
     ({"participation": 0.4}, "2 client\\(s\\) are called"),
 ])  # fmt: skip
 def test_what_needs_single_updates_is_refused(tmp_path: Path, settings: dict[str, Any], reason: str) -> None:

@@ -238,7 +238,7 @@ def test_both_kinds_of_privacy_at_once(tmp_path: Path) -> None:
     [
         ({"scaling": "standard"}, "does not cover the column statistics"),
         ({"quorum": 2}, "a round must use every answer"),
-        ({"secure_sum": True, "user_quantile": 0.5}, "does not see; give user_clip alone"),
+        ({"secure_sum": True, "user_quantile": 0.5}, "give user_clip alone"),
         ({"robust": "median"}, "which no robust rule guarantees"),
         ({"method": "fedfomo", "options": "models=2"}, "noise on the sum of updates would not hide a client"),
         ({"method": "selffl"}, "would not hide a client"),

@@ -136,7 +136,7 @@ def test_warm_starts_and_asynchronous_rounds_grow(data: Federation, tmp_path: Pa
         ({"algorithms": {"local": "ditto"}}, 'local.method: "local" there, "ditto" now'),
         ({"algorithms": "fedfomo"}, "need validation examples, a share of 0.2 of the training rows instead of 0"),
         ({"algorithms": "fedmd"}, "need public examples, a share of 0.1"),
-        ({"seeds": "x"}, "seeds are whole numbers"),
+        ({"seeds": "x"}, "seeds must be whole numbers"),
         ({"eval_every": 1}, "eval_every: 2 there, 1 now"),
         ({"backend": "rows"}, 'backend: "stacked" there, "rows" now'),
     ],

@@ -140,14 +140,14 @@ def test_all_methods_of_a_seed_are_sampled_alike() -> None:
 
 @pytest.mark.parametrize("participation", [0.0, -0.1, 1.0001, float("nan")])
 def test_participation_outside_the_unit_interval_is_refused(participation: float) -> None:
-    with pytest.raises(ConfigError, match=r"participation must lie in \(0, 1\]; got"):
+    with pytest.raises(ConfigError, match=r"participation must be in \(0, 1\]; got"):
         Schedule(participation)
 
 
 @pytest.mark.parametrize("name", ["dropout", "stragglers"])
 @pytest.mark.parametrize("chance", [-0.1, 1.0, float("nan")])
 def test_chances_outside_the_unit_interval_are_refused(name: str, chance: float) -> None:
-    with pytest.raises(ConfigError, match=f"{name} is a chance"):
+    with pytest.raises(ConfigError, match=f"{name} must be in"):
         Schedule(**{name: chance})
 
 

@@ -318,9 +318,9 @@ def test_methods_without_a_try_are_left_out_by_name(clock: None, table: Table) -
     ("change", "message"),
     [
         ({"minutes": 0}, "minutes must be above 0"),
-        ({"folds": 1}, "folds must be a whole number, 2 or more"),
+        ({"folds": 1}, "folds must be a whole number of at least 2"),
         ({"folds": 1000}, "the largest site has [0-9]+ training rows; take fewer folds"),
-        ({"test_fraction": 0.0}, "gains are measured on rows"),
+        ({"test_fraction": 0.0}, "test_fraction must be"),
         ({"models": "mlq"}, "did you mean"),
         ({"metric": "rmse"}, "metric rmse is not for binary"),
         ({"client_column": None}, "names the site of each row. Give it with --client-column"),

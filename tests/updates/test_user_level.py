@@ -291,7 +291,7 @@ def test_poisson_sampling_calls_each_client_on_its_own() -> None:
     assert float(called.mean()) == pytest.approx(0.3, abs=0.01)
     assert float(called.sum(1).var()) == pytest.approx(50 * 0.3 * 0.7, rel=0.2)  # a fixed number would have none
     assert torch.equal(schedule.active(0, 7, 20), (ids := schedule.active(0, 7, 50))[ids < 20])
-    with pytest.raises(ConfigError, match="fixed or poisson"):
+    with pytest.raises(ConfigError, match=r"sampling must be fixed \| poisson"):
         Schedule(0.5, sampling="both")  # type: ignore[arg-type]
 
 
@@ -331,9 +331,9 @@ def test_a_method_that_chooses_its_clients_is_refused() -> None:
     [
         ({"user_clip": 1.0}, "got neither"),
         ({"user_noise": 1.0, "user_epsilon": 2.0}, "got both"),
-        ({"user_noise": -1.0}, "user_noise must lie"),
-        ({"user_noise": math.nan}, "user_noise must lie"),
-        ({"user_noise": 1.0, "user_clip": 0.0}, "user_clip must lie"),
+        ({"user_noise": -1.0}, "user_noise must be"),
+        ({"user_noise": math.nan}, "user_noise must be"),
+        ({"user_noise": 1.0, "user_clip": 0.0}, "user_clip must be"),
         ({"user_noise": 1.0, "user_delta": 1.0}, "user_delta"),
         ({"user_noise": 1.0, "user_quantile": 1.0}, "user_quantile"),
         ({"user_noise": 1.0, "pretrain": 1}, "pretrain"),

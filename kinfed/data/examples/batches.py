@@ -16,112 +16,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from math import inf
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from kinfed.core import as_slice, changed_repr, check_options, option, rng
-from kinfed.data.examples.augment import AUGMENTATIONS, augmentation, draws
+from kinfed.core import as_slice, rng
+from kinfed.data.examples.augment import augmentation, draws
 from kinfed.data.examples.features import Features
+from kinfed.data.examples.local_training import LocalTraining
 from kinfed.data.examples.optimizer_state import MemoryView
 from kinfed.data.examples.windows import Windows
-from kinfed.errors import ConfigError, unknown_name
 
 PLAN_EXAMPLES = 1 << 15  # examples of one plan of batches: planning one step costs as much as planning dozens
 FEW = 32  # examples per client in the first batch of `Split.in_order`
 GATHER_BYTES = 1 << 20  # examples fetched together: few enough to stay in cache until they are used
-
-
-@dataclass(frozen=True, repr=False)
-class LocalTraining:
-    """Local training of one round. `steps` or `epochs`, not both."""
-
-    lr: float = option(0.05, "learning rate", gt=0)
-    batch: int = option(20, "examples per step", ge=1)
-    steps: int | None = option(20, "steps per round", ge=1)
-    epochs: int | None = option(None, "passes over a client's examples per round, instead of steps", ge=1)
-    optimizer: Literal["sgd", "adam", "adamw"] = option("sgd", "rule of local steps, as torch.optim defines it")
-    momentum: float = option(0.0, "momentum of local steps (sgd)", ge=0, lt=1)
-    nesterov: bool = option(False, "Nesterov's form of momentum (sgd)")
-    betas: tuple[float, float] = option((0.9, 0.999), "decay of the means of gradients and of squares (adam, adamw)")
-    eps: float = option(1e-8, "added to the root of the mean square, which divides (adam, adamw)", gt=0)
-    weight_decay: float = option(0.0, "κ: adds κ θ to every gradient; with adamw shrinks θ by lr κ instead", ge=0)
-    clip: float | None = option(
-        None, "largest norm of a client's gradient in a step; inf: none, as without it", gt=0, infinite=True
-    )
-    optimizer_state: Literal["reset", "kept"] = option(
-        "reset", "momentum and means of gradients: new in every round, or kept by the client from round to round"
-    )
-    lr_decay: float = option(1.0, "factor of the learning rate per round", gt=0, le=1)
-    lr_floor: float = option(0.0, "the learning rate decays no further than this", ge=0)
-    poisson: bool = option(False, "every example joins a batch on its own with chance batch/n (needed for privacy)")
-    augment: str | None = option(None, "random changes of training images: flip, crop or crop_flip")
-
-    def __repr__(self) -> str:
-        return changed_repr(self, always=("lr", "batch"))
-
-    def __post_init__(self) -> None:
-        check_options(self, "local training")
-        if (self.steps is None) == (self.epochs is None):
-            raise ConfigError(f"local work needs either steps or epochs; got steps={self.steps}, epochs={self.epochs}")
-        if self.poisson and self.epochs is not None:
-            raise ConfigError(
-                "Poisson sampling (which privacy needs) draws every batch anew and knows no epochs; give steps instead"
-            )
-        for name in ("batch", "steps", "epochs"):
-            value = getattr(self, name)
-            if value is not None and value != int(value):
-                raise ConfigError(f"{name} must be a whole number of at least 1; got {value}")
-        if self.lr_floor > self.lr:
-            raise ConfigError(f"lr_floor must lie between 0 and lr={self.lr}; got {self.lr_floor}")
-        if self.augment is not None and self.augment not in AUGMENTATIONS:
-            raise unknown_name("augmentation", self.augment, AUGMENTATIONS)
-        self._check_optimizer()
-
-    def _check_optimizer(self) -> None:
-        """Refuse settings that the optimizer does not have."""
-        if self.optimizer != "sgd" and self.momentum:
-            raise ConfigError(
-                f"momentum is a setting of optimizer = sgd; {self.optimizer} has betas; got momentum={self.momentum}"
-            )
-        if self.nesterov and not self.momentum:
-            raise ConfigError("nesterov is a form of momentum, of which there is none; set momentum, such as 0.9")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ConfigError(f"betas are two numbers in [0, 1), such as 0.9 and 0.999; got {self.betas}")
-        if self.optimizer_state == "kept" and not self.has_moments:
-            raise ConfigError(
-                "optimizer_state = kept: plain SGD has nothing to keep; set momentum, or optimizer = adamw"
-            )
-
-    @property
-    def has_moments(self) -> bool:
-        """Whether the optimizer remembers gradients from step to step."""
-        return self.optimizer != "sgd" or self.momentum > 0
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether every step is lr times the gradient."""
-        return not self.has_moments and self.largest_gradient is None
-
-    @property
-    def largest_gradient(self) -> float | None:
-        """The norm to which gradients are clipped; None where they are not."""
-        return None if self.clip == inf else self.clip
-
-    def rate(self, round: int) -> float:
-        """Learning rate of a round (rounds count from 1)."""
-        return max(self.lr * self.lr_decay ** max(round - 1, 0), self.lr_floor)
-
-    def num_steps(self, count: Tensor) -> Tensor:
-        """Steps of clients with `count` examples, int64 [n]."""
-        if self.epochs is None:
-            return torch.full_like(count, self.steps or 0)
-        return self.epochs * ((count + self.batch - 1) // self.batch)
-
-    def with_steps(self, steps: int) -> LocalTraining:
-        return replace(self, steps=steps, epochs=None)
 
 
 @dataclass

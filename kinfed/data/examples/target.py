@@ -13,7 +13,7 @@ owner says so (`task = "regression"`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -21,10 +21,10 @@ from torch import Tensor
 
 from kinfed.data.examples.arrays import column_of, encode, encode_known_labels, encode_labels
 from kinfed.data.examples.problem import Problem
+from kinfed.data.sources.table_options import TaskName
 from kinfed.errors import ConfigError, DataError
 
-TaskName = Literal["auto", "classification", "regression"]
-TASKS: tuple[TaskName, ...] = ("auto", "classification", "regression")
+TASKS: tuple[TaskName, ...] = get_args(TaskName)
 FEW_VALUES = 20  # different whole numbers up to which they are taken for classes
 MOST_SHARES = 5  # classes whose shares are said
 

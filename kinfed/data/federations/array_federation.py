@@ -14,9 +14,10 @@ from kinfed.data.examples.arrays import as_features, encode, groups_of, name_key
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.problem import Problem
 from kinfed.data.examples.ragged import Ragged, hold_out
-from kinfed.data.examples.target import TaskName, read_target
+from kinfed.data.examples.target import read_target
 from kinfed.data.federations.example_weights import read_weights, scaled_weights
 from kinfed.data.federations.stratified import split_stratified
+from kinfed.data.sources.table_options import TaskName
 from kinfed.errors import ConfigError, DataError
 
 

@@ -20,11 +20,11 @@ from kinfed.data.examples.features import Features
 from kinfed.data.examples.optimizer_state import LoopMemory, MemoryView
 from kinfed.data.examples.problem import Problem
 from kinfed.data.examples.ragged import SPLITS, Ragged
-from kinfed.data.examples.target import TaskName
 from kinfed.data.federations import federation_changes, federation_files
 from kinfed.data.federations.array_federation import fields_from_arrays
 from kinfed.data.federations.example_weights import BALANCED, BY_CLIENT, class_weight_table
 from kinfed.data.federations.federation_checks import check_federation
+from kinfed.data.sources.table_options import TaskName
 from kinfed.errors import ConfigError
 
 if TYPE_CHECKING:

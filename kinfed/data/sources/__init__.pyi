@@ -12,13 +12,12 @@ from kinfed.data.sources.site_tables import SiteTable as SiteTable
 from kinfed.data.sources.source import Source as Source
 from kinfed.data.sources.source import take_rows as take_rows
 from kinfed.data.sources.table import LabelledRows as LabelledRows
-from kinfed.data.sources.table import TableOptions as TableOptions
 from kinfed.data.sources.table import load_inputs as load_inputs
 from kinfed.data.sources.table import load_like as load_like
 from kinfed.data.sources.table import source_from_table as source_from_table
 from kinfed.data.sources.table_files import SUFFIXES as SUFFIXES
 from kinfed.data.sources.table_files import is_table as is_table
 from kinfed.data.sources.table_files import read_table as read_table
+from kinfed.data.sources.table_options import TableOptions as TableOptions
 from kinfed.data.sources.text import TweetSet as TweetSet
-from kinfed.data.sources.wordpiece import LENGTH as LENGTH
 from kinfed.data.sources.wordpiece import TextInput as TextInput

@@ -15,6 +15,7 @@ from kinfed.core import make_options
 from kinfed.data.sources import table, table_files
 from kinfed.data.sources.registered import SOURCES
 from kinfed.data.sources.source import Source
+from kinfed.data.sources.table_options import TableOptions
 from kinfed.errors import ConfigError, unknown_name
 
 
@@ -29,6 +30,6 @@ def load_source(
         source.options = dataclasses.asdict(settings)
         return source
     if table_files.is_table(name):
-        return table.load_table(Path(name), make_options(table.TableOptions, options or {}, f"table {name}"))
+        return table.load_table(Path(name), make_options(TableOptions, options or {}, f"table {name}"))
     error = unknown_name("data set", name, SOURCES)
     raise ConfigError(f"{error}; or give the path of a {', '.join(table_files.SUFFIXES)} file")

@@ -23,7 +23,8 @@ from kinfed.data.examples.problem import Problem
 from kinfed.data.sources import hub
 from kinfed.data.sources.hub import ParquetSet
 from kinfed.data.sources.source import Source, subsample
-from kinfed.data.sources.wordpiece import LENGTH, TEXT_COLUMN, TextInput, WordPiece
+from kinfed.data.sources.table_options import LENGTH
+from kinfed.data.sources.wordpiece import TEXT_COLUMN, TextInput, WordPiece
 from kinfed.errors import DataError
 
 _FILES = ParquetSet(

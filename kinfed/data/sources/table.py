@@ -29,23 +29,24 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from kinfed.core import make_options, option
+from kinfed.core import make_options
 from kinfed.data.examples.arrays import encode
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.problem import Problem
-from kinfed.data.examples.target import Target, TaskName, read_known_target, read_target
+from kinfed.data.examples.target import Target, read_known_target, read_target
 from kinfed.data.federations.example_weights import read_weights
 from kinfed.data.federations.federation import Federation
 from kinfed.data.partitions import make_federation
 from kinfed.data.partitions.resplit import Resplit
-from kinfed.data.preprocessing import ReadTable, TablePreprocessing, as_table, parse_kinds
+from kinfed.data.preprocessing import ReadTable, TablePreprocessing, as_table
 from kinfed.data.preprocessing.cells import Cells, Kind
 from kinfed.data.preprocessing.format_hints import format_hint
 from kinfed.data.sources import images
 from kinfed.data.sources.hugging_face import hub_table, is_hub_dataset
 from kinfed.data.sources.source import Source
 from kinfed.data.sources.table_files import read_table
-from kinfed.data.sources.wordpiece import LENGTH, TextInput
+from kinfed.data.sources.table_options import TableOptions
+from kinfed.data.sources.wordpiece import TextInput
 from kinfed.errors import ConfigError, DataError
 
 MANY_CLASSES = 100  # more than these must have two rows each on average
@@ -54,44 +55,6 @@ _SPLIT_WORDS = {
     "val": "val", "valid": "val", "validation": "val", "dev": "val",
     "test": "test", "testing": "test",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class TableOptions:
-    label_column: str | None = option(None, "the column with the class of each row, or a number to predict (required)")
-    client_column: str | None = option(None, "the column that names the owner of each row")
-    group_column: str | None = option(None, "a column with one value per client: device type, region, ...")
-    split_column: str | None = option(None, "a column with train, val or test")
-    image_column: str | None = option(None, "a column of images; all other columns are then left out")
-    ignore: tuple[str, ...] | str = option((), "columns that are not features; text is split at commas")
-    columns: str = option("", "what columns are: age=number,zip=category,seen=date,note=text,street=skip")
-    standardize: bool = option(True, "scale numbers by mean and deviation of all training rows")
-    public_statistics: bool = option(False, "statistics of columns are no secret: learn them under privacy too")
-    text_column: str | None = option(None, "a column of texts; all other columns are then left out")
-    tokenizer: str | None = option(None, "folder with tokenizer.json or vocab.txt, for text_column")
-    length: int = option(LENGTH, "tokens of a text that are read, for text_column", ge=3)
-    task: TaskName = option("auto", "what label_column holds: classes or numbers; auto decides, and says so")
-    weight_column: str | None = option(None, "a column of positive numbers: how much each row counts in training")
-
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        if isinstance(self.ignore, str):
-            return tuple(name.strip() for name in self.ignore.split(",") if name.strip())
-        return self.ignore
-
-    @property
-    def kinds(self) -> dict[str, Kind]:
-        """What the user says that columns are."""
-        return parse_kinds(self.columns)
-
-    @property
-    def text(self) -> TextInput | None:
-        return TextInput.of_options(asdict(self))
-
-    @property
-    def has_columns(self) -> bool:
-        """Whether features are columns, and not images or texts."""
-        return self.image_column is None and self.text_column is None
 
 
 def load_table(path: Path, options: TableOptions) -> Source:

@@ -24,7 +24,6 @@ from kinfed.errors import ConfigError, DataError
 
 PADDING, FIRST, LAST, UNKNOWN = "[PAD]", "[CLS]", "[SEP]", "[UNK]"
 TEXT_COLUMN = "text"
-LENGTH = 64  # tokens of a text, where nothing else is asked for
 _BLOCK = 4096  # texts that are cut at once
 
 

@@ -77,7 +77,7 @@ class NodeClient:
         self.algorithm, self.rules = deployment.algorithm, settings.rules
         self.vault = Vault(settings.vault)
         self.run = with_weights(deployment.run, settings.weights) if settings.weights else deployment.run
-        torch.set_num_threads(int(settings.threads))
+        torch.set_num_threads(settings.threads)
 
     def hello(self, nonce: str, node: int) -> dict[str, Any]:
         """Who this is, signed, and the shape of its data: counts, not contents."""

@@ -205,7 +205,7 @@ def _from_function(node: NodeSettings) -> Examples:
     function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
         raise DataError(f"{path} has no function {name!r}")
-    result = function(dict(node.extra or {}))
+    result = function(dict(node.extra))
     if isinstance(result, Examples):
         return result
     if isinstance(result, tuple) and len(result) == 2:

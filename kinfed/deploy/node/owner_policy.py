@@ -1,81 +1,63 @@
 """What a node will ever answer: its owner's configuration (--node-config), which no server can change.
 
-    min_noise="1.0"        never train without differential privacy of at least this noise
-    epsilon="8"            what all answers together, of all runs and servers, may cost at most (default: no bound)
-    delta="1e-6"           of that epsilon (default 1e-5)
-    methods="fedavg,ditto" the methods that may be run (default: any)
-    evaluate="test"        the splits that models may be evaluated on (default: test)
-    sums="yes"             give exact counts and sums of features for a common scaling although training is private
-                           (default: no); the names of categories are never given under privacy
-    strict="yes"           refuse methods that send anything that epsilon does not cover (default: no)
-    require_secure_aggregation="yes"
-                           never send an update but as a part of a secure sum (default: no)
-    least_clients="5"      in a secure sum (default: 3, and never fewer)
-
 A run may ask for more privacy than this, never for less.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, Literal
 
+from pydantic import BeforeValidator
 from torch import Tensor
 
 from kinfed.algorithms import AnyAlgorithm
+from kinfed.core import convert_fields, option, option_of
 from kinfed.data import SPLITS
 from kinfed.deploy.settings import STANDARD, Deployment
-from kinfed.errors import ConfigError, unknown_name
-from kinfed.updates import secure_sum
+from kinfed.errors import ConfigError
+from kinfed.privacy import Privacy
+from kinfed.updates import SecureSettings
 
-DEFAULT_DELTA = 1e-5
+IN_NODE_CONFIG = "--node-config"
 
 
 class Refused(ConfigError):
     """A question that the rules of the node's owner do not allow; nothing was computed."""
 
 
+def _yes(value: Any) -> Any:
+    """Of the words of a node-config only yes and no."""
+    if isinstance(value, str) and value not in ("yes", "no"):
+        raise ValueError(f'is "yes" or "no"; got {value!r}')
+    return value
+
+
+Permission = Annotated[bool, BeforeValidator(_yes)]
+
+
 @dataclass(frozen=True)
 class NodeRules:
-    min_noise: float = 0.0
-    epsilon: float = math.inf
-    delta: float = DEFAULT_DELTA
-    methods: tuple[str, ...] = ()  # none named: any
-    evaluate: tuple[str, ...] = ("test",)
-    sums: bool = False
-    strict: bool = False
-    require_secure_aggregation: bool = False
-    least_clients: int = secure_sum.LEAST_CLIENTS
+    """What the owner of a node allows."""
 
-    @classmethod
-    def parse(cls, table: Mapping[str, str]) -> NodeRules:
-        """From the texts of a node-config; "" and absent keys are the defaults."""
-        texts = {name: table[name] for name in cls.__dataclass_fields__ if table.get(name)}
-        values: dict[str, Any] = {}
-        for name in ("min_noise", "epsilon", "delta"):
-            if name in texts:
-                values[name] = _number(name, texts[name])
-        for name in ("methods", "evaluate"):
-            if name in texts:
-                values[name] = tuple(part.strip() for part in texts[name].split(",") if part.strip())
-        for name in ("sums", "strict", "require_secure_aggregation"):
-            if name in texts:
-                values[name] = _yes(name, texts[name])
-        if "least_clients" in texts:
-            values["least_clients"] = _whole("least_clients", texts["least_clients"], secure_sum.LEAST_CLIENTS)
-        rules = cls(**values)
-        if not 0 <= rules.min_noise < math.inf:
-            raise ConfigError(f"min_noise in --node-config is 0 or more; got {rules.min_noise:g}")
-        if not rules.epsilon > 0 or not 0 < rules.delta < 1:
-            raise ConfigError(
-                f"in --node-config epsilon is positive and delta in (0, 1); got {rules.epsilon:g} and {rules.delta:g}"
-            )
-        for split in rules.evaluate:
-            if split not in SPLITS:
-                raise unknown_name("split of evaluate in --node-config", split, SPLITS)
-        return rules
+    min_noise: float = option(0.0, "Never train without differential privacy of at least this noise.", ge=0)
+    epsilon: float = option(
+        math.inf, "All answers together, of all runs and servers, may cost this at most.", gt=0, infinite=True
+    )
+    delta: float = option_of(Privacy, "delta")
+    methods: tuple[str, ...] = option((), "Methods that may be run (default: any).")
+    evaluate: tuple[Literal["train", "val", "test"], ...] = option(("test",), "Splits that models may be evaluated on.")
+    sums: Permission = option(
+        False, "Give exact counts and sums of features for a common scaling although training is private; the names of "
+        "categories are never given under privacy.",
+    )  # fmt: skip
+    strict: Permission = option(False, "Refuse methods that send anything that epsilon does not cover.")
+    require_secure_aggregation: Permission = option(False, "Never send an update but as a part of a secure sum.")
+    least_clients: int = option_of(SecureSettings, "least")
+
+    def __post_init__(self) -> None:
+        convert_fields(self, IN_NODE_CONFIG)
 
     @property
     def demands_privacy(self) -> bool:
@@ -142,28 +124,5 @@ class NodeRules:
 
     def named(self) -> dict[str, Any]:
         """For the books and people who read them."""
-        return {
-            "min_noise": self.min_noise, "epsilon": None if math.isinf(self.epsilon) else self.epsilon,
-            "delta": self.delta, "methods": list(self.methods), "evaluate": list(self.evaluate), "sums": self.sums,
-            "strict": self.strict, "require_secure_aggregation": self.require_secure_aggregation,
-            "least_clients": self.least_clients,
-        }  # fmt: skip
-
-
-def _number(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ConfigError(f"{name} in --node-config is a number; got {text!r}") from None
-
-
-def _whole(name: str, text: str, least: int) -> int:
-    if not text.isdigit() or int(text) < least:
-        raise ConfigError(f"{name} in --node-config is a whole number of at least {least}; got {text!r}")
-    return int(text)
-
-
-def _yes(name: str, text: str) -> bool:
-    if text not in ("yes", "no"):
-        raise ConfigError(f'{name} in --node-config is "yes" or "no"; got {text!r}')
-    return text == "yes"
+        rules = asdict(self) | {"methods": list(self.methods), "evaluate": list(self.evaluate)}
+        return rules | {"epsilon": None if math.isinf(self.epsilon) else self.epsilon}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -84,7 +84,7 @@ def with_weights(run: RunConfig, folder: str) -> RunConfig:
             f"deployment names none for model {run.model.name}"
         )
     model = Named(name=run.model.name, options={**run.model.options, "weights": folder})
-    return run.model_copy(update={"model": model})
+    return replace(run, model=model)
 
 
 def _enrolment(order: Packet) -> Enrolment:

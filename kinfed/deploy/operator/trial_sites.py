@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kinfed.config import NON_RESULT_SETTINGS, Named, RunConfig
+from kinfed.config import DEFAULTS, NON_RESULT_SETTINGS, Named, RunConfig
 from kinfed.core import storage
 from kinfed.data import Federation
 from kinfed.deploy.settings import NONE, SETTINGS
@@ -82,11 +82,10 @@ def deployment_settings(config: RunConfig, federation: Federation, names: list[s
     options = {key: value for key, value in chosen.items() if key != "method"}
     if label != chosen["method"]:
         raise ConfigError(f"a deployment calls its method by its name; got {label!r} for {chosen['method']!r}")
-    for name, field in RunConfig.model_fields.items():
-        changed = getattr(config, name) != field.get_default(call_default_factory=True)
-        if changed and name not in (*SETTINGS, *DATA_SETTINGS, *NON_RESULT_SETTINGS, "algorithms", "seeds", "preset"):
+    for name in config.changed:
+        if name not in (*SETTINGS, *DATA_SETTINGS, *NON_RESULT_SETTINGS, "algorithms", "seeds", "preset"):
             raise ConfigError(f"{name} is no setting of a deployment; leave it out")
-    values = {name: getattr(config, name) for name in SETTINGS if name in RunConfig.model_fields and name != "clients"}
+    values = {name: getattr(config, name) for name in SETTINGS if name in DEFAULTS and name != "clients"}
     owned = {
         f"{name}.{key}": value
         for name in ("model", "robust")

@@ -1,0 +1,61 @@
+"""How a table is read: which column is what. Also settings of a run, a fit and a node: this file needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Literal
+
+from kinfed.core import option
+
+if TYPE_CHECKING:
+    from kinfed.data.preprocessing.cells import Kind
+    from kinfed.data.sources.wordpiece import TextInput
+
+TaskName = Literal["auto", "classification", "regression"]
+LENGTH = 64  # tokens of a text, where nothing else is asked for
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """Columns of a table, and what becomes of them."""
+
+    label_column: str | None = option(None, "Column with the class, or the number to predict (own tables).")
+    client_column: str | None = option(None, "Column that names the client (own tables).")
+    group_column: str | None = option(None, "Column with the client's group (own tables).")
+    split_column: str | None = option(None, "Column with train, val or test (own tables).")
+    image_column: str | None = option(None, "Column of images instead of feature columns.")
+    ignore: tuple[str, ...] | str = option((), "Columns that are not features, separated by commas.")
+    columns: str = option("", "Types of columns, to override the rule: age=number,zip=category,note=skip (tables).")
+    standardize: bool = option(True, "Scale numbers by mean and deviation of all training rows.")
+    public_statistics: bool = option(False, "Statistics of columns are no secret: learn them under privacy too.")
+    text_column: str | None = option(None, "Column of texts instead of feature columns.")
+    tokenizer: str | None = option(None, "Folder with tokenizer.json or vocab.txt, for text_column.")
+    length: int = option(LENGTH, "Tokens of a text that are read, for text_column.", ge=3)
+    task: TaskName = option(
+        "auto", "Whether the label column holds classes or numbers (own tables); auto decides and says so."
+    )
+    weight_column: str | None = option(None, "Column with the weight of a row in training (own tables).")
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        if isinstance(self.ignore, str):
+            return tuple(name.strip() for name in self.ignore.split(",") if name.strip())
+        return self.ignore
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """What the user says that columns are."""
+        from kinfed.data.preprocessing import parse_kinds
+
+        return parse_kinds(self.columns)
+
+    @property
+    def text(self) -> TextInput | None:
+        from kinfed.data.sources.wordpiece import TextInput
+
+        return TextInput.of_options(asdict(self))
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether features are columns, and not images or texts."""
+        return self.image_column is None and self.text_column is None
