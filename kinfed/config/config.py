@@ -124,31 +124,32 @@ class RunConfig(
 
     @property
     def robust_rule(self) -> Rule | None:
-        from kinfed.updates import make_rule
+        from kinfed.updates import RULES
 
-        return None if self.robust is None else make_rule(self.robust.name, self.robust.options)
+        return None if self.robust is None else RULES[self.robust.name].make(self.robust.options)
 
     @property
     def codec(self) -> Codec | None:
-        from kinfed.updates import make_codec
+        from kinfed.updates import CODECS
 
-        return None if self.compress is None else make_codec(self.compress.name, self.compress.options)
+        return None if self.compress is None else CODECS[self.compress.name].make(self.compress.options)
 
     @property
     def speeds(self) -> Speeds | None:
         """Of the clients, where there is a clock; asynchronous rounds have one in any case."""
-        from kinfed.server import make_speeds
+        from kinfed.server import CLOCKS
 
         if self.clock is not None:
-            return make_speeds(self.clock.name, self.clock.options)
-        return None if self.staleness_rule is None else make_speeds("lognormal")
+            return CLOCKS[self.clock.name].make(self.clock.options)
+        return None if self.staleness_rule is None else CLOCKS["lognormal"].make()
 
     @property
     def staleness_rule(self) -> StalenessRule | None:
         """How asynchronous updates count; None where rounds are synchronous."""
-        from kinfed.updates import make_staleness_rule
+        from kinfed.updates import MODES, StalenessRule
 
-        return make_staleness_rule(self.mode.name, self.mode.options)
+        rule = MODES[self.mode.name].make(self.mode.options, f"mode {self.mode.name}")
+        return rule if isinstance(rule, StalenessRule) else None
 
     @property
     def schedule(self) -> Schedule:

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, Generic, TypeVar, overload
 
-from kinfed.core.options import NoOptions, OptionDoc, Range, declared, describe_options
+from kinfed.core.options import NoOptions, OptionDoc, Range, declared, describe_options, make_options
 from kinfed.errors import ConfigError, KinfedError, unknown_name
 
 T = TypeVar("T")
@@ -57,6 +57,11 @@ class Entry(Generic[T]):
             return imported(self.options_location)  # type: ignore[no-any-return]
         target = self.target
         return target if isinstance(target, type) and hasattr(target, "__dataclass_fields__") else NoOptions
+
+    def make(self, options: Mapping[str, Any] | None = None, owner: str = "") -> Any:
+        """Build the target, a dataclass of options, with these over its preset; types and ranges are checked."""
+        target: Any = self.target
+        return make_options(target, {**self.preset, **(options or {})}, owner or self.name)
 
     def describe_options(self) -> list[OptionDoc]:
         return describe_options(self.options, self.preset)

@@ -87,7 +87,7 @@ def check_privacy(inputs: RunInputs, label: str) -> None:
     privacy, user_privacy = inputs.config.privacy, inputs.config.user_privacy
     if privacy is None and user_privacy is None:
         return
-    import kinfed.privacy.accountant  # noqa: F401  (says what to install where it is missing)
+    from kinfed.privacy import epsilon  # noqa: F401  (says what to install where it is missing)
 
     algorithm = inputs.algorithms[label]
     for seed in inputs.config.seeds:

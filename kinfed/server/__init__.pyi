@@ -3,7 +3,6 @@ from kinfed.server.clock import CLOCKS as CLOCKS
 from kinfed.server.clock import Clock as Clock
 from kinfed.server.clock import Speeds as Speeds
 from kinfed.server.clock import gradients_per_round as gradients_per_round
-from kinfed.server.clock import make_speeds as make_speeds
 from kinfed.server.loop import Loop as Loop
 from kinfed.server.loop import RoundReport as RoundReport
 from kinfed.server.participation import Participation as Participation

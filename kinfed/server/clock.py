@@ -12,15 +12,13 @@ A synchronous round takes as long as the slowest client whose update it waits fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from kinfed.algorithms import AnyAlgorithm
-from kinfed.core import Registry, check_options, make_options, option, rng
+from kinfed.core import Registry, check_options, option, rng
 
 
 @dataclass(frozen=True)
@@ -42,11 +40,6 @@ CLOCKS.register("lognormal", Speeds, summary="clients whose computing and bandwi
 CLOCKS.register(
     "equal", Speeds, summary="clients that are all as fast", preset={"spread": 0.0, "bandwidth_spread": 0.0}
 )
-
-
-def make_speeds(name: str, options: Mapping[str, Any] | None = None) -> Speeds:
-    entry = CLOCKS[name]
-    return make_options(entry.target, {**entry.preset, **(options or {})}, name)
 
 
 def gradients_per_round(algorithm: AnyAlgorithm, count: Tensor) -> Tensor:

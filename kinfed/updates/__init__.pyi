@@ -3,13 +3,11 @@ from kinfed.updates import user_level as user_level
 from kinfed.updates.codecs import CODECS as CODECS
 from kinfed.updates.codecs import Codec as Codec
 from kinfed.updates.codecs import first_option as first_option
-from kinfed.updates.codecs import make_codec as make_codec
 from kinfed.updates.compression import Compression as Compression
 from kinfed.updates.example_level import ExampleLevel as ExampleLevel
 from kinfed.updates.robust import RULES as RULES
 from kinfed.updates.robust import RobustAverage as RobustAverage
 from kinfed.updates.robust import Rule as Rule
-from kinfed.updates.robust import make_rule as make_rule
 from kinfed.updates.screening import Screening as Screening
 from kinfed.updates.screening import UpdateSpec as UpdateSpec
 from kinfed.updates.screening import trained_columns as trained_columns
@@ -24,7 +22,6 @@ from kinfed.updates.stages import Updates as Updates
 from kinfed.updates.staleness import MODES as MODES
 from kinfed.updates.staleness import Staleness as Staleness
 from kinfed.updates.staleness import StalenessRule as StalenessRule
-from kinfed.updates.staleness import make_staleness_rule as make_staleness_rule
 from kinfed.updates.staleness import shortened_fields as shortened_fields
 from kinfed.updates.user_level import UserLevel as UserLevel
 from kinfed.updates.user_policy import NO_ROBUST_RULE as NO_ROBUST_RULE

@@ -1,6 +1,6 @@
 """Codecs: rows of numbers as fewer bytes, at the price of an error that is known.
 
-    codec = make_codec("qsgd", {"levels": 7})
+    codec = QSGD(levels=7)
     code = codec.encode(rows, key)              # uint8 [n, codec.nbytes(d)], what is sent of rows [n, d]
     again = codec.decode(code, d)               # [n, d] float32, what arrives
 
@@ -25,9 +25,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -37,7 +36,6 @@ from kinfed.core import (
     Registry,
     check_options,
     declared,
-    make_options,
     option,
     pack_numbers,
     packed,
@@ -187,12 +185,6 @@ CODECS.register(
     "topk", TopK, title="Top-k", summary="sends the largest numbers of a message and remembers the others",
     reference="Stich, Cordonnier, Jaggi: Sparsified SGD with Memory, NeurIPS 2018",
 )  # fmt: skip
-
-
-def make_codec(name: str, options: Mapping[str, Any] | None = None) -> Codec:
-    """The codec of that name, its options checked."""
-    entry = CODECS[name]
-    return make_options(entry.target, {**entry.preset, **(options or {})}, name)
 
 
 def first_option(name: str) -> str:

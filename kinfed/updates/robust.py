@@ -26,13 +26,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from kinfed.algorithms import AnyAlgorithm, RoundInfo, averaged_rows, mean_from_row, required_averaging
-from kinfed.core import Registry, check_options, kernels, make_options, option
+from kinfed.core import Registry, check_options, kernels, option
 from kinfed.errors import ConfigError
 from kinfed.updates.stages import Stage, Updates
 
@@ -141,12 +141,6 @@ RULES.register("clip", Clip, summary="the mean of updates shortened to a norm")
 RULES.register("median", Median, summary="the median of every coordinate")
 RULES.register("trimmed_mean", TrimmedMean, summary="the mean of every coordinate without its ends")
 RULES.register("krum", Krum, summary="the mean of the updates nearest to their neighbours")
-
-
-def make_rule(name: str, options: Mapping[str, Any] | None = None) -> Rule:
-    """The rule of that name, its options checked."""
-    entry = RULES[name]
-    return make_options(entry.target, {**entry.preset, **(options or {})}, name)
 
 
 class RobustAverage(Stage):

@@ -17,7 +17,6 @@ term.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms import DELTA, Algorithm, AnyAlgorithm, RoundInfo, averaged_changes
-from kinfed.core import Registry, check_options, make_options, option
+from kinfed.core import Registry, check_options, option
 from kinfed.data import Federation, Population
 from kinfed.engine import Task
 from kinfed.errors import ConfigError
@@ -153,10 +152,3 @@ MODES.register(
     reference="Xie, Koyejo, Gupta: Asynchronous Federated Optimization, 2019",
 )  # fmt: skip
 MODES.register("async", FedBuff, title="FedBuff", summary="fedbuff, by a name that is easier to guess")
-
-
-def make_staleness_rule(name: str, options: Mapping[str, Any] | None = None) -> StalenessRule | None:
-    """The rule of that mode, its options checked; None where rounds are synchronous."""
-    entry = MODES[name]
-    rule = make_options(entry.target, {**entry.preset, **(options or {})}, f"mode {name}")
-    return rule if isinstance(rule, StalenessRule) else None

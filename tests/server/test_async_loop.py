@@ -23,13 +23,13 @@ from kinfed.pools.local_pool import LocalPool
 from kinfed.records.reader import load_runs
 from kinfed.report.charts.clock_figures import metric_over_time
 from kinfed.server.async_loop import AsyncLoop
-from kinfed.server.clock import Clock, Speeds, gradients_per_round, make_speeds
+from kinfed.server.clock import CLOCKS, Clock, Speeds, gradients_per_round
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
 from kinfed.testing.workbench import ROUNDS, SEED, WORK, Bench, expect_equal, outcome, state_of, tiny_federation
-from kinfed.updates.staleness import FedAsync, FedBuff, Staleness, StalenessRule, make_staleness_rule, shortened_fields
+from kinfed.updates.staleness import MODES, FedAsync, FedBuff, Staleness, StalenessRule, shortened_fields
 
-EQUAL = make_speeds("equal")
+EQUAL = CLOCKS["equal"].make()
 MIXED = Speeds(step_seconds=0.5, bandwidth=1e4)
 
 
@@ -275,8 +275,7 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], words: st
 
 
 def test_names_of_modes() -> None:
-    assert make_staleness_rule("sync") is None
-    assert make_staleness_rule("async", {"buffer": 3}) == FedBuff(buffer=3)
+    assert MODES["async"].make({"buffer": 3}) == FedBuff(buffer=3)
     assert make_config(None, {"mode": "fedasync"}).speeds == Speeds()
     assert make_config(None, {}).speeds is None
     with pytest.raises(ConfigError, match="simulations"):

@@ -11,7 +11,7 @@ from torch import Tensor
 from kinfed.core import rng
 from kinfed.core.bitpack import pack_numbers, unpack_numbers
 from kinfed.errors import ConfigError
-from kinfed.updates.codecs import QSGD, Codec, TopK, largest, make_codec
+from kinfed.updates.codecs import CODECS, QSGD, Codec, TopK, largest
 
 
 def keys(count: int, seed: int = 0) -> Tensor:
@@ -64,7 +64,7 @@ def test_qsgd_by_hand() -> None:
 @pytest.mark.parametrize("norm", ["max", "l2"])
 def test_qsgd_is_unbiased_with_the_variance_of_the_theorem(norm: str) -> None:
     s, d, draws = 3, 40, 4000
-    codec = make_codec("qsgd", {"levels": s, "bucket": d, "norm": norm})
+    codec = CODECS["qsgd"].make({"levels": s, "bucket": d, "norm": norm})
     v = rows(1, d)
     arrived = codec.decode(codec.encode(v.expand(draws, d), keys(draws)), d).double()
     error = arrived.std(0) / draws**0.5
@@ -104,4 +104,4 @@ def test_all_of_a_row_arrives_bit_for_bit() -> None:
 )
 def test_options_out_of_range_are_refused(name: str, options: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
-        make_codec(name, options)
+        CODECS[name].make(options)

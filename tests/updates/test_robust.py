@@ -28,7 +28,7 @@ from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
 from kinfed.testing import Bench, tiny_federation, tiny_model
-from kinfed.updates.robust import RULES, Clip, Krum, Median, RobustAverage, Rule, TrimmedMean, make_rule
+from kinfed.updates.robust import RULES, Clip, Krum, Median, RobustAverage, Rule, TrimmedMean
 from kinfed.updates.screening import Screening, UpdateSpec
 from kinfed.updates.stages import Stage, Updates
 
@@ -349,11 +349,11 @@ def test_screening_keeps_the_other_rows_as_they_are() -> None:
 )
 def test_bad_rules_are_refused(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        make_rule(name, options)
+        RULES[name].make(options)
 
 
 def test_every_rule_has_a_default_form() -> None:
-    assert [type(make_rule(name)) for name in RULES] == [entry.target for entry in RULES.values()]
+    assert [type(RULES[name].make()) for name in RULES] == [entry.target for entry in RULES.values()]
 
 
 def test_settings_name_a_rule_and_its_options() -> None:
