@@ -139,9 +139,11 @@ class RunConfig(
         """Of the clients, where there is a clock; asynchronous rounds have one in any case."""
         from kinfed.server import CLOCKS
 
-        if self.clock is not None:
-            return CLOCKS[self.clock.name].make(self.clock.options)
-        return None if self.staleness_rule is None else CLOCKS["lognormal"].make()
+        if self.clock is None and self.staleness_rule is None:
+            return None
+        name, options = ("lognormal", {}) if self.clock is None else (self.clock.name, self.clock.options)
+        speeds: Speeds = CLOCKS[name].make(options)
+        return speeds
 
     @property
     def staleness_rule(self) -> StalenessRule | None:
