@@ -11,7 +11,8 @@ Entry points are looked up when such a command is used or all commands are liste
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 import typer
@@ -19,6 +20,9 @@ from typer.core import TyperGroup
 
 from kinfed.cli.parameters import Command, CommandGroup
 from kinfed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 COMMANDS, LISTS = "kinfed.commands", "kinfed.lists"
 
@@ -30,13 +34,20 @@ def names(group: str) -> list[str]:
     return sorted({point.name for point in metadata.entry_points(group=group)})
 
 
-def load(group: str, name: str) -> Any:
-    """The object of an entry point; an error that says what to install where there is none."""
+def find(group: str, name: str) -> EntryPoint | None:
+    """The entry point of a name, where an installed package has one."""
     from importlib import metadata
 
-    for point in metadata.entry_points(group=group, name=name):
-        return point.load()
-    _not_installed(f"kinfed {name}" if group == COMMANDS else f"the list of {name}")
+    return next(iter(metadata.entry_points(group=group, name=name)), None)
+
+
+def load_list(name: str) -> Mapping[str, str]:
+    """What `kinfed list` prints of a kind of thing; an error that says what to install where nobody offers it."""
+    point = find(LISTS, name)
+    if point is None:
+        _not_installed(f"the list of {name}")
+    lines: Mapping[str, str] = point.load()
+    return lines
 
 
 def _not_installed(what: str) -> NoReturn:
@@ -64,9 +75,10 @@ class OpenGroup(TyperGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         own = super().get_command(ctx, cmd_name)
-        if (own is not None and not isinstance(own, PapersCommand)) or cmd_name not in names(COMMANDS):
+        if own is not None and not isinstance(own, PapersCommand):
             return own
-        return _as_click(cmd_name, load(COMMANDS, cmd_name))
+        point = find(COMMANDS, cmd_name)
+        return own if point is None else _as_click(cmd_name, point.load())
 
 
 def _as_click(name: str, command: Any) -> click.Command:

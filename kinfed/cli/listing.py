@@ -30,7 +30,7 @@ def kinds() -> tuple[str, ...]:
 def names(kind: str) -> dict[str, str]:
     """Name -> one line, for one kind of thing."""
     if kind == RECIPES:
-        return dict(installed.load(installed.LISTS, RECIPES))
+        return dict(installed.load_list(RECIPES))
     return {name: entry.summary for name, entry in registry_of(KINDS[kind]).items()}
 
 

@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from kinfed.core import imported
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, unknown_name
 from kinfed_papers.recipe import (
     PAPERS,
     SCALES,
@@ -57,6 +57,14 @@ from kinfed_papers.recipe import (
 
 SHARED = Path(__file__).parent / "recipes" / "shared.toml"
 OF_A_TABLE = ("title", "rows", "published", "caption", "columns", "metrics")  # what else it says is of its columns
+KEYS = (
+    *("paper", "reproduces", "title", "about", "notes", "stand_ins", "aliases", "method_figures", "other_data"),
+    *("part", "row", "metric", "methods", "headings", "lists", "options", "settings", "scales"),
+    *("parts", "tables", "claims", "figures"),
+)
+PART_KEYS = (
+    *("each", "name", "settings", *SCALES, "algorithms", "options", "scales", "metrics", "merge_into", "optional"),
+)
 Entry = dict[str, Any]
 
 
@@ -65,7 +73,7 @@ def read_recipe(path: Path) -> Recipe:
     data = tomllib.loads(path.read_text("utf-8"))
     try:
         return _RecipeFile(path.stem, data).recipe()
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ConfigError) as error:
         raise ConfigError(f"{path}: {type(error).__name__}: {error}; see kinfed_papers.recipe_file") from error
 
 
@@ -89,7 +97,12 @@ def function(location: str) -> Any:
 
 
 class _RecipeFile:
+    """What a file says, by its keys."""
+
     def __init__(self, name: str, data: Entry) -> None:
+        _refuse_unknown(data, KEYS)
+        for part in data["parts"] if isinstance(data["parts"], list) else ():
+            _refuse_unknown(part, PART_KEYS)
         self.name, self.data = name, data
         self.methods: dict[str, str] = data.get("methods", {})
         self.headings: dict[str, str] = data.get("headings", {})
@@ -195,6 +208,12 @@ class _RecipeFile:
             return kind(text, margins, **{key: value for key, value in entry.items() if key not in ("part", "row")})
         rivals = self.list_of(entry.pop("above"))
         return kind.above(text, rivals=rivals, **(self.defaults | entry))
+
+
+def _refuse_unknown(entry: Entry, known: Sequence[str]) -> None:
+    for key in entry:
+        if key not in known:
+            raise unknown_name("key of a recipe", key, known)
 
 
 def _with_words(entry: Entry, words: Mapping[str, str]) -> Entry:

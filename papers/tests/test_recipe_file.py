@@ -133,8 +133,16 @@ def test_notes_and_names(recipe: Recipe) -> None:
     assert recipe.aliases == {"fedavg_model": ("fedavg", "server")}
 
 
-@pytest.mark.parametrize(("old", "new"), [("above = ", "abowe = "), ('paper = "Ditto"', 'paper = "Dito"')])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("above = ", "abowe = "),
+        ('paper = "Ditto"', 'paper = "Dito"'),
+        ("[settings]", "[setings]"),
+        ("merge_into", "merge_in"),
+    ],
+)
 def test_mistakes_name_the_file_and_the_word(old: str, new: str, tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(TEXT.replace(old, new))
-    with pytest.raises(ConfigError, match=r"mine\.toml.*(above|abowe|Dito)"):
+    with pytest.raises(ConfigError, match=r"mine\.toml.*(above|abowe|Dito|setings|merge_in)"):
         read_recipe(tmp_path / "mine.toml")

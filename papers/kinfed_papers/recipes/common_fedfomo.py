@@ -38,7 +38,7 @@ SEEDS = tuple(range(10, 20))  # none was looked at while rates and thresholds we
 FEW_STEPS = 10  # not quite an epoch: eleven methods in several parts within minutes
 
 
-def method_options(labels: Iterable[str], scale: Scale, lr: float = 0.1) -> dict[str, dict[str, Any]]:
+def method_options(labels: Iterable[str], scale: Scale) -> dict[str, dict[str, Any]]:
     """Options where a method's defaults and the common rate do not fit; everything else is common to all."""
     options: dict[str, dict[str, Any]] = {
         "fedfomo-5": {"method": "fedfomo", "models": 5},
@@ -46,7 +46,7 @@ def method_options(labels: Iterable[str], scale: Scale, lr: float = 0.1) -> dict
         # Its own thresholds fit another network, and wait for 20 rounds, which is when these runs end.
         "cfl": {"t_min": 5, "eps1_rel": 0.6, "eps2_rel": 0.5},
         # λ lr must stay below 1; and it takes five gradients on each batch, so that few batches are much work.
-        "pfedme": {"lr": min(lr, 0.05), **({} if scale == "paper" else {"steps": 8})},
+        "pfedme": {"lr": 0.05, **({} if scale == "paper" else {"steps": 8})},
     }
     if scale == "smoke":
         options["lgfedavg"] = {"shared_layers": 1}  # of two layers
