@@ -1,25 +1,25 @@
-"""What every way of tuning begins and ends with: an experiment with validation examples, a folder, and best.toml."""
+"""What every way of tuning has in common: the ranges that are varied, an experiment with validation examples, a folder,
+and best.toml."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from kinfed.algorithms import AnyAlgorithm
+from kinfed.algorithms import AnyAlgorithm, tuning_space
 from kinfed.config import RunConfig, Where
 from kinfed.core import Range, storage
 from kinfed.data import Federation
 from kinfed.engine import METRICS, Builder
-from kinfed.errors import ConfigError, DataError
+from kinfed.errors import ConfigError, DataError, unknown_name
 from kinfed.records import JobFolder
 from kinfed.runs import ClientTable, Experiment, MethodRun, Metrics, NullObserver, check_run
 from kinfed.server import RoundReport
 from kinfed.tuning.tuning_result import Explored, Tuned, best_toml
-from kinfed.tuning.tuning_space import space_of
 
 DEFAULT_VALIDATION = 0.2
 Folder = TypeVar("Folder", bound=JobFolder)
@@ -139,3 +139,40 @@ class _TrialObserver(NullObserver):
     ) -> None:
         if personal and self.figure in personal:
             self.report(self.before + report.round, personal[self.figure])
+
+
+def space_of(
+    method: str, fixed: Mapping[str, Any], changes: Mapping[str, Range] | None = None, optimizer: str = "sgd"
+) -> dict[str, Range]:
+    """The method's space without the options that the user has fixed, with ranges of the user's own."""
+    space = tuning_space(method, optimizer)
+    for option, range_ in (changes or {}).items():
+        if option not in space:
+            raise unknown_name(f"tuned option of {method}", option, space)
+        if option in fixed:
+            raise ConfigError(f"{method}.{option} is fixed at {fixed[option]!r} and has a range; keep one of the two")
+        space[option] = range_
+    return {option: range_ for option, range_ in space.items() if option not in fixed}
+
+
+def parse_ranges(texts: Iterable[str], methods: Mapping[str, str]) -> dict[str, dict[str, Range]]:
+    """Ranges by label and option from texts "label.option=low:high"; `methods` says what each label stands for.
+
+    A range is of the same kind as the usual one: logarithmic (unless it begins at 0), whole numbers."""
+    ranges: dict[str, dict[str, Range]] = {}
+    for text in texts:
+        key, _, ends = text.partition("=")
+        label, _, option = key.strip().rpartition(".")
+        low, _, high = ends.partition(":")
+        try:
+            numbers = float(low), float(high)
+        except ValueError:
+            raise ConfigError(f"--range takes label.option=low:high, such as ditto.lam=0.01:10; got {text!r}") from None
+        if label not in methods:
+            raise unknown_name("owner in --range", label, methods)
+        space = tuning_space(methods[label])
+        if option not in space:
+            raise unknown_name(f"tuned option of {methods[label]}", option, space)
+        usual = space[option]
+        ranges.setdefault(label, {})[option] = Range(*numbers, log=usual.log and numbers[0] > 0, whole=usual.whole)
+    return ranges
