@@ -47,7 +47,7 @@ class LoopMemory:
 
     @property
     def moments(self) -> Moments:
-        """As the loops left them."""
+        """Moments as the loops left them."""
         if not self._tensors:
             raise ConfigError(
                 "optimizer_state = kept: this method ran no local loop (`sgd`), so there is nothing to keep; use reset"

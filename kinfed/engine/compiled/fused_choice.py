@@ -48,7 +48,7 @@ def add_losses(network, outputs, work, batch, scores, i):
 
 
 def _type_of(kind: Any, name: str) -> Any:
-    """Of a named tuple's entry."""
+    """The type of a named tuple's entry."""
     return kind.types[kind.fields.index(name)]
 
 

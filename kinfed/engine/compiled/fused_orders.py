@@ -21,7 +21,7 @@ compiled = njit(nogil=True, error_model="numpy")
 
 @compiled
 def _mixed(x):
-    """As kinfed.core.rng mixes."""
+    """Mix bits as kinfed.core.rng does."""
     x = (x ^ (x >> _SHIFT_1)) * _FACTOR_1
     x = (x ^ (x >> _SHIFT_2)) * _FACTOR_2
     return x ^ (x >> _SHIFT_3)

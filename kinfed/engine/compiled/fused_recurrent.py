@@ -30,7 +30,7 @@ def _places(hidden, place, length, units, batch):
 
 @compiled
 def recurrent_forward(net, row, x, hidden, spare, batch):
-    """As fused_steps.dense_forward, for x [T, B, D]."""
+    """Compute what fused_steps.dense_forward does, for x [T, B, D]."""
     table, length = net.table, net.length
     below, panels, one = x, spare, np.int64(1)
     for layer in range(len(table) - 1):
@@ -107,8 +107,8 @@ def _add_outer(rows, outputs, inputs, scale, turned, values, panels, target):
 
 @compiled
 def recurrent_backward(net, trains, row, target, scale, x, work, batch, terms):
-    """As fused_steps.dense_backward; `trains` [layers + 1, 4]: of weights and biases, then of those applied to a
-    layer's own last output."""
+    """Backward pass, as fused_steps.dense_backward; `trains` [layers + 1, 4]: of weights and biases, then of those
+    applied to a layer's own last output."""
     table, length = net.table, net.length
     hidden, delta, spare = work.hidden, work.delta, work.spare
     head, rows = len(table) - 1, length * batch

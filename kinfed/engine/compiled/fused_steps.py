@@ -302,7 +302,7 @@ def _sgd(x, g, mask, rule, rate, velocity):
 
 @inlined
 def _adam(x, g, mask, rule, rate, first, second, steps):
-    """As torch.optim defines Adam and AdamW."""
+    """Adam and AdamW as torch.optim defines them."""
     beta_1, beta_2, decay = np.float32(rule[BETA_1]), np.float32(rule[BETA_2]), np.float32(rule[DECAY])
     step = np.float32(rate / (1.0 - rule[BETA_1] ** steps))
     root, eps = np.float32(math.sqrt(1.0 - rule[BETA_2] ** steps)), np.float32(rule[EPS])

@@ -271,7 +271,7 @@ class FusedTask(StackedTask):
         return Network(self._fused.argument(shape), trains, self._fused.outputs, self.num_params, self._loss_rule)
 
     def _operations(self, shape: Shape, batch: int) -> int:
-        """Of a gradient, about: additions and multiplications."""
+        """Additions and multiplications of a gradient, about."""
         return 6 * self.num_params * shape.length * batch
 
     def _shape(self, example: tuple[int, ...]) -> Shape:
@@ -315,7 +315,7 @@ def _rule(training: LocalTraining, plain: bool) -> np.ndarray:
 
 
 def _loss_rule(objective: Objective) -> np.ndarray | None:
-    """Of a loss of residuals: whether only signs count, and how large residuals may be; None where it is another."""
+    """SIGN and THRESHOLD of a loss of residuals (kinfed.engine.compiled.fused_steps); None where it is another loss."""
     if isinstance(objective, Huber):
         return np.array([0.0, objective.threshold])
     known = {CROSS_ENTROPY: (0.0, 0.0), SQUARED: (0.0, np.inf), ABSOLUTE: (1.0, np.inf)}

@@ -92,7 +92,7 @@ class OrderStreams(NamedTuple):
 
 
 class ClientTerms(NamedTuple):
-    """By client: the rate of its steps, and what is added to its gradients."""
+    """The rate of each client's steps, and what is added to its gradients."""
 
     rates: Doubles
     lams: Doubles
@@ -101,7 +101,7 @@ class ClientTerms(NamedTuple):
 
 
 class StepTerms(NamedTuple):
-    """The same of one step of one client; addresses are 0 where there is no center, no drift."""
+    """The terms of one step of one client; addresses are 0 where there is no center, no drift."""
 
     rate: float
     lam: float

@@ -28,7 +28,7 @@ compiled = njit(nogil=True, error_model="numpy")
 
 @compiled
 def mix(result, base, toward, share, count):
-    """As torch.lerp: exactly `base` at share 0, and exactly `toward` at 1."""
+    """Mix as torch.lerp does: exactly `base` at share 0, and exactly `toward` at 1."""
     out, a, b = floats(result, count), floats(base, count), floats(toward, count)
     near, far = np.float32(share), np.float32(1.0) - np.float32(share)
     if near < np.float32(0.5):
@@ -57,7 +57,7 @@ def add(result, base, direction, scale, count):
 
 @compiled
 def norm(model, count, sums):
-    """Of a model, whose squares are added up in float64."""
+    """The norm of a model, whose squares are added up in float64."""
     total, part = 0.0, floats(sums, 1)
     for begin in range(0, count, TOGETHER):
         size, place = min(np.int64(TOGETHER), count - begin), model + 4 * begin

@@ -23,7 +23,7 @@ Value = Any
 
 
 def _pointer_to(kind: Any) -> Callable[..., Any]:
-    """Of an address, a pointer to numbers of that kind, of which numba.carray makes an array."""
+    """A pointer to numbers of that kind at an address, of which numba.carray makes an array."""
 
     @intrinsic
     def pointer(context: Any, address: Any) -> Any:

@@ -84,7 +84,7 @@ class Descent(ABC):
 
 
 class StepwiseDescent(Descent):
-    """By a task's `descend_` on the rows of a copy."""
+    """A loop of a task's `descend_` on the rows of a copy."""
 
     def __init__(self, descend: Descend, theta: Tensor, terms: Terms) -> None:
         self._descend, self._x, self._terms = descend, copied_rows(theta), terms

@@ -268,7 +268,7 @@ class Task(ABC):
         return ()
 
     def frozen_digest(self) -> str:
-        """Of frozen parameters, which whoever trains the same rows must have, too; "" where there are none."""
+        """A digest of frozen parameters, which whoever trains the same rows must have, too; "" where there are none."""
         return ""
 
     def layer_names(self) -> tuple[str, ...]:
