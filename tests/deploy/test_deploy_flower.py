@@ -72,8 +72,8 @@ def simulated(
     loop = simulate(federation, "mlr", deployment.algorithm)
     train = loop.pool.train
 
-    def some(ids: Tensor, download: Any, round: int, effort: Any = None) -> Any:
-        return train(ids[:-1] if round in missing else ids, download, round, effort)
+    def some(ids: Tensor, download: Any, round: int, *rest: Any, **more: Any) -> Any:
+        return train(ids[:-1] if round in missing else ids, download, round, *rest, **more)
 
     loop.pool.train = some  # type: ignore[method-assign]
     for _ in loop.rounds(deployment.run.rounds):
