@@ -12,7 +12,7 @@ from torch import Tensor
 
 import kinfed
 from kinfed.author import (
-    Algorithm,
+    AveragingAlgorithm,
     Cohort,
     DeltaUp,
     ModelDown,
@@ -24,7 +24,6 @@ from kinfed.author import (
     Task,
     Tree,
     gradient_steps,
-    mean_update,
     option,
     sgd,
 )
@@ -36,10 +35,8 @@ class Client(Tree):
 
 
 @dataclass(frozen=True)
-class Halfway(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
+class Halfway(AveragingAlgorithm[ModelState, Client, ModelDown, DeltaUp]):
     share: float = option(0.5, "share of the own model in the mixture", ge=0, le=1)
-
-    averages = ("delta",)
 
     def init_server(self, task: Task, population: Population) -> ModelState:
         return ModelState(task.init(population.seed))
@@ -56,8 +53,8 @@ class Halfway(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
         w = sgd(task, down.w, batches)  # together, on the same batches
         return Client(v), DeltaUp(w - down.w, None)
 
-    def aggregate(self, server: ModelState, ids: Tensor, up: DeltaUp, round: RoundInfo) -> ModelState:
-        return ModelState(server.w + mean_update(up.delta, up.count))
+    def step(self, server: ModelState, mean: DeltaUp, round: RoundInfo) -> ModelState:
+        return ModelState(server.w + mean.delta)
 
     def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
         return torch.lerp(down.w, client.v, self.share)

@@ -54,7 +54,7 @@ class Client(Tree):
 class FedExP(Algorithm[Server, Client, ModelDown, DeltaUp]):
     eps: float = option(1e-3, "ε: keeps η_g small where the mean update is", gt=0, tune=Range(1e-4, 0.1))
 
-    averages = "measures the size of every single update"
+    single_updates = "measures the size of every single update"
 
     def init_server(self, task: Task, population: Population) -> Server:
         return Server(task.init(population.seed), torch.tensor(1.0, dtype=torch.float64))

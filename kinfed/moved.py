@@ -20,7 +20,7 @@ MOVED = {
     "kinfed.data.features": "kinfed.data",
     "kinfed.data.problem": "kinfed.data",
     "kinfed.data.ragged": "kinfed.data",
-    "kinfed.engine.adapter_files": "kinfed.engine.zoo.adapter_files",
+    "kinfed.engine.adapter_files": "kinfed.engine.zoo",
     "kinfed.engine.extended": "kinfed.engine",
     "kinfed.engine.models": "kinfed.engine",
     "kinfed.engine.task": "kinfed.engine",

@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import kinfed
-from kinfed.newcomers.adoption import adopt
+from kinfed.newcomers import adopt
 
 
 def main(picture: str = "new_client.svg", rounds: int = 40, sizes: tuple[int, ...] = (5, 10, 20, 40, 80, 160)) -> None:
