@@ -19,6 +19,7 @@ for it in chunks and never hold all clients' messages at once.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -126,6 +127,18 @@ class Algorithm(Generic[Server, Client, Down, Up]):
         super().__init_subclass__(**arguments)
         if "__repr__" not in cls.__dict__:
             cls.__repr__ = changed_repr  # type: ignore[method-assign]  # dataclasses would write one with all options
+        if "averages" in cls.__dict__:
+            warnings.warn(
+                f"{cls.__name__}.averages is of an older version: a server that only averages derives from "
+                "AveragingAlgorithm and writes `step`; any other says in `single_updates` why it does not",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            if isinstance(cls.__dict__["averages"], str):
+                cls.single_updates = cls.__dict__["averages"]
+        for name in cls.__dict__.get("__annotations__", {}):
+            if callable(getattr(super(cls, cls), name, None)):
+                raise TypeError(f"{cls.__name__}.{name}: an option must not hide the method {name} of all algorithms")
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -389,3 +389,21 @@ def test_the_tiny_federation_is_what_it_says() -> None:
     assert data.train.count.tolist() == [1, 5, 3]
     assert data.test.count.tolist() == [2, 2, 2]
     assert sorted(torch.cat([data.train.rows, data.test.rows]).tolist()) == list(range(15))
+
+
+def test_an_option_must_not_hide_a_method_of_the_contract() -> None:
+    with pytest.raises(TypeError, match="must not hide the method step"):
+
+        @dataclass(frozen=True)
+        class Cautious(FedAvg):
+            step: float = 0.5  # type: ignore[assignment]
+
+
+def test_a_declaration_of_an_older_version_is_understood_or_said() -> None:
+    with pytest.warns(DeprecationWarning, match="says in `single_updates` why"):
+
+        @dataclass(frozen=True)
+        class Old(Algorithm[Any, Any, Any, Any]):
+            averages = "keeps every single model"
+
+    assert Old().single_updates == "keeps every single model"
