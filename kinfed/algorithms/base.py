@@ -19,6 +19,7 @@ for it in chunks and never hold all clients' messages at once.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
@@ -135,8 +136,8 @@ class Algorithm(Generic[Server, Client, Down, Up]):
                 stacklevel=2,
             )
             if isinstance(cls.__dict__["averages"], str):
-                cls.single_updates = cls.__dict__["averages"]
-        for name in cls.__dict__.get("__annotations__", {}):
+                setattr(cls, "single_updates", cls.__dict__["averages"])  # noqa: B010  (a text, as subclasses have it)
+        for name in inspect.get_annotations(cls):
             if callable(getattr(super(cls, cls), name, None)):
                 raise TypeError(f"{cls.__name__}.{name}: an option must not hide the method {name} of all algorithms")
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.algorithms import ALGORITHMS
-from kinfed.algorithms.base import RoundInfo, deployed_models
+from kinfed.algorithms.base import Algorithm, RoundInfo, deployed_models
 from kinfed.algorithms.common.averaging import DeltaUp, ModelDown
 from kinfed.algorithms.common.last_model import Client
 from kinfed.algorithms.common.masked_rows import MaskedDown, MaskedUp
