@@ -35,23 +35,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, gradient_steps
 from kinfed.algorithms.common.server_memory import check_memory
-from kinfed.author import (
-    Algorithm,
-    Cohort,
-    ConfigError,
-    Nothing,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    Task,
-    Tree,
-    each_step,
-    gradient,
-    gradient_steps,
-    option,
-)
+from kinfed.author import Cohort, ConfigError, Nothing, Population, Range, Task, Tree, each_step, gradient, option
 
 
 @dataclass

@@ -25,30 +25,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.base import PrivacyProfile, RoundInfo
+from kinfed.algorithms.common.averaging import Weights, example_counts, mean_update
 from kinfed.algorithms.common.heads import required_body
-from kinfed.author import (
-    Algorithm,
-    Batch,
-    Cohort,
-    ConfigError,
-    Deltas,
-    Head,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    ServerModels,
-    Split,
-    Task,
-    Tree,
-    Weights,
-    counts_examples,
-    each_step,
-    example_counts,
-    mean_update,
-    option,
-    sgd,
-)
+from kinfed.algorithms.common.one_model import OneModel
+from kinfed.author import ConfigError, Deltas, Head, Range, Task, Tree, counts_examples, each_step, option, sgd
+from kinfed.data import Batch, Cohort, Population, Split
 
 
 @dataclass
@@ -104,7 +86,7 @@ def with_bias(head: Head, theta: Tensor, z_bar: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class FedDBE(Algorithm[Server, Client, Down, Up]):
+class FedDBE(OneModel[Server, Client, Down, Up]):
     kappa: float = option(
         50.0, "κ: how firmly mean features are held at the consensus; 0 leaves that out", ge=0, tune=Range(0.1, 100.0)
     )
@@ -194,9 +176,6 @@ class FedDBE(Algorithm[Server, Client, Down, Up]):
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return with_bias(task.head, down.w, client.z_bar)
-
-    def server_models(self, server: Server) -> ServerModels:
-        return ServerModels(server.w[None])
 
     def privacy(self, count: Tensor) -> PrivacyProfile:
         return PrivacyProfile(None, impossible="the mean feature of its examples")

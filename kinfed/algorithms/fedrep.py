@@ -17,20 +17,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kinfed.algorithms.base import PrivacyProfile, gradient_steps
 from kinfed.algorithms.common.partial import PartlyShared
-from kinfed.author import (
-    Cohort,
-    ColumnSplit,
-    LocalTraining,
-    PrivacyProfile,
-    Task,
-    Weights,
-    gradient_steps,
-    last_layers,
-    option,
-    parse_patterns,
-    sgd,
-)
+from kinfed.author import Cohort, ColumnSplit, LocalTraining, Task, Weights, last_layers, option, parse_patterns, sgd
 
 
 @dataclass(frozen=True)

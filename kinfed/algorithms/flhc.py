@@ -31,30 +31,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, ServerModels, gradient_steps
+from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, Weights, example_counts, mean_update
 from kinfed.algorithms.common.clustering import Linkage, agglomerate, join_best_cluster
-from kinfed.author import (
-    Algorithm,
-    Cohort,
-    ConfigError,
-    DeltaUp,
-    ModelDown,
-    Nothing,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    ServerModels,
-    Task,
-    Tree,
-    Weights,
-    example_counts,
-    gradient_steps,
-    mean_update,
-    option,
-    rng,
-    sgd,
-    take_rows,
-)
+from kinfed.author import Cohort, ConfigError, Nothing, Population, Range, Task, Tree, option, rng, sgd, take_rows
 from kinfed.core import kernels
 
 

@@ -24,24 +24,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.author import (
-    Algorithm,
-    Cohort,
-    ConfigError,
-    DeltaUp,
-    ModelDown,
-    ModelState,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    ServerModels,
-    Task,
-    Tree,
-    gradient_steps,
-    option,
-    sgd,
-)
+from kinfed.algorithms.common.one_model import OneModel
+from kinfed.author import Cohort, ConfigError, DeltaUp, ModelDown, ModelState, Range, RoundInfo, Task, Tree, option, sgd
 
 
 @dataclass
@@ -50,7 +34,7 @@ class Client(Tree):
 
 
 @dataclass(frozen=True)
-class MRMTL(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
+class MRMTL(OneModel[ModelState, Client, ModelDown, DeltaUp]):
     lam: float = option(0.5, "λ: how firmly own models are held near the mean of all", ge=0, tune=Range(1e-2, 1.9))
 
     single_updates = (
@@ -64,14 +48,8 @@ class MRMTL(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
                 f"MR-MTL's step is unstable for lr * lam >= 2; got {self.training.lr} * {self.lam}; lower one of them"
             )
 
-    def init_server(self, task: Task, population: Population) -> ModelState:
-        return ModelState(task.init(population.seed))
-
     def init_client(self, task: Task, data: Cohort) -> Client:
         return Client(task.init(data.seed).expand(len(data), -1))
-
-    def download(self, server: ModelState, ids: Tensor) -> ModelDown:
-        return ModelDown(server.w.expand(len(ids), -1))
 
     def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         proximal = (self.lam, down.w) if self.lam else None
@@ -90,9 +68,3 @@ class MRMTL(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
 
     def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
         return client.theta
-
-    def server_models(self, server: ModelState) -> ServerModels:
-        return ServerModels(server.w[None])
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return gradient_steps(self.training.num_steps(count))

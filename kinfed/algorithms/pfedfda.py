@@ -33,30 +33,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, ServerModels
+from kinfed.algorithms.common.averaging import mean_update
 from kinfed.algorithms.common.client_features import features_by_client
 from kinfed.algorithms.common.feature_distribution import EPS, Distribution, best_beta, local_distribution
 from kinfed.algorithms.common.heads import class_counts, required_body
-from kinfed.author import (
-    Algorithm,
-    Cohort,
-    ColumnSplit,
-    ConfigError,
-    Head,
-    Nothing,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    ServerModels,
-    Split,
-    Task,
-    Tree,
-    exact,
-    mean_update,
-    option,
-    rng,
-    sgd,
-)
+from kinfed.author import ColumnSplit, ConfigError, Head, Nothing, Range, Task, Tree, exact, option, rng, sgd
+from kinfed.data import Cohort, Population, Split
 from kinfed.engine import Dense
 
 

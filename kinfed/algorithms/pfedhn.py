@@ -40,23 +40,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.author import (
-    Algorithm,
-    Cohort,
-    ConfigError,
-    Nothing,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    Task,
-    Tree,
-    gradient_steps,
-    mean_update,
-    option,
-    rng,
-    sgd,
-)
+from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, gradient_steps
+from kinfed.author import Cohort, ConfigError, Nothing, Population, Range, Task, Tree, mean_update, option, rng, sgd
 from kinfed.core import kernels
 
 ROWS_AT_ONCE = 4096  # of the head, drawn in float64

@@ -34,30 +34,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, ServerModels, gradient_steps
+from kinfed.algorithms.common.averaging import ModelDown, own_or_server
 from kinfed.algorithms.common.clustering import Clusters, k_means, lloyd, match_labels
-from kinfed.author import (
-    Algorithm,
-    Cohort,
-    ConfigError,
-    GradientStep,
-    Mix,
-    ModelDown,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    ServerModels,
-    Task,
-    Tree,
-    best_fit,
-    gradient_steps,
-    option,
-    own_or_server,
-    rng,
-    run_program,
-    weighted_mean,
-)
-from kinfed.core import kernels
+from kinfed.author import ConfigError, GradientStep, Mix, Task, best_fit, run_program, weighted_mean
+from kinfed.core import Range, Tree, kernels, option, rng
+from kinfed.data import Cohort, Population
 
 NONE = -1  # the context of a client that has not replied yet
 

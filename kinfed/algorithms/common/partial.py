@@ -13,22 +13,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kinfed.author import (
-    AveragingAlgorithm,
-    Cohort,
-    ColumnSplit,
-    ConfigError,
-    Population,
-    PrivacyProfile,
-    RoundInfo,
-    Task,
-    Tree,
-    Weights,
-    example_counts,
-    gradient_steps,
-    option,
-    sgd,
-)
+from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, RoundInfo, gradient_steps
+from kinfed.author import Cohort, ColumnSplit, ConfigError, Population, Task, Tree, Weights, example_counts, option, sgd
 
 
 @dataclass
