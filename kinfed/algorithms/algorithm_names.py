@@ -173,8 +173,7 @@ def make_algorithm(name: str, training: LocalTraining, options: Mapping[str, Any
 
 
 def tuning_space(name: str, optimizer: str = "sgd") -> dict[str, Range]:
-    """What `kinfed tune` varies with this local optimizer: the learning rate, and what the algorithm's options
-    declare."""
+    """Ranges that `kinfed tune` varies with this local optimizer: the learning rate, and what the options declare."""
     entry = ALGORITHMS[name]
     rate = LEARNING_RATE if optimizer == "sgd" else ADAPTIVE_RATE
     return entry.space if entry.tuning is not None else {"lr": rate} | entry.space
@@ -187,15 +186,14 @@ def _transform(algorithm: AnyAlgorithm) -> Any:
 
 
 def changes_data(algorithm: AnyAlgorithm) -> bool:
-    """Whether clients' data are changed before training (examples are shared)."""
+    """True where clients' data are changed before training (examples are shared)."""
     return _transform(algorithm) is not None
 
 
 def prepare_data(
     algorithm: AnyAlgorithm, federation: Federation, population: Population
 ) -> tuple[Federation, Population]:
-    """What clients hold and the server knows when the algorithm begins. Whoever makes a pool and a loop from a
-    federation gives them what this returns."""
+    """The federation and population with which the algorithm begins, for its pool and its loop."""
     transform = _transform(algorithm)
     if transform is None:
         return federation, population

@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import PrivacyProfile, gradient_steps
+from kinfed.algorithms.base import PrivacyProfile, check_stable, gradient_steps
 from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, Weights, example_counts
 from kinfed.algorithms.common.one_model import AveragesOneModel
-from kinfed.author import Cohort, ConfigError, LocalTraining, Range, Task, Tree, option, sgd
+from kinfed.author import Cohort, LocalTraining, Range, Task, Tree, option, sgd
 
 
 @dataclass
@@ -41,11 +41,7 @@ class Ditto(AveragesOneModel[Client]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rate = self._personal_training.lr
-        if not rate * self.lam < 2:
-            raise ConfigError(
-                f"Ditto's personal step is unstable for lr * lam >= 2; got {rate} * {self.lam}; lower one of them"
-            )
+        check_stable("Ditto's personal step", "lam", self._personal_training.lr, self.lam)
 
     @property
     def _personal_training(self) -> LocalTraining:

@@ -34,18 +34,9 @@ from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, RoundInfo
 from kinfed.algorithms.common.averaging import own_or_server
 from kinfed.algorithms.common.heads import class_means, required_body
 from kinfed.algorithms.common.one_model import Client
+from kinfed.algorithms.common.partial import Down, Server
 from kinfed.author import ColumnSplit, Deltas, Range, Task, Tree, option, sgd
 from kinfed.data import Batch, Cohort, LocalTraining, Population, Split
-
-
-@dataclass
-class Server(Tree):
-    shared: Tensor  # [G] the body
-
-
-@dataclass
-class Down(Tree):
-    shared: Tensor  # [n, G]
 
 
 @dataclass

@@ -32,8 +32,8 @@ from torch import Tensor
 
 from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.common.averaging import ModelDown, Weights, example_counts, mean_update
+from kinfed.algorithms.common.many_models import check_memory
 from kinfed.algorithms.common.one_model import Client, DeploysLastModel
-from kinfed.algorithms.common.server_memory import check_memory
 from kinfed.author import Cohort, Population, Range, Task, Tree, option, sgd, weighted_mean
 from kinfed.core import packed, unpacked
 
@@ -81,7 +81,7 @@ class FedCAC(DeploysLastModel[Server, ModelDown, Up]):
         return ModelDown(torch.stack([self._start(server, i) for i in ids.tolist()]) if len(ids) else server.theta[:0])
 
     def _start(self, server: Server, i: int) -> Tensor:
-        """[P]: critical parameters from those who help client i, the others from all."""
+        """[P]: critical parameters from the clients that help client i, the others from all."""
         if not bool(server.known[i]):
             return server.w
         helpers = server.helps[i].nonzero().squeeze(1)

@@ -31,10 +31,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import RoundInfo, ServerModels
+from kinfed.algorithms.base import RoundInfo, ServerModels, check_stable
 from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, mean_update, own_or_server
 from kinfed.algorithms.common.one_model import OneModel
-from kinfed.author import Cohort, ConfigError, Population, Range, Task, Tree, option, sgd
+from kinfed.author import Cohort, Population, Range, Task, Tree, option, sgd
 
 
 @dataclass
@@ -62,11 +62,7 @@ class FedDyn(OneModel[Server, Client, ModelDown, DeltaUp]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.alpha * self.training.lr < 2:
-            raise ConfigError(
-                f"FedDyn's step is unstable for lr * alpha >= 2; got {self.training.lr} * {self.alpha}; "
-                "lower one of them"
-            )
+        check_stable("FedDyn's step", "alpha", self.training.lr, self.alpha)
 
     def init_server(self, task: Task, population: Population) -> Server:
         w = task.init(population.seed)

@@ -23,13 +23,13 @@ Not private: class counts are in every example's gradient, as in FedLC.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import PrivacyProfile
-from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, Weights, example_counts
+from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, Weights, example_counts, personal_rate
 from kinfed.algorithms.common.heads import class_counts, required_head
 from kinfed.algorithms.common.one_model import AveragesOneModel
 from kinfed.author import Batch, Cohort, Deltas, Population, Range, Task, Tree, logit_delta, option, sgd
@@ -78,14 +78,9 @@ class FedRoD(AveragesOneModel[Client]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._personal_rate(1)  # or a rate below lr_floor would be refused in the first round only
-
-    def _personal_rate(self, round: int) -> float:
-        """The rate of V in a round; it decays as the common one does."""
-        if self.personal_lr == 0:
-            return 0.0
-        own = self.training if self.personal_lr is None else replace(self.training, lr=self.personal_lr)
-        return own.rate(round)
+        personal_rate(
+            self.training, self.personal_lr, 1
+        )  # or a rate below lr_floor would be refused in the first round only
 
     def check(self, task: Task, population: Population) -> None:
         required_head("Fed-RoD", task)
@@ -100,7 +95,9 @@ class FedRoD(AveragesOneModel[Client]):
         shift = None
         if self.gamma:
             shift = self.gamma * class_counts(data.train, task.head.outputs).to(down.w.dtype).log()
-        feature_loss = TwoHeads(new, shift, self._personal_rate(data.round), training.weight_decay)
+        feature_loss = TwoHeads(
+            new, shift, personal_rate(training, self.personal_lr, data.round), training.weight_decay
+        )
         u = sgd(task, down.w, data.train.batches(training), feature_loss=feature_loss)
         return new, DeltaUp(u - down.w, example_counts(self.weights, data))
 

@@ -76,7 +76,7 @@ class FLHC(Algorithm[Server, Nothing, ModelDown, DeltaUp]):
         return Server(w[None], everyone, w.clone(), centre, torch.zeros((), dtype=torch.float64))
 
     def _clusters_now(self, server: Server, round: RoundInfo) -> bool:
-        """Whether this round's updates decide the clusters: round n₁ + 1, or the next in which somebody replies."""
+        """True where this round's updates decide the clusters: round n₁ + 1, or the next in which somebody replies."""
         return round.number > self.n1 and not len(server.centre)
 
     def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:

@@ -24,8 +24,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.base import check_stable
 from kinfed.algorithms.common.one_model import OneModel
-from kinfed.author import Cohort, ConfigError, DeltaUp, ModelDown, ModelState, Range, RoundInfo, Task, Tree, option, sgd
+from kinfed.author import Cohort, DeltaUp, ModelDown, ModelState, Range, RoundInfo, Task, Tree, option, sgd
 
 
 @dataclass
@@ -43,10 +44,7 @@ class MRMTL(OneModel[ModelState, Client, ModelDown, DeltaUp]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.training.lr * self.lam < 2:
-            raise ConfigError(
-                f"MR-MTL's step is unstable for lr * lam >= 2; got {self.training.lr} * {self.lam}; lower one of them"
-            )
+        check_stable("MR-MTL's step", "lam", self.training.lr, self.lam)
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         return Client(task.init(data.seed).expand(len(data), -1))

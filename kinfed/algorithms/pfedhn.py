@@ -226,5 +226,5 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
 
 
 def _uniform(key: Tensor, count: int, inputs: int) -> Tensor:
-    """Start of a linear layer with so many inputs, as torch draws it: uniform on ±1/√inputs."""
+    """Start of a linear layer with `inputs` inputs, as torch draws it: uniform on ±1/√inputs."""
     return (2 * rng.uniform(key, count) - 1) / math.sqrt(inputs)

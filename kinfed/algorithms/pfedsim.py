@@ -32,8 +32,8 @@ from torch import Tensor
 from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, Weights, example_counts, mean_update
 from kinfed.algorithms.common.heads import required_body
+from kinfed.algorithms.common.many_models import check_memory
 from kinfed.algorithms.common.one_model import Client, DeploysLastModel
-from kinfed.algorithms.common.server_memory import check_memory
 from kinfed.author import Cohort, Population, Range, Task, Tree, option, sgd
 
 MOST_ALIKE = 0.9999
@@ -111,7 +111,7 @@ class PFedSim(DeploysLastModel[Server, ModelDown, DeltaUp]):
 
 
 def _shares(theta: Tensor, known: Tensor, weight: Tensor) -> Tensor:
-    """p [N, N] of models [N, P]; those who have sent none have a share in nobody's body, and none of their own."""
+    """p [N, N] of models [N, P]; clients that have sent none have a share in nobody's body, and none of their own."""
     members = known.nonzero().squeeze(1)
     rows = theta[members][:, weight.reshape(-1)].to("cpu", torch.float64).reshape(-1, *weight.shape)  # [n, C, d_f]
     directions = torch.nn.functional.normalize(rows, dim=-1).flatten(1)

@@ -111,14 +111,14 @@ class Scaffold(OneModel[Server, Client, Down, Up]):
 
 
 def _control_change(up: Up, c: Tensor) -> Tensor:
-    """[n, T]: c_m⁺ − c_m = −c − Δ_m / (K_m η), for c [n, T]; 0 for those who took no step and learnt nothing."""
+    """[n, T]: c_m⁺ − c_m = −c − Δ_m / (K_m η), for c [n, T]; 0 for clients that took no step and learnt nothing."""
     change = (up.delta[:, : c.shape[1]] / -up.length.to(up.delta)[:, None]).sub_(c)
     change[(up.length <= 0).to(change.device)] = 0.0
     return change
 
 
 def _mean_gradient(up: Up, trainable: int) -> Tensor:
-    """[T]: the mean of Δ_m / (K_m η) over those who took a step; 0 where nobody did."""
+    """[T]: the mean of Δ_m / (K_m η) over the clients that took a step; 0 where none did."""
     weight = torch.where(up.length > 0, 1 / up.length, 0.0)
     steps = int((up.length > 0).sum())
     delta = up.delta[:, :trainable]

@@ -46,7 +46,7 @@ NONE = -1  # the context of a client that has not replied yet
 
 @dataclass
 class Choice(Tree):
-    """How CGPFL-Heur chooses the number of contexts (`kinfed.algorithms.cgpfl.heuristic`); in CGPFL all is empty."""
+    """Choice of the number of contexts by CGPFL-Heur (`kinfed.algorithms.cgpfl.heuristic`); in CGPFL all is empty."""
 
     count: Tensor  # [N] float64 examples of each client, once known
     complexity: Tensor  # [K_max] float64 first term of e(K), empty until K is chosen
@@ -108,7 +108,7 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
             raise ConfigError(f"the proximal steps are unstable for personal_lr * lam >= 2; got lam = {self.lam}")
 
     def _pull(self, lr: float) -> float:
-        """Of a round, decaying in step with the common rate."""
+        """Pull of a round, decaying in step with the common rate."""
         return lr * self.lam if self.pull is None else self.pull
 
     def _inner_lr(self, lr: float) -> float:

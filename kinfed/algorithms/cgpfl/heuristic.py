@@ -106,5 +106,5 @@ def balance(first: Tensor, cost: Tensor) -> float:
 
 
 def smallest(e: Tensor) -> int:
-    """Where e is least, the first of equals; with the automatic μ the two ends are equal, up to rounding."""
+    """Place of the least e, the first of equals; with the automatic μ the two ends are equal, up to rounding."""
     return int((e <= e.min() * (1 + 1e-9)).nonzero()[0])

@@ -43,7 +43,7 @@ class PartlyShared(AveragingAlgorithm[Server, Client, Down, Up]):
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
 
     def split(self, task: Task) -> ColumnSplit:
-        """Which columns of a row stay with the client."""
+        """Columns of a row that stay with the client, and those that are shared."""
         raise NotImplementedError
 
     def train(self, task: Task, theta: Tensor, split: ColumnSplit, data: Cohort) -> Tensor:

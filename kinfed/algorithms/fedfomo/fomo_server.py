@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, gradient_steps
-from kinfed.algorithms.common.server_memory import check_memory
+from kinfed.algorithms.common.many_models import check_memory
 from kinfed.algorithms.fedfomo.affinity import Affinity, choose_models
 from kinfed.algorithms.fedfomo.weights import TINY, Norm, mixing_weights, validation_or_train
 from kinfed.author import Cohort, Population, Range, Task, Tree, mean_losses, option

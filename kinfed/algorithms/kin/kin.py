@@ -202,7 +202,7 @@ class Kin(Algorithm[Server, Client, Down, Up]):
         return self._judge(server, round) if phase == TRIAL else server
 
     def _remember(self, server: Server, ids: Tensor, up: Up) -> Server:
-        """What the replies say of their clients, and of the population."""
+        """The server with what the replies say of their clients, and of the population."""
         loss = server.loss.clone()
         loss[ids, int(server.by_group)] = up.trial.to(loss.device)
         measured = up.examples > 0
