@@ -1,13 +1,14 @@
-"""The registry of algorithms: one line each. Adding one is its file, its test and its line here.
+"""The registry of algorithms. Adding one is its file, its test and its line in METHODS:
 
-    _add(name, "module:Class", title, summary, preset={...})
+    name | module:Class | title | summary          (an indented line goes on with the one before)
 
-A line may name options that make a variant (`preset`), what `kinfed tune` varies where that is not what the options
-declare (`space`), and a function that changes the data before training (`data`)."""
+PRESETS has the options that make a variant, SPACES what `kinfed tune` varies where that is not what the options
+declare, DATA the functions that change the data before training."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,252 +24,128 @@ ALGORITHMS: Registry[type[Algorithm[Any, Any, Any, Any]]] = Registry("algorithm"
 EXTENSIONS: Registry[type[Extension]] = Registry("extension")  # of personal models
 LEARNING_RATE = Range(1e-3, 1.0)  # what tuning searches for lr
 ADAPTIVE_RATE = Range(1e-4, 0.1)  # with adam and adamw, whose steps are about lr in every parameter
-_ENVELOPE = {"lr": Range(1e-3, 0.05), "lam": Range(1.0, 20.0)}  # needs lr * lam <= 1
+
+METHODS = """
+local | local:Local | Local | every client alone
+fedavg | fedavg:FedAvg | FedAvg | one model, averaged by number of examples; fine-tuned for personal use
+fedavg_smooth | fedavg:FedAvg | FedAvg, smoothed | FedAvg with Self-FL's smoothing average only
+fedprox | fedprox:FedProx | FedProx | FedAvg with local training held near the received model
+scaffold | scaffold:Scaffold | SCAFFOLD | FedAvg with control variates against client drift
+feddyn | feddyn:FedDyn | FedDyn | local losses corrected until their minima agree
+fednova | fednova:FedNova | FedNova | FedAvg of updates normalized by the number of local steps
+heterofl | heterofl:HeteroFL | HeteroFL | one network; weaker clients train narrower slices of it
+fedpa | fedpa:FedPA | FedPA | FedAvg of posterior samples, weighted by their certainty
+qffl | qffl:QFFL | q-FFL | clients with larger losses count more, for fairer accuracy
+fedavg_data | fedavg_data:FedAvgData | FedAvg + data | FedAvg after clients share some of their examples
+fedavgm | fedopt:FedOpt | FedAvgM | FedAvg with server momentum
+fedadam | fedopt:FedOpt | FedAdam | FedAvg with Adam at the server
+fedyogi | fedopt:FedOpt | FedYogi | FedAvg with Yogi at the server
+fedadagrad | fedopt:FedOpt | FedAdagrad | FedAvg with Adagrad at the server
+ditto | ditto:Ditto | Ditto | personal models held near a FedAvg model
+pfedme | pfedme:PFedMe | pFedMe | personal models as Moreau envelopes around a global one
+perfedavg | perfedavg:PerFedAvg | Per-FedAvg |
+    a global model that one local gradient step turns into a good personal one (first order)
+perfedavg_hf | perfedavg:PerFedAvg | Per-FedAvg HF | Per-FedAvg, Hessian-free
+apfl | apfl:APFL | APFL | personal and global model mixed in a learned proportion
+fedala | fedala:FedALA | FedALA | FedAvg from an element-wise mix of the local and the received model
+l2sgd | l2gd:L2GD | L2SGD | local models pulled towards their average (L2GD with stochastic gradients)
+lgfedavg | lgfedavg:LGFedAvg | LG-FedAvg | personal lower layers, shared upper layers
+fedper | fedper:FedPer | FedPer | shared body and personal head, trained together
+fedbabu | fedbabu:FedBABU | FedBABU | shared body trained under a fixed random head; fine-tuned at the end
+fedrep | fedrep:FedRep | FedRep | shared body and personal head, trained in turns
+fedbn | fedbn:FedBN | FedBN | personal normalization layers, everything else shared
+fedsa_lora | personal_adapters:PersonalAdapters | FedSA-LoRA | LoRA adapters: A shared, B personal
+ffa_lora | ffa_lora:FFALoRA | FFA-LoRA | LoRA adapters: A fixed, B shared
+feddpa | personal_adapters:PersonalAdapters | FedDPA | two LoRA adapters per layer, one shared and one personal
+fedlc | fedlc:FedLC | FedLC | FedAvg with logits calibrated by each client's class counts
+fedntd | fedntd:FedNTD | FedNTD | FedAvg that preserves the received model's predictions on other classes
+moon | moon:MOON | MOON | FedAvg with a contrastive pull of features towards the received model
+fedphp | fedphp:FedPHP | FedPHP | FedAvg guided by each client's moving average of models, which is deployed
+fedproto | fedproto:FedProto | FedProto | personal models; only the mean features of each class are shared
+fedpac | fedpac:FedPAC | FedPAC | aligned features, and heads combined from similar clients
+fedas | fedas:FedAS | FedAS | FedPer with received bodies aligned to local features, and Fisher-weighted averages
+pfedfda | pfedfda:PFedFDA | pFedFDA | a Gaussian classifier between the global and the client's feature distribution
+fedcp | fedcp.fedcp:FedCP | FedCP | a gate splits each feature between a personal and a shared head
+gpfl | gpfl.gpfl:GPFL | GPFL |
+    features split in two: class embeddings guide the shared part, personal heads use the other
+knnper | knnper:KNNPer | kNN-Per | FedAvg combined with the client's nearest training examples
+fedbe | fedbe:FedBE | FedBE | the server distils an ensemble of all models on public examples
+fedmd | fedmd:FedMD | FedMD | personal models that learn from everyone's mean prediction on public examples
+ktpfl | ktpfl:KTpFL | KT-pFL | FedMD with a learned mixture of predictions for each client
+fedrod | fedrod:FedRoD | Fed-RoD | a generic model trained with balanced classes, and a personal head
+feddbe | feddbe:FedDBE | FedDBE | FedAvg with each client's mean removed from its features
+ifca | ifca:IFCA | IFCA | K models; each client trains the one that fits it best
+cfl | cfl:CFL | CFL | one model, split whenever its clients pull apart
+flhc | flhc:FLHC | FL+HC | FedAvg, then FedAvg inside clusters of similar updates
+fedem | fedem:FedEM | FedEM | K shared models; each client predicts with its own mixture of them
+mocha | mocha:Mocha | MOCHA | linear models and their relations, in the dual (the convex original)
+mocha_deep | mocha_deep:MochaDeep | MOCHA, deep variant |
+    personal models held near their mean (what papers call MOCHA on networks)
+mrmtl | mrmtl:MRMTL | MR-MTL | personal models held near their mean, with one training per round, which suits privacy
+pfedhn | pfedhn:PFedHN | pFedHN | a hypernetwork at the server generates every client's model
+cgpfl | cgpfl.cgpfl:CGPFL | CGPFL | K context models at the server, found by clustering
+cgpfl_heur | cgpfl.heuristic:CGPFLHeur | CGPFL-Heur | CGPFL that chooses K after the first round
+fedfomo | fedfomo.fedfomo:FedFomo | FedFomo | each client mixes the models that do best on its validation examples
+fedfomo_ma | fedfomo.model_averages:FedFomoMA | FedFomo-MA | FedFomo judging averages with and without each model
+fedamp | fedamp:FedAMP | FedAMP | personal models held near a mix of similar models
+heurfedamp | fedamp:FedAMP | HeurFedAMP | FedAMP with weights by the cosine similarity of models
+fedcac | fedcac:FedCAC | FedCAC | critical parameters from similar clients, all others from everyone
+pfedsim | pfedsim:PFedSim | pFedSim | FedAvg first; then personal heads, and bodies mixed by the similarity of heads
+lotteryfl | lotteryfl:LotteryFL | LotteryFL | sparse personal networks, pruned once they are good enough
+apple | apple:APPLE | APPLE | models as sums of all clients' core models, in learned proportions
+selffl | selffl.selffl:SelfFL | Self-FL | starting point, local steps and weight of each client set by its uncertainty
+selffl_init | selffl.selffl:SelfFL | Self-FL, start only | Self-FL's starting point only, and smoothing
+selffl_steps | selffl.selffl:SelfFL | Self-FL, steps only | Self-FL's local steps only, and smoothing
+selffl_agg | selffl.selffl:SelfFL | Self-FL, weights only | Self-FL's weights only, and smoothing
+selffl_control | selffl.selffl:SelfFL | Self-FL's control | Self-FL without its three parts: smoothing alone
+selffl_exact | selffl.selffl:SelfFL | Self-FL, exact posterior | Self-FL with the posterior its model implies
+selffl_augmented | selffl.augmented:SelfFLAugmented | Self-FL, augmented |
+    Self-FL judged by models trained to convergence (Algorithm 2)
+selffl_cluster | selffl.cluster:SelfFLCluster | Self-FL, clusters |
+    Self-FL within groups of clients that the server keeps track of
+kin | kin.kin:Kin | Kin |
+    learns alone, with everyone and with similar clients, in proportions set by validation examples
+"""
 _SELFFL_NONE = {"use_init": False, "use_steps": False, "use_agg": False}
+PRESETS: dict[str, dict[str, Any]] = {
+    "fedavg_smooth": {"smoothing": "participation"},
+    "fedavgm": {"server_optimizer": "momentum", "server_lr": 1.0},
+    "fedyogi": {"server_optimizer": "yogi"},
+    "fedadagrad": {"server_optimizer": "adagrad", "beta1": 0.0},
+    "perfedavg_hf": {"variant": "hf"},
+    "feddpa": {"own": "*.personal_*", "turns": True},
+    "knnper": {"knn": 10},
+    "heurfedamp": {"attention": "cosine"},
+    "selffl_init": _SELFFL_NONE | {"use_init": True},
+    "selffl_steps": _SELFFL_NONE | {"use_steps": True},
+    "selffl_agg": _SELFFL_NONE | {"use_agg": True},
+    "selffl_control": _SELFFL_NONE,
+    "selffl_exact": {"posterior": "exact"},
+}
+_ENVELOPE = {"lr": Range(1e-3, 0.05), "lam": Range(1.0, 20.0)}  # lr * lam must not exceed 1
+SPACES = {
+    "fedavgm": {"lr": LEARNING_RATE, "beta1": Range(0.0, 0.99, log=False), "server_lr": Range(0.1, 2.0)},
+    "pfedme": _ENVELOPE,
+    "mocha": {"lam": Range(1e-5, 1.0)},  # its coordinate steps have no learning rate
+    "cgpfl": _ENVELOPE | {"contexts": Range(2, 6, log=False, whole=True)},
+    "cgpfl_heur": _ENVELOPE,
+    "selffl_init": {"lr": LEARNING_RATE},
+    "selffl_agg": {"lr": LEARNING_RATE},
+    "selffl_control": {"lr": LEARNING_RATE},
+}
+DATA = {"fedavg_data": "kinfed.algorithms.fedavg_data:share_examples"}
 
-
-def _add(name: str, location: str, title: str, summary: str, **about: Any) -> None:
-    ALGORITHMS.register(name, f"kinfed.algorithms.{location}", title=title, summary=summary, **about)
-
-
-_add("local", "local:Local", "Local", "every client alone")
-_add("fedavg", "fedavg:FedAvg", "FedAvg", "one model, averaged by number of examples; fine-tuned for personal use")
-_add(
-    "fedavg_smooth",
-    "fedavg:FedAvg",
-    "FedAvg, smoothed",
-    "FedAvg with Self-FL's smoothing average only",
-    preset={"smoothing": "participation"},
-)
-_add("fedprox", "fedprox:FedProx", "FedProx", "FedAvg with local training held near the received model")
-_add("scaffold", "scaffold:Scaffold", "SCAFFOLD", "FedAvg with control variates against client drift")
-_add("feddyn", "feddyn:FedDyn", "FedDyn", "local losses corrected until their minima agree")
-_add("fednova", "fednova:FedNova", "FedNova", "FedAvg of updates normalized by the number of local steps")
-_add("heterofl", "heterofl:HeteroFL", "HeteroFL", "one network; weaker clients train narrower slices of it")
-_add("fedpa", "fedpa:FedPA", "FedPA", "FedAvg of posterior samples, weighted by their certainty")
-_add("qffl", "qffl:QFFL", "q-FFL", "clients with larger losses count more, for fairer accuracy")
-_add(
-    "fedavg_data",
-    "fedavg_data:FedAvgData",
-    "FedAvg + data",
-    "FedAvg after clients share some of their examples",
-    data="kinfed.algorithms.fedavg_data:share_examples",
-)
-_add(
-    "fedavgm",
-    "fedopt:FedOpt",
-    "FedAvgM",
-    "FedAvg with server momentum",
-    preset={"server_optimizer": "momentum", "server_lr": 1.0},
-    space={"lr": LEARNING_RATE, "beta1": Range(0.0, 0.99, log=False), "server_lr": Range(0.1, 2.0)},
-)
-_add("fedadam", "fedopt:FedOpt", "FedAdam", "FedAvg with Adam at the server")
-_add("fedyogi", "fedopt:FedOpt", "FedYogi", "FedAvg with Yogi at the server", preset={"server_optimizer": "yogi"})
-_add(
-    "fedadagrad",
-    "fedopt:FedOpt",
-    "FedAdagrad",
-    "FedAvg with Adagrad at the server",
-    preset={"server_optimizer": "adagrad", "beta1": 0.0},
-)
-_add("ditto", "ditto:Ditto", "Ditto", "personal models held near a FedAvg model")
-_add(
-    "pfedme",
-    "pfedme:PFedMe",
-    "pFedMe",
-    "personal models as Moreau envelopes around a global one",
-    space={"lr": Range(1e-3, 0.05), "lam": Range(1.0, 20.0)},  # lr * lam must not exceed 1
-)
-_add(
-    "perfedavg",
-    "perfedavg:PerFedAvg",
-    "Per-FedAvg",
-    "a global model that one local gradient step turns into a good personal one (first order)",
-)
-_add("perfedavg_hf", "perfedavg:PerFedAvg", "Per-FedAvg HF", "Per-FedAvg, Hessian-free", preset={"variant": "hf"})
-_add("apfl", "apfl:APFL", "APFL", "personal and global model mixed in a learned proportion")
-_add("fedala", "fedala:FedALA", "FedALA", "FedAvg from an element-wise mix of the local and the received model")
-_add("l2sgd", "l2gd:L2GD", "L2SGD", "local models pulled towards their average (L2GD with stochastic gradients)")
-_add("lgfedavg", "lgfedavg:LGFedAvg", "LG-FedAvg", "personal lower layers, shared upper layers")
-_add("fedper", "fedper:FedPer", "FedPer", "shared body and personal head, trained together")
-_add("fedbabu", "fedbabu:FedBABU", "FedBABU", "shared body trained under a fixed random head; fine-tuned at the end")
-_add("fedrep", "fedrep:FedRep", "FedRep", "shared body and personal head, trained in turns")
-_add("fedbn", "fedbn:FedBN", "FedBN", "personal normalization layers, everything else shared")
-_add("fedsa_lora", "personal_adapters:PersonalAdapters", "FedSA-LoRA", "LoRA adapters: A shared, B personal")
-_add("ffa_lora", "ffa_lora:FFALoRA", "FFA-LoRA", "LoRA adapters: A fixed, B shared")
-_add(
-    "feddpa",
-    "personal_adapters:PersonalAdapters",
-    "FedDPA",
-    "two LoRA adapters per layer, one shared and one personal",
-    preset={"own": "*.personal_*", "turns": True},
-)
-_add("fedlc", "fedlc:FedLC", "FedLC", "FedAvg with logits calibrated by each client's class counts")
-_add("fedntd", "fedntd:FedNTD", "FedNTD", "FedAvg that preserves the received model's predictions on other classes")
-_add("moon", "moon:MOON", "MOON", "FedAvg with a contrastive pull of features towards the received model")
-_add("fedphp", "fedphp:FedPHP", "FedPHP", "FedAvg guided by each client's moving average of models, which is deployed")
-_add("fedproto", "fedproto:FedProto", "FedProto", "personal models; only the mean features of each class are shared")
-_add("fedpac", "fedpac:FedPAC", "FedPAC", "aligned features, and heads combined from similar clients")
-_add(
-    "fedas",
-    "fedas:FedAS",
-    "FedAS",
-    "FedPer with received bodies aligned to local features, and Fisher-weighted averages",
-)
-_add(
-    "pfedfda",
-    "pfedfda:PFedFDA",
-    "pFedFDA",
-    "a Gaussian classifier between the global and the client's feature distribution",
-)
-_add("fedcp", "fedcp.fedcp:FedCP", "FedCP", "a gate splits each feature between a personal and a shared head")
-_add(
-    "gpfl",
-    "gpfl.gpfl:GPFL",
-    "GPFL",
-    "features split in two: class embeddings guide the shared part, personal heads use the other",
-)
-_add(
-    "knnper",
-    "knnper:KNNPer",
-    "kNN-Per",
-    "FedAvg combined with the client's nearest training examples",
-    preset={"knn": 10},
-)
-_add("fedbe", "fedbe:FedBE", "FedBE", "the server distils an ensemble of all models on public examples")
-_add("fedmd", "fedmd:FedMD", "FedMD", "personal models that learn from everyone's mean prediction on public examples")
-_add("ktpfl", "ktpfl:KTpFL", "KT-pFL", "FedMD with a learned mixture of predictions for each client")
-_add("fedrod", "fedrod:FedRoD", "Fed-RoD", "a generic model trained with balanced classes, and a personal head")
-_add("feddbe", "feddbe:FedDBE", "FedDBE", "FedAvg with each client's mean removed from its features")
-_add("ifca", "ifca:IFCA", "IFCA", "K models; each client trains the one that fits it best")
-_add("cfl", "cfl:CFL", "CFL", "one model, split whenever its clients pull apart")
-_add("flhc", "flhc:FLHC", "FL+HC", "FedAvg, then FedAvg inside clusters of similar updates")
-_add("fedem", "fedem:FedEM", "FedEM", "K shared models; each client predicts with its own mixture of them")
-_add(
-    "mocha",
-    "mocha:Mocha",
-    "MOCHA",
-    "linear models and their relations, in the dual (the convex original)",
-    space={"lam": Range(1e-5, 1.0)},  # its coordinate steps have no learning rate
-)
-_add(
-    "mocha_deep",
-    "mocha_deep:MochaDeep",
-    "MOCHA, deep variant",
-    "personal models held near their mean (what papers call MOCHA on networks)",
-)
-_add(
-    "mrmtl",
-    "mrmtl:MRMTL",
-    "MR-MTL",
-    "personal models held near their mean, with one training per round, which suits privacy",
-)
-_add("pfedhn", "pfedhn:PFedHN", "pFedHN", "a hypernetwork at the server generates every client's model")
-_add(
-    "cgpfl",
-    "cgpfl.cgpfl:CGPFL",
-    "CGPFL",
-    "K context models at the server, found by clustering",
-    space=_ENVELOPE | {"contexts": Range(2, 6, log=False, whole=True)},
-)
-_add(
-    "cgpfl_heur",
-    "cgpfl.heuristic:CGPFLHeur",
-    "CGPFL-Heur",
-    "CGPFL that chooses K after the first round",
-    space=_ENVELOPE,
-)
-_add(
-    "fedfomo",
-    "fedfomo.fedfomo:FedFomo",
-    "FedFomo",
-    "each client mixes the models that do best on its validation examples",
-)
-_add(
-    "fedfomo_ma",
-    "fedfomo.model_averages:FedFomoMA",
-    "FedFomo-MA",
-    "FedFomo judging averages with and without each model",
-)
-_add("fedamp", "fedamp:FedAMP", "FedAMP", "personal models held near a mix of similar models")
-_add(
-    "heurfedamp",
-    "fedamp:FedAMP",
-    "HeurFedAMP",
-    "FedAMP with weights by the cosine similarity of models",
-    preset={"attention": "cosine"},
-)
-_add("fedcac", "fedcac:FedCAC", "FedCAC", "critical parameters from similar clients, all others from everyone")
-_add(
-    "pfedsim",
-    "pfedsim:PFedSim",
-    "pFedSim",
-    "FedAvg first; then personal heads, and bodies mixed by the similarity of heads",
-)
-_add("lotteryfl", "lotteryfl:LotteryFL", "LotteryFL", "sparse personal networks, pruned once they are good enough")
-_add("apple", "apple:APPLE", "APPLE", "models as sums of all clients' core models, in learned proportions")
-_add(
-    "selffl",
-    "selffl.selffl:SelfFL",
-    "Self-FL",
-    "starting point, local steps and weight of each client set by its uncertainty",
-)
-_add(
-    "selffl_init",
-    "selffl.selffl:SelfFL",
-    "Self-FL, start only",
-    "Self-FL's starting point only, and smoothing",
-    preset=_SELFFL_NONE | {"use_init": True},
-    space={"lr": LEARNING_RATE},
-)
-_add(
-    "selffl_steps",
-    "selffl.selffl:SelfFL",
-    "Self-FL, steps only",
-    "Self-FL's local steps only, and smoothing",
-    preset=_SELFFL_NONE | {"use_steps": True},
-)
-_add(
-    "selffl_agg",
-    "selffl.selffl:SelfFL",
-    "Self-FL, weights only",
-    "Self-FL's weights only, and smoothing",
-    preset=_SELFFL_NONE | {"use_agg": True},
-    space={"lr": LEARNING_RATE},
-)
-_add(
-    "selffl_control",
-    "selffl.selffl:SelfFL",
-    "Self-FL's control",
-    "Self-FL without its three parts: smoothing alone",
-    preset=_SELFFL_NONE,
-    space={"lr": LEARNING_RATE},
-)
-_add(
-    "selffl_exact",
-    "selffl.selffl:SelfFL",
-    "Self-FL, exact posterior",
-    "Self-FL with the posterior its model implies",
-    preset={"posterior": "exact"},
-)
-_add(
-    "selffl_augmented",
-    "selffl.augmented:SelfFLAugmented",
-    "Self-FL, augmented",
-    "Self-FL judged by models trained to convergence (Algorithm 2)",
-)
-_add(
-    "selffl_cluster",
-    "selffl.cluster:SelfFLCluster",
-    "Self-FL, clusters",
-    "Self-FL within groups of clients that the server keeps track of",
-)
-_add(
-    "kin",
-    "kin.kin:Kin",
-    "Kin",
-    "learns alone, with everyone and with similar clients, in proportions set by validation examples",
-)
+for _row in re.sub(r"\n +", " ", METHODS).strip().split("\n"):
+    _name, _location, _title, _summary = _row.split(" | ")
+    ALGORITHMS.register(
+        _name,
+        f"kinfed.algorithms.{_location}",
+        title=_title,
+        summary=_summary,
+        preset=PRESETS.get(_name),
+        space=SPACES.get(_name),
+        **({"data": DATA[_name]} if _name in DATA else {}),
+    )
 
 EXTENSIONS.register("gate", "kinfed.algorithms.fedcp.feature_gate:FeatureGate", summary="FedCP's")
 EXTENSIONS.register("valve", "kinfed.algorithms.gpfl.feature_valve:FeatureValve", summary="GPFL's")
@@ -296,8 +173,7 @@ def make_algorithm(name: str, training: LocalTraining, options: Mapping[str, Any
 
 
 def tuning_space(name: str, optimizer: str = "sgd") -> dict[str, Range]:
-    """What `kinfed tune` varies with this local optimizer: the learning rate, and what the algorithm's options
-    declare."""
+    """Ranges that `kinfed tune` varies with this local optimizer: the learning rate, and what the options declare."""
     entry = ALGORITHMS[name]
     rate = LEARNING_RATE if optimizer == "sgd" else ADAPTIVE_RATE
     return entry.space if entry.tuning is not None else {"lr": rate} | entry.space
@@ -310,15 +186,14 @@ def _transform(algorithm: AnyAlgorithm) -> Any:
 
 
 def changes_data(algorithm: AnyAlgorithm) -> bool:
-    """Whether clients' data are changed before training (examples are shared)."""
+    """True where clients' data are changed before training (examples are shared)."""
     return _transform(algorithm) is not None
 
 
 def prepare_data(
     algorithm: AnyAlgorithm, federation: Federation, population: Population
 ) -> tuple[Federation, Population]:
-    """What clients hold and the server knows when the algorithm begins. Whoever makes a pool and a loop from a
-    federation gives them what this returns."""
+    """The federation and population with which the algorithm begins, for its pool and its loop."""
     transform = _transform(algorithm)
     if transform is None:
         return federation, population

@@ -23,30 +23,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.author import (
-    AveragingAlgorithm,
-    Cohort,
-    DeltaUp,
-    GradientStep,
-    Learn,
-    Mix,
-    ModelDown,
-    ModelState,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    ServerModels,
-    Task,
-    Tree,
-    Weights,
-    example_counts,
-    gradient_steps,
-    mixture,
-    option,
-    own_or_server,
-    run_program,
-)
+from kinfed.algorithms.base import PrivacyProfile, gradient_steps
+from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, Weights, example_counts, own_or_server
+from kinfed.algorithms.common.one_model import AveragesOneModel
+from kinfed.author import Cohort, GradientStep, Learn, Mix, Range, Task, Tree, mixture, option, run_program
 
 
 @dataclass
@@ -57,7 +37,7 @@ class Client(Tree):
 
 
 @dataclass(frozen=True)
-class APFL(AveragingAlgorithm[ModelState, Client, ModelDown, DeltaUp]):
+class APFL(AveragesOneModel[Client]):
     alpha: float = option(0.5, "α at the start", ge=0, le=1, tune=Range(0.0, 1.0, log=False))
     adaptive: bool = option(True, "learn α; otherwise it stays")
     alpha_every_step: bool = option(False, "move α at every step instead of once per round")
@@ -65,15 +45,9 @@ class APFL(AveragingAlgorithm[ModelState, Client, ModelDown, DeltaUp]):
 
     traits = frozenset({"no momentum"})
 
-    def init_server(self, task: Task, population: Population) -> ModelState:
-        return ModelState(task.init(population.seed))
-
     def init_client(self, task: Task, data: Cohort) -> Client:
         alpha = torch.full((len(data),), self.alpha, dtype=torch.float64, device=task.device)
         return Client(task.init(data.seed).expand(len(data), -1), alpha, torch.zeros(len(data), dtype=torch.bool))
-
-    def download(self, server: ModelState, ids: Tensor) -> ModelDown:
-        return ModelDown(server.w.expand(len(ids), -1))
 
     def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         batches = data.train.batches(self.training)
@@ -90,14 +64,8 @@ class APFL(AveragingAlgorithm[ModelState, Client, ModelDown, DeltaUp]):
             w.sub_(down.w), example_counts(self.weights, data)
         )
 
-    def step(self, server: ModelState, mean: DeltaUp, round: RoundInfo) -> ModelState:
-        return ModelState(server.w + mean.delta)
-
     def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
         return mixture(down.w, own_statistics(task, client, down.w), client.alpha, task.trainable)
-
-    def server_models(self, server: ModelState) -> ServerModels:
-        return ServerModels(server.w[None])
 
     def client_figures(self, client: Client) -> dict[str, Tensor]:
         return {"alpha": client.alpha}

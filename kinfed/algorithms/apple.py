@@ -35,23 +35,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.common.server_memory import check_memory
-from kinfed.author import (
-    Algorithm,
-    Cohort,
-    ConfigError,
-    Nothing,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    Task,
-    Tree,
-    each_step,
-    gradient,
-    gradient_steps,
-    option,
-)
+from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, gradient_steps
+from kinfed.algorithms.common.many_models import check_memory
+from kinfed.author import Cohort, ConfigError, Nothing, Population, Range, Task, Tree, each_step, gradient, option
 
 
 @dataclass
@@ -130,7 +116,7 @@ class APPLE(Algorithm[Server, Nothing, Down, Up]):
         return client, Up(core, q)
 
     def _own_core(self, task: Task, down: Down) -> Tensor:
-        """[n, P]: of those who have not trained yet with the mean running statistics of all."""
+        """[n, P]: models of clients that have not trained yet have the mean running statistics of all."""
         core = down.cores[torch.arange(len(down.own)), down.own].clone()
         behind = slice(task.trainable.stop, None)
         if core[:, behind].numel():

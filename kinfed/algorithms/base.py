@@ -6,7 +6,7 @@ head of the algorithm's file. One round, for every algorithm and every pool:
     server, ids = plan(server, active, round)              who takes part, and what the round needs (sums, choices)
     down        = download(server, ids)                    rows for any subset of these clients
     client, up  = client_update(task, client, down, data)  at the clients; `client` stays there
-    server      = aggregate(server, ids, up, round)        of those who replied, in ascending order of ids
+    server      = aggregate(server, ids, up, round)        of the clients that replied, in ascending order of ids
 
 A server that only averages updates is written as an AveragingAlgorithm, by what it does with their mean:
 
@@ -60,7 +60,7 @@ WITHOUT_NEIGHBOURS = "without_neighbours"  # and of one without its client's nea
 
 @dataclass(frozen=True)
 class RoundInfo:
-    """What the server's side of an algorithm is told about a round."""
+    """Facts about a round for the server's side of an algorithm."""
 
     number: int  # of the algorithm's rounds, from 1 on; in an evaluation that of the round to come
     population: Population
@@ -91,8 +91,8 @@ class ServerModels:
 
 @dataclass(frozen=True)
 class PrivacyProfile:
-    """What an algorithm computes from a client's training examples; privacy plans with it and holds it against what
-    is really done.
+    """Account of what an algorithm computes from a client's training examples; privacy plans with it and holds it
+    against what is really done.
 
     Epsilon covers gradients. What leaves a client and was computed from its examples in any other way is `uncovered`,
     with the setting that avoids it ("" where there is none)."""
@@ -114,7 +114,7 @@ class Algorithm(Generic[Server, Client, Down, Up]):
     knn_capacity: int = option(1000, "most examples that a client's memory of them holds", ge=1)
 
     traits: ClassVar[frozenset[Trait]] = frozenset()
-    """What the algorithm needs or cannot do: "needs validation" (every client needs validation examples), "needs public
+    """Needs and limits: "needs validation" (every client needs validation examples), "needs public
     data" (the federation has examples that all know), "needs classes" (its loss, messages or models are about
     classes: not for a regression), "keeps stragglers" (partial work of slow clients is used instead of dropped),
     "no momentum", "no weight decay" and "no example weights" (its local steps are its own and have no place for them;
@@ -209,19 +209,19 @@ class Algorithm(Generic[Server, Client, Down, Up]):
     # ---- declared ----
 
     def privacy(self, count: Tensor) -> PrivacyProfile | None:
-        """What is computed from the examples of clients with `count` [n] of them. None: nothing is declared, and the
-        algorithm is refused under differential privacy."""
+        """Account of what is computed from the examples of clients with `count` [n] of them. None: nothing is declared,
+        and the algorithm is refused under differential privacy."""
         return None
 
     @property
     def single_updates(self) -> str:
-        """What the server does with single updates that their mean would not do for, to follow the algorithm's name;
+        """Words to follow the algorithm's name: what the server does with single updates that a mean would not do for;
         "" where it only averages them (`AveragingAlgorithm`)."""
         return "looks at single updates"
 
     @property
     def sends(self) -> bool:
-        """Whether anything leaves the clients."""
+        """True where anything leaves the clients."""
         return True
 
     def heard(self, task: Task, before: Client, after: Client, down: Down, up: Up) -> Client:
@@ -231,8 +231,8 @@ class Algorithm(Generic[Server, Client, Down, Up]):
         return after
 
     def invariant(self, task: Task, server: Server, clients: Client) -> tuple[Tensor, Tensor] | None:
-        """What the server keeps and the same of the states of all clients [K, ...]: equal after every round, whatever
-        happens to updates on the way."""
+        """Two tensors, one that the server keeps and the same of the states of all clients [K, ...]: equal after every
+        round, whatever happens to updates on the way."""
         return None
 
 
@@ -242,7 +242,7 @@ class AveragingAlgorithm(Algorithm[Server, Client, Down, Up]):
     robust averages and user-level noise may take the mean's place."""
 
     fields: ClassVar[tuple[str, ...]] = (DELTA,)
-    """Of Up, what is averaged; any other field is a weight of that mean. () where nothing is sent."""
+    """Fields of Up that are averaged; any other is a weight of that mean. () where nothing is sent."""
 
     @property
     def single_updates(self) -> str:
@@ -333,7 +333,7 @@ def deployed_models(
 ) -> dict[str, Tensor]:
     """Personal models [n, P] by name, the first of which is deployed; after fine-tuning where that is asked for.
 
-    Whoever has not `trained` [n] yet (None: all have) deploys the `server_model` [n, P] for it, where the server has
+    Clients that have not `trained` [n] yet (None: all have) deploy the `server_model` [n, P], where the server has
     models: its own state is where every client begins, and a method must not be judged by that. An algorithm without
     client states needs no such rule: its models come from the message, for all clients alike.
 
@@ -379,12 +379,12 @@ def _with_neighbours(
 
 
 def deploys_state(algorithm: AnyAlgorithm) -> bool:
-    """Whether the class of the algorithm itself, not one it is derived from, has the trait "state to deploy"."""
+    """True where the class of the algorithm itself, not one it is derived from, has the trait "state to deploy"."""
     return "traits" in vars(type(algorithm)) and "state to deploy" in algorithm.traits
 
 
 def privacy_profile(algorithm: AnyAlgorithm, count: Tensor) -> PrivacyProfile | None:
-    """What the algorithm declares, and the steps of fine-tuning. A memory of examples is nothing that noise hides."""
+    """Declared profile, with the steps of fine-tuning. A memory of examples is nothing that noise hides."""
     if algorithm.knn:
         return PrivacyProfile(None, impossible="the features of its examples, in its personal model,")
     profile = algorithm.privacy(count)
@@ -402,11 +402,17 @@ def gradient_steps(
     uncovered: Mapping[str, str] | None = None,
 ) -> PrivacyProfile:
     """The profile of an algorithm whose clients send what gradient steps led to, and with weights = "examples" how
-    many examples they have. `per_round` as a tensor [n]: so many steps of one gradient each."""
+    many examples they have. `per_round` as a tensor [n]: numbers of steps of one gradient each."""
     if isinstance(per_round, Tensor):
         per_round = {1: per_round}
     counts = {EXAMPLE_COUNT: 'weights = "equal"'} if weights == "examples" else {}
     return PrivacyProfile(per_round, per_personalization or {}, counts | dict(uncovered or {}))
+
+
+def check_stable(what: str, name: str, rate: float, strength: float) -> None:
+    """Refuse a proximal term, the option `name`, whose steps of rate · strength overshoot: they diverge from 2 on."""
+    if not rate * strength < 2:
+        raise ConfigError(f"{what} is unstable for lr * {name} >= 2; got {rate} * {strength}; lower one of them")
 
 
 def option_values(algorithm: AnyAlgorithm) -> dict[str, Any]:

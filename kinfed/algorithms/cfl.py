@@ -35,25 +35,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, ServerModels, gradient_steps
 from kinfed.algorithms.common.clustering import agglomerate, join_best_cluster
-from kinfed.author import (
-    Algorithm,
-    Cohort,
-    ModelDown,
-    Nothing,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    ServerModels,
-    Task,
-    Tree,
-    gradient_steps,
-    mean_update,
-    option,
-    sgd,
-    take_rows,
-)
+from kinfed.author import Cohort, ModelDown, Nothing, Population, Range, Task, Tree, mean_update, option, sgd, take_rows
 from kinfed.core import kernels
 
 

@@ -19,27 +19,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kinfed.author import (
-    AveragingAlgorithm,
-    Cohort,
-    ConfigError,
-    DeltaUp,
-    LocalTraining,
-    ModelDown,
-    ModelState,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    ServerModels,
-    Task,
-    Tree,
-    Weights,
-    example_counts,
-    gradient_steps,
-    option,
-    sgd,
-)
+from kinfed.algorithms.base import PrivacyProfile, check_stable, gradient_steps
+from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, Weights, example_counts
+from kinfed.algorithms.common.one_model import AveragesOneModel
+from kinfed.author import Cohort, LocalTraining, Range, Task, Tree, option, sgd
 
 
 @dataclass
@@ -48,7 +31,7 @@ class Client(Tree):
 
 
 @dataclass(frozen=True)
-class Ditto(AveragingAlgorithm[ModelState, Client, ModelDown, DeltaUp]):
+class Ditto(AveragesOneModel[Client]):
     lam: float = option(1.0, "λ: how firmly the personal model is held near the server's", ge=0, tune=Range(1e-2, 1.9))
     weights: Weights = option("examples", "weights of the average: by N_m (Ditto-w), or equal (Ditto-e)")
     personal_lr: float | None = option(None, "η_p of the personal branch; the common lr where none is given", gt=0)
@@ -58,11 +41,7 @@ class Ditto(AveragingAlgorithm[ModelState, Client, ModelDown, DeltaUp]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rate = self._personal_training.lr
-        if not rate * self.lam < 2:
-            raise ConfigError(
-                f"Ditto's personal step is unstable for lr * lam >= 2; got {rate} * {self.lam}; lower one of them"
-            )
+        check_stable("Ditto's personal step", "lam", self._personal_training.lr, self.lam)
 
     @property
     def _personal_training(self) -> LocalTraining:
@@ -70,14 +49,8 @@ class Ditto(AveragingAlgorithm[ModelState, Client, ModelDown, DeltaUp]):
         training = self.training if self.personal_steps is None else self.training.with_steps(self.personal_steps)
         return training if self.personal_lr is None else replace(training, lr=self.personal_lr)
 
-    def init_server(self, task: Task, population: Population) -> ModelState:
-        return ModelState(task.init(population.seed))
-
     def init_client(self, task: Task, data: Cohort) -> Client:
         return Client(task.init(data.seed).expand(len(data), -1))
-
-    def download(self, server: ModelState, ids: Tensor) -> ModelDown:
-        return ModelDown(server.w.expand(len(ids), -1))
 
     def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         proximal = (self.lam, down.w) if self.lam else None
@@ -87,14 +60,8 @@ class Ditto(AveragingAlgorithm[ModelState, Client, ModelDown, DeltaUp]):
         )  # ∇f(v) + λ (v − w)
         return Client(v), DeltaUp(u.sub_(down.w), example_counts(self.weights, data))
 
-    def step(self, server: ModelState, mean: DeltaUp, round: RoundInfo) -> ModelState:
-        return ModelState(server.w + mean.delta)
-
     def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
         return client.v
-
-    def server_models(self, server: ModelState) -> ServerModels:
-        return ServerModels(server.w[None])
 
     def privacy(self, count: Tensor) -> PrivacyProfile:
         one, other = self.training.num_steps(count), self._personal_training.num_steps(count)

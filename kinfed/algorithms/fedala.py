@@ -28,31 +28,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.author import (
-    AveragingAlgorithm,
-    Cohort,
-    ColumnSplit,
-    DeltaUp,
-    ModelDown,
-    ModelState,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    ServerModels,
-    Split,
-    Task,
-    Tree,
-    Weights,
-    each_step,
-    example_counts,
-    gradient_steps,
-    last_layers,
-    option,
-    own_or_server,
-    parse_patterns,
-    sgd,
-)
+from kinfed.algorithms.base import PrivacyProfile, gradient_steps
+from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, Weights, example_counts, own_or_server
+from kinfed.algorithms.common.one_model import AveragesOneModel
+from kinfed.author import ColumnSplit, Range, Task, Tree, each_step, last_layers, option, parse_patterns, sgd
+from kinfed.data import Cohort, Population, Split
 
 LAST_LOSSES = 10  # passes whose losses say whether Ω has settled
 
@@ -66,7 +46,7 @@ class Client(Tree):
 
 
 @dataclass(frozen=True)
-class FedALA(AveragingAlgorithm[ModelState, Client, ModelDown, DeltaUp]):
+class FedALA(AveragesOneModel[Client]):
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
     upper_layers: int = option(1, "how many of the last layers are mixed element by element", ge=1)
     upper: str = option("", "layers that are mixed, by name or pattern, separated by commas, instead of upper_layers")
@@ -84,16 +64,10 @@ class FedALA(AveragingAlgorithm[ModelState, Client, ModelDown, DeltaUp]):
     def check(self, task: Task, population: Population) -> None:
         self.split(task)  # names that the model does not have
 
-    def init_server(self, task: Task, population: Population) -> ModelState:
-        return ModelState(task.init(population.seed))
-
     def init_client(self, task: Task, data: Cohort) -> Client:
         start = task.init(data.seed).expand(len(data), -1)
         nobody = torch.zeros(len(data), dtype=torch.bool)
         return Client(start, torch.ones_like(self.split(task).take_own(start)), nobody, nobody.clone())
-
-    def download(self, server: ModelState, ids: Tensor) -> ModelDown:
-        return ModelDown(server.w.expand(len(ids), -1))
 
     def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         omega = client.omega
@@ -148,15 +122,9 @@ class FedALA(AveragingAlgorithm[ModelState, Client, ModelDown, DeltaUp]):
         """[n] batches of one pass."""
         return torch.ceil(self.share * count.to(torch.float64) / self.training.batch).to(torch.int64).clamp_min(1)
 
-    def step(self, server: ModelState, mean: DeltaUp, round: RoundInfo) -> ModelState:
-        return ModelState(server.w + mean.delta)
-
     def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> dict[str, Tensor]:
         own = own_or_server(client.seen, client.theta, down.w)
         return {"personal": own, "mixed": self._mix(task, own, down.w, client.omega)}
-
-    def server_models(self, server: ModelState) -> ServerModels:
-        return ServerModels(server.w[None])
 
     def client_figures(self, client: Client) -> dict[str, Tensor]:
         return {"omega": client.omega.mean(1)}

@@ -36,24 +36,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.common.server_memory import check_memory
-from kinfed.author import (
-    Algorithm,
-    Cohort,
-    ConfigError,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    Task,
-    Tree,
-    cosines,
-    gradient_steps,
-    option,
-    own_or_server,
-    pairwise_squared_distances,
-    sgd,
-)
+from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, gradient_steps
+from kinfed.algorithms.common.averaging import own_or_server
+from kinfed.algorithms.common.many_models import check_memory
+from kinfed.algorithms.common.one_model import Client
+from kinfed.author import ConfigError, Range, Task, Tree, cosines, option, pairwise_squared_distances, sgd
+from kinfed.data import Cohort, Population
 
 
 @dataclass
@@ -62,12 +50,6 @@ class Server(Tree):
     known: Tensor  # [N] bool: has sent one
     xi: Tensor  # [N, N] float64 ξ, rows sum to 1
     scaled: Tensor  # [N] bool: the shares of others were scaled down
-
-
-@dataclass
-class Client(Tree):
-    theta: Tensor  # [n, P] own model
-    seen: Tensor  # [n] bool: has trained
 
 
 @dataclass
@@ -115,7 +97,7 @@ class FedAMP(Algorithm[Server, Client, Down, Up]):
         return Server(task.init(population.seed).repeat(n, 1), nobody, torch.eye(n, dtype=torch.float64), nobody)
 
     def init_client(self, task: Task, data: Cohort) -> Client:
-        return Client(task.init(data.seed).expand(len(data), -1), torch.zeros(len(data), dtype=torch.bool))
+        return Client.start(task, data)
 
     def download(self, server: Server, ids: Tensor) -> Down:
         # One row at a time, so that the mix does not depend on who is asked for with it.

@@ -30,42 +30,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, RoundInfo, gradient_steps
+from kinfed.algorithms.common.averaging import own_or_server
 from kinfed.algorithms.common.heads import class_means, required_body
-from kinfed.author import (
-    AveragingAlgorithm,
-    Batch,
-    Cohort,
-    ColumnSplit,
-    Deltas,
-    LocalTraining,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    Split,
-    Task,
-    Tree,
-    gradient_steps,
-    option,
-    own_or_server,
-    sgd,
-)
-
-
-@dataclass
-class Server(Tree):
-    shared: Tensor  # [G] the body
-
-
-@dataclass
-class Client(Tree):
-    theta: Tensor  # [n, P] own model after its last training
-    seen: Tensor  # [n] bool: has trained
-
-
-@dataclass
-class Down(Tree):
-    shared: Tensor  # [n, G]
+from kinfed.algorithms.common.one_model import Client
+from kinfed.algorithms.common.partial import Down, Server
+from kinfed.author import ColumnSplit, Deltas, Range, Task, Tree, option, sgd
+from kinfed.data import Batch, Cohort, LocalTraining, Population, Split
 
 
 @dataclass
@@ -110,7 +81,7 @@ class FedAS(AveragingAlgorithm[Server, Client, Down, Up]):
         return Server(split.take_shared(task.init(population.seed)).clone())
 
     def init_client(self, task: Task, data: Cohort) -> Client:
-        return Client(task.init(data.seed).expand(len(data), -1), torch.zeros(len(data), dtype=torch.bool))
+        return Client.start(task, data)
 
     def download(self, server: Server, ids: Tensor) -> Down:
         return Down(server.shared.expand(len(ids), -1))

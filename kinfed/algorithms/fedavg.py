@@ -20,21 +20,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.common.last_model import Client, DeploysLastModel
-from kinfed.author import (
-    AveragingAlgorithm,
-    Cohort,
-    DeltaUp,
-    ModelDown,
-    Population,
-    RoundInfo,
-    Task,
-    Tree,
-    difference,
-    example_counts,
-    option,
-    sgd,
-)
+from kinfed.algorithms.base import AveragingAlgorithm, RoundInfo
+from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, Weights, example_counts
+from kinfed.algorithms.common.one_model import Client, DeploysLastModel
+from kinfed.author import Cohort, Population, Task, Tree, difference, option, sgd
 
 
 @dataclass
@@ -44,7 +33,8 @@ class Server(Tree):
 
 
 @dataclass(frozen=True)
-class FedAvg(DeploysLastModel[Server, DeltaUp], AveragingAlgorithm[Server, Client, ModelDown, DeltaUp]):
+class FedAvg(DeploysLastModel[Server, ModelDown, DeltaUp], AveragingAlgorithm[Server, Client, ModelDown, DeltaUp]):
+    weights: Weights = option("examples", "weights of the average: by N_m, or equal")
     smoothing: float | Literal["participation"] = option(
         1.0, "c in w ← (1 − c) w + c ŵ: a number, or the participation rate", gt=0, le=1
     )
@@ -54,9 +44,6 @@ class FedAvg(DeploysLastModel[Server, DeltaUp], AveragingAlgorithm[Server, Clien
     def init_server(self, task: Task, population: Population) -> Server:
         c = population.participation if isinstance(self.smoothing, str) else self.smoothing
         return Server(task.init(population.seed), torch.tensor(c, dtype=torch.float64))
-
-    def download(self, server: Server, ids: Tensor) -> ModelDown:
-        return ModelDown(server.w.expand(len(ids), -1))
 
     def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         u = self.train(task, down.w, data)

@@ -22,28 +22,11 @@ from typing import Literal
 
 from torch import Tensor
 
+from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, RoundInfo, ServerModels, gradient_steps
+from kinfed.algorithms.common.averaging import Weights, example_counts
 from kinfed.algorithms.common.partial import Down, Up
-from kinfed.author import (
-    AveragingAlgorithm,
-    Cohort,
-    ColumnSplit,
-    ConfigError,
-    LocalTraining,
-    Nothing,
-    Population,
-    PrivacyProfile,
-    RoundInfo,
-    ServerModels,
-    Task,
-    Tree,
-    Weights,
-    example_counts,
-    gradient_steps,
-    last_layers,
-    option,
-    parse_patterns,
-    sgd,
-)
+from kinfed.author import ColumnSplit, ConfigError, Nothing, Task, Tree, last_layers, option, parse_patterns, sgd
+from kinfed.data import Cohort, LocalTraining, Population
 
 
 @dataclass

@@ -99,7 +99,7 @@ class FedBE(FedAvg):
         return torch.stack(ends).double().mean(0).to(w.dtype)
 
     def _rate(self, step: int) -> float:
-        """Of a step of distillation: falls linearly within a cycle."""
+        """Rate of a step of distillation: falls linearly within a cycle."""
         position = (step % self.cycle) / max(self.cycle - 1, 1)
         return self.distill_lr * (1 - (1 - CYCLE_END) * position)
 

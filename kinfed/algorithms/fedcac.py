@@ -30,23 +30,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.common.last_model import Client, DeploysLastModel
-from kinfed.algorithms.common.server_memory import check_memory
-from kinfed.author import (
-    Cohort,
-    ModelDown,
-    Population,
-    Range,
-    RoundInfo,
-    Task,
-    Tree,
-    Weights,
-    example_counts,
-    mean_update,
-    option,
-    sgd,
-    weighted_mean,
-)
+from kinfed.algorithms.base import RoundInfo
+from kinfed.algorithms.common.averaging import ModelDown, Weights, example_counts, mean_update
+from kinfed.algorithms.common.many_models import check_memory
+from kinfed.algorithms.common.one_model import Client, DeploysLastModel
+from kinfed.author import Cohort, Population, Range, Task, Tree, option, sgd, weighted_mean
 from kinfed.core import packed, unpacked
 
 
@@ -68,7 +56,7 @@ class Up(Tree):
 
 
 @dataclass(frozen=True)
-class FedCAC(DeploysLastModel[Server, Up]):
+class FedCAC(DeploysLastModel[Server, ModelDown, Up]):
     weights: Weights = option("examples", "weights of the average of all: by N_m, or equal")
     tau: float = option(
         0.5, "τ: share of critical parameters; 0 is FedAvg", ge=0, le=1, tune=Range(0.1, 0.9, log=False)
@@ -93,7 +81,7 @@ class FedCAC(DeploysLastModel[Server, Up]):
         return ModelDown(torch.stack([self._start(server, i) for i in ids.tolist()]) if len(ids) else server.theta[:0])
 
     def _start(self, server: Server, i: int) -> Tensor:
-        """[P]: critical parameters from those who help client i, the others from all."""
+        """[P]: critical parameters from the clients that help client i, the others from all."""
         if not bool(server.known[i]):
             return server.w
         helpers = server.helps[i].nonzero().squeeze(1)

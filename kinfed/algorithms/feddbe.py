@@ -20,35 +20,17 @@ Not private: the mean feature leaves a client.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.base import PrivacyProfile, RoundInfo
+from kinfed.algorithms.common.averaging import Weights, example_counts, mean_update, personal_rate
 from kinfed.algorithms.common.heads import required_body
-from kinfed.author import (
-    Algorithm,
-    Batch,
-    Cohort,
-    ConfigError,
-    Deltas,
-    Head,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    ServerModels,
-    Split,
-    Task,
-    Tree,
-    Weights,
-    counts_examples,
-    each_step,
-    example_counts,
-    mean_update,
-    option,
-    sgd,
-)
+from kinfed.algorithms.common.one_model import OneModel
+from kinfed.author import ConfigError, Deltas, Head, Range, Task, Tree, counts_examples, each_step, option, sgd
+from kinfed.data import Batch, Cohort, Population, Split
 
 
 @dataclass
@@ -104,7 +86,7 @@ def with_bias(head: Head, theta: Tensor, z_bar: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class FedDBE(Algorithm[Server, Client, Down, Up]):
+class FedDBE(OneModel[Server, Client, Down, Up]):
     kappa: float = option(
         50.0, "κ: how firmly mean features are held at the consensus; 0 leaves that out", ge=0, tune=Range(0.1, 100.0)
     )
@@ -117,14 +99,9 @@ class FedDBE(Algorithm[Server, Client, Down, Up]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._personal_rate(1)  # or a rate below lr_floor would be refused in the first round only
-
-    def _personal_rate(self, round: int) -> float:
-        """The rate of z̄ in a round; it decays as the common one does."""
-        if self.personal_lr == 0:
-            return 0.0
-        own = self.training if self.personal_lr is None else replace(self.training, lr=self.personal_lr)
-        return own.rate(round)
+        personal_rate(
+            self.training, self.personal_lr, 1
+        )  # or a rate below lr_floor would be refused in the first round only
 
     def check(self, task: Task, population: Population) -> None:
         head = required_body("FedDBE", task)
@@ -169,7 +146,7 @@ class FedDBE(Algorithm[Server, Client, Down, Up]):
         batches = split.batches(self.training)
         if not self.kappa and self.personal_lr == 0:
             return sgd(task, w, batches), z_bar
-        own_rate = self._personal_rate(split.round)
+        own_rate = personal_rate(self.training, self.personal_lr, split.round)
         head, trainable = task.head, task.trainable
         theta, z_bar, r = w.clone(memory_format=torch.contiguous_format), z_bar.clone(), torch.zeros_like(z_bar)
         for batch, (x, z, mean, center) in each_step(batches, theta, z_bar, r, consensus):
@@ -194,9 +171,6 @@ class FedDBE(Algorithm[Server, Client, Down, Up]):
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return with_bias(task.head, down.w, client.z_bar)
-
-    def server_models(self, server: Server) -> ServerModels:
-        return ServerModels(server.w[None])
 
     def privacy(self, count: Tensor) -> PrivacyProfile:
         return PrivacyProfile(None, impossible="the mean feature of its examples")

@@ -31,25 +31,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.author import (
-    Algorithm,
-    Cohort,
-    ConfigError,
-    DeltaUp,
-    ModelDown,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    ServerModels,
-    Task,
-    Tree,
-    gradient_steps,
-    mean_update,
-    option,
-    own_or_server,
-    sgd,
-)
+from kinfed.algorithms.base import RoundInfo, ServerModels, check_stable
+from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, mean_update, own_or_server
+from kinfed.algorithms.common.one_model import OneModel
+from kinfed.author import Cohort, Population, Range, Task, Tree, option, sgd
 
 
 @dataclass
@@ -67,7 +52,7 @@ class Client(Tree):
 
 
 @dataclass(frozen=True)
-class FedDyn(Algorithm[Server, Client, ModelDown, DeltaUp]):
+class FedDyn(OneModel[Server, Client, ModelDown, DeltaUp]):
     alpha: float = option(0.1, "α: strength of the regularizer", gt=0, tune=Range(1e-3, 1.0))
     server_model: Literal["mean", "sent"] = option(
         "mean", "the server's model: the mean of the last round's, or the corrected one that is sent"
@@ -77,11 +62,7 @@ class FedDyn(Algorithm[Server, Client, ModelDown, DeltaUp]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.alpha * self.training.lr < 2:
-            raise ConfigError(
-                f"FedDyn's step is unstable for lr * alpha >= 2; got {self.training.lr} * {self.alpha}; "
-                "lower one of them"
-            )
+        check_stable("FedDyn's step", "alpha", self.training.lr, self.alpha)
 
     def init_server(self, task: Task, population: Population) -> Server:
         w = task.init(population.seed)
@@ -90,9 +71,6 @@ class FedDyn(Algorithm[Server, Client, ModelDown, DeltaUp]):
     def init_client(self, task: Task, data: Cohort) -> Client:
         start = task.init(data.seed).expand(len(data), -1)
         return Client(torch.zeros_like(start[:, task.trainable]), start, torch.zeros(len(data), dtype=torch.bool))
-
-    def download(self, server: Server, ids: Tensor) -> ModelDown:
-        return ModelDown(server.w.expand(len(ids), -1))
 
     def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         center = down.w.clone()
@@ -121,6 +99,3 @@ class FedDyn(Algorithm[Server, Client, ModelDown, DeltaUp]):
 
     def server_models(self, server: Server) -> ServerModels:
         return ServerModels((server.mean if self.server_model == "mean" else server.w)[None])
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return gradient_steps(self.training.num_steps(count))

@@ -27,23 +27,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.author import (
-    AveragingAlgorithm,
-    Batch,
-    Cohort,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    Split,
-    Task,
-    Tree,
-    Weights,
-    example_counts,
-    option,
-    sgd,
-    take_rows,
-)
+from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, RoundInfo
+from kinfed.algorithms.common.averaging import Weights, example_counts
+from kinfed.author import Batch, Cohort, Population, Range, Split, Task, Tree, option, sgd, take_rows
 from kinfed.engine import MixtureTask, mixture_rows
 
 LEAST = 1e-8  # weight of a component that no example speaks for: it can still come back

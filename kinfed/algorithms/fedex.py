@@ -27,20 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import AnyAlgorithm, Trait
-from kinfed.author import (
-    Algorithm,
-    Cohort,
-    ConfigError,
-    Population,
-    RoundInfo,
-    ServerModels,
-    Task,
-    Tree,
-    mean_losses,
-    option,
-    rng,
-)
+from kinfed.algorithms.base import Algorithm, AnyAlgorithm, RoundInfo, ServerModels, Trait
+from kinfed.author import Cohort, ConfigError, Population, Task, Tree, mean_losses, option, rng
 from kinfed.engine import task_for
 
 

@@ -54,7 +54,7 @@ class FedLC(FedAvg):
         feature_loss = ShiftedLogits(-self.tau * count.pow(-0.25))  # s = z − τ N^(−1/4)
         return sgd(task, w, data.train.batches(self.training), feature_loss=feature_loss)
 
-    def privacy(self, count: Tensor) -> PrivacyProfile:
+    def privacy(self, count: Tensor) -> PrivacyProfile | None:
         if not self.tau:
             return super().privacy(count)
         return PrivacyProfile(None, impossible="its numbers of examples by class, as the shift of a loss,")

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.common.distillation import OwnModels, digest, public_examples, public_scores
+from kinfed.algorithms.common.one_model import Client
 from kinfed.author import AveragingAlgorithm, Cohort, Population, Range, RoundInfo, Task, Tree, option, sgd
 
 
@@ -37,12 +38,6 @@ from kinfed.author import AveragingAlgorithm, Cohort, Population, Range, RoundIn
 class Server(Tree):
     consensus: Tensor  # [U, C] f̄
     known: Tensor  # [] bool: there is one
-
-
-@dataclass
-class Client(Tree):
-    theta: Tensor  # [n, P] never leaves the client
-    seen: Tensor  # [n] bool: has trained
 
 
 @dataclass
@@ -72,7 +67,7 @@ class FedMD(OwnModels[Server, Client, Down, Up], AveragingAlgorithm[Server, Clie
         return Server(consensus, torch.zeros((), dtype=torch.bool, device=task.device))
 
     def init_client(self, task: Task, data: Cohort) -> Client:
-        return Client(task.init(data.seed).expand(len(data), -1), torch.zeros(len(data), dtype=torch.bool))
+        return Client.start(task, data)
 
     def download(self, server: Server, ids: Tensor) -> Down:
         return Down(server.consensus.expand(len(ids), -1, -1), server.known.expand(len(ids)))

@@ -31,27 +31,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.common.last_model import Client
+from kinfed.algorithms.base import PrivacyProfile, RoundInfo, gradient_steps
+from kinfed.algorithms.common.averaging import ModelDown, ModelState, Weights, example_counts, mean_update
+from kinfed.algorithms.common.one_model import Client, DeploysLastModel
 from kinfed.algorithms.fedprox import FedProx
-from kinfed.author import (
-    Algorithm,
-    Cohort,
-    ConfigError,
-    ModelDown,
-    ModelState,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    ServerModels,
-    Task,
-    Tree,
-    Weights,
-    example_counts,
-    gradient_steps,
-    mean_update,
-    option,
-)
+from kinfed.author import Cohort, ConfigError, Range, Task, Tree, option
 
 
 @dataclass
@@ -62,7 +46,7 @@ class Up(Tree):
 
 
 @dataclass(frozen=True)
-class FedNova(Algorithm[ModelState, Client, ModelDown, Up]):
+class FedNova(DeploysLastModel[ModelState, ModelDown, Up]):
     weights: Weights = option("examples", "p_m: by N_m, or equal")
     mu: float = option(0.0, "μ of FedProx's proximal term in local training; 0 for none", ge=0, tune=Range(1e-3, 1.0))
 
@@ -91,15 +75,6 @@ class FedNova(Algorithm[ModelState, Client, ModelDown, Up]):
         """The clients' side, which is FedProx's; with μ = 0, FedAvg's."""
         return FedProx(training=self.training, weights=self.weights, mu=self.mu)
 
-    def init_server(self, task: Task, population: Population) -> ModelState:
-        return ModelState(task.init(population.seed))
-
-    def init_client(self, task: Task, data: Cohort) -> Client:
-        return self._local.init_client(task, data)
-
-    def download(self, server: ModelState, ids: Tensor) -> ModelDown:
-        return ModelDown(server.w.expand(len(ids), -1))
-
     def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, Up]:
         new, sent = self._local.client_update(task, client, down, data)
         batches = data.train.batches(self.training)
@@ -117,12 +92,6 @@ class FedNova(Algorithm[ModelState, Client, ModelDown, Up]):
         delta = up.delta[:, round.trainable]
         w[round.trainable] = server.w[round.trainable] + mean_update(delta * scale.to(delta)[:, None], up.count)
         return ModelState(w)
-
-    def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
-        return self._local.personalize(task, client, down, data)
-
-    def server_models(self, server: ModelState) -> ServerModels:
-        return ServerModels(server.w[None])
 
     def privacy(self, count: Tensor) -> PrivacyProfile:
         by_epoch = {"how many batches each client has": "steps instead of epochs"} if self.training.epochs else {}

@@ -38,24 +38,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.common.last_model import Client
+from kinfed.algorithms.base import AveragingAlgorithm, RoundInfo
+from kinfed.algorithms.common.one_model import Client, DeploysLastModel
 from kinfed.algorithms.fedprox import FedProx
-from kinfed.author import (
-    AveragingAlgorithm,
-    Cohort,
-    ConfigError,
-    DeltaUp,
-    ModelDown,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    ServerModels,
-    Task,
-    Tree,
-    Weights,
-    option,
-)
+from kinfed.author import Cohort, ConfigError, DeltaUp, ModelDown, Population, Range, Task, Tree, Weights, option
 
 
 @dataclass
@@ -66,7 +52,7 @@ class Server(Tree):
 
 
 @dataclass(frozen=True)
-class FedOpt(AveragingAlgorithm[Server, Client, ModelDown, DeltaUp]):
+class FedOpt(DeploysLastModel[Server, ModelDown, DeltaUp], AveragingAlgorithm[Server, Client, ModelDown, DeltaUp]):
     server_optimizer: Literal["adam", "yogi", "adagrad", "momentum"] = option("adam", "the server's rule")
     server_lr: float = option(0.1, "η, the server's learning rate", gt=0, tune=Range(1e-3, 1.0))
     beta1: float = option(0.9, "β₁ (FedAvgM's γ), momentum of the average update; 0 for none", ge=0, lt=1)
@@ -102,12 +88,6 @@ class FedOpt(AveragingAlgorithm[Server, Client, ModelDown, DeltaUp]):
         m = torch.zeros_like(w[task.trainable])
         return Server(w, m, None if self.server_optimizer == "momentum" else torch.full_like(m, self.tau**2))
 
-    def init_client(self, task: Task, data: Cohort) -> Client:
-        return self._local.init_client(task, data)
-
-    def download(self, server: Server, ids: Tensor) -> ModelDown:
-        return ModelDown(server.w.expand(len(ids), -1))
-
     def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         return self._local.client_update(task, client, down, data)
 
@@ -131,12 +111,3 @@ class FedOpt(AveragingAlgorithm[Server, Client, ModelDown, DeltaUp]):
         else:
             v = self.beta2 * server.v + (1 - self.beta2) * square
         return self.server_lr * m / (v.sqrt() + self.tau), m, v
-
-    def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
-        return self._local.personalize(task, client, down, data)
-
-    def server_models(self, server: Server) -> ServerModels:
-        return ServerModels(server.w[None])
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return self._local.privacy(count)

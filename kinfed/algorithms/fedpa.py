@@ -31,29 +31,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.common.last_model import Client
-from kinfed.author import (
-    AveragingAlgorithm,
-    Cohort,
-    Collect,
-    DeltaUp,
-    GradientStep,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    ServerModels,
-    Task,
-    Tree,
-    Weights,
-    example_counts,
-    extrapolated,
-    gradient_steps,
-    option,
-    own_or_server,
-    run_program,
-    sgd,
-)
+from kinfed.algorithms.base import AveragingAlgorithm, RoundInfo
+from kinfed.algorithms.common.averaging import DeltaUp, Weights, example_counts, extrapolated
+from kinfed.algorithms.common.one_model import Client, DeploysLastModel
+from kinfed.author import Cohort, Collect, GradientStep, Population, Range, Task, Tree, option, run_program, sgd
 
 
 @dataclass
@@ -69,7 +50,7 @@ class Down(Tree):
 
 
 @dataclass(frozen=True)
-class FedPA(AveragingAlgorithm[Server, Client, Down, DeltaUp]):
+class FedPA(DeploysLastModel[Server, Down, DeltaUp], AveragingAlgorithm[Server, Client, Down, DeltaUp]):
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
     samples: int = option(5, "l: posterior samples of a client and round", ge=1)
     burn_in: float = option(0.5, "share of the local steps before the first sample", ge=0, lt=1)
@@ -86,9 +67,6 @@ class FedPA(AveragingAlgorithm[Server, Client, Down, DeltaUp]):
 
     def init_server(self, task: Task, population: Population) -> Server:
         return Server(task.init(population.seed), torch.tensor(False))
-
-    def init_client(self, task: Task, data: Cohort) -> Client:
-        return Client(task.init(data.seed).expand(len(data), -1), torch.zeros(len(data), dtype=torch.bool))
 
     def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
         return replace(server, sampling=torch.tensor(round.number > self.fedavg_rounds)), active
@@ -128,15 +106,6 @@ class FedPA(AveragingAlgorithm[Server, Client, Down, DeltaUp]):
         rate = self.server_lr if bool(server.sampling) else 1.0
         w = extrapolated(server.w, mean.delta, rate, round.trainable)
         return Server(w, server.sampling)
-
-    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
-        return own_or_server(client.seen, client.theta, down.w)
-
-    def server_models(self, server: Server) -> ServerModels:
-        return ServerModels(server.w[None])
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return gradient_steps(self.training.num_steps(count), weights=self.weights)
 
 
 def posterior_delta(w: Tensor, x: Tensor, number: Tensor, rho: float) -> Tensor:

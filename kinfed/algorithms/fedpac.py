@@ -41,27 +41,12 @@ from scipy.linalg import solve_triangular
 from scipy.optimize import nnls
 from torch import Tensor
 
+from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo
+from kinfed.algorithms.common.averaging import Weights, mean_update
 from kinfed.algorithms.common.heads import class_means, mean_prototypes, required_body
 from kinfed.algorithms.fedproto import PrototypePull
-from kinfed.author import (
-    Algorithm,
-    ClassSums,
-    Cohort,
-    ColumnSplit,
-    LocalTraining,
-    Nothing,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    Task,
-    Tree,
-    Weights,
-    counts_examples,
-    mean_update,
-    option,
-    sgd,
-)
+from kinfed.author import ClassSums, ColumnSplit, Nothing, Range, Task, Tree, counts_examples, option, sgd
+from kinfed.data import Cohort, LocalTraining, Population
 
 NEGLIGIBLE = 1e-3  # weights of heads below this are dropped
 RIDGE = 1e-12  # of the mean diagonal, added to the diagonal

@@ -26,25 +26,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.base import PrivacyProfile
+from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, example_counts
 from kinfed.algorithms.common.heads import required_body
-from kinfed.algorithms.common.last_model import Client
+from kinfed.algorithms.common.one_model import Client
 from kinfed.algorithms.fedavg import FedAvg
-from kinfed.author import (
-    Batch,
-    Cohort,
-    Deltas,
-    DeltaUp,
-    ModelDown,
-    Population,
-    PrivacyProfile,
-    Range,
-    Task,
-    example_counts,
-    logit_delta,
-    option,
-    sgd,
-    take_rows,
-)
+from kinfed.author import Batch, Cohort, Deltas, Population, Range, Task, logit_delta, option, sgd, take_rows
 
 SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)  # s
 
@@ -104,7 +91,7 @@ class FedPHP(FedAvg):
         up = DeltaUp(theta - down.w, example_counts(self.weights, data))
         return Client(v, torch.ones_like(client.seen)), up
 
-    def privacy(self, count: Tensor) -> PrivacyProfile:
+    def privacy(self, count: Tensor) -> PrivacyProfile | None:
         if not self.lam:
             return super().privacy(count)
         return PrivacyProfile(None, impossible="what a loss makes of its examples that compares them with one another")

@@ -27,23 +27,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo
 from kinfed.algorithms.common.heads import class_means, mean_prototypes, required_body
-from kinfed.author import (
-    Algorithm,
-    Batch,
-    Cohort,
-    Deltas,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    Task,
-    Tree,
-    Weights,
-    counts_examples,
-    option,
-    sgd,
-)
+from kinfed.author import Batch, Cohort, Deltas, Population, Range, Task, Tree, Weights, counts_examples, option, sgd
 
 NEVER = -1e9  # the logit of a class without a prototype: below all others, and finite
 

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kinfed.algorithms.base import check_stable
 from kinfed.algorithms.fedavg import FedAvg
-from kinfed.author import Cohort, ConfigError, Range, Task, option, sgd
+from kinfed.author import Cohort, Range, Task, option, sgd
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,7 @@ class FedProx(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.mu * self.training.lr < 2:
-            raise ConfigError(
-                f"FedProx's step is unstable for lr * mu >= 2; got {self.training.lr} * {self.mu}; lower one of them"
-            )
+        check_stable("FedProx's step", "mu", self.training.lr, self.mu)
 
     def train(self, task: Task, w: Tensor, data: Cohort) -> Tensor:
         proximal = (self.mu, w) if self.mu else None

@@ -17,32 +17,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kinfed.algorithms.common.partial import PartlyShared
-from kinfed.author import (
-    Cohort,
-    ColumnSplit,
-    LocalTraining,
-    PrivacyProfile,
-    Task,
-    Weights,
-    gradient_steps,
-    last_layers,
-    option,
-    parse_patterns,
-    sgd,
-)
+from kinfed.algorithms.base import PrivacyProfile, gradient_steps
+from kinfed.algorithms.fedper import FedPer
+from kinfed.author import Cohort, ColumnSplit, LocalTraining, Task, Weights, option, sgd
 
 
 @dataclass(frozen=True)
-class FedRep(PartlyShared):
+class FedRep(FedPer):
     head_layers: int = option(1, "how many of the last layers form the head", ge=0)
-    head: str = option("", "layers of the head by name or pattern, separated by commas, instead of head_layers")
     weights: Weights = option("equal", "weights of the average: equal (paper), or by N_m")
     head_steps: int | None = option(None, "steps on the head per round; the usual number where none is given", ge=1)
-
-    def split(self, task: Task) -> ColumnSplit:
-        head = parse_patterns(self.head) or last_layers(task.slots, self.head_layers)
-        return ColumnSplit.owning(task.slots, head)
 
     @property
     def _head_training(self) -> LocalTraining:

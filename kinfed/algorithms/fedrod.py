@@ -23,33 +23,16 @@ Not private: class counts are in every example's gradient, as in FedLC.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.base import PrivacyProfile
+from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, Weights, example_counts, personal_rate
 from kinfed.algorithms.common.heads import class_counts, required_head
-from kinfed.author import (
-    AveragingAlgorithm,
-    Batch,
-    Cohort,
-    Deltas,
-    DeltaUp,
-    ModelDown,
-    ModelState,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    ServerModels,
-    Task,
-    Tree,
-    Weights,
-    example_counts,
-    logit_delta,
-    option,
-    sgd,
-)
+from kinfed.algorithms.common.one_model import AveragesOneModel
+from kinfed.author import Batch, Cohort, Deltas, Population, Range, Task, Tree, logit_delta, option, sgd
 
 
 @dataclass
@@ -84,7 +67,7 @@ class TwoHeads:
 
 
 @dataclass(frozen=True)
-class FedRoD(AveragingAlgorithm[ModelState, Client, ModelDown, DeltaUp]):
+class FedRoD(AveragesOneModel[Client]):
     gamma: float = option(1.0, "γ: strength of balancing in the generic loss; 0 is cross-entropy", ge=0)
     personal_lr: float | None = option(
         None, "rate of the personal head; the common lr where none is given", ge=0, tune=Range(1e-3, 1.0)
@@ -95,48 +78,33 @@ class FedRoD(AveragingAlgorithm[ModelState, Client, ModelDown, DeltaUp]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._personal_rate(1)  # or a rate below lr_floor would be refused in the first round only
-
-    def _personal_rate(self, round: int) -> float:
-        """The rate of V in a round; it decays as the common one does."""
-        if self.personal_lr == 0:
-            return 0.0
-        own = self.training if self.personal_lr is None else replace(self.training, lr=self.personal_lr)
-        return own.rate(round)
+        personal_rate(
+            self.training, self.personal_lr, 1
+        )  # or a rate below lr_floor would be refused in the first round only
 
     def check(self, task: Task, population: Population) -> None:
         required_head("Fed-RoD", task)
-
-    def init_server(self, task: Task, population: Population) -> ModelState:
-        return ModelState(task.init(population.seed))
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         head = task.head
         v = torch.zeros(len(data), head.outputs, head.inputs, device=task.device)
         return Client(v, None if head.dense.bias is None else torch.zeros_like(v[..., 0]))
 
-    def download(self, server: ModelState, ids: Tensor) -> ModelDown:
-        return ModelDown(server.w.expand(len(ids), -1))
-
     def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         training, new = self.training, client.clone()
         shift = None
         if self.gamma:
             shift = self.gamma * class_counts(data.train, task.head.outputs).to(down.w.dtype).log()
-        feature_loss = TwoHeads(new, shift, self._personal_rate(data.round), training.weight_decay)
+        feature_loss = TwoHeads(
+            new, shift, personal_rate(training, self.personal_lr, data.round), training.weight_decay
+        )
         u = sgd(task, down.w, data.train.batches(training), feature_loss=feature_loss)
         return new, DeltaUp(u - down.w, example_counts(self.weights, data))
-
-    def step(self, server: ModelState, mean: DeltaUp, round: RoundInfo) -> ModelState:
-        return ModelState(server.w + mean.delta)
 
     def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
         weight, bias = task.head.split(down.w)
         own = None if bias is None or client.v_bias is None else bias + client.v_bias
         return task.head.join(down.w, weight + client.v, own)  # W + V_m, b + v_m
-
-    def server_models(self, server: ModelState) -> ServerModels:
-        return ServerModels(server.w[None])
 
     def privacy(self, count: Tensor) -> PrivacyProfile | None:
         if not self.gamma:

@@ -31,30 +31,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, ServerModels, gradient_steps
+from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, Weights, example_counts, mean_update
 from kinfed.algorithms.common.clustering import Linkage, agglomerate, join_best_cluster
-from kinfed.author import (
-    Algorithm,
-    Cohort,
-    ConfigError,
-    DeltaUp,
-    ModelDown,
-    Nothing,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    ServerModels,
-    Task,
-    Tree,
-    Weights,
-    example_counts,
-    gradient_steps,
-    mean_update,
-    option,
-    rng,
-    sgd,
-    take_rows,
-)
+from kinfed.author import Cohort, ConfigError, Nothing, Population, Range, Task, Tree, option, rng, sgd, take_rows
 from kinfed.core import kernels
 
 
@@ -96,7 +76,7 @@ class FLHC(Algorithm[Server, Nothing, ModelDown, DeltaUp]):
         return Server(w[None], everyone, w.clone(), centre, torch.zeros((), dtype=torch.float64))
 
     def _clusters_now(self, server: Server, round: RoundInfo) -> bool:
-        """Whether this round's updates decide the clusters: round n₁ + 1, or the next in which somebody replies."""
+        """True where this round's updates decide the clusters: round n₁ + 1, or the next in which somebody replies."""
         return round.number > self.n1 and not len(server.centre)
 
     def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:

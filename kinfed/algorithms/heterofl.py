@@ -31,26 +31,11 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.common.last_model import Client
+from kinfed.algorithms.base import RoundInfo
+from kinfed.algorithms.common.averaging import Weights, example_counts, own_or_server
 from kinfed.algorithms.common.masked_rows import MaskedDown, MaskedUp, mean_where_held, train_masked
-from kinfed.author import (
-    Algorithm,
-    Cohort,
-    ConfigError,
-    Population,
-    PrivacyProfile,
-    RoundInfo,
-    ServerModels,
-    Task,
-    Tree,
-    Weights,
-    example_counts,
-    gradient_steps,
-    option,
-    own_or_server,
-    rng,
-    take_rows,
-)
+from kinfed.algorithms.common.one_model import Client, DeploysLastModel
+from kinfed.author import Cohort, ConfigError, Population, Task, Tree, option, rng, take_rows
 from kinfed.core import packed, unpacked
 from kinfed.engine import ParameterSlot
 
@@ -66,7 +51,7 @@ class Server(Tree):
 
 
 @dataclass(frozen=True)
-class HeteroFL(Algorithm[Server, Client, MaskedDown, MaskedUp]):
+class HeteroFL(DeploysLastModel[Server, MaskedDown, MaskedUp]):
     rates: str = option("1,0.5,0.25", "r: shares of hidden units, dealt out to clients in equal parts; 1 is FedAvg")
     weights: Weights = option("equal", "weights of the average: equal (paper), or by N_m")
 
@@ -97,9 +82,6 @@ class HeteroFL(Algorithm[Server, Client, MaskedDown, MaskedUp]):
         order = rng.permutation(population.key("heterofl"), population.num_clients)
         return Server(task.init(population.seed), order % len(shares), bits)
 
-    def init_client(self, task: Task, data: Cohort) -> Client:
-        return Client(task.init(data.seed).expand(len(data), -1), torch.zeros(len(data), dtype=torch.bool))
-
     def download(self, server: Server, ids: Tensor) -> MaskedDown:
         bits = take_rows(server.bits, server.level[ids])
         mask = unpacked(bits, len(server.w)).to(server.w.device)
@@ -120,12 +102,6 @@ class HeteroFL(Algorithm[Server, Client, MaskedDown, MaskedUp]):
     def personalize(self, task: Task, client: Client, down: MaskedDown, data: Cohort) -> Tensor:
         mask = unpacked(down.bits, task.num_params).to(down.w.device)
         return own_or_server(client.seen, client.theta, _complete(task, down.w, mask, data.seed))
-
-    def server_models(self, server: Server) -> ServerModels:
-        return ServerModels(server.w[None])
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return gradient_steps(self.training.num_steps(count), weights=self.weights)
 
 
 def _complete(task: Task, theta: Tensor, mask: Tensor, seed: int) -> Tensor:

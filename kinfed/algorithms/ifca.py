@@ -23,26 +23,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo
+from kinfed.algorithms.common.averaging import Weights, example_counts, mean_update
 from kinfed.algorithms.common.clustering import k_means, num_distinct
-from kinfed.author import (
-    Algorithm,
-    Cohort,
-    Nothing,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    Task,
-    Tree,
-    Weights,
-    best_fit,
-    example_counts,
-    mean_update,
-    option,
-    rng,
-    sgd,
-    take_rows,
-)
+from kinfed.author import Cohort, Nothing, Population, Range, Task, Tree, best_fit, option, rng, sgd, take_rows
 from kinfed.core import kernels
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kinfed.algorithms.common.last_model import Client
+from kinfed.algorithms.common.one_model import Client
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.author import Cohort, ModelDown, Task
 

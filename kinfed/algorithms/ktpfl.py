@@ -37,7 +37,7 @@ from kinfed.author import Cohort, Population, Range, RoundInfo, Task, Tree, opti
 class Server(Tree):
     predictions: Tensor  # [N, U, C] s as last sent
     known: Tensor  # [N] bool: has sent some
-    coefficients: Tensor  # [N, N] float64 c; rows sum to 1 over those who are known
+    coefficients: Tensor  # [N, N] float64 c; rows sum to 1 over the known clients
 
 
 @dataclass

@@ -28,22 +28,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kinfed.author import (
-    Algorithm,
-    Cohort,
-    ConfigError,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    ServerModels,
-    Task,
-    Tree,
-    gradient_steps,
-    option,
-    rng,
-    sgd,
-)
+from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, ServerModels, gradient_steps
+from kinfed.author import Cohort, ConfigError, Population, Range, Task, Tree, option, rng, sgd
 
 
 @dataclass

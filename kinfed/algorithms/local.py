@@ -12,18 +12,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kinfed.author import (
-    AveragingAlgorithm,
-    Cohort,
-    Nothing,
-    Population,
-    PrivacyProfile,
-    RoundInfo,
-    Task,
-    Tree,
-    gradient_steps,
-    sgd,
-)
+from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, RoundInfo, gradient_steps
+from kinfed.author import Cohort, Nothing, Population, Task, Tree, sgd
 
 
 @dataclass

@@ -30,23 +30,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.base import PrivacyProfile, RoundInfo, gradient_steps
 from kinfed.algorithms.common.masked_rows import MaskedDown, MaskedUp, mean_where_held, train_masked
-from kinfed.author import (
-    Algorithm,
-    Cohort,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    ServerModels,
-    Task,
-    Tree,
-    Weights,
-    example_counts,
-    gradient_steps,
-    option,
-    own_or_server,
-)
+from kinfed.algorithms.common.one_model import OneModel
+from kinfed.author import Cohort, Population, Range, Task, Tree, Weights, example_counts, option, own_or_server
 from kinfed.core import packed, unpacked
 from kinfed.engine import ParameterSlot
 
@@ -66,7 +53,7 @@ class Client(Tree):
 
 
 @dataclass(frozen=True)
-class LotteryFL(Algorithm[Server, Client, MaskedDown, MaskedUp]):
+class LotteryFL(OneModel[Server, Client, MaskedDown, MaskedUp]):
     prune: float = option(0.2, "share of the weights left that is pruned at a time", gt=0, lt=1, tune=Range(0.05, 0.5))
     accuracy: float = option(
         0.5, "prune where the masked model is right on more than this share of validation examples", ge=0, le=1
@@ -124,9 +111,6 @@ class LotteryFL(Algorithm[Server, Client, MaskedDown, MaskedUp]):
         mask = unpacked(client.bits, task.num_params).to(down.w.device)
         masked = torch.where(mask, down.w, 0.0)
         return {"personal": own_or_server(client.seen, client.theta, masked), "masked": masked}
-
-    def server_models(self, server: Server) -> ServerModels:
-        return ServerModels(server.w[None])
 
     def client_figures(self, client: Client) -> dict[str, Tensor]:
         return {"left": client.left}

@@ -45,19 +45,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.author import (
-    Algorithm,
-    Cohort,
-    ConfigError,
-    Population,
-    PrivacyProfile,
-    RoundInfo,
-    Split,
-    Task,
-    Tree,
-    option,
-    rng,
-)
+from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo
+from kinfed.author import Cohort, ConfigError, Population, Split, Task, Tree, option, rng
 from kinfed.engine import Dense, FeedForwardNet, ModuleTask
 from kinfed.errors import ModelError
 

@@ -32,20 +32,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.author import (
-    Algorithm,
-    Cohort,
-    ConfigError,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    Task,
-    Tree,
-    gradient_steps,
-    option,
-    sgd,
-)
+from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, gradient_steps
+from kinfed.author import Cohort, ConfigError, Population, Range, Task, Tree, option, sgd
 
 
 @dataclass

@@ -24,25 +24,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, example_counts, own_or_server
 from kinfed.algorithms.common.heads import required_body
-from kinfed.algorithms.common.last_model import Client
+from kinfed.algorithms.common.one_model import Client
 from kinfed.algorithms.fedavg import FedAvg
-from kinfed.author import (
-    Batch,
-    Cohort,
-    Deltas,
-    DeltaUp,
-    ModelDown,
-    Population,
-    Range,
-    Task,
-    example_counts,
-    option,
-    own_or_server,
-    separable,
-    sgd,
-    take_rows,
-)
+from kinfed.author import Batch, Cohort, Deltas, Population, Range, Task, option, separable, sgd, take_rows
 
 
 def cosine_and_slope(phi: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,24 +24,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.author import (
-    Algorithm,
-    Cohort,
-    ConfigError,
-    DeltaUp,
-    ModelDown,
-    ModelState,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    ServerModels,
-    Task,
-    Tree,
-    gradient_steps,
-    option,
-    sgd,
-)
+from kinfed.algorithms.base import check_stable
+from kinfed.algorithms.common.one_model import OneModel
+from kinfed.author import Cohort, DeltaUp, ModelDown, ModelState, Range, RoundInfo, Task, Tree, option, sgd
 
 
 @dataclass
@@ -50,7 +35,7 @@ class Client(Tree):
 
 
 @dataclass(frozen=True)
-class MRMTL(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
+class MRMTL(OneModel[ModelState, Client, ModelDown, DeltaUp]):
     lam: float = option(0.5, "λ: how firmly own models are held near the mean of all", ge=0, tune=Range(1e-2, 1.9))
 
     single_updates = (
@@ -59,19 +44,10 @@ class MRMTL(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.training.lr * self.lam < 2:
-            raise ConfigError(
-                f"MR-MTL's step is unstable for lr * lam >= 2; got {self.training.lr} * {self.lam}; lower one of them"
-            )
-
-    def init_server(self, task: Task, population: Population) -> ModelState:
-        return ModelState(task.init(population.seed))
+        check_stable("MR-MTL's step", "lam", self.training.lr, self.lam)
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         return Client(task.init(data.seed).expand(len(data), -1))
-
-    def download(self, server: ModelState, ids: Tensor) -> ModelDown:
-        return ModelDown(server.w.expand(len(ids), -1))
 
     def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         proximal = (self.lam, down.w) if self.lam else None
@@ -90,9 +66,3 @@ class MRMTL(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
 
     def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
         return client.theta
-
-    def server_models(self, server: ModelState) -> ServerModels:
-        return ServerModels(server.w[None])
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return gradient_steps(self.training.num_steps(count))

@@ -28,34 +28,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.author import (
-    Add,
-    AveragingAlgorithm,
-    Cohort,
-    DeltaUp,
-    Gradient,
-    GradientStep,
-    Instruction,
-    Mix,
-    ModelDown,
-    ModelState,
-    Norm,
-    Nothing,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    ServerModels,
-    Task,
-    gradient_steps,
-    option,
-    run_program,
-    sgd,
-)
+from kinfed.algorithms.base import PrivacyProfile, gradient_steps
+from kinfed.algorithms.common.averaging import DeltaUp, ModelDown
+from kinfed.algorithms.common.one_model import AveragesOneModel
+from kinfed.author import Add, Gradient, GradientStep, Instruction, Mix, Norm, Task, run_program, sgd
+from kinfed.core import Nothing, Range, option
+from kinfed.data import Cohort
 
 
 @dataclass(frozen=True)
-class PerFedAvg(AveragingAlgorithm[ModelState, Nothing, ModelDown, DeltaUp]):
+class PerFedAvg(AveragesOneModel[Nothing]):
     variant: Literal["fo", "hf"] = option("fo", "first order, or Hessian-free")
     alpha: float | None = option(
         None, "α of the inner (adaptation) step; the common lr where none is given", ge=0, tune=Range(1e-3, 0.5)
@@ -70,12 +52,6 @@ class PerFedAvg(AveragingAlgorithm[ModelState, Nothing, ModelDown, DeltaUp]):
         """α and β of a round, decaying in step with the common rate."""
         decay = lr / self.training.lr
         return lr if self.alpha is None else self.alpha * decay, lr if self.beta is None else self.beta * decay
-
-    def init_server(self, task: Task, population: Population) -> ModelState:
-        return ModelState(task.init(population.seed))
-
-    def download(self, server: ModelState, ids: Tensor) -> ModelDown:
-        return ModelDown(server.w.expand(len(ids), -1))
 
     def client_update(self, task: Task, client: Nothing, down: ModelDown, data: Cohort) -> tuple[Nothing, DeltaUp]:
         batches, meta = (data.train.batches(self.training, stream=name) for name in ("batches", "meta"))
@@ -110,16 +86,10 @@ class PerFedAvg(AveragingAlgorithm[ModelState, Nothing, ModelDown, DeltaUp]):
             Add("w", "w", "v", -beta),  # w ← w − β (v − α q)
         ]
 
-    def step(self, server: ModelState, mean: DeltaUp, round: RoundInfo) -> ModelState:
-        return ModelState(server.w + mean.delta)
-
     def personalize(self, task: Task, client: Nothing, down: ModelDown, data: Cohort) -> Tensor:
         batches = data.train.batches(self.training.with_steps(self.adapt_steps), stream="adapt")
         alpha, _ = self._rates(batches.lr)
         return sgd(task, down.w, batches, lr=alpha) if alpha else down.w
-
-    def server_models(self, server: ModelState) -> ServerModels:
-        return ServerModels(server.w[None])
 
     def privacy(self, count: Tensor) -> PrivacyProfile:
         steps = self.training.num_steps(count)

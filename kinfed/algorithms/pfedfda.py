@@ -33,30 +33,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.common.client_features import features_by_client
+from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, ServerModels
+from kinfed.algorithms.common.averaging import mean_update
 from kinfed.algorithms.common.feature_distribution import EPS, Distribution, best_beta, local_distribution
-from kinfed.algorithms.common.heads import class_counts, required_body
-from kinfed.author import (
-    Algorithm,
-    Cohort,
-    ColumnSplit,
-    ConfigError,
-    Head,
-    Nothing,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    ServerModels,
-    Split,
-    Task,
-    Tree,
-    exact,
-    mean_update,
-    option,
-    rng,
-    sgd,
-)
+from kinfed.algorithms.common.heads import class_counts, features_by_client, required_body
+from kinfed.author import ColumnSplit, ConfigError, Head, Nothing, Range, Task, Tree, exact, option, rng, sgd
+from kinfed.data import Cohort, Population, Split
 from kinfed.engine import Dense
 
 
@@ -203,7 +185,7 @@ def unpacked(triangle: Tensor, width: int) -> Tensor:
 
 
 def distributions(down: Down) -> list[Distribution]:
-    """What every client received, on the processor and in float64."""
+    """Distributions as every client received them, on the processor and in float64."""
     means, covariance = down.means.to("cpu", torch.float64), down.covariance.to("cpu", torch.float64)
     return [Distribution(m, unpacked(s, m.shape[1])) for m, s in zip(means, covariance, strict=True)]
 

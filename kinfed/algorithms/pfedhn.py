@@ -40,23 +40,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.author import (
-    Algorithm,
-    Cohort,
-    ConfigError,
-    Nothing,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    Task,
-    Tree,
-    gradient_steps,
-    mean_update,
-    option,
-    rng,
-    sgd,
-)
+from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, gradient_steps
+from kinfed.author import Cohort, ConfigError, Nothing, Population, Range, Task, Tree, mean_update, option, rng, sgd
 from kinfed.core import kernels
 
 ROWS_AT_ONCE = 4096  # of the head, drawn in float64
@@ -241,5 +226,5 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
 
 
 def _uniform(key: Tensor, count: int, inputs: int) -> Tensor:
-    """Start of a linear layer with so many inputs, as torch draws it: uniform on ±1/√inputs."""
+    """Start of a linear layer with `inputs` inputs, as torch draws it: uniform on ±1/√inputs."""
     return (2 * rng.uniform(key, count) - 1) / math.sqrt(inputs)

@@ -22,28 +22,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.author import (
-    AveragingAlgorithm,
-    Cohort,
-    ConfigError,
-    DeltaUp,
-    GradientStep,
-    Mix,
-    ModelDown,
-    ModelState,
-    Population,
-    PrivacyProfile,
-    RoundInfo,
-    ServerModels,
-    Task,
-    Tree,
-    Weights,
-    example_counts,
-    extrapolated,
-    gradient_steps,
-    option,
-    run_program,
-)
+from kinfed.algorithms.base import PrivacyProfile, RoundInfo, gradient_steps
+from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, ModelState, Weights, example_counts, extrapolated
+from kinfed.algorithms.common.one_model import AveragesOneModel
+from kinfed.author import Cohort, ConfigError, GradientStep, Mix, Task, Tree, option, run_program
 
 
 @dataclass
@@ -52,7 +34,7 @@ class Client(Tree):
 
 
 @dataclass(frozen=True)
-class PFedMe(AveragingAlgorithm[ModelState, Client, ModelDown, DeltaUp]):
+class PFedMe(AveragesOneModel[Client]):
     lam: float = option(15.0, "λ: how firmly personal models are held near the local copy of w", gt=0)
     inner_steps: int = option(5, "K: steps towards the proximal point per batch", ge=1)
     personal_lr: float | None = option(None, "η_p of the inner steps; the common lr where none is given", gt=0)
@@ -83,14 +65,8 @@ class PFedMe(AveragingAlgorithm[ModelState, Client, ModelDown, DeltaUp]):
         """η_p, decaying in step with the common rate."""
         return lr if self.personal_lr is None else self.personal_lr * lr / self.training.lr
 
-    def init_server(self, task: Task, population: Population) -> ModelState:
-        return ModelState(task.init(population.seed))
-
     def init_client(self, task: Task, data: Cohort) -> Client:
         return Client(None if self.recompute else task.init(data.seed).expand(len(data), -1))
-
-    def download(self, server: ModelState, ids: Tensor) -> ModelDown:
-        return ModelDown(server.w.expand(len(ids), -1))
 
     def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         batches = data.train.batches(self.training)
@@ -116,9 +92,6 @@ class PFedMe(AveragingAlgorithm[ModelState, Client, ModelDown, DeltaUp]):
         batches = data.train.batches(self.training.with_steps(1), stream="adapt")
         run_program(task, [batches], [self._inner(self._inner_lr(batches.lr))], {"w": down.w, "theta": theta})
         return theta
-
-    def server_models(self, server: ModelState) -> ServerModels:
-        return ServerModels(server.w[None])
 
     def privacy(self, count: Tensor) -> PrivacyProfile:
         return gradient_steps(

@@ -29,24 +29,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.base import RoundInfo
+from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, Weights, example_counts, mean_update
 from kinfed.algorithms.common.heads import required_body
-from kinfed.algorithms.common.last_model import Client, DeploysLastModel
-from kinfed.algorithms.common.server_memory import check_memory
-from kinfed.author import (
-    Cohort,
-    DeltaUp,
-    ModelDown,
-    Population,
-    Range,
-    RoundInfo,
-    Task,
-    Tree,
-    Weights,
-    example_counts,
-    mean_update,
-    option,
-    sgd,
-)
+from kinfed.algorithms.common.many_models import check_memory
+from kinfed.algorithms.common.one_model import Client, DeploysLastModel
+from kinfed.author import Cohort, Population, Range, Task, Tree, option, sgd
 
 MOST_ALIKE = 0.9999
 
@@ -63,7 +51,7 @@ class Server(Tree):
 
 
 @dataclass(frozen=True)
-class PFedSim(DeploysLastModel[Server, DeltaUp]):
+class PFedSim(DeploysLastModel[Server, ModelDown, DeltaUp]):
     weights: Weights = option("examples", "weights of FedAvg in the first phase: by N_m, or equal")
     fedavg_rounds: int = option(
         20, "T_g: rounds of FedAvg before clients have models of their own", ge=0, tune=Range(5, 40, whole=True)
@@ -123,7 +111,7 @@ class PFedSim(DeploysLastModel[Server, DeltaUp]):
 
 
 def _shares(theta: Tensor, known: Tensor, weight: Tensor) -> Tensor:
-    """p [N, N] of models [N, P]; those who have sent none have a share in nobody's body, and none of their own."""
+    """p [N, N] of models [N, P]; clients that have sent none have a share in nobody's body, and none of their own."""
     members = known.nonzero().squeeze(1)
     rows = theta[members][:, weight.reshape(-1)].to("cpu", torch.float64).reshape(-1, *weight.shape)  # [n, C, d_f]
     directions = torch.nn.functional.normalize(rows, dim=-1).flatten(1)

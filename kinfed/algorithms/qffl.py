@@ -38,25 +38,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.common.last_model import Client
-from kinfed.author import (
-    Algorithm,
-    Cohort,
-    ModelDown,
-    ModelState,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    ServerModels,
-    Task,
-    Tree,
-    gradient_steps,
-    mean_update,
-    option,
-    own_or_server,
-    sgd,
-)
+from kinfed.algorithms.base import PrivacyProfile, RoundInfo, gradient_steps
+from kinfed.algorithms.common.one_model import Client, DeploysLastModel
+from kinfed.author import Cohort, ModelDown, ModelState, Range, Task, Tree, mean_update, option, sgd
 
 LEAST_LOSS = 1e-10
 
@@ -69,22 +53,12 @@ class Up(Tree):
 
 
 @dataclass(frozen=True)
-class QFFL(Algorithm[ModelState, Client, ModelDown, Up]):
+class QFFL(DeploysLastModel[ModelState, ModelDown, Up]):
     q: float = option(1.0, "q: how much more larger losses weigh; 0 is FedAvg", ge=0, tune=Range(1e-3, 5.0))
 
     curvature: Literal["work", "step"] = option("work", "L in the step's length: 1/(K η), or the paper's 1/η")
 
     single_updates = "weighs updates by losses that their senders report"
-
-    def init_server(self, task: Task, population: Population) -> ModelState:
-        return ModelState(task.init(population.seed))
-
-    def init_client(self, task: Task, data: Cohort) -> Client:
-        start = task.init(data.seed).expand(len(data), -1)
-        return Client(start, torch.zeros(len(data), dtype=torch.bool))
-
-    def download(self, server: ModelState, ids: Tensor) -> ModelDown:
-        return ModelDown(server.w.expand(len(ids), -1))
 
     def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, Up]:
         batches = data.train.batches(self.training)
@@ -109,12 +83,6 @@ class QFFL(Algorithm[ModelState, Client, ModelDown, Up]):
         w = server.w + mean
         w[round.trainable] = server.w[round.trainable] + rho * mean[round.trainable]
         return ModelState(w)
-
-    def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
-        return own_or_server(client.seen, client.theta, down.w)
-
-    def server_models(self, server: ModelState) -> ServerModels:
-        return ServerModels(server.w[None])
 
     def privacy(self, count: Tensor) -> PrivacyProfile:
         losses = {"the loss of the server's model on each client's training examples": "q = 0"} if self.q else {}

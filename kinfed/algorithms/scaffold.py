@@ -31,25 +31,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from kinfed.author import (
-    Algorithm,
-    Cohort,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    ServerModels,
-    Task,
-    Tree,
-    extrapolated,
-    gradient_steps,
-    mean_update,
-    option,
-    own_or_server,
-    renewed,
-    sgd,
-    weighted_mean,
-)
+from kinfed.algorithms.base import PrivacyProfile, RoundInfo, gradient_steps
+from kinfed.algorithms.common.averaging import extrapolated, mean_update, own_or_server
+from kinfed.algorithms.common.one_model import OneModel
+from kinfed.author import Cohort, Population, Range, Task, Tree, option, renewed, sgd, weighted_mean
 
 
 @dataclass
@@ -78,7 +63,7 @@ class Up(Tree):
 
 
 @dataclass(frozen=True)
-class Scaffold(Algorithm[Server, Client, Down, Up]):
+class Scaffold(OneModel[Server, Client, Down, Up]):
     server_lr: float = option(1.0, "η_g: rate of the server's step", gt=0, tune=Range(0.1, 1.5))
 
     traits = frozenset({"no momentum"})  # c_m is a mean gradient
@@ -120,23 +105,20 @@ class Scaffold(Algorithm[Server, Client, Down, Up]):
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return own_or_server(client.seen, client.y, down.w)
 
-    def server_models(self, server: Server) -> ServerModels:
-        return ServerModels(server.w[None])
-
     def privacy(self, count: Tensor) -> PrivacyProfile:
         by_epoch = {"how many batches each client has": "steps instead of epochs"} if self.training.epochs else {}
         return gradient_steps(self.training.num_steps(count), uncovered=by_epoch)
 
 
 def _control_change(up: Up, c: Tensor) -> Tensor:
-    """[n, T]: c_m⁺ − c_m = −c − Δ_m / (K_m η), for c [n, T]; 0 for those who took no step and learnt nothing."""
+    """[n, T]: c_m⁺ − c_m = −c − Δ_m / (K_m η), for c [n, T]; 0 for clients that took no step and learnt nothing."""
     change = (up.delta[:, : c.shape[1]] / -up.length.to(up.delta)[:, None]).sub_(c)
     change[(up.length <= 0).to(change.device)] = 0.0
     return change
 
 
 def _mean_gradient(up: Up, trainable: int) -> Tensor:
-    """[T]: the mean of Δ_m / (K_m η) over those who took a step; 0 where nobody did."""
+    """[T]: the mean of Δ_m / (K_m η) over the clients that took a step; 0 where none did."""
     weight = torch.where(up.length > 0, 1 / up.length, 0.0)
     steps = int((up.length > 0).sum())
     delta = up.delta[:, :trainable]

@@ -32,7 +32,7 @@ from kinfed.theory.two_level import Posterior, TwoLevel
 
 @dataclass(frozen=True)
 class Case:
-    """Where a federation is drawn from."""
+    """Distribution that a federation is drawn from."""
 
     s0: float  # variance of clients' parameters around theta0
     low: int  # N_m is uniform on low..high

@@ -278,7 +278,7 @@ class TwoLevel:
             server = self.aggregate(personal)
 
     def fixed_point(self, shrink: Tensor | None = None) -> Iterate:
-        """Where ``rounds`` ends: the solution of θ_m = (1 − ρ_m) z_m + ρ_m Σ_{k≠m} w_k θ_k / S_{-m}.
+        """Limit of ``rounds``: the solution of θ_m = (1 − ρ_m) z_m + ρ_m Σ_{k≠m} w_k θ_k / S_{-m}.
 
         Not θ^FL: the iteration averages the others' personal models where (7) has their z. Writing the mean
         of the others through X = Σ p_k θ_k turns the system into shrinkage towards X, solved in O(M):
@@ -326,7 +326,7 @@ class TwoLevel:
 
     @property
     def _axis(self) -> int:
-        """Of clients, in z."""
+        """Axis of clients in z."""
         return -2 if self._vectors else -1
 
     def _per_client(self, weight: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from kinfed.algorithms import ALGORITHMS
 from kinfed.algorithms.base import Algorithm, RoundInfo, deployed_models
 from kinfed.algorithms.common.averaging import DeltaUp, ModelDown
-from kinfed.algorithms.common.last_model import Client
 from kinfed.algorithms.common.masked_rows import MaskedDown, MaskedUp
+from kinfed.algorithms.common.one_model import Client
 from kinfed.algorithms.fedavg import FedAvg, Server
 from kinfed.algorithms.heterofl import HeteroFL
 from kinfed.algorithms.moon import MOON

@@ -34,37 +34,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, ServerModels, gradient_steps
+from kinfed.algorithms.common.averaging import ModelDown, own_or_server
 from kinfed.algorithms.common.clustering import Clusters, k_means, lloyd, match_labels
-from kinfed.author import (
-    Algorithm,
-    Cohort,
-    ConfigError,
-    GradientStep,
-    Mix,
-    ModelDown,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    ServerModels,
-    Task,
-    Tree,
-    best_fit,
-    gradient_steps,
-    option,
-    own_or_server,
-    rng,
-    run_program,
-    weighted_mean,
-)
-from kinfed.core import kernels
+from kinfed.author import ConfigError, GradientStep, Mix, Task, best_fit, run_program, weighted_mean
+from kinfed.core import Range, Tree, kernels, option, rng
+from kinfed.data import Cohort, Population
 
 NONE = -1  # the context of a client that has not replied yet
 
 
 @dataclass
 class Choice(Tree):
-    """How CGPFL-Heur chooses the number of contexts (`kinfed.algorithms.cgpfl.heuristic`); in CGPFL all is empty."""
+    """Choice of the number of contexts by CGPFL-Heur (`kinfed.algorithms.cgpfl.heuristic`); in CGPFL all is empty."""
 
     count: Tensor  # [N] float64 examples of each client, once known
     complexity: Tensor  # [K_max] float64 first term of e(K), empty until K is chosen
@@ -126,7 +108,7 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
             raise ConfigError(f"the proximal steps are unstable for personal_lr * lam >= 2; got lam = {self.lam}")
 
     def _pull(self, lr: float) -> float:
-        """Of a round, decaying in step with the common rate."""
+        """Pull of a round, decaying in step with the common rate."""
         return lr * self.lam if self.pull is None else self.pull
 
     def _inner_lr(self, lr: float) -> float:

@@ -27,21 +27,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.base import EXAMPLE_COUNT, PrivacyProfile, RoundInfo
 from kinfed.algorithms.cgpfl.bound import complexity
 from kinfed.algorithms.cgpfl.cgpfl import CGPFL, NONE, Client, Server, Up
 from kinfed.algorithms.common.clustering import k_means_path
-from kinfed.author import (
-    EXAMPLE_COUNT,
-    Cohort,
-    ConfigError,
-    ModelDown,
-    Population,
-    PrivacyProfile,
-    RoundInfo,
-    Task,
-    option,
-    rng,
-)
+from kinfed.author import Cohort, ConfigError, ModelDown, Population, Task, option, rng
 from kinfed.core import kernels
 
 
@@ -116,5 +106,5 @@ def balance(first: Tensor, cost: Tensor) -> float:
 
 
 def smallest(e: Tensor) -> int:
-    """Where e is least, the first of equals; with the automatic μ the two ends are equal, up to rounding."""
+    """Place of the least e, the first of equals; with the automatic μ the two ends are equal, up to rounding."""
     return int((e <= e.min() * (1 + 1e-9)).nonzero()[0])

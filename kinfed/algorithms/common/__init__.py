@@ -1,1 +1,1 @@
-"""What the files of several methods use."""
+"""Parts that several methods use."""

@@ -1,4 +1,4 @@
-"""What algorithms that average one model have in common: the model down, the change and a weight up, their mean.
+"""Averages of one model: the model goes down, the change and a weight come up, and the server takes their mean.
 
     w ← w + Σ_m p_m (u_m − w),      p_m ∝ N_m ("examples") or 1 ("equal")
 
@@ -9,14 +9,14 @@ Updates travel as differences u_m − w; with Σ p = 1 the mean is the same as t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from kinfed.core import Tree, kernels
-from kinfed.data import Cohort
+from kinfed.data import Cohort, LocalTraining
 
 Up = TypeVar("Up", bound=Tree)
 Weights = Literal["examples", "equal"]
@@ -46,6 +46,14 @@ class DeltaUp(Tree):
 def example_counts(weights: Weights, data: Cohort) -> Tensor | None:
     """[n] float32: what clients send for the average to weigh them by; None where all weigh the same."""
     return data.train.count.to(torch.float32) if weights == "examples" else None
+
+
+def personal_rate(training: LocalTraining, lr: float | None, round: int) -> float:
+    """Rate in a round of what a client trains beside the model: the common one where `lr` is None, else `lr` with the
+    same decay; 0 stays 0."""
+    if lr == 0:
+        return 0.0
+    return (training if lr is None else replace(training, lr=lr)).rate(round)
 
 
 def mean_update(delta: Tensor, count: Tensor | None) -> Tensor:

@@ -21,7 +21,7 @@ import torch
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from kinfed.algorithms.common.candidates import best_fit
+from kinfed.algorithms.common.many_models import best_fit
 from kinfed.core import kernels
 from kinfed.data import Cohort
 from kinfed.engine import Task
@@ -40,7 +40,7 @@ class Clusters:
 
 
 def num_distinct(x: Array) -> int:
-    """How many of the points [n, D] differ by more than the coordinates' resolution."""
+    """Number of the points [n, D] that differ by more than the coordinates' resolution."""
     return len(np.unique(_twins(x)))
 
 
@@ -143,8 +143,8 @@ def match_labels(label: Tensor, points: Array, centres: Array) -> Tensor:
 def agglomerate(
     points: Tensor, linkage: Linkage, metric: str, *, clusters: int | None = None, threshold: float | None = None
 ) -> Tensor:
-    """[n] int64 labels, numbered in the order of their first points: so many clusters, or as many as remain when
-    all that lie within the threshold of each other (in the sense of the linkage) have been joined."""
+    """[n] int64 labels, numbered in the order of their first points: a given number of clusters, or as many as remain
+    when all that lie within the threshold of each other (in the sense of the linkage) have been joined."""
     n = len(points)
     if n < 2:
         return torch.zeros(n, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""What methods that distil over public examples have in common: what models say of these, and steps towards targets."""
+"""Distillation over public examples: what models say of these, and steps towards targets."""
 
 from __future__ import annotations
 

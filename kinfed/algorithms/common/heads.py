@@ -1,4 +1,4 @@
-"""What methods that work at features and logits ask of a model and of a client's labels."""
+"""Features, logits and labels: what methods ask of a model's last layer and of a client's examples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def required_head(method: str, task: Task) -> Head:
 
 
 def required_body(method: str, task: Task) -> Head:
-    """As `required_head`, of a model that also trains layers below it."""
+    """The last linear layer of a model that also trains layers below it; refuses others like `required_head`."""
     head = required_head(method, task)
     if bool(head.mask[task.trainable].all()):
         raise ConfigError(
@@ -39,6 +39,20 @@ def class_counts(split: Split, classes: int) -> Tensor:
     position = split.start[owner] + torch.arange(len(owner)) - first[owner]
     place = owner * classes + split.labels[split.rows[position]]
     return split.features.to_device(torch.bincount(place, minlength=len(split.count) * classes).view(-1, classes))
+
+
+@torch.no_grad()
+def features_by_client(task: Task, theta: Tensor, split: Split) -> list[tuple[Tensor, Tensor]]:
+    """(φ [N, d_f], y [N]) of every client's examples under its model in theta [n, P], on the processor and in the order
+    of the split."""
+    width = task.head.inputs
+    pieces = [[(torch.empty(0, width), torch.empty(0, dtype=torch.int64))] for _ in theta]
+    everyone = torch.arange(len(theta))
+    for rows, batch in split.in_order():
+        phi, valid = task.features(theta[rows], batch.x).cpu(), (batch.weight > 0).cpu()
+        for place, i in enumerate(everyone[rows].tolist()):
+            pieces[i].append((phi[place][valid[place]], batch.y[place].cpu()[valid[place]]))
+    return [(torch.cat([phi for phi, _ in parts]), torch.cat([y for _, y in parts])) for parts in pieces]
 
 
 def class_means(sums: ClassSums) -> Tensor:

@@ -1,4 +1,4 @@
-"""What an update of a method looks like before anybody has sent one, and whether it changes the server's models."""
+"""Shape of a method's updates before any client has sent one, and whether they change the server's models."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.common.client_features import features_by_client
+from kinfed.algorithms.common.heads import features_by_client
 from kinfed.core import rng
 from kinfed.data import Cohort, Split
 from kinfed.engine import Task, extended_rows

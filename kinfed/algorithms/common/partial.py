@@ -13,22 +13,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kinfed.author import (
-    AveragingAlgorithm,
-    Cohort,
-    ColumnSplit,
-    ConfigError,
-    Population,
-    PrivacyProfile,
-    RoundInfo,
-    Task,
-    Tree,
-    Weights,
-    example_counts,
-    gradient_steps,
-    option,
-    sgd,
-)
+from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, RoundInfo, gradient_steps
+from kinfed.author import Cohort, ColumnSplit, ConfigError, Population, Task, Tree, Weights, example_counts, option, sgd
 
 
 @dataclass
@@ -57,7 +43,7 @@ class PartlyShared(AveragingAlgorithm[Server, Client, Down, Up]):
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
 
     def split(self, task: Task) -> ColumnSplit:
-        """Which columns of a row stay with the client."""
+        """Columns of a row that stay with the client, and those that are shared."""
         raise NotImplementedError
 
     def train(self, task: Task, theta: Tensor, split: ColumnSplit, data: Cohort) -> Tensor:

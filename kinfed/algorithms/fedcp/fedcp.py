@@ -29,28 +29,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, RoundInfo, ServerModels
+from kinfed.algorithms.common.averaging import Weights, example_counts
 from kinfed.algorithms.common.heads import linear_start, required_body
 from kinfed.algorithms.fedcp.feature_gate import FeatureGate, context, gate_logits, gated_logits, split_gate
-from kinfed.author import (
-    AveragingAlgorithm,
-    Batch,
-    Cohort,
-    ColumnSplit,
-    Head,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    ServerModels,
-    Task,
-    Tree,
-    Weights,
-    cross_entropy,
-    example_counts,
-    option,
-    rng,
-    sgd,
-)
+from kinfed.author import ColumnSplit, Head, Range, Task, Tree, cross_entropy, option, rng, sgd
+from kinfed.data import Batch, Cohort, Population
 from kinfed.engine import ExtendedTask, extended_rows
 
 KERNELS = (10.0, 15.0, 20.0, 50.0)  # a

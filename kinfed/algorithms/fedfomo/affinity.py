@@ -1,4 +1,4 @@
-"""What a server remembers about who helps whom, and what it makes of it.
+"""Memory of a server about who helps whom, and its use.
 
 The affinity P[i, n] sums how useful the model of client n proved to client i so far. It decides whose models a client
 is sent next, and, read as a graph, which clients belong together.
@@ -43,7 +43,7 @@ class Affinity(Tree):
         return self._written(_pairs(ids[:, None], others), value)
 
     def _find(self, pair: Tensor) -> tuple[Tensor, Tensor]:
-        """Where pairs are or would be, and whether they are there."""
+        """Places where pairs are or would be, and whether they are known."""
         place = torch.searchsorted(self.pair, pair)
         if not len(self.pair):
             return place, torch.zeros_like(pair, dtype=torch.bool)

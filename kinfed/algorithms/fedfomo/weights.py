@@ -21,7 +21,7 @@ TINY = 1e-9  # distances and sums below this count as zero
 
 
 def validation_or_train(data: Cohort) -> Split:
-    """Every client's validation examples; the training examples of those who have none."""
+    """Every client's validation examples; the training examples of clients that have none."""
     val, train = data.val, data.train
     lacks = val.count == 0
     if not bool(lacks.any()):

@@ -29,26 +29,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, RoundInfo
+from kinfed.algorithms.common.averaging import Weights, example_counts
 from kinfed.algorithms.common.heads import class_counts, linear_start, required_body
 from kinfed.algorithms.gpfl.feature_valve import FeatureValve, through_valve, valve_size
-from kinfed.author import (
-    AveragingAlgorithm,
-    Batch,
-    Cohort,
-    ColumnSplit,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    Task,
-    Tree,
-    Weights,
-    cross_entropy,
-    example_counts,
-    option,
-    rng,
-    sgd,
-)
+from kinfed.author import Batch, Cohort, ColumnSplit, Population, Range, Task, Tree, cross_entropy, option, rng, sgd
 from kinfed.engine import ExtendedTask, extended_rows
 
 TINY = 1e-12  # under a root, whose slope at 0 is infinite

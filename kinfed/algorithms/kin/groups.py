@@ -1,4 +1,4 @@
-"""Who is alike: groups of clients by where training alone has led them.
+"""Groups of clients that are alike, by where training alone has led them.
 
 All clients begin alone at the same model. The direction in which a client's own model left it says what its data ask
 for, whatever the common model does meanwhile, and directions of clients with the same task point alike after a few

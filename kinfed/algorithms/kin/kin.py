@@ -40,29 +40,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, ServerModels, gradient_steps
+from kinfed.algorithms.common.averaging import Weights, example_counts, mean_update
 from kinfed.algorithms.kin.groups import BUCKETS, centres, find_groups, sketch
 from kinfed.algorithms.kin.shares import LEAST, TEMPERATURES, UNKNOWN, WORST, calibrated, evidence, population_mean
-from kinfed.author import (
-    Algorithm,
-    Cohort,
-    Population,
-    PrivacyProfile,
-    Range,
-    RoundInfo,
-    ServerModels,
-    Task,
-    Tree,
-    Weights,
-    best_fit,
-    example_counts,
-    gradient_steps,
-    mean_losses,
-    mean_update,
-    option,
-    rng,
-    sgd,
-    take_rows,
-)
+from kinfed.author import Cohort, Population, Range, Task, Tree, best_fit, mean_losses, option, rng, sgd, take_rows
 from kinfed.engine import mixture_rows
 
 CANDIDATES = ("alone", "together", "adapted")
@@ -220,7 +202,7 @@ class Kin(Algorithm[Server, Client, Down, Up]):
         return self._judge(server, round) if phase == TRIAL else server
 
     def _remember(self, server: Server, ids: Tensor, up: Up) -> Server:
-        """What the replies say of their clients, and of the population."""
+        """The server with what the replies say of their clients, and of the population."""
         loss = server.loss.clone()
         loss[ids, int(server.by_group)] = up.trial.to(loss.device)
         measured = up.examples > 0

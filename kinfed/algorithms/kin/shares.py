@@ -1,4 +1,4 @@
-"""How much each of a client's candidate models counts, from its own validation examples and what the others found.
+"""Shares of a client's candidate models, from its own validation examples and what the others found.
 
     p(y | x) = Σ_j π_j p_j(y | x),     π ~ Dirichlet(s m),     m: the mean of the clients' π, nearer to equal shares
 
@@ -70,7 +70,7 @@ class Evidence:
 
 
 def evidence(task: Task, candidates: Sequence[Tensor], split: Split) -> Evidence:
-    """Of candidate models, each [n, P]."""
+    """Evidence for candidate models, each [n, P]."""
     # Passes that read features notice a head that is declared last and does not give the logits.
     logits = (lambda theta, x: task.features_and_logits(theta, x)[1]) if can_calibrate(task) else task.logits
     losses_of = _losses if task.classifies else _normal_losses
@@ -98,7 +98,7 @@ def _normal_losses(z: Tensor, y: Tensor) -> Tensor:
 
 
 def can_calibrate(task: Task) -> bool:
-    """Whether the model predicts classes and ends in a linear layer."""
+    """True where the model predicts classes and ends in a linear layer."""
     if not task.classifies:
         return False
     try:

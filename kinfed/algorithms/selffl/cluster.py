@@ -103,7 +103,7 @@ class SelfFLCluster(SelfFLClients):
         )
 
     def has_groups(self, population: Population) -> bool:
-        """Whether clusters are the population's groups; otherwise they are found."""
+        """True where clusters are the population's groups; otherwise they are found."""
         return population.groups is not None and self.clusters is None and self.groups == "variance"
 
     def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:

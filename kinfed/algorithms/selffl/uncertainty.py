@@ -55,7 +55,7 @@ class Running(NamedTuple):
 
 
 class LocalPlan(NamedTuple):
-    """What a client does in a round. Where it is not `ready` it does as in FedAvg."""
+    """Work of a client in a round: FedAvg's where it is not `ready`."""
 
     ready: Tensor  # bool: all uncertainties are known
     ratio: Tensor  # w_m/S of (18), capped; 0 where not ready
