@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ from kinfed.engine.compiled.kernel_arguments import (
 from kinfed.engine.compiled.machine_code import compiled_kernel
 from kinfed.engine.contract.descent import PLAIN, Descent, ProximalTerm, StepwiseDescent, Terms
 from kinfed.engine.contract.feature_loss import FeatureLoss
-from kinfed.engine.contract.objective import ABSOLUTE, CROSS_ENTROPY, SQUARED, Huber, Objective
+from kinfed.engine.contract.objective import Absolute, CrossEntropy, Huber, Objective, Squared
 from kinfed.engine.contract.task import WholeLoop, WholeProgram
 from kinfed.engine.contract.update_program import Instruction
 from kinfed.engine.scoring.score import OutputCollector, Score
@@ -92,6 +93,11 @@ class FusedTask(StackedTask):
             raise ModelError("backend = fused needs numba: pip install 'kinfed[fast]', or use backend = stacked")
         self._fused, self._loss_rule = fused, loss
         self._all_train, _ = fused.trained(None)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make the arrays anew: Ray hands out those of a pickle read-only, and kernels take none of these."""
+        super().__setstate__(state)
+        self._prepare()
 
     def whole_loop(self, batches: Batches) -> WholeLoop | None:
         return partial(self._train, batches) if self._takes(batches) else None
@@ -318,5 +324,5 @@ def _loss_rule(objective: Objective) -> np.ndarray | None:
     """SIGN and THRESHOLD of a loss of residuals (kinfed.engine.compiled.fused_steps); None where it is another loss."""
     if isinstance(objective, Huber):
         return np.array([0.0, objective.threshold])
-    known = {CROSS_ENTROPY: (0.0, 0.0), SQUARED: (0.0, np.inf), ABSOLUTE: (1.0, np.inf)}
-    return np.array(known[objective]) if objective in known else None
+    known = {CrossEntropy: (0.0, 0.0), Squared: (0.0, np.inf), Absolute: (1.0, np.inf)}
+    return np.array(known[type(objective)]) if type(objective) in known else None
