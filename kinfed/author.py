@@ -34,7 +34,6 @@ from kinfed.core.tree import Nothing, Tree, counts_examples, exact, renewed, tak
 from kinfed.data.examples.batches import Batch, Batches, Split
 from kinfed.data.examples.local_training import LocalTraining
 from kinfed.data.federations.federation import Cohort, Federation, Population
-from kinfed.engine.contract.class_sums import ClassSums
 from kinfed.engine.contract.columns import ColumnSplit, last_layers, parse_patterns
 from kinfed.engine.contract.feature_loss import (
     Deltas,
@@ -45,7 +44,7 @@ from kinfed.engine.contract.feature_loss import (
     on_rows,
     separable,
 )
-from kinfed.engine.contract.head import Head
+from kinfed.engine.contract.head import ClassSums, Head
 from kinfed.engine.contract.task import Task
 from kinfed.engine.contract.update_program import Add, Collect, Gradient, GradientStep, Instruction, Learn, Mix, Norm
 from kinfed.engine.training.run_program import mixture, run_program

@@ -1,7 +1,6 @@
 """Many clients in one forward pass, for modules whose trained parameters are adapters and linear layers.
 
-The examples of n clients go through the module as one batch: what is frozen is multiplied once for all of them, and
-only what is trained is multiplied client by client (kinfed.engine.contract.client_linear). Worth it where a client's
+The examples of n clients go through the module as one batch (kinfed.engine.contract.linear). Worth it where a client's
 step is too small to fill the processor: 1.3 to 2 times as fast as one client after the other below about 128 positions
 per client and step, and no faster above.
 """
@@ -13,9 +12,9 @@ from torch import Tensor
 from torch.func import functional_call
 
 from kinfed.data import Batch
-from kinfed.engine.contract.client_linear import runs_batched
 from kinfed.engine.contract.feature_loss import FeatureLoss, answer, on_rows, pulled_back
 from kinfed.engine.contract.head import HeadProbe
+from kinfed.engine.contract.linear import runs_batched
 from kinfed.engine.rows.module_task import ModuleTask, example_shape_in_errors
 from kinfed.errors import ModelError
 
@@ -66,7 +65,7 @@ class BatchedTask(ModuleTask):
     def _cut_call(
         self, named: dict[str, Tensor], x: Tensor, *, training: bool, with_features: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """The features [n, B, d_f], where they are asked for (otherwise the logits), and the logits [n, B, C]."""
+        """The features [n, B, d_f] (the logits without `with_features`), and the logits [n, B, C]."""
         if not with_features:
             z = self._stacked_call(named, x, training=training)
             return z, z

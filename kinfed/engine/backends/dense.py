@@ -5,22 +5,66 @@ A network is a chain of Flatten, Linear, ReLU and Tanh.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from kinfed.data import Batch
-from kinfed.engine.backends.stacked_net import StackedNet
 from kinfed.engine.contract.aten_ops import relu_backward_
-from kinfed.engine.contract.client_linear import ClientLinear
-from kinfed.engine.contract.descent import Descent, LayerwiseDescent, ProximalTerm, Terms
+from kinfed.engine.contract.descent import Descent, LayerwiseDescent, StepwiseDescent, Terms
 from kinfed.engine.contract.feature_loss import FeatureLoss, top_deltas
-from kinfed.engine.contract.linear import Dense, DenseStep, Params, write_gradient
+from kinfed.engine.contract.linear import ClientLinear, Dense, DenseStep, Params, write_gradient
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.rows.module_checks import chain_of, owns_its_parameters
 from kinfed.errors import ModelError
+
+
+class StackedNet(ABC):
+    """Forward and backward by hand on [n, ...] tensors, for rows theta [n, P] of n clients."""
+
+    objective: Objective
+
+    @classmethod
+    @abstractmethod
+    def from_module(cls, module: nn.Module, objective: Objective = CROSS_ENTROPY) -> Self | None:
+        """The network of the module, or None where it is made of anything else."""
+
+    def is_faster_stacked(self, num_params: int) -> bool:
+        """Whether clients with this number of parameters train faster together than one after the other."""
+        return True
+
+    def is_faster_compiled(self, num_params: int) -> bool:
+        """Whether compiled loops, where there are any for such a network, are faster than both."""
+        return True
+
+    @abstractmethod
+    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
+        """[n, B, C] for x [n, B, ...]."""
+
+    @abstractmethod
+    def features_and_logits(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(features [n, B, d_f], logits [n, B, C]) of one forward pass."""
+
+    @abstractmethod
+    def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
+        """[n, P] gradient of sum_b weight_b * loss_b for every row, with the deltas of the feature loss."""
+
+    @abstractmethod
+    def take_step_(self, theta: Tensor, batch: Batch, lr: float | Tensor, terms: Terms) -> None:
+        """theta <- theta - lr * (grad + lam * (theta - center)), in place, without storing the gradient."""
+
+    def descent(self, theta: Tensor, steps: int, terms: Terms, mask: Tensor | None) -> Descent | None:
+        """A loop of up to `steps` such steps, of all columns or those of mask [P] alone; None where that needs all
+        gradients."""
+        return StepwiseDescent(self.take_step_, theta, terms) if mask is None else None
+
+    def example_norms(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor | None:
+        """[n, B] norm of every example's own gradient, where there is a shorter way than to compute each."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -97,12 +141,7 @@ class FeedForwardNet(StackedNet):
         return values
 
     def _backward(
-        self,
-        layers: list[Params],
-        values: list[Tensor],
-        delta: Tensor,
-        at_features: Tensor | None,
-        lowest: int = 0,
+        self, layers: list[Params], values: list[Tensor], delta: Tensor, at_features: Tensor | None, lowest: int = 0
     ) -> Iterator[tuple[int, Tensor]]:
         """Yield (number of the layer, delta at its output) from the last layer to the `lowest`; its input is
         values[number]. `at_features` joins the delta below the last layer; a network of one has nothing there.
@@ -133,16 +172,9 @@ class FeedForwardNet(StackedNet):
             write_gradient(slots[number], delta, values[number])
         return out
 
-    def descend_(
-        self,
-        theta: Tensor,
-        batch: Batch,
-        lr: float | Tensor,
-        proximal: ProximalTerm | None = None,
-        feature_loss: FeatureLoss | None = None,
-    ) -> None:
-        center = None if proximal is None else (proximal[0], self.layers_of(proximal[1]))
-        self.step_(self.layers_of(theta), batch, lr, center, feature_loss)
+    def take_step_(self, theta: Tensor, batch: Batch, lr: float | Tensor, terms: Terms) -> None:
+        proximal = None if terms.proximal is None else (terms.proximal[0], self.layers_of(terms.proximal[1]))
+        self.step_(self.layers_of(theta), batch, lr, proximal, terms.feature_loss)
 
     def descent(self, theta: Tensor, steps: int, terms: Terms, mask: Tensor | None) -> Descent | None:
         if mask is None:
@@ -165,7 +197,7 @@ class FeedForwardNet(StackedNet):
         feature_loss: FeatureLoss | None = None,
         trained: tuple[bool, ...] | None = None,
     ) -> None:
-        """`descend_` on layers, or on those that are trained."""
+        """A step on layers, or on those that are trained."""
         lam, center = (None, None) if proximal is None else proximal
         values = self._forward(layers, batch.x)
         step = DenseStep(lr, lam, values[-1].dtype)

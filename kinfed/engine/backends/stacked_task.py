@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.data import Batch
-from kinfed.engine.backends.dense import FeedForwardNet
+from kinfed.engine.backends.dense import FeedForwardNet, StackedNet
 from kinfed.engine.backends.lstm import RecurrentNet
-from kinfed.engine.backends.stacked_net import StackedNet
-from kinfed.engine.contract.descent import PLAIN, Descent, ProximalTerm, Terms
+from kinfed.engine.contract.descent import PLAIN, Descent, Terms
 from kinfed.engine.contract.feature_loss import FeatureLoss
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.rows.module_task import Build, ModuleTask
@@ -55,15 +54,8 @@ class StackedTask(ModuleTask):
     def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
         return self.net.grad(theta, batch, feature_loss)
 
-    def descend_(
-        self,
-        theta: Tensor,
-        batch: Batch,
-        lr: float | Tensor,
-        proximal: ProximalTerm | None = None,
-        feature_loss: FeatureLoss | None = None,
-    ) -> None:
-        self.net.descend_(theta, batch, lr, proximal, feature_loss)
+    def take_step_(self, theta: Tensor, batch: Batch, lr: float | Tensor, terms: Terms) -> None:
+        self.net.take_step_(theta, batch, lr, terms)
 
     def descent(self, theta: Tensor, steps: int, terms: Terms = PLAIN, mask: Tensor | None = None) -> Descent | None:
         return self.net.descent(theta, steps, terms, mask)

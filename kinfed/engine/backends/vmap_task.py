@@ -18,7 +18,7 @@ _HINT = '; if it works for one client alone, choose backend="rows"'
 
 
 class VmapTask(ModuleTask):
-    """Neither running statistics nor random operations: a chunk of clients would share what each has its own."""
+    """Modules without running statistics and random operations: a chunk of clients would share them."""
 
     backend = "vmap"
 
@@ -68,11 +68,8 @@ class VmapTask(ModuleTask):
             z: Tensor = functional_call(self._working_copy(training=training).module, named, (x,))
         return z
 
-    def _probe(self, *, training: bool) -> HeadProbe:
-        return HeadProbe(self._working_copy(training=training).module, self.head.name)
-
     def _cut_call(self, named: dict[str, Tensor], x: Tensor, *, training: bool) -> tuple[Tensor, Tensor]:
         """The features and the output of `_call`."""
-        with self._probe(training=training) as probe:
+        with HeadProbe(self._working_copy(training=training).module, self.head.name) as probe:
             z = self._call(named, x, training=training)
         return probe.features(z), z

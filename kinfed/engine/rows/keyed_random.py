@@ -36,7 +36,7 @@ _DOES_NOT_DRAW = frozenset({"aten::_nested_tensor_softmax_with_shape"})
 
 
 class KeyedDraws:
-    """Inside, operations of this thread that would draw from torch's global generator draw from `draws`.
+    """A context in which operations of this thread that would draw from torch's global generator draw from `draws`.
 
     Where that is not possible, or where `draws` is None, they are an error. Operations are judged one by one instead
     of by the generator's state before and after: other threads may draw from it meanwhile."""
@@ -62,7 +62,7 @@ class KeyedDraws:
         _thread.keyed = self._outer
 
     def call(self, operation: Any, args: Any, kwargs: Any) -> Any:
-        """What an operation that may draw gives here."""
+        """Call an operation that may draw."""
         if not _draws_globally(operation, args, kwargs):
             return operation(*args, **kwargs)
         name = operation._schema.name.removeprefix("aten::")
@@ -140,7 +140,7 @@ def _key_set() -> Any:
 
 
 def uncaught() -> AbstractContextManager[object]:
-    """Inside, nothing is caught: for the draws by key themselves."""
+    """A context in which nothing is caught: for the draws by key themselves."""
     guard: AbstractContextManager[object] = torch._C._ExcludeDispatchKeyGuard(_key_set())
     return guard
 

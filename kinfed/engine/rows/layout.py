@@ -1,10 +1,10 @@
-"""How the state of a torch module becomes a flat row: what is trained, what forward passes move, what is constant.
+"""The state of a torch module as a flat row: what is trained, what forward passes move, what is constant.
 
     row        all trainable parameters in the module's order, then all running statistics: [P] float32
     constants  frozen parameters (requires_grad=False) and all other buffers: of any type, one copy for all clients
 
 Running statistics are the module's float32 buffers that `state_dict` holds: those of BatchNorm and InstanceNorm, and
-any other, except those that never move (kinfed.engine.rows.constant_buffers). Constants never travel and are in no
+any other, except those that never move (kinfed.engine.rows.model_trial). Constants never travel and are in no
 checkpoint; their digest identifies them. A normalization layer all of whose parameters are frozen is frozen as a whole:
 it normalizes by its running statistics, in training too, and keeps them.
 """
@@ -78,7 +78,7 @@ class RowLayout:
             module.get_submodule(name).eval()
 
     def digest(self, module: nn.Module) -> str:
-        """Of the frozen parameters and constant buffers; "" where there are none."""
+        """A digest of the frozen parameters and constant buffers; "" where there are none."""
         constants = self.constants(module)
         return storage.checksum(constants) if constants else ""
 
@@ -114,7 +114,7 @@ def statistics(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def still_buffers(module: nn.Module) -> list[str]:
-    """Names of the buffers that kinfed.engine.rows.constant_buffers marked."""
+    """Names of the buffers that kinfed.engine.rows.model_trial marked."""
     return [
         f"{layer}.{own}" if layer else own
         for layer, child in module.named_modules()

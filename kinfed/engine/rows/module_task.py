@@ -53,7 +53,7 @@ class ModuleTask(Task):
         self._prepare()
 
     def _prepare(self) -> None:
-        """What a backend needs besides, and refusals of modules that are not for it: the end of every `__init__`."""
+        """Make what a backend needs besides, and refuse modules that are not for it: the end of every `__init__`."""
 
     def starting_at(self, start: Tensor | None) -> Self:
         """The same task with `start` [P] as the first start of every seed (a warm start); None: a random one again.
@@ -117,7 +117,7 @@ class ModuleTask(Task):
         return {x.name: row[..., x.start : x.stop].reshape((*row.shape[:-1], *x.shape)) for x in self.slots}
 
     def state_dict(self, row: Tensor) -> dict[str, Tensor]:
-        """What `module.load_state_dict` takes: parameters, under all their names where they are tied, and buffers."""
+        """Tensors for `module.load_state_dict`: parameters, under all their names where they are tied, and buffers."""
         named = self.unflatten(row)
         whole = self.module.state_dict(keep_vars=True)
         in_row = {id(whole[name]): value for name, value in named.items()}
@@ -160,7 +160,7 @@ class ModuleTask(Task):
             self.module.load_state_dict(values)
 
     def constants_digest(self) -> str:
-        """Of all that is not in the row (frozen parameters, constant buffers); "" where nothing is."""
+        """A digest of all that is not in the row (frozen parameters, constant buffers); "" where nothing is."""
         return self.layout.digest(self.module)
 
     def frozen_digest(self) -> str:

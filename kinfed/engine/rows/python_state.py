@@ -1,4 +1,4 @@
-"""What a module keeps in Python, outside of parameters and buffers: attributes that its forward pass changes.
+"""State that a module keeps in Python, outside of parameters and buffers: attributes that its forward pass changes.
 
 Clients are trained by copies of a module, one for every thread, and a copy serves many clients in turn. What a forward
 pass leaves in an attribute is therefore not of a client but of a thread: a count of calls would depend on the number of

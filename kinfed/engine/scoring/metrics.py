@@ -1,4 +1,4 @@
-"""What models are judged by, client by client. Every metric of examples is two sums over a client's examples:
+"""Metrics by which models are judged, client by client. Every metric of examples is two sums over a client's examples:
 
     value of a client    = numerator / denominator       (its root, or 1 minus it, where the metric says so)
     value of all clients = Σ numerators / Σ denominators

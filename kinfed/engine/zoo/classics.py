@@ -14,7 +14,6 @@ from torch import nn
 
 from kinfed.core import option
 from kinfed.engine.backends.lstm import LastOutput
-from kinfed.engine.zoo.image_shape import image_shape
 from kinfed.errors import ModelError
 
 
@@ -151,3 +150,13 @@ def lstm(shape: tuple[int, ...], classes: int, hidden: int = 256, layers: int = 
 def _after(side: int, first: int, second: int) -> int:
     """Side length after two unpadded convolutions, each followed by 2x2 pooling."""
     return ((side - first + 1) // 2 - second + 1) // 2
+
+
+def image_shape(name: str, shape: tuple[int, ...], side: int) -> tuple[int, int, int]:
+    """(channels, height, width), for a model that needs images of at least `side` pixels each way."""
+    if len(shape) != 3 or min(shape[1:]) < side:
+        raise ModelError(
+            f"model {name} needs images [channels, height, width] of at least {side}x{side}; "
+            f"got examples of shape {list(shape)}; use mlr or mlp for tables"
+        )
+    return shape[0], shape[1], shape[2]

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from kinfed.engine.contract.client_linear import ClientLinear, stacked_linear
 from kinfed.engine.contract.columns import matches, parse_patterns
+from kinfed.engine.contract.linear import ClientLinear, stacked_linear
 from kinfed.errors import ModelError
 
 SHARED, PERSONAL = "lora", "personal"  # the adapters of a layer, as names of parameters begin
@@ -38,7 +38,7 @@ _READ_WEIGHTS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 class LoRALinear(ClientLinear):
     """A frozen linear layer and one or two trained adapters. Adapters may be stacked, A [n, rank, in] and
-    B [n, out, rank]: each belongs to the examples of one client (kinfed.engine.contract.client_linear), and the frozen
+    B [n, out, rank]: each belongs to the examples of one client (kinfed.engine.contract.linear), and the frozen
     product is computed once for all of them."""
 
     lora_A: Tensor
