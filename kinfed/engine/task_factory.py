@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.data import Batch
-from kinfed.engine.backends.batched import BatchedTask, few_positions
+from kinfed.engine.backends.functional_tasks import BatchedTask, few_positions
+from kinfed.engine.backends.functional_tasks import VmapTask as VmapTask
 from kinfed.engine.backends.rows_task import RowsTask as RowsTask
 from kinfed.engine.backends.stacked_task import StackedTask as StackedTask
 from kinfed.engine.backends.stacked_task import stacked_net
-from kinfed.engine.backends.vmap_task import VmapTask as VmapTask
 from kinfed.engine.compiled.fused_task import FusedTask as FusedTask
 from kinfed.engine.compiled.fused_task import compiles, is_installed
 from kinfed.engine.contract.linear import runs_batched

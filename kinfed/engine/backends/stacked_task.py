@@ -26,13 +26,12 @@ class StackedTask(ModuleTask):
         device: torch.device | str = "cpu",
         *,
         module: nn.Module | None = None,
-        frozen: tuple[str, ...] = (),
         objective: Objective = CROSS_ENTROPY,
         net: StackedNet | None = None,
     ) -> None:
         """`net` is that of the module, where there is one already."""
         self._known_net = net
-        super().__init__(build, device, module=module, frozen=frozen, objective=objective)
+        super().__init__(build, device, module=module, objective=objective)
 
     def _prepare(self) -> None:
         net = self._known_net or (stacked_net(self.module, self.objective) if self.is_plain else None)

@@ -5,9 +5,8 @@ so it does not depend on threads, chunks, pools or resumed runs, and two methods
 same. Two passes over one batch draw the same, too: a finite difference of gradients compares like with like.
 
 Every draw begins a generator anew: SFC64 for large masks of dropout, which take torch's own generator five times as
-long, more than all else in a small transformer's forward pass, and torch's for anything else. Dropout layers of
-working copies ask for their masks themselves; all other operations that draw are caught
-(kinfed.engine.rows.keyed_random).
+long, and torch's for anything else. Dropout layers of working copies draw their masks themselves; all other operations
+that draw are caught (kinfed.engine.rows.keyed_random).
 """
 
 from __future__ import annotations

@@ -4,12 +4,10 @@
         z = module(x)                      dropout, noise, sampled attention, wherever they are: from `draws`
     caught.operations                      names of those that drew
 
-torch looks up the kernel of every operation by the dispatch keys of its tensors and of the thread. Here a kernel of our
-own is registered for each operation that torch marks as drawing, under a key that nothing else uses and that falls
-through for all others; inside `KeyedDraws` the thread has that key. Operations that do not draw go on as if nothing
-were there, and those that do are caught wherever they are called: by dropout inside attention and LSTM, by C++, by
-TorchScript. A `TorchDispatchMode` would do the same, but sends every operation through Python, some 30 µs each; it
-serves where torch does not have what this needs (torch 2.6).
+A kernel of our own is registered for each operation that torch marks as drawing, under a dispatch key that nothing else
+uses and that falls through for all others; inside `KeyedDraws` the thread has that key. So operations are caught
+wherever they are called: by dropout inside attention and LSTM, by C++, by TorchScript. A `TorchDispatchMode` would do
+the same, but sends every operation through Python, some 30 µs each; it serves where torch lacks the rest (torch 2.6).
 """
 
 from __future__ import annotations

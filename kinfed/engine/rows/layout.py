@@ -3,8 +3,8 @@
     row        all trainable parameters in the module's order, then all running statistics: [P] float32
     constants  frozen parameters (requires_grad=False) and all other buffers: of any type, one copy for all clients
 
-Running statistics are the module's float32 buffers that `state_dict` holds: those of BatchNorm and InstanceNorm, and
-any other, except those that never move (kinfed.engine.rows.model_trial). Constants never travel and are in no
+Running statistics are the module's float32 buffers that `state_dict` holds, except those that never move
+(kinfed.engine.rows.model_trial). Constants never travel and are in no
 checkpoint; their digest identifies them. A normalization layer all of whose parameters are frozen is frozen as a whole:
 it normalizes by its running statistics, in training too, and keeps them.
 """

@@ -33,14 +33,12 @@ class ModuleTask(Task):
         device: torch.device | str = "cpu",
         *,
         module: nn.Module | None = None,
-        frozen: tuple[str, ...] = (),
         objective: Objective = CROSS_ENTROPY,
     ) -> None:
-        """`module` is one that `build` made and `check_module` accepted, where there is one already; `frozen` are
-        patterns of parameters that are not trained, besides those that the module itself has frozen."""
+        """`module` is one that `build` made and `check_module` accepted, where there is one already."""
         self.device = torch.device(device)
         self.build = build
-        self.module = (checked_module(build, frozen) if module is None else module).to(self.device).train()
+        self.module = (checked_module(build) if module is None else module).to(self.device).train()
         self.objective, self.classifies = objective, objective.classifies
         self._per_thread = threading.local()
         self.layout = RowLayout.of(self.module)

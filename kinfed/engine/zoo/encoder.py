@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -191,29 +192,18 @@ class TransformerOptions:
     lora_pair: bool = option(False, "two adapters per layer, lora_* to share and personal_* to keep (FedDPA)")
 
 
-def transformer(
-    shape: tuple[int, ...],
-    classes: int,
-    vocabulary: int = 30522,
-    patch: int = 4,
-    width: int = 128,
-    layers: int = 2,
-    heads: int = 4,
-    hidden: int = 256,
-    dropout: float = 0.1,
-    lora_rank: int = 0,
-    lora_freeze_a: bool = False,
-    lora_pair: bool = False,
-) -> nn.Module:
+def transformer(shape: tuple[int, ...], classes: int, **values: Any) -> nn.Module:
     """An encoder whose mean over positions a linear head reads. Token 0 is padding and is not attended to. Adapters on
     its random weights are for trying methods and as a control of pretrained ones."""
-    if (lora_freeze_a or lora_pair) and not lora_rank:
+    options = TransformerOptions(**values)
+    width, heads, patch, dropout = options.width, options.heads, options.patch, options.dropout
+    if (options.lora_freeze_a or options.lora_pair) and not options.lora_rank:
         raise ModelError("model transformer: lora_freeze_a and lora_pair are of adapters; set lora_rank above 0")
     if width % heads:
         raise ModelError(f"model transformer: {heads} heads cannot share a width of {width} evenly")
     embeddings: nn.Module
     if len(shape) == 1:
-        embeddings = TokenEmbeddings(vocabulary, width, shape[0], dropout=dropout)
+        embeddings = TokenEmbeddings(options.vocabulary, width, shape[0], dropout=dropout)
     elif len(shape) == 3 and shape[1] % patch == 0 and shape[2] % patch == 0:
         embeddings = PatchEmbeddings((shape[0], shape[1], shape[2]), patch, width, dropout)
     else:
@@ -221,11 +211,12 @@ def transformer(
             f"model transformer reads tokens, [length], or images whose sides are multiples of patch = {patch}, "
             f"[channels, height, width]; got examples of shape {list(shape)}"
         )
-    stack = [EncoderLayer(width, heads, hidden, dropout=dropout) for _ in range(layers)]
+    stack = [EncoderLayer(width, heads, options.hidden, dropout=dropout) for _ in range(options.layers)]
     for table in embeddings.modules():
         if isinstance(table, nn.Embedding):
             nn.init.normal_(table.weight, std=0.02)  # as BERT starts; from torch's 1 plain SGD would hardly move it
     net = EncoderNet(embeddings, stack, nn.Linear(width, classes))
-    if not lora_rank:
+    if not options.lora_rank:
         return net
-    return lora(net, "query,value", rank=lora_rank, train="head", freeze_a=lora_freeze_a, pair=lora_pair)
+    rank, freeze_a, pair = options.lora_rank, options.lora_freeze_a, options.lora_pair
+    return lora(net, "query,value", rank=rank, train="head", freeze_a=freeze_a, pair=pair)

@@ -77,13 +77,6 @@ class LoRALinear(ClientLinear):
     def scaling(self) -> float:
         return self.alpha / self.rank
 
-    def merged_weight(self) -> Tensor:
-        """[out, in] of the plain linear layer that computes the same."""
-        weight = self.weight.to(self.lora_A.dtype)
-        for adapter in self.adapters:
-            weight = weight + self.scaling * getattr(self, f"{adapter}_B") @ getattr(self, f"{adapter}_A")
-        return weight
-
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, rank={self.rank}, alpha={self.alpha:g}, adapters={','.join(self.adapters)}"
 
