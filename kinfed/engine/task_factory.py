@@ -221,10 +221,10 @@ def _task_for(
         return _BACKENDS[backend](build, device, module=module, objective=objective)
     layout = RowLayout.of(module)
     net = stacked_net(module, objective) if layout.is_plain(module) else None
-    may = net is not None and compiles(net, device, objective) and net.is_faster_compiled(layout.num_params)
+    may = net is not None and compiles(net, device, objective) and layout.num_params <= net.compiles_up_to
     if may and is_installed() and worth_compiling(layout.num_params, examples):
         return FusedTask(build, device, module=module, net=net, objective=objective)
-    if net is not None and net.is_faster_stacked(layout.num_params):
+    if net is not None and layout.num_params <= net.stacks_up_to:
         return StackedTask(build, device, module=module, net=net, objective=objective)
     if example is not None and batch is not None and runs_batched(module) and few_positions(example, batch):
         return BatchedTask(build, device, module=module, objective=objective)

@@ -5,17 +5,16 @@ A network is a chain of Flatten, Linear, ReLU and Tanh.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Self
+from math import inf
 
 import torch
 from torch import Tensor, nn
 
 from kinfed.data import Batch
 from kinfed.engine.contract.aten_ops import relu_backward_
-from kinfed.engine.contract.descent import Descent, LayerwiseDescent, StepwiseDescent, Terms
+from kinfed.engine.contract.descent import Descent, LayerwiseDescent, Terms
 from kinfed.engine.contract.feature_loss import FeatureLoss, top_deltas
 from kinfed.engine.contract.linear import ClientLinear, Dense, DenseStep, Params, write_gradient
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
@@ -23,60 +22,20 @@ from kinfed.engine.rows.module_checks import chain_of, owns_its_parameters
 from kinfed.errors import ModelError
 
 
-class StackedNet(ABC):
-    """Forward and backward by hand on [n, ...] tensors, for rows theta [n, P] of n clients."""
-
-    objective: Objective
-
-    @classmethod
-    @abstractmethod
-    def from_module(cls, module: nn.Module, objective: Objective = CROSS_ENTROPY) -> Self | None:
-        """The network of the module, or None where it is made of anything else."""
-
-    def is_faster_stacked(self, num_params: int) -> bool:
-        """Whether clients with this number of parameters train faster together than one after the other."""
-        return True
-
-    def is_faster_compiled(self, num_params: int) -> bool:
-        """Whether compiled loops, where there are any for such a network, are faster than both."""
-        return True
-
-    @abstractmethod
-    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
-        """[n, B, C] for x [n, B, ...]."""
-
-    @abstractmethod
-    def features_and_logits(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(features [n, B, d_f], logits [n, B, C]) of one forward pass."""
-
-    @abstractmethod
-    def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
-        """[n, P] gradient of sum_b weight_b * loss_b for every row, with the deltas of the feature loss."""
-
-    @abstractmethod
-    def take_step_(self, theta: Tensor, batch: Batch, lr: float | Tensor, terms: Terms) -> None:
-        """theta <- theta - lr * (grad + lam * (theta - center)), in place, without storing the gradient."""
-
-    def descent(self, theta: Tensor, steps: int, terms: Terms, mask: Tensor | None) -> Descent | None:
-        """A loop of up to `steps` such steps, of all columns or those of mask [P] alone; None where that needs all
-        gradients."""
-        return StepwiseDescent(self.take_step_, theta, terms) if mask is None else None
-
-    def example_norms(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor | None:
-        """[n, B] norm of every example's own gradient, where there is a shorter way than to compute each."""
-        return None
-
-
 @dataclass(frozen=True)
-class FeedForwardNet(StackedNet):
-    """`steps`: each a Dense layer followed by an activation ("", "relu" or "tanh")."""
+class FeedForwardNet:
+    """`steps`: each a Dense layer followed by an activation ("", "relu" or "tanh"). Rows theta are [n, P]."""
 
     steps: tuple[tuple[Dense, str], ...]
     flattens: bool  # the first layer is Flatten; without it examples must be vectors
     objective: Objective = CROSS_ENTROPY
 
+    # Numbers of parameters up to which clients train faster together, and faster still in compiled loops.
+    stacks_up_to = compiles_up_to = inf
+
     @classmethod
     def from_module(cls, module: nn.Module, objective: Objective = CROSS_ENTROPY) -> FeedForwardNet | None:
+        """The network of the module, or None where it is made of anything else."""
         chain = chain_of(module, (nn.Linear, ClientLinear, nn.ReLU, nn.Tanh, nn.Flatten, nn.Identity))
         if chain is None or not owns_its_parameters(module, chain):
             return None
@@ -103,10 +62,12 @@ class FeedForwardNet(StackedNet):
         return cls(tuple(steps), isinstance(chain[0], nn.Flatten), objective)
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
+        """[n, B, C] for x [n, B, ...]."""
         return self._forward(self.layers_of(theta), x)[-1]
 
     @torch.no_grad()
     def features_and_logits(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(features [n, B, d_f], logits [n, B, C]) of one forward pass."""
         values = self._forward(self.layers_of(theta), x)
         return values[-2], values[-1]
 
@@ -163,6 +124,7 @@ class FeedForwardNet(StackedNet):
 
     @torch.no_grad()
     def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
+        """[n, P] gradient of sum_b weight_b * loss_b for every row, with the deltas of the feature loss."""
         layers = self.layers_of(theta)
         values = self._forward(layers, batch.x)
         out = torch.empty_like(theta, memory_format=torch.contiguous_format)
@@ -173,10 +135,13 @@ class FeedForwardNet(StackedNet):
         return out
 
     def take_step_(self, theta: Tensor, batch: Batch, lr: float | Tensor, terms: Terms) -> None:
+        """theta <- theta - lr * (grad + lam * (theta - center)), in place, without storing the gradient."""
         proximal = None if terms.proximal is None else (terms.proximal[0], self.layers_of(terms.proximal[1]))
         self.step_(self.layers_of(theta), batch, lr, proximal, terms.feature_loss)
 
     def descent(self, theta: Tensor, steps: int, terms: Terms, mask: Tensor | None) -> Descent | None:
+        """A loop of up to `steps` such steps, of all columns or those of mask [P] alone; None where that needs all
+        gradients."""
         if mask is None:
             return LayerwiseDescent(self, theta, steps, terms)
         layers = self.layers_of(mask[None])

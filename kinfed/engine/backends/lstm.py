@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.data import Batch
-from kinfed.engine.backends.dense import StackedNet
 from kinfed.engine.contract.descent import Terms
 from kinfed.engine.contract.feature_loss import FeatureLoss, top_deltas
 from kinfed.engine.contract.linear import Dense, DenseStep, write_gradient
@@ -69,10 +68,14 @@ OuterGradient = tuple[Dense, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class RecurrentNet(StackedNet):
+class RecurrentNet:
+    """A network with the methods of kinfed.engine.backends.dense.FeedForwardNet."""
+
     layers: tuple[LSTMLayer, ...]
     head: Dense
     objective: Objective = CROSS_ENTROPY
+
+    stacks_up_to, compiles_up_to = STACKS_UP_TO, COMPILES_UP_TO
 
     @classmethod
     def from_module(cls, module: nn.Module, objective: Objective = CROSS_ENTROPY) -> RecurrentNet | None:
@@ -96,12 +99,6 @@ class RecurrentNet(StackedNet):
             position, inputs = b_x + 8 * hidden, hidden
         bias = None if last.bias is None else position + last.weight.numel()
         return cls(tuple(layers), Dense(last.in_features, last.out_features, position, bias), objective)
-
-    def is_faster_stacked(self, num_params: int) -> bool:
-        return num_params <= STACKS_UP_TO
-
-    def is_faster_compiled(self, num_params: int) -> bool:
-        return num_params <= COMPILES_UP_TO
 
     @torch.no_grad()
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:

@@ -8,13 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.data import Batch
-from kinfed.engine.backends.dense import FeedForwardNet, StackedNet
+from kinfed.engine.backends.dense import FeedForwardNet
 from kinfed.engine.backends.lstm import RecurrentNet
 from kinfed.engine.contract.descent import PLAIN, Descent, Terms
 from kinfed.engine.contract.feature_loss import FeatureLoss
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.rows.module_task import Build, ModuleTask
 from kinfed.errors import ModelError
+
+StackedNet = FeedForwardNet | RecurrentNet
 
 
 class StackedTask(ModuleTask):
@@ -57,14 +59,17 @@ class StackedTask(ModuleTask):
         self.net.take_step_(theta, batch, lr, terms)
 
     def descent(self, theta: Tensor, steps: int, terms: Terms = PLAIN, mask: Tensor | None = None) -> Descent | None:
-        return self.net.descent(theta, steps, terms, mask)
+        if isinstance(self.net, FeedForwardNet):
+            return self.net.descent(theta, steps, terms, mask)
+        return super().descent(theta, steps, terms, mask)
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         return self.net.logits(theta, x)
 
     def example_norms(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
-        norms = self.net.example_norms(theta, batch, feature_loss)
-        return super().example_norms(theta, batch, feature_loss) if norms is None else norms
+        if isinstance(self.net, FeedForwardNet):
+            return self.net.example_norms(theta, batch, feature_loss)
+        return super().example_norms(theta, batch, feature_loss)
 
 
 def stacked_net(module: nn.Module, objective: Objective = CROSS_ENTROPY) -> StackedNet | None:

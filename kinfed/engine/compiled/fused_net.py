@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from kinfed.engine.backends.dense import FeedForwardNet, StackedNet
+from kinfed.engine.backends.dense import FeedForwardNet
 from kinfed.engine.backends.lstm import RecurrentNet
 from kinfed.engine.compiled.kernel_arguments import Unrolled
 from kinfed.engine.contract.linear import Dense
@@ -118,11 +118,9 @@ class RecurrentTable(FusedNet):
         return layers, width * self.outputs, (width + 5 * rows) * widest + panels
 
 
-def fused_net(net: StackedNet | None) -> FusedNet | None:
-    """The network for compiled loops; None where there are no loops for it."""
-    if isinstance(net, FeedForwardNet):
-        return DenseTable(net)
-    return RecurrentTable(net) if isinstance(net, RecurrentNet) else None
+def fused_net(net: FeedForwardNet | RecurrentNet) -> FusedNet:
+    """The network for compiled loops."""
+    return DenseTable(net) if isinstance(net, FeedForwardNet) else RecurrentTable(net)
 
 
 def _layer_memory(length: int, units: int) -> int:

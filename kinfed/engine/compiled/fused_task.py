@@ -19,8 +19,7 @@ from torch import Tensor
 
 from kinfed.core import threads
 from kinfed.data import MOST_EXAMPLES, Batch, Batches, Features, LocalTraining, Split
-from kinfed.engine.backends.dense import StackedNet
-from kinfed.engine.backends.stacked_task import StackedTask
+from kinfed.engine.backends.stacked_task import StackedNet, StackedTask
 from kinfed.engine.compiled import kernel_arguments as args
 from kinfed.engine.compiled.fused_net import Shape, fused_net
 from kinfed.engine.compiled.fused_program import make_program
@@ -46,7 +45,7 @@ def is_installed() -> bool:
 
 def compiles(net: StackedNet | None, device: torch.device | str, objective: Objective) -> bool:
     """Whether there are compiled loops for such a network on this device."""
-    return fused_net(net) is not None and torch.device(device).type == "cpu" and _loss_rule(objective) is not None
+    return net is not None and torch.device(device).type == "cpu" and _loss_rule(objective) is not None
 
 
 class FusedTask(StackedTask):
@@ -56,10 +55,6 @@ class FusedTask(StackedTask):
     def _prepare(self) -> None:
         super()._prepare()
         fused, loss = fused_net(self.net), _loss_rule(self.objective)
-        if fused is None:
-            raise ModelError(
-                "the fused path takes chains of Flatten, Linear, ReLU and Tanh only, or LSTM, LastOutput and Linear"
-            )
         if loss is None:
             raise ModelError(
                 f"the fused path does not know the loss {self.objective.name}; use backend = stacked with it"
