@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from kinfed.core import storage
 from kinfed.engine.contract.columns import ParameterSlot, matches
 from kinfed.errors import ModelError
 
@@ -77,11 +76,6 @@ class RowLayout:
         for name in self.frozen_norms:
             module.get_submodule(name).eval()
 
-    def digest(self, module: nn.Module) -> str:
-        """A digest of the frozen parameters and constant buffers; "" where there are none."""
-        constants = self.constants(module)
-        return storage.checksum(constants) if constants else ""
-
 
 def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
     """Parameters that the patterns name (kinfed.engine.contract.columns) are not trained; every pattern must name
@@ -93,11 +87,6 @@ def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
             raise ModelError(f"nothing to freeze matches {pattern!r}; the model's layers are {', '.join(layers)}")
         for parameter in named:
             parameter.requires_grad_(False)
-
-
-def norm_layers(module: nn.Module) -> tuple[str, ...]:
-    """Names of the normalization layers that have something in the row, by their type."""
-    return tuple(name for name, child in module.named_modules() if isinstance(child, NORM_KINDS))
 
 
 def _is_frozen_norm(layer: nn.Module) -> bool:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from kinfed.data import Batch
 from kinfed.engine.rows.keyed_random import KeyedDraws
-from kinfed.engine.rows.layout import STILL, statistics
+from kinfed.engine.rows.layout import STILL, Norm, statistics
 from kinfed.engine.rows.module_task import ModuleTask
 from kinfed.engine.rows.python_state import changed_attribute, python_state
 from kinfed.errors import KinfedError, ModelError
@@ -196,7 +196,11 @@ def mark_still_buffers(module: nn.Module, build_other: Callable[[], nn.Module], 
     """Mark buffers that never move as constants (kinfed.engine.rows.layout); `build_other` makes the module with other
     random numbers. It is tried on the first of the candidates [B, ...] that it takes; where it takes none, nothing is
     marked."""
-    values = {name: value.clone() for name, value in statistics(module) if not _is_norm(module, name)}
+    values = {
+        name: value.clone()
+        for name, value in statistics(module)
+        if not isinstance(module.get_submodule(name.rpartition(".")[0]), Norm)
+    }
     if not values:
         return
     there = build_other().state_dict()
@@ -209,10 +213,6 @@ def mark_still_buffers(module: nn.Module, build_other: Callable[[], nn.Module], 
             owner, _, own = name.rpartition(".")
             layer = module.get_submodule(owner)
             setattr(layer, STILL, {own, *getattr(layer, STILL, ())})
-
-
-def _is_norm(module: nn.Module, name: str) -> bool:
-    return isinstance(module.get_submodule(name.rpartition(".")[0]), nn.modules.batchnorm._NormBase)
 
 
 def _after_training(module: nn.Module, candidates: Examples) -> dict[str, Tensor] | None:

@@ -16,7 +16,7 @@ from kinfed.engine.contract.head import Head, find_head
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.contract.task import Task
 from kinfed.engine.rows.keyed_dropout import drops
-from kinfed.engine.rows.layout import RowLayout, freeze, norm_layers
+from kinfed.engine.rows.layout import NORM_KINDS, RowLayout, freeze
 from kinfed.engine.rows.module_checks import check_module
 from kinfed.engine.rows.working_copy import WorkingCopy
 from kinfed.errors import KinfedError, ModelError
@@ -159,7 +159,8 @@ class ModuleTask(Task):
 
     def constants_digest(self) -> str:
         """A digest of all that is not in the row (frozen parameters, constant buffers); "" where nothing is."""
-        return self.layout.digest(self.module)
+        constants = self.layout.constants(self.module)
+        return storage.checksum(constants) if constants else ""
 
     def frozen_digest(self) -> str:
         frozen = {name: p for name, p in self.module.named_parameters() if not p.requires_grad}
@@ -173,7 +174,8 @@ class ModuleTask(Task):
     def norm_layers(self) -> tuple[str, ...]:
         """Normalization layers with columns of the row, by their type."""
         layers = {slot.layer for slot in self.slots}
-        return tuple(name for name in norm_layers(self.module) if name in layers)
+        kinds = ((name, isinstance(child, NORM_KINDS)) for name, child in self.module.named_modules())
+        return tuple(name for name, is_norm in kinds if is_norm and name in layers)
 
     @property
     def has_example_gradients(self) -> bool:

@@ -113,18 +113,15 @@ class FrozenPrefix:
         """Whether the prefix gives the same in training and in evaluation, without any draws, and what lies above it
         the module's own output."""
         module = self.task.layout.working_copy(self.task.module)
-        outputs, activations = [], []
-        for training in (True, False):
-            self.task.layout.set_mode(module, training=training)
-            try:
-                with failures_as_model_errors(module, example), torch.no_grad(), KeyedDraws(None):
-                    activations.append(self.cut.lower(module, example))
-            except ModelError:  # what is called `stages` may be something else, and not take examples
-                return False
+        activations = []
         try:
             with failures_as_model_errors(module, example), torch.no_grad():
+                for training in (True, False):
+                    self.task.layout.set_mode(module, training=training)
+                    with KeyedDraws(None):
+                        activations.append(self.cut.lower(module, example))
                 outputs = [module(example), self.cut.upper(module, activations[1])]
-        except ModelError:
+        except ModelError:  # what is called `stages` may be something else, and not take examples
             return False
         same = all(torch.equal(*pair) for pair in (activations, outputs))
         return same and activations[0].dtype == torch.float32 and len(activations[0]) == len(example)
