@@ -38,8 +38,8 @@ from kinfed.engine.training.frozen_features import FrozenPrefix as FrozenPrefix
 from kinfed.engine.training.frozen_features import frozen_prefix as frozen_prefix
 from kinfed.engine.training.sgd import sgd as sgd
 from kinfed.engine.zoo.lora import lora as lora
-from kinfed.engine.zoo.model_outline import model_outline as model_outline
 from kinfed.engine.zoo.models import MODELS as MODELS
 from kinfed.engine.zoo.models import Builder as Builder
 from kinfed.engine.zoo.models import build_model as build_model
+from kinfed.engine.zoo.models import model_outline as model_outline
 from kinfed.engine.zoo.models import own_model as own_model

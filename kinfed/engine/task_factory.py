@@ -1,17 +1,13 @@
-"""Tasks of torch modules, with any of several ways to compute the same gradient.
+"""Tasks of torch modules, with any of several ways to compute the same gradient. `make_task` picks the backend per
+model:
 
-`make_task` picks the backend per model:
-
-  fused    compiled loops over clients of dense and LSTM networks, without the interpreter's lock
-           (kinfed.engine.compiled.fused_task; extra `fast`), for runs long enough to earn what loading compiled code
-           costs
-  stacked  hand-written forward and backward on [n, ...]: dense layers (kinfed.engine.backends.dense), 5-9x a plain
-  loop, and
-           LSTM layers (kinfed.engine.backends.lstm)
-  rows     one row after the other: by hand for chains of convolutions (kinfed.engine.backends.cnn), which gain nothing
-           from stacking, with autograd for anything else
+  fused    compiled loops over clients of dense and LSTM networks, without the interpreter's lock (extra `fast`), for
+           runs long enough to earn what loading compiled code costs
+  stacked  hand-written forward and backward on [n, ...]: dense layers, 5-9x a plain loop, and LSTM layers
+  rows     one row after the other: by hand for chains of convolutions, which gain nothing from stacking, with autograd
+           for anything else
   batched  many clients in one forward pass through what is frozen, for adapters and heads
-  (kinfed.engine.backends.batched) vmap     torch.func on small modules of any other kind
+  vmap     torch.func on small modules of any other kind
 
 All agree to 1e-5 and are tested against each other and against plain autograd.
 """
@@ -25,21 +21,19 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.data import Batch
-from kinfed.engine.backends.batched import BatchedTask, few_positions
+from kinfed.engine.backends.functional_tasks import BatchedTask, few_positions
+from kinfed.engine.backends.functional_tasks import VmapTask as VmapTask
 from kinfed.engine.backends.rows_task import RowsTask as RowsTask
 from kinfed.engine.backends.stacked_task import StackedTask as StackedTask
 from kinfed.engine.backends.stacked_task import stacked_net
-from kinfed.engine.backends.vmap_task import VmapTask as VmapTask
 from kinfed.engine.compiled.fused_task import FusedTask as FusedTask
 from kinfed.engine.compiled.fused_task import compiles, is_installed
-from kinfed.engine.contract.client_linear import runs_batched
-from kinfed.engine.contract.descent import ProximalTerm as ProximalTerm
+from kinfed.engine.contract.linear import runs_batched
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.contract.task import Task as Task
-from kinfed.engine.rows.constant_buffers import example_like, mark_still_buffers
 from kinfed.engine.rows.keyed_dropout import drops
 from kinfed.engine.rows.layout import RowLayout, still_buffers
-from kinfed.engine.rows.model_trial import failures_as_model_errors, try_model
+from kinfed.engine.rows.model_trial import example_like, failures_as_model_errors, mark_still_buffers, try_model
 from kinfed.engine.rows.module_checks import check_values
 from kinfed.engine.rows.module_task import Build, build_seeded, checked_module
 from kinfed.engine.rows.module_task import ModuleTask as ModuleTask
@@ -137,7 +131,7 @@ def upper_task(
 
 def _that_works(task: ModuleTask, example: Tensor, backend: str) -> ModuleTask:
     """The task, or one that trains row by row where many clients at once fail, gain nothing or give something else.
-    A backend that was asked for is kept, or refused."""
+    A backend that was chosen is kept, or refused."""
     if isinstance(task, VmapTask) and backend == "auto" and not _gains_from_vmap(task, example):
         return RowsTask(task.build, task.device, module=task.module, objective=task.objective)
     if isinstance(task, BatchedTask):
@@ -170,7 +164,7 @@ def _agree(many: ModuleTask, single: ModuleTask, example: Tensor) -> bool:
 
 
 def _try(task: ModuleTask, example: Tensor, clients: int) -> None:
-    """One gradient of so many clients on the example batch."""
+    """Compute one gradient of `clients` clients on the example batch."""
     x = example.to(task.device).expand(clients, *example.shape)
     y = torch.zeros(clients, len(example), dtype=_label_type(task), device=task.device)
     weight = torch.full(y.shape, 1 / len(example), device=task.device)
@@ -193,7 +187,7 @@ def _gains_from_vmap(task: ModuleTask, example: Tensor) -> bool:
 
 
 def worth_compiling(num_params: int, examples: float) -> bool:
-    """Whether local training on so many examples, of all rounds and clients, is long enough for the fused path."""
+    """Whether local training on `examples` of all rounds and clients is long enough for the fused path."""
     return _operations(num_params, examples) >= FUSED_FROM
 
 
@@ -227,10 +221,10 @@ def _task_for(
         return _BACKENDS[backend](build, device, module=module, objective=objective)
     layout = RowLayout.of(module)
     net = stacked_net(module, objective) if layout.is_plain(module) else None
-    may = net is not None and compiles(net, device, objective) and net.is_faster_compiled(layout.num_params)
+    may = net is not None and compiles(net, device, objective) and layout.num_params <= net.compiles_up_to
     if may and is_installed() and worth_compiling(layout.num_params, examples):
         return FusedTask(build, device, module=module, net=net, objective=objective)
-    if net is not None and net.is_faster_stacked(layout.num_params):
+    if net is not None and layout.num_params <= net.stacks_up_to:
         return StackedTask(build, device, module=module, net=net, objective=objective)
     if example is not None and batch is not None and runs_batched(module) and few_positions(example, batch):
         return BatchedTask(build, device, module=module, objective=objective)

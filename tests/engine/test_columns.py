@@ -11,7 +11,6 @@ from kinfed.engine.contract.columns import (
     ColumnSplit,
     ParameterSlot,
     last_layers,
-    last_linear,
     layer_mask,
     layer_names,
     parse_patterns,
@@ -86,15 +85,11 @@ def test_patterns_are_separated_by_commas() -> None:
     assert parse_patterns("") == ()
 
 
-def test_last_layers_by_number_and_by_kind() -> None:
+def test_last_layers_by_number() -> None:
     assert layer_names(slots()) == ("scale", "body.0", "body.norm", "body.10", "head")
     assert last_layers(slots(), 2) == ("body.10", "head")
     assert last_layers(slots(), 0) == ()
     assert last_layers(slots(), 99) == layer_names(slots())
-    assert last_linear(slots()) == "head"
-    assert last_linear(slots()[:5]) == "body.0"
-    with pytest.raises(ModelError, match="no linear layer; its layers are scale"):
-        last_linear(slots()[:1])
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=12), st.integers(0, 3))

@@ -63,7 +63,7 @@ def test_steps_on_layers_are_the_steps_one_by_one(name: str, n: int, kind: str, 
     theta, toward = models(task, n, kind), PULLS[proximal](task, n)
     steps = TRANSPOSE_FROM_STEPS + 2
     before = theta.clone(), None if toward is None else toward[1].clone()
-    plain, fast = StepwiseDescent(task.descend_, theta, Terms(toward)), task.descent(theta, steps, Terms(toward))
+    plain, fast = StepwiseDescent(task.take_step_, theta, Terms(toward)), task.descent(theta, steps, Terms(toward))
     assert isinstance(fast, LayerwiseDescent)
     for number, batch in enumerate(batches(n, inputs, steps)):
         rows = slice(None) if number < 4 else slice(0, max(1, n - number // 4))  # clients leave as they finish
@@ -83,7 +83,7 @@ def test_rates_may_be_the_clients_own(drifts: bool) -> None:
     task = make_task(build)
     theta, lr = models(task, 3, "own"), torch.tensor([0.1, 0.0, 0.4])
     drift = models(task, 4, "own")[1:] if drifts else None
-    plain = StepwiseDescent(task.descend_, theta, Terms(drift=drift))
+    plain = StepwiseDescent(task.take_step_, theta, Terms(drift=drift))
     fast = task.descent(theta, TRANSPOSE_FROM_STEPS, Terms(drift=drift))
     assert fast is not None
     wanted = theta.clone()

@@ -15,7 +15,7 @@ from tiny_bert import CONFIG, write_bert
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from kinfed.engine.contract.client_linear import runs_batched
+from kinfed.engine.contract.linear import runs_batched
 from kinfed.engine.zoo.adapter_files import load_adapter, save_adapter
 from kinfed.engine.zoo.bert import minilm, minilm_outline
 from kinfed.engine.zoo.encoder import EncoderLayer, EncoderNet, MeanPool, PatchEmbeddings, pack

@@ -15,8 +15,7 @@ from kinfed.data.examples.problem import Problem
 from kinfed.engine.scoring.bootstrap import bootstrap_draws, deviation_of_draws, error_draws
 from kinfed.engine.scoring.judged import Judged
 from kinfed.engine.scoring.metric_catalogue import METRICS
-from kinfed.engine.scoring.score import Score
-from kinfed.engine.scoring.summary import summarize
+from kinfed.engine.scoring.score import Score, summarize
 from kinfed.errors import ConfigError
 from kinfed.records.headline import headline_text
 

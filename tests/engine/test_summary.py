@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kinfed.engine.scoring.metric_catalogue import METRICS
-from kinfed.engine.scoring.summary import summarize
+from kinfed.engine.scoring.score import summarize
 from kinfed.records.headline import has_diverged
 
 

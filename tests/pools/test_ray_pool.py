@@ -537,3 +537,18 @@ def test_refused_updates_leave_their_clients_as_they_were(killed: bool, cluster:
             pool.commit = kill_first
         found.append(finished(loop))
     expect_equal(found[0], found[1], "a round on Ray is a transaction", 1e-6)
+
+
+# ---- compiled loops ----
+
+
+@pytest.mark.parametrize("name", ["fedavg", "apfl"])
+def test_compiled_loops_on_ray_are_those_of_the_local_pool(name: str, cluster: RayCluster) -> None:
+    """Arrays of a task that arrives in a worker are read-only, and its loss is a copy."""
+    pytest.importorskip("numba", reason='compiled loops need numba: pip install "kinfed[fast]"')
+    method, data = make_algorithm(name, WORK, {}), tiny_federation((5, 9, 2, 7))
+    task, found = make_task(tiny_model, backend="fused"), []
+    for where in (cluster, None):
+        pool: Any = where.pool(method, task, data, SEED) if where else LocalPool(method, task, data, SEED)
+        found.append(finished(Loop(method, task, pool, data.population(SEED), Schedule())))
+    expect_equal(found[0], found[1], f"fused {name} on Ray is fused {name}", 0.0)

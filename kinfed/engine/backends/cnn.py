@@ -26,7 +26,7 @@ _CHANNELS_LAST = torch.channels_last
 
 @dataclass(frozen=True)
 class GradientTarget:
-    """Where a gradient goes: row <- row + amount * (center - row) + scale * gradient."""
+    """The place a gradient goes to: row <- row + amount * (center - row) + scale * gradient."""
 
     row: Tensor  # [P]
     scale: float
@@ -56,8 +56,8 @@ class ImageLayer(ABC):
 
     @abstractmethod
     def backward(self, saved: Any, delta: Tensor, target: GradientTarget, last: bool) -> Tensor:
-        """Add the layer's gradient and return the delta at its input; on the `last` layer on the way back nobody
-        uses that, and anything may be returned."""
+        """Add the layer's gradient and return the delta at its input; on the `last` layer on the way back that
+        is not used, and anything may be returned."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ class ConvolutionalNet:
                 delta += dphi
 
     def _lowest(self, target: GradientTarget) -> int:
-        """The first layer that takes a gradient: nobody asks for the delta below it."""
+        """The first layer that takes a gradient: no delta is needed below it."""
         if target.trained is None:
             return 0
         starts = [

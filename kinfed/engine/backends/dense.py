@@ -7,32 +7,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import inf
 
 import torch
 from torch import Tensor, nn
 
 from kinfed.data import Batch
-from kinfed.engine.backends.stacked_net import StackedNet
 from kinfed.engine.contract.aten_ops import relu_backward_
-from kinfed.engine.contract.client_linear import ClientLinear
-from kinfed.engine.contract.descent import Descent, LayerwiseDescent, ProximalTerm, Terms
+from kinfed.engine.contract.descent import Descent, LayerwiseDescent, Terms
 from kinfed.engine.contract.feature_loss import FeatureLoss, top_deltas
-from kinfed.engine.contract.linear import Dense, DenseStep, Params, write_gradient
+from kinfed.engine.contract.linear import ClientLinear, Dense, DenseStep, Params, write_gradient
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.rows.module_checks import chain_of, owns_its_parameters
 from kinfed.errors import ModelError
 
 
 @dataclass(frozen=True)
-class FeedForwardNet(StackedNet):
-    """`steps`: each a Dense layer followed by an activation ("", "relu" or "tanh")."""
+class FeedForwardNet:
+    """`steps`: each a Dense layer followed by an activation ("", "relu" or "tanh"). Rows theta are [n, P]."""
 
     steps: tuple[tuple[Dense, str], ...]
     flattens: bool  # the first layer is Flatten; without it examples must be vectors
     objective: Objective = CROSS_ENTROPY
 
+    # Numbers of parameters up to which clients train faster together, and faster still in compiled loops.
+    stacks_up_to = compiles_up_to = inf
+
     @classmethod
     def from_module(cls, module: nn.Module, objective: Objective = CROSS_ENTROPY) -> FeedForwardNet | None:
+        """The network of the module, or None where it is made of anything else."""
         chain = chain_of(module, (nn.Linear, ClientLinear, nn.ReLU, nn.Tanh, nn.Flatten, nn.Identity))
         if chain is None or not owns_its_parameters(module, chain):
             return None
@@ -59,10 +62,12 @@ class FeedForwardNet(StackedNet):
         return cls(tuple(steps), isinstance(chain[0], nn.Flatten), objective)
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
+        """[n, B, C] for x [n, B, ...]."""
         return self._forward(self.layers_of(theta), x)[-1]
 
     @torch.no_grad()
     def features_and_logits(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(features [n, B, d_f], logits [n, B, C]) of one forward pass."""
         values = self._forward(self.layers_of(theta), x)
         return values[-2], values[-1]
 
@@ -97,12 +102,7 @@ class FeedForwardNet(StackedNet):
         return values
 
     def _backward(
-        self,
-        layers: list[Params],
-        values: list[Tensor],
-        delta: Tensor,
-        at_features: Tensor | None,
-        lowest: int = 0,
+        self, layers: list[Params], values: list[Tensor], delta: Tensor, at_features: Tensor | None, lowest: int = 0
     ) -> Iterator[tuple[int, Tensor]]:
         """Yield (number of the layer, delta at its output) from the last layer to the `lowest`; its input is
         values[number]. `at_features` joins the delta below the last layer; a network of one has nothing there.
@@ -124,6 +124,7 @@ class FeedForwardNet(StackedNet):
 
     @torch.no_grad()
     def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
+        """[n, P] gradient of sum_b weight_b * loss_b for every row, with the deltas of the feature loss."""
         layers = self.layers_of(theta)
         values = self._forward(layers, batch.x)
         out = torch.empty_like(theta, memory_format=torch.contiguous_format)
@@ -133,18 +134,14 @@ class FeedForwardNet(StackedNet):
             write_gradient(slots[number], delta, values[number])
         return out
 
-    def descend_(
-        self,
-        theta: Tensor,
-        batch: Batch,
-        lr: float | Tensor,
-        proximal: ProximalTerm | None = None,
-        feature_loss: FeatureLoss | None = None,
-    ) -> None:
-        center = None if proximal is None else (proximal[0], self.layers_of(proximal[1]))
-        self.step_(self.layers_of(theta), batch, lr, center, feature_loss)
+    def take_step_(self, theta: Tensor, batch: Batch, lr: float | Tensor, terms: Terms) -> None:
+        """theta <- theta - lr * (grad + lam * (theta - center)), in place, without storing the gradient."""
+        proximal = None if terms.proximal is None else (terms.proximal[0], self.layers_of(terms.proximal[1]))
+        self.step_(self.layers_of(theta), batch, lr, proximal, terms.feature_loss)
 
     def descent(self, theta: Tensor, steps: int, terms: Terms, mask: Tensor | None) -> Descent | None:
+        """A loop of up to `steps` such steps, of all columns or those of mask [P] alone; None where that needs all
+        gradients."""
         if mask is None:
             return LayerwiseDescent(self, theta, steps, terms)
         layers = self.layers_of(mask[None])
@@ -165,7 +162,7 @@ class FeedForwardNet(StackedNet):
         feature_loss: FeatureLoss | None = None,
         trained: tuple[bool, ...] | None = None,
     ) -> None:
-        """`descend_` on layers, or on those that are trained."""
+        """A step on layers, or on those that are trained."""
         lam, center = (None, None) if proximal is None else proximal
         values = self._forward(layers, batch.x)
         step = DenseStep(lr, lam, values[-1].dtype)

@@ -1,8 +1,8 @@
 """Recurrent networks for many clients at once: forward and backward through time by hand on [n, ...] tensors.
 
 A network is LSTM layers, the last output, and one dense layer. Time is the outermost axis inside, [T, n, B, ...]: one
-step of all clients is one contiguous piece. What a step back multiplies with does not depend on the steps after it, so
-it is worked out for all steps at once, and the loop over time is left with a product and a few sums.
+step of all clients is one contiguous piece. The factors of a step back do not depend on the steps after it, so they are
+worked out for all steps at once, and the loop over time is left with a product and a few sums.
 
     i, f, o = σ(z_i), σ(z_f), σ(z_o)   g = tanh(z_g)   z = W_ih x_t + W_hh h_{t−1} + b_ih + b_hh
     c_t = f c_{t−1} + i g              h_t = o tanh(c_t)
@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.data import Batch
-from kinfed.engine.backends.stacked_net import StackedNet
-from kinfed.engine.contract.descent import ProximalTerm
+from kinfed.engine.contract.descent import Terms
 from kinfed.engine.contract.feature_loss import FeatureLoss, top_deltas
 from kinfed.engine.contract.linear import Dense, DenseStep, write_gradient
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
@@ -35,7 +34,7 @@ COMPILES_UP_TO = 2_500_000
 
 
 class LastOutput(nn.Module):
-    """What a recurrent layer says after the last step: [B, T, H] of its (output, state) to [B, H]."""
+    """Output of a recurrent layer after the last step: [B, T, H] of its (output, state) to [B, H]."""
 
     def forward(self, result: tuple[Tensor, Any]) -> Tensor:
         return result[0][:, -1]
@@ -55,7 +54,7 @@ class LSTMLayer:
 
 @dataclass
 class Activations:
-    """What the backward pass needs of one layer's forward pass."""
+    """Values of one layer's forward pass that the backward pass needs."""
 
     x: Tensor  # [T, n, B, D]
     h: Tensor  # [T + 1, n, B, H]; the first is 0
@@ -64,20 +63,19 @@ class Activations:
     tanh_c: Tensor  # [T, n, B, H]
 
 
-@dataclass(frozen=True)
-class OuterGradient:
-    """The gradient of a dense map: Σ over time and batch of outer products of `delta` and `x`, [T, n, B, ...] each."""
-
-    dense: Dense
-    delta: Tensor
-    x: Tensor
+# The gradient of a dense map: Σ over time and batch of outer products of a delta and an input, [n, T B, ...] each.
+OuterGradient = tuple[Dense, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class RecurrentNet(StackedNet):
+class RecurrentNet:
+    """A network with the methods of kinfed.engine.backends.dense.FeedForwardNet."""
+
     layers: tuple[LSTMLayer, ...]
     head: Dense
     objective: Objective = CROSS_ENTROPY
+
+    stacks_up_to, compiles_up_to = STACKS_UP_TO, COMPILES_UP_TO
 
     @classmethod
     def from_module(cls, module: nn.Module, objective: Objective = CROSS_ENTROPY) -> RecurrentNet | None:
@@ -102,12 +100,6 @@ class RecurrentNet(StackedNet):
         bias = None if last.bias is None else position + last.weight.numel()
         return cls(tuple(layers), Dense(last.in_features, last.out_features, position, bias), objective)
 
-    def is_faster_stacked(self, num_params: int) -> bool:
-        return num_params <= STACKS_UP_TO
-
-    def is_faster_compiled(self, num_params: int) -> bool:
-        return num_params <= COMPILES_UP_TO
-
     @torch.no_grad()
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         return self._logits(theta, self._forward_all(theta, x)[-1])
@@ -122,7 +114,7 @@ class RecurrentNet(StackedNet):
         return torch.bmm(top.h[-1], w) if b is None else torch.baddbmm(b.unsqueeze(1), top.h[-1], w)
 
     def _forward_all(self, theta: Tensor, x: Tensor) -> list[Activations]:
-        """Of every LSTM layer, from the first to the last."""
+        """Activations of every LSTM layer, from the first to the last."""
         wanted = self.layers[0].x.inputs
         if x.dim() != 4 or x.shape[3] != wanted or not x.is_floating_point():
             kind = "" if x.is_floating_point() else " tokens"
@@ -148,15 +140,15 @@ class RecurrentNet(StackedNet):
         torch.bmm(delta, self.head.weight_of(theta), out=below[-1])
         if at_features is not None:
             below[-1] += at_features
-        yield OuterGradient(self.head, delta.unsqueeze(0), top.h[-1:])
+        yield self.head, delta, top.h[-1]
         for number in range(len(self.layers) - 1, -1, -1):
             layer, values = self.layers[number], activations[number]
             d = _backward(layer, theta, values, below)
+            delta = _by_client(d)
             if number:
-                flat = torch.bmm(_by_client(d), layer.x.weight_of(theta))
-                below = _by_time(flat, len(top.x))
-            yield OuterGradient(layer.x, d, values.x)
-            yield OuterGradient(layer.h, d, values.h[:-1])
+                below = _by_time(torch.bmm(delta, layer.x.weight_of(theta)), len(top.x))
+            yield layer.x, delta, _by_client(values.x)
+            yield layer.h, delta, _by_client(values.h[:-1])
 
     @torch.no_grad()
     def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
@@ -165,27 +157,19 @@ class RecurrentNet(StackedNet):
         tops = top_deltas(
             self.objective, feature_loss, activations[-1].h[-1], self._logits(theta, activations[-1]), batch
         )
-        for gradient in self._outer_gradients(theta, activations, *tops):
-            write_gradient(gradient.dense.params_of(out), _by_client(gradient.delta), _by_client(gradient.x))
+        for dense, delta, x in self._outer_gradients(theta, activations, *tops):
+            write_gradient(dense.params_of(out), delta, x)
         return out
 
     @torch.no_grad()
-    def descend_(
-        self,
-        theta: Tensor,
-        batch: Batch,
-        lr: float | Tensor,
-        proximal: ProximalTerm | None = None,
-        feature_loss: FeatureLoss | None = None,
-    ) -> None:
-        lam, center = (None, None) if proximal is None else proximal
+    def take_step_(self, theta: Tensor, batch: Batch, lr: float | Tensor, terms: Terms) -> None:
+        lam, center = terms.proximal or (None, None)
         activations = self._forward_all(theta, batch.x)
         step = DenseStep(lr, lam, theta.dtype)
         tops = top_deltas(
-            self.objective, feature_loss, activations[-1].h[-1], self._logits(theta, activations[-1]), batch, step
+            self.objective, terms.feature_loss, activations[-1].h[-1], self._logits(theta, activations[-1]), batch, step
         )
-        for gradient in self._outer_gradients(theta, activations, *tops):
-            dense, delta, x = gradient.dense, _by_client(gradient.delta), _by_client(gradient.x)
+        for dense, delta, x in self._outer_gradients(theta, activations, *tops):
             step.apply_(dense.params_of(theta), delta, x, None if center is None else dense.params_of(center))
 
 

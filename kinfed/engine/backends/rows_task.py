@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from kinfed.data import Batch
 from kinfed.engine.backends.cnn import ConvolutionalNet, GradientTarget, subsamples
 from kinfed.engine.contract.columns import whole_parameters
-from kinfed.engine.contract.descent import PLAIN, Descent, GradientPieces, ProximalTerm, StepwiseDescent, Terms
+from kinfed.engine.contract.descent import PLAIN, Descent, GradientPieces, StepwiseDescent, Terms
 from kinfed.engine.contract.feature_loss import KEEP, FeatureLoss, of_row, pulled_back
 from kinfed.engine.contract.head import HeadProbe
 from kinfed.engine.rows.keyed_random import KeyedDraws
@@ -186,15 +186,8 @@ class RowsTask(ModuleTask):
             outputs.append(z)
         return torch.stack(features), torch.stack(outputs)
 
-    def descend_(
-        self,
-        theta: Tensor,
-        batch: Batch,
-        lr: float | Tensor,
-        proximal: ProximalTerm | None = None,
-        feature_loss: FeatureLoss | None = None,
-    ) -> None:
-        self._descend_part_(None, True, theta, batch, lr, proximal, feature_loss)
+    def take_step_(self, theta: Tensor, batch: Batch, lr: float | Tensor, terms: Terms) -> None:
+        self._take_part_of_step_(None, True, theta, batch, lr, terms)
 
     def descent(self, theta: Tensor, steps: int, terms: Terms = PLAIN, mask: Tensor | None = None) -> Descent | None:
         if mask is None:
@@ -203,19 +196,13 @@ class RowsTask(ModuleTask):
         moving = bool(statistics.all())
         if part is None or not any(part) or (len(statistics) and bool(statistics.any()) != moving):
             return None
-        return StepwiseDescent(partial(self._descend_part_, part, moving), theta, terms)
+        return StepwiseDescent(partial(self._take_part_of_step_, part, moving), theta, terms)
 
-    def _descend_part_(
-        self,
-        part: Part | None,
-        moving: bool,
-        theta: Tensor,
-        batch: Batch,
-        lr: float | Tensor,
-        proximal: ProximalTerm | None = None,
-        feature_loss: FeatureLoss | None = None,
+    def _take_part_of_step_(
+        self, part: Part | None, moving: bool, theta: Tensor, batch: Batch, lr: float | Tensor, terms: Terms
     ) -> None:
-        """`descend_` of some parameters (None: of all), with running statistics that move or stay."""
+        """A step of some parameters (None: of all), with running statistics that move or stay."""
+        proximal, feature_loss = terms.proximal, terms.feature_loss
         starts = None if part is None else frozenset(slot.start for slot in _of_part(self._parameters, part))
         for i in range(len(theta)):
             rate = float(lr[i]) if isinstance(lr, Tensor) else lr
@@ -239,5 +226,5 @@ class RowsTask(ModuleTask):
 
 
 def _of_part(parameters: Sequence[Item], part: Part | None) -> Sequence[Item]:
-    """Of things of every trainable parameter, those of the part."""
+    """Items of the part, from items of every trainable parameter."""
     return parameters if part is None else list(compress(parameters, part))

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from kinfed.data import Batch
 from kinfed.engine.backends.dense import FeedForwardNet
 from kinfed.engine.backends.lstm import RecurrentNet
-from kinfed.engine.backends.stacked_net import StackedNet
-from kinfed.engine.contract.descent import PLAIN, Descent, ProximalTerm, Terms
+from kinfed.engine.contract.descent import PLAIN, Descent, Terms
 from kinfed.engine.contract.feature_loss import FeatureLoss
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.rows.module_task import Build, ModuleTask
 from kinfed.errors import ModelError
+
+StackedNet = FeedForwardNet | RecurrentNet
 
 
 class StackedTask(ModuleTask):
@@ -27,13 +28,12 @@ class StackedTask(ModuleTask):
         device: torch.device | str = "cpu",
         *,
         module: nn.Module | None = None,
-        frozen: tuple[str, ...] = (),
         objective: Objective = CROSS_ENTROPY,
         net: StackedNet | None = None,
     ) -> None:
         """`net` is that of the module, where there is one already."""
         self._known_net = net
-        super().__init__(build, device, module=module, frozen=frozen, objective=objective)
+        super().__init__(build, device, module=module, objective=objective)
 
     def _prepare(self) -> None:
         net = self._known_net or (stacked_net(self.module, self.objective) if self.is_plain else None)
@@ -55,25 +55,21 @@ class StackedTask(ModuleTask):
     def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
         return self.net.grad(theta, batch, feature_loss)
 
-    def descend_(
-        self,
-        theta: Tensor,
-        batch: Batch,
-        lr: float | Tensor,
-        proximal: ProximalTerm | None = None,
-        feature_loss: FeatureLoss | None = None,
-    ) -> None:
-        self.net.descend_(theta, batch, lr, proximal, feature_loss)
+    def take_step_(self, theta: Tensor, batch: Batch, lr: float | Tensor, terms: Terms) -> None:
+        self.net.take_step_(theta, batch, lr, terms)
 
     def descent(self, theta: Tensor, steps: int, terms: Terms = PLAIN, mask: Tensor | None = None) -> Descent | None:
-        return self.net.descent(theta, steps, terms, mask)
+        if isinstance(self.net, FeedForwardNet):
+            return self.net.descent(theta, steps, terms, mask)
+        return super().descent(theta, steps, terms, mask)
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         return self.net.logits(theta, x)
 
     def example_norms(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
-        norms = self.net.example_norms(theta, batch, feature_loss)
-        return super().example_norms(theta, batch, feature_loss) if norms is None else norms
+        if isinstance(self.net, FeedForwardNet):
+            return self.net.example_norms(theta, batch, feature_loss)
+        return super().example_norms(theta, batch, feature_loss)
 
 
 def stacked_net(module: nn.Module, objective: Objective = CROSS_ENTROPY) -> StackedNet | None:

@@ -1,19 +1,22 @@
 """The compiled calls of the fused backend: all local steps of some clients, one step on a batch, and scores.
 
-Each call takes many clients, one after the other, and runs without the interpreter's lock. Compiling takes time;
-kinfed.engine.compiled.machine_code does it once, and keeps what comes of it.
+Each call takes many clients, one after the other, and runs without the interpreter's lock. Its arguments are words in
+memory, as kinfed.engine.compiled.machine_code puts them there, which also keeps what is compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any, get_type_hints
 
 import numpy as np
+from llvmlite import ir
 from numba import njit, types
 from numba.core import compiler
 from numba.core.registry import cpu_target
+from numba.extending import intrinsic
+from numba.np.arrayobj import make_array, populate_array
 
 from kinfed.engine.compiled.fused_choice import add_losses, backward, delta_of_loss, forward
 from kinfed.engine.compiled.fused_orders import draw_orders
@@ -44,9 +47,9 @@ from kinfed.engine.compiled.kernel_arguments import (
     Unrolled,
     Work,
 )
-from kinfed.engine.compiled.kernel_words import described, make_reader, numba_type
 from kinfed.engine.compiled.machine_code import MachineCode
 from kinfed.engine.compiled.program_steps import run_program
+from kinfed.engine.compiled.vector_code import Builder, Value, whole_number
 
 _LAYERS = {"dense": IntRows, "recurrent": Unrolled}
 _LABELS = {"classes": "int64", "numbers": "float32"}
@@ -110,7 +113,7 @@ def train(
 
 
 def step(network: Network, theta: Rows, batch: GivenBatch, terms: ClientTerms, gradient: Rows, work: Work) -> None:
-    """On one batch per client, either its gradient or a step of plain descent in place."""
+    """The gradient on one batch per client, or a step of plain descent in place."""
     length, width, labels, weights, y, weight = (
         batch.length, batch.width, batch.labels, batch.weights, work.y, work.weight
     )  # fmt: skip
@@ -158,3 +161,80 @@ def score(network: Network, theta: Rows, source: ExampleSource, part: ScoredPart
 
 
 _KERNELS: dict[str, Callable[..., Any]] = {"train": train, "program": run_program, "step": step, "score": score}
+
+
+_INT64 = ir.IntType(64)
+_WORDS = {int: types.intp, bool: types.boolean}
+
+
+def numba_type(form: Any, choice: Mapping[str, Any]) -> Any:
+    """numba's type of what kinfed.engine.compiled.kernel_arguments describes, with a choice of labels and layers."""
+    if form in _WORDS:
+        return _WORDS[form]
+    if hasattr(form, "_fields"):
+        hints = get_type_hints(form, include_extras=True).values()
+        return types.BaseTuple.from_types(tuple(numba_type(hint, choice) for hint in hints), form)
+    kind, *axes = form.__metadata__
+    if not axes:
+        return numba_type(choice[kind], choice)
+    return types.Array(getattr(types, choice.get(kind, kind)), axes[0], "C")
+
+
+def described(kind: Any) -> Any:
+    """A type of numba's, as kinfed.engine.compiled.machine_code.MachineCode names it."""
+    if isinstance(kind, types.Array) and kind.layout == "C":
+        return [str(kind.dtype), kind.ndim]
+    if isinstance(kind, types.BaseNamedTuple):
+        return {name: described(part) for name, part in zip(kind.fields, kind.types, strict=True)}
+    if isinstance(kind, types.Integer | types.Boolean):
+        return "word"
+    raise TypeError(
+        f"a kernel's argument cannot be {kind}: whole numbers, arrays in C order and named tuples of these can"
+    )
+
+
+def make_reader(kinds: tuple[Any, ...]) -> Callable[..., Any]:
+    """read(address): a tuple of values of these types. Arrays are where the caller has them, and stay the caller's."""
+
+    @intrinsic
+    def read(context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Builder, signature: Any, args: list[Value]) -> Value:
+            words = _Words(context, builder, args[0])
+            return context.make_tuple(builder, signature.return_type, [words.value_of(kind) for kind in kinds])
+
+        return types.Tuple(kinds)(types.intp), generate
+
+    return read
+
+
+class _Words:
+    """Instructions that read one word after the other."""
+
+    def __init__(self, context: Any, builder: Builder, address: Value) -> None:
+        self._context, self._b = context, builder
+        self._first, self._next = builder.inttoptr(address, _INT64.as_pointer()), 0
+
+    def value_of(self, kind: Any) -> Value:
+        if isinstance(kind, types.Array):
+            return self._array(kind)
+        if isinstance(kind, types.BaseTuple):
+            return self._context.make_tuple(self._b, kind, [self.value_of(part) for part in kind.types])
+        return self._context.cast(self._b, self._word(), types.intp, kind)
+
+    def _word(self) -> Value:
+        word = self._b.load(self._b.gep(self._first, [whole_number(self._next)]))
+        self._next += 1
+        return word
+
+    def _array(self, kind: Any) -> Value:
+        """An array in C order."""
+        numbers = self._context.get_data_type(kind.dtype).as_pointer()
+        data = self._b.inttoptr(self._word(), numbers)
+        shape = [self._word() for _ in range(kind.ndim)]
+        size = whole_number(kind.dtype.bitwidth // 8)
+        strides = [size]
+        for length in shape[:0:-1]:
+            strides.insert(0, self._b.mul(strides[0], length))
+        array = make_array(kind)(self._context, self._b)
+        populate_array(array, data=data, shape=shape, strides=strides, itemsize=size, meminfo=None)
+        return array._getvalue()

@@ -1,18 +1,16 @@
-"""What compiled loops are told of a network: its table, which of its layers train, and the work memory it needs."""
+"""Networks as compiled loops know them: a table, which layers train, and the work memory a network needs."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from kinfed.engine.backends.dense import FeedForwardNet
 from kinfed.engine.backends.lstm import RecurrentNet
-from kinfed.engine.backends.stacked_net import StackedNet
 from kinfed.engine.compiled.kernel_arguments import Unrolled
 from kinfed.engine.contract.linear import Dense
 
@@ -20,8 +18,7 @@ _ACTIVATIONS = {"": 0, "relu": 1, "tanh": 2}  # as kinfed.engine.compiled.fused_
 _ABSENT = -1
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """Shape of one example: `length` time steps of `width` features."""
 
     length: int
@@ -37,7 +34,7 @@ class FusedNet(ABC):
 
     @abstractmethod
     def shape_of(self, example: tuple[int, ...]) -> Shape | None:
-        """How examples of this shape are read; None where the network does not take them."""
+        """The shape as which such examples are read; None where the network does not take them."""
 
     @abstractmethod
     def argument(self, shape: Shape) -> Any:
@@ -121,11 +118,9 @@ class RecurrentTable(FusedNet):
         return layers, width * self.outputs, (width + 5 * rows) * widest + panels
 
 
-def fused_net(net: StackedNet | None) -> FusedNet | None:
-    """What compiled loops know of a network; None where there are none for it."""
-    if isinstance(net, FeedForwardNet):
-        return DenseTable(net)
-    return RecurrentTable(net) if isinstance(net, RecurrentNet) else None
+def fused_net(net: FeedForwardNet | RecurrentNet) -> FusedNet:
+    """The network for compiled loops."""
+    return DenseTable(net) if isinstance(net, FeedForwardNet) else RecurrentTable(net)
 
 
 def _layer_memory(length: int, units: int) -> int:

@@ -29,7 +29,7 @@ def _mixed(x):
 
 @compiled
 def draw_orders(key, count, epochs, order, spare):
-    """The orders of so many epochs of one client, one after the other, in `order` [epochs * count]; `spare` holds
+    """The orders of `epochs` epochs of one client, one after the other, in `order` [epochs * count]; `spare` holds
     [count] numbers."""
     for epoch in range(epochs):
         first = epoch * count
@@ -44,7 +44,7 @@ def draw_orders(key, count, epochs, order, spare):
 
 @compiled
 def _sort(x, spare):
-    """In place, by merging runs that are twice as long every time; numpy's sort takes numba seconds more to compile."""
+    """Sort in place by merging runs that double in length; numpy's sort takes numba seconds more to compile."""
     count = len(x)
     for begin in range(0, count, RUN):
         for i in range(begin + 1, min(begin + RUN, count)):

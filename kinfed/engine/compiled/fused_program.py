@@ -33,7 +33,7 @@ class Program:
 
     @property
     def gradients(self) -> int:
-        """With every batch."""
+        """Gradients that are computed with every batch."""
         kind = self.what[:, KIND]
         return int(self.what[(kind == STEP) | (kind == GRADIENT), TIMES].sum())
 

@@ -1,9 +1,9 @@
 """A step of one client's LSTM network, compiled: forward, and backward through time.
 
-Time is the outermost axis, [T, B, ...]: what enters the gates of all steps is one product, and so are the gradients;
-the loop over time is left with one product, and with gates (kinfed.engine.compiled.lstm_cells). Weights that are used
-at every time are put into panels once (kinfed.engine.compiled.products). A network is Unrolled, with one row of its
-table for each LSTM layer and one for the head. Nothing here allocates memory, and no sum depends on other clients.
+Time is the outermost axis, [T, B, ...]: the inputs of the gates of all steps are one product, and so are the gradients;
+the loop over time is left with one product, and with gates. Weights that are used at every time are put into panels
+once (kinfed.engine.compiled.products). A network is Unrolled, with one row of its table for each LSTM layer and one for
+the head. Nothing here allocates memory, and no sum depends on other clients.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from kinfed.engine.compiled.fused_steps import ABSENT, BIAS, INPUTS, OUTPUTS, PLACE, WEIGHT, compiled, floats, shift
-from kinfed.engine.compiled.lstm_cells import backward_cell, forward_cell
 from kinfed.engine.compiled.products import add_panel_products, add_products, pack, products_of_rows, turn
+from kinfed.engine.compiled.vector_functions import backward_cell, forward_cell
 
 # Columns of the table beside those of kinfed.engine.compiled.fused_steps, whose OUTPUTS are the units H of a layer:
 # PLACE is in numbers per example of the batch.

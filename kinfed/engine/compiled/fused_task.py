@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,38 +19,14 @@ from torch import Tensor
 
 from kinfed.core import threads
 from kinfed.data import MOST_EXAMPLES, Batch, Batches, Features, LocalTraining, Split
-from kinfed.engine.backends.stacked_net import StackedNet
-from kinfed.engine.backends.stacked_task import StackedTask
-from kinfed.engine.compiled.argument_making import (
-    NUMBERED,
-    STORED,
-    WorkMemory,
-    by_client,
-    is_readable,
-    readable,
-    rows_of,
-    source_of,
-    windows_of,
-)
+from kinfed.engine.backends.stacked_task import StackedNet, StackedTask
+from kinfed.engine.compiled import kernel_arguments as args
 from kinfed.engine.compiled.fused_net import Shape, fused_net
 from kinfed.engine.compiled.fused_program import make_program
-from kinfed.engine.compiled.kernel_arguments import (
-    NOWHERE,
-    ClientTerms,
-    GivenBatch,
-    Network,
-    OptimizerMemory,
-    OrderDraws,
-    OrderStreams,
-    ProgramTables,
-    Rows,
-    ScoredPart,
-    Scores,
-)
 from kinfed.engine.compiled.machine_code import compiled_kernel
 from kinfed.engine.contract.descent import PLAIN, Descent, ProximalTerm, StepwiseDescent, Terms
 from kinfed.engine.contract.feature_loss import FeatureLoss
-from kinfed.engine.contract.objective import ABSOLUTE, CROSS_ENTROPY, SQUARED, Huber, Objective
+from kinfed.engine.contract.objective import Absolute, CrossEntropy, Huber, Objective, Squared
 from kinfed.engine.contract.task import WholeLoop, WholeProgram
 from kinfed.engine.contract.update_program import Instruction
 from kinfed.engine.scoring.score import OutputCollector, Score
@@ -68,7 +45,7 @@ def is_installed() -> bool:
 
 def compiles(net: StackedNet | None, device: torch.device | str, objective: Objective) -> bool:
     """Whether there are compiled loops for such a network on this device."""
-    return fused_net(net) is not None and torch.device(device).type == "cpu" and _loss_rule(objective) is not None
+    return net is not None and torch.device(device).type == "cpu" and _loss_rule(objective) is not None
 
 
 class FusedTask(StackedTask):
@@ -78,10 +55,6 @@ class FusedTask(StackedTask):
     def _prepare(self) -> None:
         super()._prepare()
         fused, loss = fused_net(self.net), _loss_rule(self.objective)
-        if fused is None:
-            raise ModelError(
-                "the fused path takes chains of Flatten, Linear, ReLU and Tanh only, or LSTM, LastOutput and Linear"
-            )
         if loss is None:
             raise ModelError(
                 f"the fused path does not know the loss {self.objective.name}; use backend = stacked with it"
@@ -93,11 +66,16 @@ class FusedTask(StackedTask):
         self._fused, self._loss_rule = fused, loss
         self._all_train, _ = fused.trained(None)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make the arrays anew: Ray hands out those of a pickle read-only, and kernels take none of these."""
+        super().__setstate__(state)
+        self._prepare()
+
     def whole_loop(self, batches: Batches) -> WholeLoop | None:
         return partial(self._train, batches) if self._takes(batches) else None
 
     def whole_program(self, streams: Sequence[Batches], models: Mapping[str, Tensor]) -> WholeProgram | None:
-        fits = all(map(self._takes, streams)) and all(map(is_readable, models.values()))
+        fits = all(map(self._takes, streams)) and all(map(args.is_readable, models.values()))
         return partial(self._run_program, streams) if fits else None
 
     def _takes(self, batches: Batches) -> bool:
@@ -116,31 +94,36 @@ class FusedTask(StackedTask):
         moments: Mapping[str, Tensor],
     ) -> None:
         split, training, n = batches.split, batches.training, len(theta)
-        lam, center = (0.0, None) if terms.proximal is None else (terms.proximal[0], readable(terms.proximal[1]))
-        drift, windows = readable(terms.drift), batches.windows()
+        lam, center = (0.0, None) if terms.proximal is None else (terms.proximal[0], args.readable(terms.proximal[1]))
+        drift, windows = args.readable(terms.drift), batches.windows()
         trains, whole_layers = self._fused.trained(mask)
         plain = training.is_plain and whole_layers
         shape = self._shape(split.features.shape)
         columns = np.ones(self.num_params, np.uint8) if mask is None else mask.numpy().astype(np.uint8)
         first, second = moments.get("velocity", moments.get("first")), moments.get("second")
         taken = moments.get("steps", torch.zeros(n)).numpy()
-        rates, lams, steps = by_client(rate, n), by_client(lam, n), batches.steps.numpy()
-        kernel, source, rule = self._compiled("train"), source_of(split, shape), _rule(training, plain)
+        rates, lams, steps = args.by_client(rate, n), args.by_client(lam, n), batches.steps.numpy()
+        kernel, source, rule = self._compiled("train"), args.source_of(split, shape), _rule(training, plain)
 
         def train_rows(rows: slice) -> None:
             start, count, epochs = windows.start[rows], windows.count[rows], windows.epochs[rows]
-            work = WorkMemory(self._fused, shape, min(training.batch, int(count.max(initial=0))), split.labels)
+            work = args.WorkMemory(self._fused, shape, min(training.batch, int(count.max(initial=0))), split.labels)
             gradient = np.empty(0 if plain else self.num_params, np.float32)
             order = np.empty(int((count * epochs).max(initial=0)), np.int64)
             kernel(
                 self._network(shape, trains),
-                rows_of(theta, rows),
+                args.rows_of(theta, rows),
                 source,
-                windows_of(split, start, count, steps[rows], training.batch, windows.by_epoch),
-                OrderDraws(windows.key[rows], epochs, order, np.empty_like(order)),
-                ClientTerms(rates[rows], lams[rows], rows_of(center, rows), rows_of(drift, rows)),
-                OptimizerMemory(
-                    rule, columns, rows_of(first, rows), rows_of(second, rows), taken[rows], gradient.ctypes.data
+                args.windows_of(split, start, count, steps[rows], training.batch, windows.by_epoch),
+                args.OrderDraws(windows.key[rows], epochs, order, np.empty_like(order)),
+                args.ClientTerms(rates[rows], lams[rows], args.rows_of(center, rows), args.rows_of(drift, rows)),
+                args.OptimizerMemory(
+                    rule,
+                    columns,
+                    args.rows_of(first, rows),
+                    args.rows_of(second, rows),
+                    taken[rows],
+                    gradient.ctypes.data,
                 ),
                 work.argument,
             )
@@ -158,15 +141,15 @@ class FusedTask(StackedTask):
         split, training, windows = batches.split, batches.training, [stream.windows() for stream in streams]
         shape, steps = self._shape(split.features.shape), batches.steps.numpy()
         order, batches_of = np.array([window.order for window in windows]), windows[0]
-        kernel, source = self._compiled("program"), source_of(split, shape)
+        kernel, source = self._compiled("program"), args.source_of(split, shape)
 
         def run_rows(rows: slice) -> None:
             count = batches_of.count[rows]
-            work = WorkMemory(self._fused, shape, min(training.batch, int(count.max(initial=0))), split.labels)
+            work = args.WorkMemory(self._fused, shape, min(training.batch, int(count.max(initial=0))), split.labels)
             spare = np.empty((len(program.models) - len(models) + program.learns, self.num_params), np.float32)
             passing = [(row.ctypes.data, 0) for row in spare]
             address, distance = np.array(
-                [rows_of(model, rows) for model in models.values()] + passing, np.int64
+                [args.rows_of(model, rows) for model in models.values()] + passing, np.int64
             ).T.copy()
             values = np.zeros((len(program.numbers), len(count)))
             for value, number in zip(values, numbers.values(), strict=False):  # others last for one batch
@@ -175,9 +158,9 @@ class FusedTask(StackedTask):
             kernel(
                 self._network(shape, self._all_train),
                 source,
-                windows_of(split, batches_of.start[rows], count, steps[rows], training.batch, batches_of.by_epoch),
-                OrderStreams(order, batches_of.offset[rows]),
-                ProgramTables(program.what, program.amount, address, distance, values, gradient),
+                args.windows_of(split, batches_of.start[rows], count, steps[rows], training.batch, batches_of.by_epoch),
+                args.OrderStreams(order, batches_of.offset[rows]),
+                args.ProgramTables(program.what, program.amount, address, distance, values, gradient),
                 work.argument,
             )
             for number, value in zip(numbers.values(), values, strict=False):
@@ -192,23 +175,16 @@ class FusedTask(StackedTask):
         self._step(theta, batch, 0.0, None, out)
         return out
 
-    def descend_(
-        self,
-        theta: Tensor,
-        batch: Batch,
-        lr: float | Tensor,
-        proximal: ProximalTerm | None = None,
-        feature_loss: FeatureLoss | None = None,
-    ) -> None:
-        if feature_loss is not None or not self._fits(theta, batch):
-            super().descend_(theta, batch, lr, proximal, feature_loss)
+    def take_step_(self, theta: Tensor, batch: Batch, lr: float | Tensor, terms: Terms) -> None:
+        if terms.feature_loss is not None or not self._fits(theta, batch):
+            super().take_step_(theta, batch, lr, terms)
         else:
-            self._step(theta, batch, lr, proximal, None)
+            self._step(theta, batch, lr, terms.proximal, None)
 
     def descent(self, theta: Tensor, steps: int, terms: Terms = PLAIN, mask: Tensor | None = None) -> Descent | None:
         if terms.feature_loss is not None or mask is not None:
             return super().descent(theta, steps, terms, mask)
-        return StepwiseDescent(self.descend_, theta, terms)
+        return StepwiseDescent(self.take_step_, theta, terms)
 
     def _scored(self, theta: Tensor, part: Split, outputs: OutputCollector | None) -> Score:
         if not self._scores_in_place(theta, part) or not len(part.count):
@@ -217,16 +193,16 @@ class FusedTask(StackedTask):
         start, count = part.start.numpy(), part.count.numpy()
         z = None if outputs is None else np.empty((int(count.sum()), self._fused.outputs), np.float32)
         before, correct, loss = count.cumsum() - count, np.zeros(n), np.zeros(n)
-        kernel, source = self._compiled("score"), source_of(part, shape)
+        kernel, source = self._compiled("score"), args.source_of(part, shape)
 
         def score_rows(rows: slice) -> None:
-            work = WorkMemory(self._fused, shape, min(SCORED_TOGETHER, int(count[rows].max())), part.labels)
+            work = args.WorkMemory(self._fused, shape, min(SCORED_TOGETHER, int(count[rows].max())), part.labels)
             kernel(
                 self._network(shape, self._all_train),
-                rows_of(theta, rows),
+                args.rows_of(theta, rows),
                 source,
-                ScoredPart(part.rows.numpy(), start[rows], count[rows], work.width),
-                Scores(correct[rows], loss[rows], 0 if z is None else z[before[rows.start] :].ctypes.data),
+                args.ScoredPart(part.rows.numpy(), start[rows], count[rows], work.width),
+                args.Scores(correct[rows], loss[rows], 0 if z is None else z[before[rows.start] :].ctypes.data),
                 work.argument,
             )
 
@@ -245,30 +221,30 @@ class FusedTask(StackedTask):
 
     def _scores_in_place(self, theta: Tensor, part: Split) -> bool:
         """Whether kernels read these examples where they lie, so that scoring several models fetches none twice."""
-        return self._reads(part.features) and is_readable(theta)
+        return self._reads(part.features) and args.is_readable(theta)
 
     def _step(
         self, theta: Tensor, batch: Batch, lr: float | Tensor, proximal: ProximalTerm | None, out: Tensor | None
     ) -> None:
         x, n = batch.x.contiguous(), len(theta)
-        lam, center = (0.0, None) if proximal is None else (proximal[0], readable(proximal[1]))
+        lam, center = (0.0, None) if proximal is None else (proximal[0], args.readable(proximal[1]))
         shape = self._shape(tuple(batch.x.shape[2:]))
-        work = WorkMemory(self._fused, shape, batch.y.shape[1], batch.y)
+        work = args.WorkMemory(self._fused, shape, batch.y.shape[1], batch.y)
         labels, weights = batch.y.contiguous().numpy(), batch.weight.contiguous().numpy()
         self._compiled("step")(
             self._network(shape, self._all_train),
-            rows_of(theta),
-            GivenBatch(Rows(x.data_ptr(), x[0].numel()), shape.length, shape.width, labels, weights),
-            ClientTerms(by_client(lr, n), by_client(lam, n), rows_of(center), NOWHERE),
-            rows_of(out),
+            args.rows_of(theta),
+            args.GivenBatch(args.Rows(x.data_ptr(), x[0].numel()), shape.length, shape.width, labels, weights),
+            args.ClientTerms(args.by_client(lr, n), args.by_client(lam, n), args.rows_of(center), args.NOWHERE),
+            args.rows_of(out),
             work.argument,
         )
 
     def _compiled(self, name: str) -> Callable[..., None]:
         return compiled_kernel(name, self._fused.network, "classes" if self.objective.classifies else "numbers")
 
-    def _network(self, shape: Shape, trains: np.ndarray) -> Network:
-        return Network(self._fused.argument(shape), trains, self._fused.outputs, self.num_params, self._loss_rule)
+    def _network(self, shape: Shape, trains: np.ndarray) -> args.Network:
+        return args.Network(self._fused.argument(shape), trains, self._fused.outputs, self.num_params, self._loss_rule)
 
     def _operations(self, shape: Shape, batch: int) -> int:
         """Additions and multiplications of a gradient, about."""
@@ -281,7 +257,7 @@ class FusedTask(StackedTask):
 
     def _reads(self, features: Features) -> bool:
         """Whether compiled loops can read these examples where they are."""
-        shape, stored = self._fused.shape_of(features.shape), STORED if features.vectors is None else NUMBERED
+        shape, stored = self._fused.shape_of(features.shape), args.STORED if features.vectors is None else args.NUMBERED
         return (
             type(features) is Features  # others look up their examples in a way of their own
             and features.raw.dtype in stored
@@ -293,7 +269,7 @@ class FusedTask(StackedTask):
     def _fits(self, theta: Tensor, batch: Batch) -> bool:
         """Whether the compiled step takes these; the torch path says what is wrong with others."""
         return (
-            is_readable(theta)
+            args.is_readable(theta)
             and batch.x.dtype == batch.weight.dtype == torch.float32
             and len(theta) > 0
             and self._fused.shape_of(tuple(batch.x.shape[2:])) is not None
@@ -301,7 +277,7 @@ class FusedTask(StackedTask):
 
 
 def _holds_numbers(features: Features, length: int) -> bool:
-    """Whether an example is so many numbers of vectors."""
+    """Whether an example is `length` numbers of vectors."""
     assert features.vectors is not None
     return features.vectors.is_contiguous() and tuple(features.raw.shape[1:]) == (length,)
 
@@ -318,5 +294,5 @@ def _loss_rule(objective: Objective) -> np.ndarray | None:
     """SIGN and THRESHOLD of a loss of residuals (kinfed.engine.compiled.fused_steps); None where it is another loss."""
     if isinstance(objective, Huber):
         return np.array([0.0, objective.threshold])
-    known = {CROSS_ENTROPY: (0.0, 0.0), SQUARED: (0.0, np.inf), ABSOLUTE: (1.0, np.inf)}
-    return np.array(known[objective]) if objective in known else None
+    known = {CrossEntropy: (0.0, 0.0), Squared: (0.0, np.inf), Absolute: (1.0, np.inf)}
+    return np.array(known[type(objective)]) if type(objective) in known else None

@@ -117,7 +117,7 @@ def _kernel(name: str, network: str, target: str) -> Kernel:
 
 
 def kept_kernel(name: str, compile_it: Callable[[], MachineCode]) -> Kernel:
-    """What lies in the cache folder for this code and this processor; compiled and put there where it is not."""
+    """The kernel in the cache folder for this code and this processor; compiled and put there where it is missing."""
     kept = _read(name)
     if kept is not None:
         try:
@@ -173,7 +173,7 @@ def _keep(name: str, code: MachineCode) -> None:
 
 
 def _is_ours(status: os.stat_result) -> bool:
-    """Whether nobody but its owner, who is this user or the system, can have written a file."""
+    """Whether only its owner, this user or the system, can have written a file."""
     return not hasattr(os, "getuid") or (status.st_uid in (os.getuid(), 0) and not status.st_mode & 0o022)
 
 

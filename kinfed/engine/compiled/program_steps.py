@@ -7,19 +7,11 @@ import numpy as np
 from numba import njit
 
 from kinfed.engine.compiled import fused_program as form
+from kinfed.engine.compiled import kernel_arguments as args
 from kinfed.engine.compiled.fused_choice import backward, delta_of_loss, forward
 from kinfed.engine.compiled.fused_steps import floats, read_batch
-from kinfed.engine.compiled.kernel_arguments import (
-    BatchWindows,
-    ExampleSource,
-    Network,
-    OrderStreams,
-    ProgramTables,
-    StepTerms,
-    Work,
-)
-from kinfed.engine.compiled.products import products_of_rows
-from kinfed.engine.compiled.tiles import slope_tile
+from kinfed.engine.compiled.kernel_arguments import StepTerms
+from kinfed.engine.compiled.products import products_of_rows, slope_tile
 
 TOGETHER = 4096  # numbers whose products are summed in their own type
 
@@ -92,12 +84,12 @@ def number_of(numbers, which, i):
 
 
 def run_program(
-    network: Network,
-    source: ExampleSource,
-    windows: BatchWindows,
-    streams: OrderStreams,
-    tables: ProgramTables,
-    work: Work,
+    network: args.Network,
+    source: args.ExampleSource,
+    windows: args.BatchWindows,
+    streams: args.OrderStreams,
+    tables: args.ProgramTables,
+    work: args.Work,
 ) -> None:
     """All steps of an update program (kinfed.engine.contract.update_program) with every batch of every client; streams
     have batches of the same sizes. tables.address becomes that of the next client, and of the next."""

@@ -135,7 +135,7 @@ class Emitter:
         return self._b.extract_element(value, ir.Constant(_I32, 0))
 
     def largest_lane(self, value: Value) -> Value:
-        """In every lane; NaN is passed over where a number is beside it."""
+        """The largest number, in every lane; NaN is passed over where a number is beside it."""
         for distance in _DISTANCES:
             value = self.larger(self._turned(value, distance), value)
         return value
@@ -145,7 +145,7 @@ class Emitter:
         return self._b.select(self._b.fcmp_ordered(">", x, y), x, y)
 
     def _turned(self, value: Value, distance: int) -> Value:
-        """Each lane has what was so many lanes further, past the last one from the first on."""
+        """The value of the lane that lies `distance` further, past the last one from the first on, in each lane."""
         lanes = _lanes([(lane + distance) % LANES for lane in range(LANES)])
         return self._b.shuffle_vector(value, ir.Constant(VECTOR, ir.Undefined), lanes)
 

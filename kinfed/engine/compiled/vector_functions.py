@@ -5,8 +5,11 @@ functions take one number at a time, and their last bits depend on the library.
     softmax_of(z, count, weight, p)          p[i] = weight exp(z[i]) / Σ_j exp(z[j])
     add_to_rows(x, rows, count, y)           x[r, i] += y[i]
     add_sum_of_rows(x, rows, count, by, y)   y[i] += by Σ_r x[r, i]
+    forward_cell, backward_cell              gates of an LSTM layer at one example and time step, there and back:
 
-Arguments are addresses of float32, rows lie one behind the other.
+        i, f, o = σ(z_i), σ(z_f), σ(z_o)   g = tanh(z_g)   c' = f c + i g   h' = o tanh(c')
+
+Arguments are addresses of float32, rows lie one behind the other; `units` is H.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ def polynomial(emit: Emitter, x: Value, coefficients: tuple[float, ...]) -> Valu
 
 
 def tanh(emit: Emitter, builder: Builder, x: Value) -> Value:
-    """From -1 to 1, which rounding would pass by a bit or two. NaN stays NaN."""
+    """A number from -1 to 1, which rounding would pass by a bit or two. NaN stays NaN."""
     x = _between(builder, x, -TANH_ENDS, TANH_ENDS)
     square = builder.fmul(x, x)
     above, below = polynomial(emit, square, TANH_P), polynomial(emit, square, TANH_Q)
@@ -82,7 +85,7 @@ Piece = Callable[[Value, list[Value], Value | None], list[Value]]
 
 
 def over_vectors(emit: Emitter, builder: Builder, count: Value, start: list[Value], piece: Piece) -> list[Value]:
-    """`values = piece(at, values, mask)` for all of so many numbers: whole vectors, then what is left."""
+    """`values = piece(at, values, mask)` for all of `count` numbers: whole vectors, then the rest."""
     whole = builder.and_(count, whole_number(-LANES))
     values = emit.loop(whole, LANES, start, lambda at, now: piece(at, now, None))
     rest = builder.sub(count, whole)
@@ -112,8 +115,8 @@ def tanh_of(context: Any, x: Any, count: Any) -> Any:
 
 @intrinsic
 def softmax_of(context: Any, z: Any, count: Any, weight: Any, p: Any) -> Any:
-    """Less the largest z, so that nothing overflows. No branch depends on a value: which logit is the largest is what a
-    processor cannot guess. NaN anywhere makes all of it NaN."""
+    """The softmax of z less the largest z, so that nothing overflows. No branch depends on a value: a processor cannot
+    guess which logit is the largest. NaN anywhere makes all of it NaN."""
 
     def body(builder: Builder, args: list[Value]) -> None:
         emit, (z, count, weight, p) = Emitter(builder), args
@@ -183,3 +186,74 @@ def add_sum_of_rows(context: Any, x: Any, rows: Any, count: Any, by: Any, y: Any
 
     kinds = types.intp, types.intp, types.intp, types.float32, types.intp
     return types.void(*kinds), calling("kinfed_add_sum_of_rows", body)
+
+
+@intrinsic
+def forward_cell(context: Any, gates: Any, c: Any, c_next: Any, tanh_c: Any, h: Any, units: Any) -> Any:
+    """gates [4, H] of z <- i, f, g, o; c_next, tanh_c and h [H] of them and of c [H]."""
+
+    def body(builder: Builder, args: list[Value]) -> None:
+        gates, c, c_next, tanh_c, h, units = args
+        emit = Emitter(builder)
+
+        def piece(at: Value, _: list[Value], mask: Value | None) -> list[Value]:
+            values = []
+            for gate in range(4):
+                place = builder.add(builder.mul(units, whole_number(gate)), at)
+                z = emit.load(emit.at(emit.pointer(gates), place), mask)
+                values.append(tanh(emit, builder, z) if gate == 2 else sigmoid(emit, builder, z))
+                emit.store(values[-1], emit.at(emit.pointer(gates), place), mask)
+            i, f, g, o = values
+            before = emit.load(emit.at(emit.pointer(c), at), mask)
+            after = builder.fadd(builder.fmul(f, before), builder.fmul(i, g))
+            squashed = tanh(emit, builder, after)
+            for value, target in ((after, c_next), (squashed, tanh_c), (builder.fmul(o, squashed), h)):
+                emit.store(value, emit.at(emit.pointer(target), at), mask)
+            return []
+
+        over_vectors(emit, builder, units, [], piece)
+
+    return types.void(*[types.intp] * 6), calling("kinfed_lstm_forward_cell", body)
+
+
+@intrinsic
+def backward_cell(context: Any, gates: Any, tanh_c: Any, c: Any, at_h: Any, through_c: Any, units: Any) -> Any:
+    """gates [4, H] <- delta at z, from the deltas [H] at h and, in `through_c`, at c', which becomes that at c."""
+
+    def body(builder: Builder, args: list[Value]) -> None:
+        gates, tanh_c, c, at_h, through_c, units = args
+        emit, multiply = Emitter(builder), builder.fmul
+        one = constant(1.0)
+
+        def piece(at: Value, _: list[Value], mask: Value | None) -> list[Value]:
+            def number(address: Value) -> Value:
+                return emit.load(emit.at(emit.pointer(address), at), mask)
+
+            places = [
+                emit.at(emit.pointer(gates), builder.add(builder.mul(units, whole_number(gate)), at))
+                for gate in range(4)
+            ]
+            i, f, g, o = (emit.load(place, mask) for place in places)
+            squashed, before = number(tanh_c), number(c)
+            dh = number(at_h)
+            dc = builder.fadd(
+                number(through_c), multiply(dh, multiply(o, builder.fsub(one, multiply(squashed, squashed))))
+            )  # ∂h/∂c' = o (1 − tanh² c')
+
+            def slope(gate: Value) -> Value:
+                return multiply(gate, builder.fsub(one, gate))  # σ' = σ (1 − σ)
+
+            deltas = (
+                multiply(multiply(dc, g), slope(i)),
+                multiply(multiply(dc, before), slope(f)),
+                multiply(multiply(dc, i), builder.fsub(one, multiply(g, g))),
+                multiply(multiply(dh, squashed), slope(o)),
+            )
+            for value, place in zip(deltas, places, strict=True):
+                emit.store(value, place, mask)
+            emit.store(multiply(dc, f), emit.at(emit.pointer(through_c), at), mask)
+            return []
+
+        over_vectors(emit, builder, units, [], piece)
+
+    return types.void(*[types.intp] * 6), calling("kinfed_lstm_backward_cell", body)

@@ -1,1 +1,1 @@
-"""What every backend promises: rows of parameters, objectives, update programs, losses on features."""
+"""Promises of every backend: rows of parameters, objectives, update programs, feature losses."""

@@ -1,4 +1,4 @@
-"""What torch computes on the way back and has no public name for, in one place.
+"""Backward operations of torch that have no public name, in one place.
 
 torch promises nothing about `torch.ops.aten` and its engine of autograd: schemas may change with any minor version.
 These are the calls of kinfed's own networks and backends, as torch 2.13 has them; the tests compare their results with

@@ -1,5 +1,5 @@
-"""Whose columns of a model's row are whose: named parameters, patterns that choose some of them, and rows cut into a
-shared and an own part and joined again.
+"""Columns of a model's row: named parameters, patterns that choose some of them, and rows cut into a shared and an own
+part and joined again.
 
     split = ColumnSplit.owning(task.slots, ("head.*", "*.bias"))      the head and all biases stay with the clients
     theta = split.join(client.own, down.shared)                       [n, P]
@@ -25,7 +25,7 @@ from kinfed.errors import ModelError
 
 @dataclass(frozen=True)
 class ParameterSlot:
-    """Where one named parameter or running statistic lies in the flat row."""
+    """The place of one named parameter or running statistic in the flat row."""
 
     name: str
     shape: tuple[int, ...]
@@ -46,7 +46,7 @@ def layer_names(slots: Sequence[ParameterSlot]) -> tuple[str, ...]:
 
 
 def whole_parameters(slots: Sequence[ParameterSlot], mask: Tensor) -> tuple[bool, ...] | None:
-    """For every trainable parameter, whether mask [P] holds it; None where the mask holds one in part."""
+    """Whether mask [P] holds each trainable parameter; None where the mask holds one in part."""
     parts = [mask[slot.start : slot.stop] for slot in slots if slot.trainable]
     held = tuple(bool(part.any()) for part in parts)
     return held if all(bool(part.all()) for part, holds in zip(parts, held, strict=True) if holds) else None
@@ -56,14 +56,6 @@ def last_layers(slots: Sequence[ParameterSlot], count: int) -> tuple[str, ...]:
     """Names of the last `count` modules that own parameters; all of them where there are no more."""
     names = layer_names(slots)
     return names[max(len(names) - count, 0) :]
-
-
-def last_linear(slots: Sequence[ParameterSlot]) -> str:
-    """The last module whose weight is a matrix: the classifier of most networks."""
-    for slot in reversed(slots):
-        if slot.name.rpartition(".")[2] == "weight" and len(slot.shape) == 2:
-            return slot.layer
-    raise ModelError(f"the model has no linear layer; its layers are {', '.join(layer_names(slots))}")
 
 
 def parse_patterns(text: str) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ ProximalTerm = tuple[float | Tensor, Tensor]  # (lam, center): adds lam * (theta
 
 @dataclass(frozen=True)
 class Terms:
-    """What a method adds to the gradients of its rows."""
+    """Terms that a method adds to the gradients of its rows."""
 
     proximal: ProximalTerm | None = None
     drift: Tensor | None = None  # [n, P]
@@ -47,27 +47,13 @@ TRANSPOSE_FROM_STEPS = 10
 
 @dataclass(frozen=True)
 class GradientPieces:
-    """How a task gives the gradient of some trainable columns: in the blocks in which it has them, since joining them
-    would cost a pass over memory in every step."""
+    """The gradient of some trainable columns, in the blocks in which a task has them: joining them would cost a pass
+    over memory in every step."""
 
     columns: list[slice]  # from left to right
     # (theta [n, P], batch, feature loss) -> [n, width] for every block; running statistics of theta move in place.
     # Pieces may be views of theta and are not to be changed.
     gradient: Callable[[Tensor, Batch, FeatureLoss | None], list[Tensor]]
-
-
-class Descend(Protocol):
-    """A task's `descend_`."""
-
-    def __call__(
-        self,
-        theta: Tensor,
-        batch: Batch,
-        lr: float | Tensor,
-        proximal: ProximalTerm | None = None,
-        feature_loss: FeatureLoss | None = None,
-        /,
-    ) -> None: ...
 
 
 class Descent(ABC):
@@ -84,10 +70,12 @@ class Descent(ABC):
 
 
 class StepwiseDescent(Descent):
-    """A loop of a task's `descend_` on the rows of a copy."""
+    """A loop of a task's `take_step_` on the rows of a copy."""
 
-    def __init__(self, descend: Descend, theta: Tensor, terms: Terms) -> None:
-        self._descend, self._x, self._terms = descend, copied_rows(theta), terms
+    def __init__(
+        self, take_step: Callable[[Tensor, Batch, float | Tensor, Terms], None], theta: Tensor, terms: Terms
+    ) -> None:
+        self._take_step, self._x, self._terms = take_step, copied_rows(theta), terms
         self._rows = slice(None)
         self._active = self._x, terms
 
@@ -96,10 +84,7 @@ class StepwiseDescent(Descent):
             self._rows = rows
             self._active = self._x[rows], self._terms.rows(rows, len(self._x))
         x, terms = self._active
-        if terms.feature_loss is None:
-            self._descend(x, batch, lr, terms.proximal)
-        else:
-            self._descend(x, batch, lr, terms.proximal, terms.feature_loss)
+        self._take_step(x, batch, lr, terms)
         if terms.drift is not None:  # the same at every theta: it may as well be added afterwards
             _subtract(x, terms.drift, lr)
 
@@ -108,18 +93,13 @@ class StepwiseDescent(Descent):
 
 
 class LayerwiseDescent(Descent):
-    """On a copy that holds each layer of a dense network in a tensor of its own, cut and joined once: torch hands a
-    batch of products to the processor's library at once only where their result is contiguous.
+    """A loop on a copy that holds each layer of a dense network in a tensor of its own, cut and joined once: torch
+    hands a batch of products to the processor's library at once only where their result is contiguous.
 
     The first layer is transposed (see `_transposed_layout`) where that pays."""
 
     def __init__(
-        self,
-        net: FeedForwardNet,
-        theta: Tensor,
-        steps: int,
-        terms: Terms,
-        trained: tuple[bool, ...] | None = None,
+        self, net: FeedForwardNet, theta: Tensor, steps: int, terms: Terms, trained: tuple[bool, ...] | None = None
     ) -> None:
         """`trained` says of every layer whether it is; None: all are."""
         self._net, self._trained = net, trained
@@ -191,7 +171,7 @@ def _transposed_layout(weight: Tensor) -> Tensor:
     """The same numbers [n, outputs, inputs] with the outputs side by side in memory.
 
     x W' for a small batch x then needs no rearranging of W inside the product, which took as long as the product
-    itself. (On the way back delta W would need it instead, but nobody asks for the delta below the first layer.)"""
+    itself. (On the way back delta W would need it instead, but the delta below the first layer is not needed.)"""
     n, outputs, inputs = weight.shape
     if weight.stride(0) == 0:
         return weight[0].T.clone(memory_format=torch.contiguous_format).T.expand(n, outputs, inputs)

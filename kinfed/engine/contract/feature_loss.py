@@ -97,7 +97,7 @@ def is_separable(feature_loss: FeatureLoss) -> bool:
 
 @dataclass(frozen=True)
 class FeatureLossOfRows:
-    """A feature loss for some of its rows: what is asked about row i is answered for row positions[i]."""
+    """A feature loss for some of its rows: row i is row positions[i] of the loss."""
 
     feature_loss: FeatureLoss
     positions: Tensor  # [n] int64
@@ -118,7 +118,7 @@ def on_rows(feature_loss: FeatureLoss | None, positions: Tensor) -> FeatureLoss 
 def answer(
     feature_loss: FeatureLoss | None, phi: Tensor, z: Tensor, batch: Batch, rows: Tensor | None = None
 ) -> Deltas:
-    """What the feature loss says of these rows, by default all of them in order. A wrong shape is an error here:
+    """The deltas of the feature loss for these rows, by default all of them in order. A wrong shape is an error here:
     further on it would be broadcast."""
     if feature_loss is None:
         return None, None
@@ -187,7 +187,7 @@ def pulled_back(
 
 
 def weighing_ones(feature_loss: FeatureLoss) -> FeatureLoss:
-    """The same feature loss, asked with weights of one and multiplied with the true ones afterwards: its deltas are
+    """The same feature loss, called with weights of one and multiplied with the true ones afterwards: its deltas are
     then proportional to each example's weight, whatever the method does with weights."""
 
     def weighted(phi: Tensor, z: Tensor, batch: Batch, rows: Tensor) -> Deltas:
@@ -199,6 +199,6 @@ def weighing_ones(feature_loss: FeatureLoss) -> FeatureLoss:
 
 
 def refuse_feature_loss(feature_loss: FeatureLoss | None, kind: str) -> None:
-    """For tasks that have no one last linear layer."""
+    """Refuse a feature loss, for tasks that have no single last linear layer."""
     if feature_loss is not None:
         raise ModelError(f"a loss at features or logits needs a network that ends in one nn.Linear; this is {kind}")

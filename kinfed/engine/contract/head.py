@@ -1,12 +1,12 @@
 """The head of a model: its last linear layer, whose input are the features φ and whose output are the logits z.
 
-Which layer that is follows from the order in which a module declares its layers, or from a name; every pass that reads
-features sees whether the model's output is in fact that layer's.
+The head follows from the order in which a module declares its layers, or from a name; every pass that reads features
+sees whether the model's output is in fact that layer's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from kinfed.engine.contract.client_linear import ClientLinear
+from kinfed.data import Split
 from kinfed.engine.contract.columns import ParameterSlot
-from kinfed.engine.contract.linear import Dense
+from kinfed.engine.contract.linear import ClientLinear, Dense
 from kinfed.errors import ModelError
 
 
@@ -95,7 +95,7 @@ def find_head(module: nn.Module, slots: Sequence[ParameterSlot], name: str | Non
 
 
 def _linears(module: nn.Module) -> dict[str, nn.Linear]:
-    """In the order of declaration; one that is used in two places is named for the last."""
+    """Linear layers in the order of declaration; one that is used in two places is named for the last."""
     every = module.named_modules(remove_duplicate=False)
     return {name: child for name, child in every if type(child) in (nn.Linear, ClientLinear)}
 
@@ -148,3 +148,49 @@ class HeadProbe:
             )
         features: Tensor = phi
         return features
+
+
+FeatureMap = Callable[[Tensor, Tensor], Tensor]  # (theta [n, P], x [n, B, ...]) to φ [n, B, d_f]
+
+
+@dataclass
+class ClassSums:
+    """Sums of φ over a client's examples of each class (all are of one where the target is a number). Means are
+    total / count, and the scatter within classes is
+    scatter − Σ_c total_c total_c' / count_c over the classes that a client has."""
+
+    count: Tensor  # [n, C] int64
+    total: Tensor  # [n, C, d_f] float64, Σ φ
+    square: Tensor  # [n, C] float64, Σ |φ|²
+    scatter: Tensor | None  # [n, d_f, d_f] float64, Σ φ φ' over all classes
+
+
+@torch.no_grad()
+def class_sums(
+    features: FeatureMap, theta: Tensor, split: Split, inputs: int, outputs: int, with_scatter: bool
+) -> ClassSums:
+    """The sums for d_f = `inputs` features and C = `outputs` classes. Padding counts for nothing."""
+    n = len(split.count)
+    zeros = torch.zeros(n, outputs, inputs, dtype=torch.float64, device=theta.device)
+    sums = ClassSums(
+        torch.zeros(n, outputs, dtype=torch.int64, device=theta.device), zeros, torch.zeros_like(zeros[..., 0]),
+        zeros.new_zeros(n, inputs, inputs) if with_scatter else None,
+    )  # fmt: skip
+    for rows, batch in split.in_order():
+        valid = batch.weight > 0
+        phi = features(theta[rows], batch.x)
+        y = torch.zeros_like(batch.y, dtype=torch.int64) if batch.y.is_floating_point() else batch.y
+        if bool((y >= outputs).any()):
+            raise ModelError(f"the model has {outputs} outputs; got the label {int(y.max())}")
+        # Examples are added one by one: in a product with one-hot rows, one that is not finite would reach all classes.
+        row = torch.arange(len(batch), device=batch.y.device)[:, None]
+        place, each = (row * outputs + y)[valid], phi[valid].to(torch.float64)
+        size = len(batch) * outputs
+        sums.count[rows] += torch.bincount(place, minlength=size).view(-1, outputs)
+        sums.total[rows] += each.new_zeros(size, inputs).index_add_(0, place, each).view(-1, outputs, inputs)
+        squares = each.square().sum(-1)
+        sums.square[rows] += each.new_zeros(size).index_add_(0, place, squares).view(-1, outputs)
+        if sums.scatter is not None:
+            real = torch.where(valid[..., None], phi, 0.0).to(torch.float64)
+            sums.scatter[rows] += torch.bmm(real.mT, real)
+    return sums

@@ -1,4 +1,4 @@
-"""What a model is trained for: the loss of an example, and its derivative at the model's output.
+"""Objectives of training: the loss of an example, and its derivative at the model's output.
 
     CROSS_ENTROPY                      classes: y int64, a logit per class
     SQUARED, ABSOLUTE, Huber(delta)    numbers: y float32, standardized (kinfed.data.examples.problem), one output

@@ -17,11 +17,10 @@ from torch import Tensor
 from kinfed.core import runs
 from kinfed.data import Batch, Batches, Problem, Split
 from kinfed.engine.contract import columns
-from kinfed.engine.contract.class_sums import ClassSums, class_sums
 from kinfed.engine.contract.columns import ParameterSlot
 from kinfed.engine.contract.descent import PLAIN, Descent, GradientPieces, ProximalTerm, StepwiseDescent, Terms
 from kinfed.engine.contract.feature_loss import FeatureLoss
-from kinfed.engine.contract.head import Head
+from kinfed.engine.contract.head import ClassSums, Head, class_sums
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.contract.update_program import Instruction
 from kinfed.engine.scoring.bootstrap import no_draws
@@ -32,15 +31,10 @@ from kinfed.errors import ModelError
 
 
 class WholeLoop(Protocol):
-    """All steps of `sgd` (kinfed.engine.training.sgd, which see) on the batches that it was asked for."""
+    """All steps of `sgd` (kinfed.engine.training.sgd) on some batches."""
 
     def __call__(
-        self,
-        theta: Tensor,
-        rate: float,
-        terms: Terms,
-        mask: Tensor | None,
-        moments: Mapping[str, Tensor],
+        self, theta: Tensor, rate: float, terms: Terms, mask: Tensor | None, moments: Mapping[str, Tensor]
     ) -> None:
         """Change theta in place, and the moments of the optimizer (kinfed.engine.training.optimizers). The terms have
         no feature loss."""
@@ -134,20 +128,24 @@ class Task(ABC):
         feature_loss: FeatureLoss | None = None,
     ) -> None:
         """theta <- theta - lr * (grad + lam * (theta - center)), in place; running statistics move, too."""
-        g = self.training_grad(theta, batch, feature_loss)[:, self.trainable]
+        self.take_step_(theta, batch, lr, Terms(proximal, None, feature_loss))
+
+    def take_step_(self, theta: Tensor, batch: Batch, lr: float | Tensor, terms: Terms) -> None:
+        """`descend_` with the proximal term and the feature loss of `terms`; their drift is the loop's to add."""
+        g = self.training_grad(theta, batch, terms.feature_loss)[:, self.trainable]
         x = theta[:, self.trainable]
-        if proximal is not None:
-            lam, center = proximal
+        if terms.proximal is not None:
+            lam, center = terms.proximal
             lam = lam[:, None] if isinstance(lam, Tensor) else lam
             g = g + lam * (x - center[:, self.trainable])
         x -= (lr[:, None] if isinstance(lr, Tensor) else lr) * g
 
     def descent(self, theta: Tensor, steps: int, terms: Terms = PLAIN, mask: Tensor | None = None) -> Descent | None:
-        """Up to `steps` such steps. A task may know a faster way than one `descend_` after the other.
+        """A loop of up to `steps` such steps. A task may know a faster way than one `descend_` after the other.
 
         With a mask [P] they train its columns alone, and compute no gradient of the others; nor do running statistics
         outside of it move. None where the task knows no such way: then gradients are computed of all."""
-        return StepwiseDescent(self.descend_, theta, terms) if mask is None else None
+        return StepwiseDescent(self.take_step_, theta, terms) if mask is None else None
 
     def whole_loop(self, batches: Batches) -> WholeLoop | None:
         """All steps of `sgd` in one call; None where the task has none for this training: then `sgd` leads through it
@@ -167,14 +165,12 @@ class Task(ABC):
         """[n, B] Euclidean norm of every example's own gradient. One example of each row at a time: there is never
         a gradient per example and parameter in memory. A feature loss must be separable."""
         one = torch.ones(len(batch), 1, device=theta.device)
-        columns = [
+        columns = (
             replace(batch, x=batch.x[:, b : b + 1], y=batch.y[:, b : b + 1], weight=one, sample=None)
             for b in range(batch.y.shape[1])
-        ]
-        grads = (
-            self.grad(theta, column) if feature_loss is None else self.grad(theta, column, feature_loss)
-            for column in columns
         )
+        given = () if feature_loss is None else (feature_loss,)
+        grads = (self.grad(theta, column, *given) for column in columns)
         return torch.stack([torch.linalg.vector_norm(g, dim=1) for g in grads], 1)
 
     @torch.no_grad()
@@ -235,13 +231,7 @@ class Task(ABC):
         if part.weights is None:
             score = self.score(theta, part)
             return score.loss / score.count
-        loss, weight = torch.zeros(2, len(part.count), dtype=torch.float64)
-        for rows, batch in part.in_order():
-            losses = torch.where(batch.weight > 0, self.losses(theta[rows], batch), 0.0) * batch.weight
-            loss[rows] += losses.sum(1).to("cpu", torch.float64)
-            weight[rows] += batch.weight.sum(1).to("cpu", torch.float64)
-        mean: Tensor = loss / weight
-        return mean
+        return self.mean_losses([theta], part)[:, 0]
 
     def mean_losses(self, models: Sequence[Tensor], split: Split) -> Tensor:
         """[n, len(models)] as `mean_loss` has them, of several models [n, P] on examples that are fetched once."""
@@ -268,7 +258,7 @@ class Task(ABC):
         return ()
 
     def frozen_digest(self) -> str:
-        """A digest of frozen parameters, which whoever trains the same rows must have, too; "" where there are none."""
+        """A digest of frozen parameters, which all who train the same rows must share; "" where there are none."""
         return ""
 
     def layer_names(self) -> tuple[str, ...]:
@@ -277,7 +267,7 @@ class Task(ABC):
 
 
 def judged_outputs(task: Task, theta: Tensor, part: Split, problem: Problem) -> Judged:
-    """What models theta [n, P] say of their clients' examples, of which there is at least one."""
+    """Outputs of models theta [n, P] on their clients' examples, of which there is at least one."""
     outputs = OutputCollector(len(part.count))
     for rows, batch in part.in_order():
         outputs.add(rows, task.logits(theta[rows], batch.x), batch)

@@ -5,9 +5,8 @@ the neighbours of kNN-Per). Such a personal model is a row like any other, only 
 columns, E numbers of its `Extension`, and a mark that says which extension it is. An extension is registered
 (`kinfed.register("extension", ...)`), so that files with its mark are read (kinfed.engine.personal.personal_models).
 
-Scores, saved and exported models, predictions, fine-tuning and deployments go through the task. An `ExtendedTask` also
-trains: the gradient of a loss in features, head and extension comes from autograd there, that of the body from
-the engine.
+An `ExtendedTask` also trains: the gradient of a loss in features, head and extension comes from autograd there, that of
+the body from the engine.
 """
 
 from __future__ import annotations
@@ -21,16 +20,15 @@ from torch import Tensor, nn
 
 from kinfed.data import Batch, LocalTraining
 from kinfed.engine.contract.columns import ParameterSlot
-from kinfed.engine.contract.feature_loss import Deltas, FeatureLoss, cross_entropy, refuse_feature_loss
+from kinfed.engine.contract.feature_loss import Deltas, cross_entropy
 from kinfed.engine.contract.head import Head, HeadProbe, find_head
 from kinfed.engine.contract.task import Task
+from kinfed.engine.personal.mixture import WiderTask
 from kinfed.engine.rows.layout import RowLayout
-from kinfed.engine.rows.module_task import ModuleTask
-from kinfed.errors import ModelError
 
 
 class Extension(Protocol):
-    """How the further numbers of a row work. Its class is registered, and made without arguments."""
+    """The work of the further numbers of a row. Its class is registered, and made without arguments."""
 
     mark: int  # negative, and nobody else's: the weights of a mixture, which rows may end in too, are not
 
@@ -43,20 +41,16 @@ class Extension(Protocol):
 TopLoss = Callable[[Tensor, Tensor, Tensor | None, Tensor, Batch, Tensor], Tensor]
 
 
-class ExtendedTask(Task):
+class ExtendedTask(WiderTask):
     """Rows [n, P + E + 1]. `loss` takes the place of the cross-entropy in training."""
 
     backend = "extended"
+    kind = "a model with a network of its own between features and logits"
 
     def __init__(self, task: Task, extension: Extension, width: int, loss: TopLoss | None = None) -> None:
         """`width` is E."""
-        self.task = task
-        self.extension = extension
-        self.loss = loss
-        self.device = task.device
-        self.one_row_at_a_time = task.one_row_at_a_time
-        self.classifies, self.objective = task.classifies, task.objective
-        self.problem, self.metric = task.problem, task.metric
+        super().__init__(task)
+        self.extension, self.loss = extension, loss
         P = task.num_params
         self.num_params = P + width + 1
         parts = [replace(slot, name=f"model.{slot.name}") for slot in task.slots]
@@ -71,10 +65,6 @@ class ExtendedTask(Task):
         P = self.task.num_params
         return theta[:, :P], theta[:, P:-1]
 
-    @property
-    def plain_task(self) -> Task:
-        return self.task.plain_task
-
     def init(self, seed: int, number: int = 0) -> Tensor:
         extra = torch.zeros(1, self.num_params - self.task.num_params - 1, device=self.device)
         return extended_rows(self.task.init(seed, number)[None], extra, self.extension)[0]
@@ -84,15 +74,7 @@ class ExtendedTask(Task):
         model, extra = self.split(theta)
         return self.extension.logits(self.task.features(model, x), *self.task.head.split(model), extra)
 
-    def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
-        refuse_feature_loss(feature_loss, "a model with a network of its own between features and logits")
-        return self._joined(self.task.grad, theta, batch)
-
-    def training_grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
-        refuse_feature_loss(feature_loss, "a model with a network of its own between features and logits")
-        return self._joined(self.task.training_grad, theta, batch)
-
-    def _joined(self, grad: Callable[[Tensor, Batch, FeatureLoss], Tensor], theta: Tensor, batch: Batch) -> Tensor:
+    def _joined(self, grad: Callable[..., Tensor], theta: Tensor, batch: Batch) -> Tensor:
         model, _ = self.split(theta)
         top = _TopGradient(self, theta, torch.zeros_like(theta))
         result = top.gradient
@@ -121,11 +103,8 @@ class ExtendedTask(Task):
 
     def module_of(self, row: Tensor) -> ExtendedModule:
         """A ready module with the parameters of one row."""
-        if not isinstance(self.task, ModuleTask):
-            raise ModelError(f"models of a {type(self.task).__name__} are not torch modules")
-        model, _ = self.split(row[None])
-        extra = row[self.task.num_params :].detach().clone()
-        return ExtendedModule(self.task.module_of(model[0]), extra, self.extension).eval()
+        P = self.task.num_params
+        return ExtendedModule(self._modules().module_of(row[:P]), row[P:].detach().clone(), self.extension).eval()
 
 
 class _TopGradient:

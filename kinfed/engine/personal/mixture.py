@@ -2,13 +2,13 @@
 
 A mixture is one flat row like any other model, only wider: [K (P + 1)], the parameters of the K components one after
 the other, then their weights π. No width is both P and K (P + 1), so a row tells by its width what it is
-(kinfed.engine.personal.personal_models). Personal models of this form are scored, saved, exported and fine-tuned
-through their task; p(y | x) = Σ_k π_k p_k(y | x). Where
-models predict a number (one output), so does the mixture: Σ_k π_k f_k(x); such mixtures are used, not trained.
+(kinfed.engine.personal.personal_models); p(y | x) = Σ_k π_k p_k(y | x). Where models predict a number (one output), so
+does the mixture: Σ_k π_k f_k(x); such mixtures are used, not trained.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -17,25 +17,55 @@ from torch import Tensor, nn
 
 from kinfed.data import Batch, LocalTraining
 from kinfed.engine.contract.columns import ParameterSlot
+from kinfed.engine.contract.descent import PLAIN, Terms
 from kinfed.engine.contract.feature_loss import FeatureLoss, refuse_feature_loss
-from kinfed.engine.task_factory import ModuleTask, ProximalTerm, Task
+from kinfed.engine.task_factory import ModuleTask, Task
 from kinfed.errors import ModelError
 
 LEAST_SHARE = 1e-30  # of an example in a component: as good as none, but an example that is there
 
 
-class MixtureTask(Task):
+class WiderTask(Task):
+    """Rows that hold more than one plain model of `task`. A loss at features or logits is refused."""
+
+    kind: str  # of model, as the refusal names it
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.device, self.one_row_at_a_time = task, task.device, task.one_row_at_a_time
+        self.classifies, self.objective = task.classifies, task.objective
+        self.problem, self.metric = task.problem, task.metric
+
+    @property
+    def plain_task(self) -> Task:
+        return self.task.plain_task
+
+    def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
+        refuse_feature_loss(feature_loss, self.kind)
+        return self._joined(self.task.grad, theta, batch)
+
+    def training_grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
+        refuse_feature_loss(feature_loss, self.kind)
+        return self._joined(self.task.training_grad, theta, batch)
+
+    @abstractmethod
+    def _joined(self, grad: Callable[..., Tensor], theta: Tensor, batch: Batch) -> Tensor:
+        """[n, width] gradient of the wide rows, by the plain task's `grad` or `training_grad`."""
+
+    def _modules(self) -> ModuleTask:
+        if not isinstance(self.task, ModuleTask):
+            raise ModelError(f"models of a {type(self.task).__name__} are not torch modules")
+        return self.task
+
+
+class MixtureTask(WiderTask):
     """Rows [n, K (P + 1)]. Training changes the components and leaves π as it is."""
 
     backend = "mixture"
+    kind = "a mixture of several"
 
     def __init__(self, task: Task, components: int) -> None:
-        self.task = task
+        super().__init__(task)
         self.components = components
-        self.device = task.device
-        self.one_row_at_a_time = task.one_row_at_a_time
-        self.classifies, self.objective = task.classifies, task.objective
-        self.problem, self.metric = task.problem, task.metric
         P = task.num_params
         self.num_params = components * (P + 1)
         parts = [
@@ -49,10 +79,6 @@ class MixtureTask(Task):
         """Views: the components, each [n, P], and π [n, K]."""
         P = self.task.num_params
         return [theta[:, k * P : (k + 1) * P] for k in range(self.components)], theta[:, self.components * P :]
-
-    @property
-    def plain_task(self) -> Task:
-        return self.task.plain_task
 
     def init(self, seed: int, number: int = 0) -> Tensor:
         first = number * self.components
@@ -80,32 +106,20 @@ class MixtureTask(Task):
         losses = torch.stack([self.task.losses(model, batch) for model in models], -1)
         return torch.softmax(pi.log()[:, None, :].to(losses.dtype) - losses, -1)
 
-    def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
-        refuse_feature_loss(feature_loss, "a mixture of several")
-        return self._joined(self.task.grad, theta, batch)
-
-    def training_grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
-        refuse_feature_loss(feature_loss, "a mixture of several")
-        return self._joined(self.task.training_grad, theta, batch)
-
-    def _joined(self, grad: Callable[[Tensor, Batch], Tensor], theta: Tensor, batch: Batch) -> Tensor:
+    def _joined(self, grad: Callable[..., Tensor], theta: Tensor, batch: Batch) -> Tensor:
         models, pi = self.split(theta)
         parts = zip(models, self.weighted(theta, batch), strict=True)
         return torch.cat([*(grad(model, part) for model, part in parts), torch.zeros_like(pi)], 1)
 
-    def descend_(
-        self,
-        theta: Tensor,
-        batch: Batch,
-        lr: float | Tensor,
-        proximal: ProximalTerm | None = None,
-        feature_loss: FeatureLoss | None = None,
-    ) -> None:
-        refuse_feature_loss(feature_loss, "a mixture of several")
+    def take_step_(self, theta: Tensor, batch: Batch, lr: float | Tensor, terms: Terms) -> None:
+        refuse_feature_loss(terms.feature_loss, self.kind)
         models, _ = self.split(theta)
-        centers = [None] * self.components if proximal is None else self.split(proximal[1])[0]
-        for model, part, center in zip(models, self.weighted(theta, batch), centers, strict=True):
-            self.task.descend_(model, part, lr, None if proximal is None or center is None else (proximal[0], center))
+        own = [PLAIN] * self.components
+        if terms.proximal is not None:
+            lam, center = terms.proximal
+            own = [Terms((lam, part)) for part in self.split(center)[0]]
+        for model, part, of_model in zip(models, self.weighted(theta, batch), own, strict=True):
+            self.task.take_step_(model, part, lr, of_model)
 
     def mask(self, training: LocalTraining) -> Tensor | None:
         """bool [K (P + 1)]: what may be trained, where weight decay would shrink π; else None (its gradient is 0).
@@ -121,10 +135,8 @@ class MixtureTask(Task):
 
     def module_of(self, row: Tensor) -> MixtureModule:
         """A ready module with the parameters of one row."""
-        if not isinstance(self.task, ModuleTask):
-            raise ModelError(f"models of a {type(self.task).__name__} are not torch modules")
-        models, pi = self.split(row[None])
-        return MixtureModule([self.task.module_of(model[0]) for model in models], pi[0].detach().clone()).eval()
+        (models, pi), make = self.split(row[None]), self._modules().module_of
+        return MixtureModule([make(model[0]) for model in models], pi[0].detach().clone()).eval()
 
 
 class MixtureModule(nn.Module):

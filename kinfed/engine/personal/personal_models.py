@@ -1,9 +1,8 @@
 """Types of personal models: a plain model, a mixture of several, or a model with an extension.
 
 A type says which task and module belong to its rows and how the numbers of a row are called. Rows travel and are stored
-without it: `type_of_rows` and `module_from` are where it is read again, from the width and the mark of a row and from
-the names of a file's tensors. Whoever scores, saves, exports or fine-tunes personal models asks here, and needs no case
-of its own for any of them.
+without it: `type_of_rows` and `module_from` read it again, from the width and the mark of a row and from the names of a
+file's tensors.
 """
 
 from __future__ import annotations

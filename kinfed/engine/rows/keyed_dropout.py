@@ -5,9 +5,8 @@ so it does not depend on threads, chunks, pools or resumed runs, and two methods
 same. Two passes over one batch draw the same, too: a finite difference of gradients compares like with like.
 
 Every draw begins a generator anew: SFC64 for large masks of dropout, which take torch's own generator five times as
-long, more than all else in a small transformer's forward pass, and torch's for anything else. Dropout layers of
-working copies ask for their masks themselves; all other operations that draw are caught
-(kinfed.engine.rows.keyed_random).
+long, and torch's for anything else. Dropout layers of working copies draw their masks themselves; all other operations
+that draw are caught (kinfed.engine.rows.keyed_random).
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class Draws:
             return target.bernoulli_(p, generator=self.next())
 
     def dropout_mask(self, x: Tensor, keep: float) -> Tensor:
-        """What dropout multiplies x with, as the next draw: 1 / keep with the chance `keep`, else 0."""
+        """The mask with which dropout multiplies x, as the next draw: 1 / keep with the chance `keep`, else 0."""
         if x.device.type != "cpu" or x.dtype != torch.float32:
             return self.bernoulli_(torch.empty_like(x), keep).div_(keep)
         if _comes_from_sfc64(x, keep):
@@ -93,7 +92,7 @@ class Draws:
         return _scaled(self._uniform(x).numpy() < keep, keep)
 
     def _mask_of_a_step(self, shape: torch.Size, keep: float) -> Tensor:
-        """Together with those of the steps ahead, once a client has asked for the same in two steps in a row."""
+        """The mask of a step, drawn with those of the steps ahead once a client draws the same in two steps running."""
         client, number, step = self._client_key(), self._count, self._batch.step
         masks = self._masks.get(number)
         if masks is None or not masks.has(client, step, keep, shape):
@@ -139,7 +138,7 @@ class Draws:
         return rng.fold_number(self._key, self._count - 1)
 
     def _client_key(self) -> int:
-        """Of the client's round. Batches of one loop share their ids, which tells at once that it is the same."""
+        """The key of the client's round. Batches of one loop share their ids, which shows that it is the same."""
         batch, row = self._batch, self._row
         which = row, batch.seed, batch.stream, batch.round
         if self._client is None or self._client[0] is not batch.ids or self._client[1] != which:
@@ -149,7 +148,7 @@ class Draws:
 
 
 def _scaled(hits: NDArray[np.bool_], keep: float) -> Tensor:
-    """By numpy: torch takes ten times as long to make floats of random bools."""
+    """Masks by numpy: torch takes ten times as long to make floats of random bools."""
     return torch.from_numpy(hits * (np.float32(1) / np.float32(keep)))
 
 

@@ -4,12 +4,10 @@
         z = module(x)                      dropout, noise, sampled attention, wherever they are: from `draws`
     caught.operations                      names of those that drew
 
-torch looks up the kernel of every operation by the dispatch keys of its tensors and of the thread. Here a kernel of our
-own is registered for each operation that torch marks as drawing, under a key that nothing else uses and that falls
-through for all others; inside `KeyedDraws` the thread has that key. Operations that do not draw go on as if nothing
-were there, and those that do are caught wherever they are called: by dropout inside attention and LSTM, by C++, by
-TorchScript. A `TorchDispatchMode` would do the same, but sends every operation through Python, some 30 µs each; it
-serves where torch does not have what this needs (torch 2.6).
+A kernel of our own is registered for each operation that torch marks as drawing, under a dispatch key that nothing else
+uses and that falls through for all others; inside `KeyedDraws` the thread has that key. So operations are caught
+wherever they are called: by dropout inside attention and LSTM, by C++, by TorchScript. A `TorchDispatchMode` would do
+the same, but sends every operation through Python, some 30 µs each; it serves where torch lacks the rest (torch 2.6).
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ _DOES_NOT_DRAW = frozenset({"aten::_nested_tensor_softmax_with_shape"})
 
 
 class KeyedDraws:
-    """Inside, operations of this thread that would draw from torch's global generator draw from `draws`.
+    """A context in which operations of this thread that would draw from torch's global generator draw from `draws`.
 
     Where that is not possible, or where `draws` is None, they are an error. Operations are judged one by one instead
     of by the generator's state before and after: other threads may draw from it meanwhile."""
@@ -62,7 +60,7 @@ class KeyedDraws:
         _thread.keyed = self._outer
 
     def call(self, operation: Any, args: Any, kwargs: Any) -> Any:
-        """What an operation that may draw gives here."""
+        """Call an operation that may draw."""
         if not _draws_globally(operation, args, kwargs):
             return operation(*args, **kwargs)
         name = operation._schema.name.removeprefix("aten::")
@@ -140,7 +138,7 @@ def _key_set() -> Any:
 
 
 def uncaught() -> AbstractContextManager[object]:
-    """Inside, nothing is caught: for the draws by key themselves."""
+    """A context in which nothing is caught: for the draws by key themselves."""
     guard: AbstractContextManager[object] = torch._C._ExcludeDispatchKeyGuard(_key_set())
     return guard
 

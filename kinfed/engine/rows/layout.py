@@ -1,10 +1,10 @@
-"""How the state of a torch module becomes a flat row: what is trained, what forward passes move, what is constant.
+"""The state of a torch module as a flat row: what is trained, what forward passes move, what is constant.
 
     row        all trainable parameters in the module's order, then all running statistics: [P] float32
     constants  frozen parameters (requires_grad=False) and all other buffers: of any type, one copy for all clients
 
-Running statistics are the module's float32 buffers that `state_dict` holds: those of BatchNorm and InstanceNorm, and
-any other, except those that never move (kinfed.engine.rows.constant_buffers). Constants never travel and are in no
+Running statistics are the module's float32 buffers that `state_dict` holds, except those that never move
+(kinfed.engine.rows.model_trial). Constants never travel and are in no
 checkpoint; their digest identifies them. A normalization layer all of whose parameters are frozen is frozen as a whole:
 it normalizes by its running statistics, in training too, and keeps them.
 """
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from kinfed.core import storage
 from kinfed.engine.contract.columns import ParameterSlot, matches
 from kinfed.errors import ModelError
 
@@ -77,11 +76,6 @@ class RowLayout:
         for name in self.frozen_norms:
             module.get_submodule(name).eval()
 
-    def digest(self, module: nn.Module) -> str:
-        """Of the frozen parameters and constant buffers; "" where there are none."""
-        constants = self.constants(module)
-        return storage.checksum(constants) if constants else ""
-
 
 def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
     """Parameters that the patterns name (kinfed.engine.contract.columns) are not trained; every pattern must name
@@ -93,11 +87,6 @@ def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
             raise ModelError(f"nothing to freeze matches {pattern!r}; the model's layers are {', '.join(layers)}")
         for parameter in named:
             parameter.requires_grad_(False)
-
-
-def norm_layers(module: nn.Module) -> tuple[str, ...]:
-    """Names of the normalization layers that have something in the row, by their type."""
-    return tuple(name for name, child in module.named_modules() if isinstance(child, NORM_KINDS))
 
 
 def _is_frozen_norm(layer: nn.Module) -> bool:
@@ -114,7 +103,7 @@ def statistics(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def still_buffers(module: nn.Module) -> list[str]:
-    """Names of the buffers that kinfed.engine.rows.constant_buffers marked."""
+    """Names of the buffers that kinfed.engine.rows.model_trial marked."""
     return [
         f"{layer}.{own}" if layer else own
         for layer, child in module.named_modules()

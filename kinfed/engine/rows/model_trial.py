@@ -1,4 +1,4 @@
-"""A model tried on a few examples before it is trained: what would fail later, or be silently wrong, is said here.
+"""A model tried on a few examples before it is trained: failures and silent mistakes of later are found here.
 
     try_model(task, example, outputs=10)                 refuses, or returns
 
@@ -6,11 +6,18 @@ Tried is the module itself, in training and in evaluation, at its own start: tha
 finite float32 logits (not probabilities) that depend on what is trained, leaves the examples as they are, treats every
 example alone in evaluation, is the same function when it is called again with the same draws, and keeps nothing from
 call to call in attributes of Python.
+
+A float buffer that `state_dict` holds may be statistics that training moves, or a table. By default it is taken for
+statistics, which is never wrong and costs its bytes in every message. It is a constant where it is seen to be one: the
+module begins with the same values whatever the seed, and two training passes over different examples leave them as they
+are. Training looks at constants after every pass (`WorkingCopy.check_still`), and a model that moves one after all is
+refused by its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +26,7 @@ from torch import Tensor, nn
 
 from kinfed.data import Batch
 from kinfed.engine.rows.keyed_random import KeyedDraws
+from kinfed.engine.rows.layout import STILL, Norm, statistics
 from kinfed.engine.rows.module_task import ModuleTask
 from kinfed.engine.rows.python_state import changed_attribute, python_state
 from kinfed.errors import KinfedError, ModelError
@@ -71,7 +79,7 @@ def try_model(task: ModuleTask, example: Tensor, outputs: int | None = None) -> 
 
 @contextmanager
 def failures_as_model_errors(module: nn.Module, example: Tensor, where: str = "") -> Iterator[None]:
-    """Where code of the module's author runs on these examples: whatever it raises becomes an error that says so."""
+    """A context for code of the module's author: whatever it raises on these examples becomes an error that says so."""
     try:
         yield
     except (KinfedError, torch.OutOfMemoryError):
@@ -81,7 +89,7 @@ def failures_as_model_errors(module: nn.Module, example: Tensor, where: str = ""
 
 
 def _output(task: ModuleTask, example: Tensor, *, training: bool) -> Any:
-    """What the module gives, from the task's start and with the draws of a first step."""
+    """The output of the module, from the task's start and with the draws of a first step."""
     working = task._working_copy(training=training)
     working.bind(task.flatten(task.module.state_dict()), moving=False)
     x, y = example.clone(), torch.zeros(1, len(example), dtype=torch.int64)
@@ -179,3 +187,50 @@ def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
 
 def _has_16_bits(module: nn.Module) -> bool:
     return any(p.dtype in (torch.float16, torch.bfloat16) for p in module.parameters())
+
+
+Examples = tuple[Tensor, ...]  # any of which the module may take
+
+
+def mark_still_buffers(module: nn.Module, build_other: Callable[[], nn.Module], candidates: Examples) -> None:
+    """Mark buffers that never move as constants (kinfed.engine.rows.layout); `build_other` makes the module with other
+    random numbers. It is tried on the first of the candidates [B, ...] that it takes; where it takes none, nothing is
+    marked."""
+    values = {
+        name: value.clone()
+        for name, value in statistics(module)
+        if not isinstance(module.get_submodule(name.rpartition(".")[0]), Norm)
+    }
+    if not values:
+        return
+    there = build_other().state_dict()
+    same = {name: value for name, value in values.items() if name in there and torch.equal(there[name], value)}
+    if not same:
+        return
+    after = _after_training(module, candidates) or {}
+    for name, value in same.items():
+        if name in after and torch.equal(after[name], value):
+            owner, _, own = name.rpartition(".")
+            layer = module.get_submodule(owner)
+            setattr(layer, STILL, {own, *getattr(layer, STILL, ())})
+
+
+def _after_training(module: nn.Module, candidates: Examples) -> dict[str, Tensor] | None:
+    """The module's state after two passes over different examples. What they draw does not matter, but torch's
+    generator is left as it was."""
+    for example in candidates:
+        trial = copy.deepcopy(module).train()
+        try:
+            with failures_as_model_errors(module, example), torch.no_grad(), torch.random.fork_rng(devices=[]):
+                trial(example.clone())
+                trial(example.flip(0) + 1 if example.is_floating_point() else example.flip(0))
+        except ModelError:  # a model that takes none is refused by its trial
+            continue
+        return trial.state_dict()
+    return None
+
+
+def example_like(shape: tuple[int, ...]) -> Examples:
+    """Examples of a shape, where none are at hand: numbers, and tokens that every embedding has."""
+    numbers = torch.linspace(-1, 1, 2 * max(1, torch.Size(shape).numel())).view(2, *shape)
+    return numbers, torch.tensor([0, 1]).view(2, *(1 for _ in shape)).expand(2, *shape).contiguous()

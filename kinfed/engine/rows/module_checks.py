@@ -1,4 +1,4 @@
-"""What a torch module is made of: whether it can train in a federation, and whether it is a plain chain of layers."""
+"""Checks of torch modules: whether one can train in a federation, and whether it is a plain chain of layers."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from kinfed.engine.contract.head import Head, find_head
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.contract.task import Task
 from kinfed.engine.rows.keyed_dropout import drops
-from kinfed.engine.rows.layout import RowLayout, freeze, norm_layers
+from kinfed.engine.rows.layout import NORM_KINDS, RowLayout, freeze
 from kinfed.engine.rows.module_checks import check_module
 from kinfed.engine.rows.working_copy import WorkingCopy
 from kinfed.errors import KinfedError, ModelError
@@ -33,14 +33,12 @@ class ModuleTask(Task):
         device: torch.device | str = "cpu",
         *,
         module: nn.Module | None = None,
-        frozen: tuple[str, ...] = (),
         objective: Objective = CROSS_ENTROPY,
     ) -> None:
-        """`module` is one that `build` made and `check_module` accepted, where there is one already; `frozen` are
-        patterns of parameters that are not trained, besides those that the module itself has frozen."""
+        """`module` is one that `build` made and `check_module` accepted, where there is one already."""
         self.device = torch.device(device)
         self.build = build
-        self.module = (checked_module(build, frozen) if module is None else module).to(self.device).train()
+        self.module = (checked_module(build) if module is None else module).to(self.device).train()
         self.objective, self.classifies = objective, objective.classifies
         self._per_thread = threading.local()
         self.layout = RowLayout.of(self.module)
@@ -53,7 +51,7 @@ class ModuleTask(Task):
         self._prepare()
 
     def _prepare(self) -> None:
-        """What a backend needs besides, and refusals of modules that are not for it: the end of every `__init__`."""
+        """Make what a backend needs besides, and refuse modules that are not for it: the end of every `__init__`."""
 
     def starting_at(self, start: Tensor | None) -> Self:
         """The same task with `start` [P] as the first start of every seed (a warm start); None: a random one again.
@@ -117,7 +115,7 @@ class ModuleTask(Task):
         return {x.name: row[..., x.start : x.stop].reshape((*row.shape[:-1], *x.shape)) for x in self.slots}
 
     def state_dict(self, row: Tensor) -> dict[str, Tensor]:
-        """What `module.load_state_dict` takes: parameters, under all their names where they are tied, and buffers."""
+        """Tensors for `module.load_state_dict`: parameters, under all their names where they are tied, and buffers."""
         named = self.unflatten(row)
         whole = self.module.state_dict(keep_vars=True)
         in_row = {id(whole[name]): value for name, value in named.items()}
@@ -160,8 +158,9 @@ class ModuleTask(Task):
             self.module.load_state_dict(values)
 
     def constants_digest(self) -> str:
-        """Of all that is not in the row (frozen parameters, constant buffers); "" where nothing is."""
-        return self.layout.digest(self.module)
+        """A digest of all that is not in the row (frozen parameters, constant buffers); "" where nothing is."""
+        constants = self.layout.constants(self.module)
+        return storage.checksum(constants) if constants else ""
 
     def frozen_digest(self) -> str:
         frozen = {name: p for name, p in self.module.named_parameters() if not p.requires_grad}
@@ -175,7 +174,8 @@ class ModuleTask(Task):
     def norm_layers(self) -> tuple[str, ...]:
         """Normalization layers with columns of the row, by their type."""
         layers = {slot.layer for slot in self.slots}
-        return tuple(name for name in norm_layers(self.module) if name in layers)
+        kinds = ((name, isinstance(child, NORM_KINDS)) for name, child in self.module.named_modules())
+        return tuple(name for name, is_norm in kinds if is_norm and name in layers)
 
     @property
     def has_example_gradients(self) -> bool:

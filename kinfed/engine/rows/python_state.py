@@ -1,10 +1,9 @@
-"""What a module keeps in Python, outside of parameters and buffers: attributes that its forward pass changes.
+"""State that a module keeps in Python, outside of parameters and buffers: attributes that its forward pass changes.
 
-Clients are trained by copies of a module, one for every thread, and a copy serves many clients in turn. What a forward
-pass leaves in an attribute is therefore not of a client but of a thread: a count of calls would depend on the number of
-threads and on who was trained before. Values that are set once and stay (tables of positions, masks by shape) do no
-harm, nor does the output of the last call, which the same examples make the same again. So attributes are compared from
-call to call on the same examples:
+A copy of a module serves many clients of a thread in turn, so an attribute that a forward pass changes would depend on
+the number of threads and on the clients before. Values that are set once and stay (tables of positions, masks by shape)
+do no harm, nor does the output of the last call, which the same examples make the same again. So attributes are
+compared from call to call on the same examples:
 
     before = python_state(module)
     module(x)

@@ -1,13 +1,20 @@
-"""A module that one thread calls with the values of rows, in training or in evaluation."""
+"""A module that one thread calls with the values of rows, in training or in evaluation.
+
+BatchNorm and InstanceNorm normalize by the batch in training and move the running statistics. Where a channel has a
+single value in the batch (one example, and one pixel left) there is no variance to normalize by: such a layer then
+normalizes by its running statistics and leaves them as they are. torch refuses such batches; others drop them, and
+clients with few examples then never train.
+"""
 
 from __future__ import annotations
+
+from types import MethodType
 
 import torch
 from torch import Tensor, nn
 
 from kinfed.engine.rows.keyed_dropout import Draws, prepare_dropout
-from kinfed.engine.rows.layout import RowLayout, still_buffers
-from kinfed.engine.rows.running_norms import prepare_norms
+from kinfed.engine.rows.layout import BatchNorm, InstanceNorm, Norm, RowLayout, still_buffers
 from kinfed.errors import ModelError
 
 
@@ -80,3 +87,23 @@ class WorkingCopy:
                     f"training has moved the buffer {name!r}, which did not move when the model was tried and is "
                     "shared by all clients; move it in every training pass, from the first on"
                 )
+
+
+def prepare_norms(module: nn.Module) -> None:
+    """Let the normalization layers of a working copy take batches with a single value per channel."""
+    for layer in module.modules():
+        if not isinstance(layer, Norm) or not layer.track_running_stats:
+            continue
+        layer.num_batches_tracked = None  # only read where momentum is None, which is refused
+        if isinstance(layer, BatchNorm | InstanceNorm):
+            layer.forward = MethodType(_forward, layer)  # type: ignore[method-assign]  # of this one copy
+
+
+def _forward(layer: Norm, x: Tensor) -> Tensor:
+    values = x.numel() // (x.shape[1] if isinstance(layer, BatchNorm) else x.shape[0] * x.shape[1])
+    if layer.training and values == 1:
+        return nn.functional.batch_norm(
+            x, layer.running_mean, layer.running_var, layer.weight, layer.bias, False, 0.0, layer.eps
+        )
+    out: Tensor = type(layer).forward(layer, x)
+    return out

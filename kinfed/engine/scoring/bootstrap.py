@@ -1,4 +1,4 @@
-"""How sure a metric of a client is: values over examples drawn anew from the client's own with replacement.
+"""The error of a client's metric: values over examples drawn anew from the client's own with replacement.
 
 An accuracy from eight rows should say how little it means. The deviation of the draws is its standard error, and as all
 models of a client are judged on the same draws, the deviation of the differences that of a gain.

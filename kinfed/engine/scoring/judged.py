@@ -70,7 +70,7 @@ class Judged:
         return sums.reshape(-1, CALIBRATION_BINS)
 
     def rows(self, index: np.ndarray) -> Judged:
-        """Some of the examples, of the same clients."""
+        """The examples at `index`, of the same clients."""
         return Drawn(self, index, self.owner[index], self.clients)
 
 

@@ -91,37 +91,17 @@ def _auroc(d: Judged) -> Sums:
 def _ordered_pairs(d: Judged, score: np.ndarray, positive: np.ndarray) -> Sums:
     positives = d.total(positive)
     negatives = d.count - positives
-    if d.weight is not None:
-        return d.total(_weight_below(d, score, ~positive) * positive), positives * negatives
-    rank_sum = d.total(_ranks(d.owner, score) * positive)
-    return rank_sum - positives * (positives + 1) / 2, positives * negatives
-
-
-def _ranks(owner: np.ndarray, score: np.ndarray) -> np.ndarray:
-    """[T] the rank of every score among those of its client, from 1 on; equal scores share the mean of their ranks."""
-    if not len(score):
-        return np.zeros(0)
-    order = np.lexsort((score, owner))
-    sorted_owner, sorted_score = owner[order], score[order]
-    first = np.r_[0, np.cumsum(np.bincount(owner))][sorted_owner]  # where a client begins
-    new = np.r_[True, (sorted_owner[1:] != sorted_owner[:-1]) | (sorted_score[1:] != sorted_score[:-1])]
-    group = np.cumsum(new) - 1
-    begin = np.flatnonzero(new)
-    end = np.r_[begin[1:], len(score)]
-    ranks = np.empty(len(score))
-    ranks[order] = (begin[group] + end[group] + 1) / 2 - first
-    return ranks
+    return d.total(_weight_below(d, score, ~positive) * positive), positives * negatives
 
 
 def _weight_below(d: Judged, score: np.ndarray, of: np.ndarray) -> np.ndarray:
     """[T] the weight of the client's examples `of` (bool [T]) with a lower score, and half that of an equal one."""
-    assert d.weight is not None
     below = np.zeros(len(score))
     if not len(score):
         return below
     order = np.lexsort((score, d.owner))
     owner, ordered = d.owner[order], score[order]
-    passed = np.r_[0.0, np.cumsum((d.weight * of)[order])]
+    passed = np.r_[0.0, np.cumsum(d.weighted(of.astype(np.float64))[order])]
     begin = np.flatnonzero(np.r_[True, (owner[1:] != owner[:-1]) | (ordered[1:] != ordered[:-1])])
     end = np.r_[begin[1:], len(score)]
     first = np.r_[0, np.cumsum(d.examples)][owner]  # where a client begins
@@ -178,7 +158,7 @@ def _brier(d: Judged) -> Sums:
     of="examples", unit="%", kinds=_CLASSES, higher_is_better=False,
 )  # fmt: skip
 def _calibration_error(d: Judged) -> Sums:
-    """Of the class that is predicted: |share that is right − mean probability| over ten equal bins of probability."""
+    """|share that is right − mean probability| of the predicted class, over ten equal bins of probability."""
     sure = d.probability.max(1)
     gap = d.binned(sure, d.weighted((d.predicted == d.target) - sure))
     return np.abs(gap).sum(1), d.count

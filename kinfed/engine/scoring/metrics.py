@@ -1,4 +1,4 @@
-"""What models are judged by, client by client. Every metric of examples is two sums over a client's examples:
+"""Metrics by which models are judged, client by client. Every metric of examples is two sums over a client's examples:
 
     value of a client    = numerator / denominator       (its root, or 1 minus it, where the metric says so)
     value of all clients = Σ numerators / Σ denominators
@@ -9,8 +9,7 @@ would give, with one exception that is on purpose: rankings (AUROC, average prec
 (one positive, one negative example of the same client) in the right order.
 
 A denominator of 0 means that a metric is undefined there (AUROC at a site with one class): it is left out of means,
-and said to be undefined, never 0. Examples may count by a `weight` each, as if a row of weight 2 were there twice. Runs
-judge test examples without; `kinfed fit` with those of its rows.
+and said to be undefined, never 0. Examples may count by a `weight` each, as if a row of weight 2 were there twice.
 
     @kinfed.register("metric", "specificity", of="examples", title="Specificity", unit="%", kinds=("binary",))
     def specificity(judged):

@@ -124,7 +124,7 @@ def _value(name: str, judged: Judged, warning: Literal["ignore", "error"] = "ign
 
 @cache
 def _estimators() -> tuple[Any, Any]:
-    """What scikit-learn calls a classifier and a regressor: they give the predictions that are there, by row."""
+    """A classifier and a regressor for scikit-learn: they give the known predictions, by row."""
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
     class FixedClasses(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types

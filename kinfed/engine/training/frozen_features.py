@@ -1,4 +1,4 @@
-"""What lies below everything that is trained, computed once per example.
+"""The part of a module below everything that is trained, computed once per example.
 
 A module whose first stages are frozen gives the same activations for an example in every step of every client. They
 are computed once and take the place of the examples, and a task trains what lies above:
@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import MethodType
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -38,38 +37,28 @@ MEMORY_BYTES = 1 << 30  # activations of a data set that take more live in a fil
 EXAMPLES_AT_ONCE = 128
 
 
-class CutPoint(Protocol):
-    """Where a module is cut in two."""
-
-    def lower(self, module: nn.Module, x: Tensor) -> Tensor:
-        """The activations [B, ...] of examples x."""
-
-    def upper(self, module: nn.Module, h: Tensor) -> Tensor:
-        """The output for activations h."""
-
-    def upper_layers(self, module: nn.Module) -> list[nn.Module]:
-        """The modules whose composition `upper` is."""
-
-
 @dataclass(frozen=True)
 class AfterStages:
-    """After the first `count` stages."""
+    """A cut after the first `count` stages."""
 
     count: int
 
     def lower(self, module: nn.Module, x: Tensor) -> Tensor:
+        """The activations [B, ...] of examples x."""
         return _chained(stages_of(module)[: self.count], x)
 
     def upper(self, module: nn.Module, h: Tensor) -> Tensor:
-        return _chained(stages_of(module)[self.count :], h)
+        """The output for activations h."""
+        return _chained(self.upper_layers(module), h)
 
     def upper_layers(self, module: nn.Module) -> list[nn.Module]:
+        """The modules whose composition `upper` is."""
         return stages_of(module)[self.count :]
 
 
 @dataclass(frozen=True)
 class BeforeHead:
-    """Before the linear layer of this name, with which the forward pass ends."""
+    """A cut before the linear layer of this name, with which the forward pass ends."""
 
     head: str
 
@@ -95,7 +84,7 @@ class BeforeHead:
 @dataclass(frozen=True)
 class FrozenPrefix:
     task: ModuleTask  # of the whole module
-    cut: CutPoint
+    cut: AfterStages | BeforeHead
 
     @torch.no_grad()
     def activations(self, features: Features, folder: Path | None = None) -> Features:
@@ -124,18 +113,15 @@ class FrozenPrefix:
         """Whether the prefix gives the same in training and in evaluation, without any draws, and what lies above it
         the module's own output."""
         module = self.task.layout.working_copy(self.task.module)
-        outputs, activations = [], []
-        for training in (True, False):
-            self.task.layout.set_mode(module, training=training)
-            try:
-                with failures_as_model_errors(module, example), torch.no_grad(), KeyedDraws(None):
-                    activations.append(self.cut.lower(module, example))
-            except ModelError:  # what is called `stages` may be something else, and not take examples
-                return False
+        activations = []
         try:
             with failures_as_model_errors(module, example), torch.no_grad():
+                for training in (True, False):
+                    self.task.layout.set_mode(module, training=training)
+                    with KeyedDraws(None):
+                        activations.append(self.cut.lower(module, example))
                 outputs = [module(example), self.cut.upper(module, activations[1])]
-        except ModelError:
+        except ModelError:  # what is called `stages` may be something else, and not take examples
             return False
         same = all(torch.equal(*pair) for pair in (activations, outputs))
         return same and activations[0].dtype == torch.float32 and len(activations[0]) == len(example)
@@ -147,8 +133,8 @@ def frozen_prefix(task: ModuleTask, example: Tensor) -> FrozenPrefix | None:
     return next((prefix for prefix in prefixes if prefix.is_exact(example.to(task.device))), None)
 
 
-def _cut_points(task: ModuleTask) -> Iterator[CutPoint]:
-    """Where the module may be cut, the best place first."""
+def _cut_points(task: ModuleTask) -> Iterator[AfterStages | BeforeHead]:
+    """Places where the module may be cut, the best first."""
     module = task.module
     in_row = {slot.name for slot in task.slots}
     names = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}

@@ -36,6 +36,7 @@ class Optimizer(ABC):
             name: _blank_pieces(theta, columns) if moments is None else [moments[name][:, block] for block in columns]
             for name in self.names
         }
+        self._steps = (moments or {}).get(STEPS, _no_steps(theta))
 
     @abstractmethod
     def step(self, rows: slice, x: Tensor, gradient: Sequence[Tensor], lr: float) -> None:
@@ -93,12 +94,6 @@ class Adam(Optimizer):
 
     names = ("first", "second")
 
-    def __init__(
-        self, training: LocalTraining, columns: Sequence[slice], theta: Tensor, moments: Mapping[str, Tensor] | None
-    ) -> None:
-        super().__init__(training, columns, theta, moments)
-        self._steps = _no_steps(theta) if moments is None else moments[STEPS]
-
     def step(self, rows: slice, x: Tensor, gradient: Sequence[Tensor], lr: float) -> None:
         training, steps = self._training, self._steps[rows]
         adam(
@@ -122,10 +117,7 @@ class Adam(Optimizer):
 
 
 def make_optimizer(
-    training: LocalTraining,
-    columns: Sequence[slice],
-    theta: Tensor,
-    moments: Mapping[str, Tensor] | None = None,
+    training: LocalTraining, columns: Sequence[slice], theta: Tensor, moments: Mapping[str, Tensor] | None = None
 ) -> Optimizer:
     """The optimizer of a loop that trains these columns of theta [n, P]; it goes on from `moments`, where there are
     some, and otherwise has taken no step yet."""
@@ -133,7 +125,7 @@ def make_optimizer(
 
 
 def blank_moments(training: LocalTraining, columns: Sequence[slice], theta: Tensor) -> dict[str, Tensor]:
-    """What the optimizer of such a loop remembers before its first step: [n, T] each, up to the last column that is
+    """The moments of such a loop's optimizer before its first step: [n, T] each, up to the last column that is
     trained, and the number of steps [n] where it counts them."""
     width = max((block.stop for block in columns), default=0)
     moments = {name: theta.new_zeros(len(theta), width) for name in _kind(training).names}

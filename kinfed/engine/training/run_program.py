@@ -60,11 +60,7 @@ def _execute(task: Task, step: Instruction, now: dict[str, Tensor], batches: Seq
             _descend(task, step, now, batches[step.stream])
         case Gradient():
             at = now[step.at]
-            _put(
-                now,
-                step.result,
-                gradient(task, at, batches[step.stream], step.decay, training=True),
-            )
+            _put(now, step.result, gradient(task, at, batches[step.stream], step.decay, training=True))
             _take_statistics(task, now[step.result], at)
         case Mix():
             share = now[step.share] if isinstance(step.share, str) else step.share
@@ -82,8 +78,7 @@ def _execute(task: Task, step: Instruction, now: dict[str, Tensor], batches: Seq
 
 
 def _put(now: dict[str, Tensor], name: str, value: Tensor) -> None:
-    """In place of a model or number that is kept; one that lasts for a batch becomes a copy, which instructions may
-    change."""
+    """Write to a model or number that is kept; one that lasts for a batch becomes a copy, to be changed at will."""
     if name in now:
         now[name].copy_(value)
     else:

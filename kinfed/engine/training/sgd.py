@@ -68,7 +68,9 @@ def sgd(
         return descent.result()
     x = copied_rows(theta)
     pieces = task.gradient_pieces(mask)
-    fixed = [] if mask is None else [_shifted(block, trainable) for block in runs(mask[trainable:] == 0)]
+    fixed = (
+        [] if mask is None else [slice(trainable + b.start, trainable + b.stop) for b in runs(mask[trainable:] == 0)]
+    )
     largest = training.largest_gradient
     with _remembered(batches, pieces.columns, x) as moments:
         optimizer = make_optimizer(training, pieces.columns, x, moments)
@@ -112,16 +114,12 @@ def _with_terms(g: Tensor, now: Tensor, block: slice, rows: slice, terms: Terms)
 def _remembered(
     batches: Batches, columns: Sequence[slice], theta: Tensor
 ) -> AbstractContextManager[dict[str, Tensor] | None]:
-    """What the clients' memory holds of this loop, to be changed in place and stored at the end. None where the loop
-    starts anew: because the training says so, and where there is no memory, outside of a client's round."""
+    """Moments of this loop in the clients' memory, to be changed in place and stored at the end. None where the loop
+    starts anew: because the training says so, or outside of a client's round, where there is no memory."""
     view = batches.split.memory
     if view is None or batches.training.optimizer_state == "reset":
         return nullcontext()
     return view.of_loop(batches.loop, blank_moments(batches.training, columns, theta))
-
-
-def _shifted(block: slice, by: int) -> slice:
-    return slice(block.start + by, block.stop + by)
 
 
 def gradient(task: Task, theta: Tensor, batch: Batch, weight_decay: float, *, training: bool = False) -> Tensor:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
 from kinfed.core import option
 from kinfed.engine.backends.lstm import LastOutput
-from kinfed.engine.zoo.image_shape import image_shape
 from kinfed.errors import ModelError
 
 
@@ -34,21 +33,17 @@ class LeNetOptions:
     pooling: Literal["average", "max"] = option("average", "max is what later papers call LeNet-5")
 
 
-def lenet5(
-    shape: tuple[int, ...],
-    classes: int,
-    activation: Literal["tanh", "relu"] = "tanh",
-    pooling: Literal["average", "max"] = "average",
-) -> nn.Module:
+def lenet5(shape: tuple[int, ...], classes: int, **values: Any) -> nn.Module:
     """LeNet-5: conv 6 and 16 (5x5; the first padded, so that digits of 28x28 fit), fully connected 120 and 84.
 
     LeCun et al. (1998) connect the second convolution to some of the first one's maps and give subsampling weights;
     like everyone since, this network has neither."""
     c, h, w = image_shape("lenet5", shape, 12)
-    act: type[nn.Module] = nn.Tanh if activation == "tanh" else nn.ReLU
+    options = LeNetOptions(**values)
+    act: type[nn.Module] = nn.Tanh if options.activation == "tanh" else nn.ReLU
 
     def pooled() -> tuple[nn.Module, nn.Module]:
-        return (act(), nn.AvgPool2d(2)) if pooling == "average" else (nn.MaxPool2d(2), act())
+        return (act(), nn.AvgPool2d(2)) if options.pooling == "average" else (nn.MaxPool2d(2), act())
 
     return nn.Sequential(
         nn.Conv2d(c, 6, 5, padding=2), *pooled(),
@@ -151,3 +146,13 @@ def lstm(shape: tuple[int, ...], classes: int, hidden: int = 256, layers: int = 
 def _after(side: int, first: int, second: int) -> int:
     """Side length after two unpadded convolutions, each followed by 2x2 pooling."""
     return ((side - first + 1) // 2 - second + 1) // 2
+
+
+def image_shape(name: str, shape: tuple[int, ...], side: int) -> tuple[int, int, int]:
+    """(channels, height, width), for a model that needs images of at least `side` pixels each way."""
+    if len(shape) != 3 or min(shape[1:]) < side:
+        raise ModelError(
+            f"model {name} needs images [channels, height, width] of at least {side}x{side}; "
+            f"got examples of shape {list(shape)}; use mlr or mlp for tables"
+        )
+    return shape[0], shape[1], shape[2]

@@ -1,12 +1,12 @@
-"""Transformer encoders in plain torch, as a chain of stages: embeddings, layers, pooling, head.
+"""Transformer encoders in plain torch, as a chain of stages: embeddings, layers, pooling, head; and the model
+`transformer`, a small one trained from scratch.
 
     h = x                      int64 [B, T] tokens, or [B, C, H, W] images
     for stage in net.stages:   the composition of the stages is the forward pass
         h = stage(h)
 
 Between stages goes one tensor [B, T, D + 1]: D numbers per position, and in the last channel 1 for a real position, 0
-for padding. So a stage needs nothing but its input, and where the first stages are frozen and drop nothing, what they
-give for an example can be computed once and kept.
+for padding. So a stage needs nothing but its input, and frozen first stages can be computed once per example.
 
 A layer computes what nn.TransformerEncoderLayer(batch_first=True, activation="gelu") does (normalization after each
 half, as in BERT). It is built from linear layers that are called, so that they can have adapters. Its attention is
@@ -17,12 +17,16 @@ no rule. Names of parameters are those of BertModel in Hugging Face's transforme
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from kinfed.engine.contract.client_linear import ClientLinear
+from kinfed.core import option
+from kinfed.engine.contract.linear import ClientLinear
+from kinfed.engine.zoo.lora import lora
 from kinfed.errors import ModelError
 
 PADDING = 0  # the token that is no word
@@ -172,3 +176,47 @@ class EncoderNet(nn.Module):
         for stage in self.stages:
             x = stage(x)
         return x
+
+
+@dataclass(frozen=True)
+class TransformerOptions:
+    vocabulary: int = option(30522, "number of tokens, where examples are tokens; 30522 is that of BERT", ge=2)
+    patch: int = option(4, "side of a patch in pixels, where examples are images", ge=1)
+    width: int = option(128, "numbers per position", ge=1)
+    layers: int = option(2, "encoder layers", ge=1)
+    heads: int = option(4, "attention heads; they share out the width", ge=1)
+    hidden: int = option(256, "units of the dense layer inside every encoder layer", ge=1)
+    dropout: float = option(0.1, "chance that a value is dropped in training", ge=0, lt=1)
+    lora_rank: int = option(0, "rank of adapters (query, value) on a frozen random encoder; 0: all is trained", ge=0)
+    lora_freeze_a: bool = option(False, "train only the second matrix of every adapter (FFA-LoRA)")
+    lora_pair: bool = option(False, "two adapters per layer, lora_* to share and personal_* to keep (FedDPA)")
+
+
+def transformer(shape: tuple[int, ...], classes: int, **values: Any) -> nn.Module:
+    """An encoder whose mean over positions a linear head reads. Token 0 is padding and is not attended to. Adapters on
+    its random weights are for trying methods and as a control of pretrained ones."""
+    options = TransformerOptions(**values)
+    width, heads, patch, dropout = options.width, options.heads, options.patch, options.dropout
+    if (options.lora_freeze_a or options.lora_pair) and not options.lora_rank:
+        raise ModelError("model transformer: lora_freeze_a and lora_pair are of adapters; set lora_rank above 0")
+    if width % heads:
+        raise ModelError(f"model transformer: {heads} heads cannot share a width of {width} evenly")
+    embeddings: nn.Module
+    if len(shape) == 1:
+        embeddings = TokenEmbeddings(options.vocabulary, width, shape[0], dropout=dropout)
+    elif len(shape) == 3 and shape[1] % patch == 0 and shape[2] % patch == 0:
+        embeddings = PatchEmbeddings((shape[0], shape[1], shape[2]), patch, width, dropout)
+    else:
+        raise ModelError(
+            f"model transformer reads tokens, [length], or images whose sides are multiples of patch = {patch}, "
+            f"[channels, height, width]; got examples of shape {list(shape)}"
+        )
+    stack = [EncoderLayer(width, heads, options.hidden, dropout=dropout) for _ in range(options.layers)]
+    for table in embeddings.modules():
+        if isinstance(table, nn.Embedding):
+            nn.init.normal_(table.weight, std=0.02)  # as BERT starts; from torch's 1 plain SGD would hardly move it
+    net = EncoderNet(embeddings, stack, nn.Linear(width, classes))
+    if not options.lora_rank:
+        return net
+    rank, freeze_a, pair = options.lora_rank, options.lora_freeze_a, options.lora_pair
+    return lora(net, "query,value", rank=rank, train="head", freeze_a=freeze_a, pair=pair)

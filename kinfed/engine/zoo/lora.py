@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from kinfed.engine.contract.client_linear import ClientLinear, stacked_linear
 from kinfed.engine.contract.columns import matches, parse_patterns
+from kinfed.engine.contract.linear import ClientLinear, stacked_linear
 from kinfed.errors import ModelError
 
 SHARED, PERSONAL = "lora", "personal"  # the adapters of a layer, as names of parameters begin
@@ -38,7 +38,7 @@ _READ_WEIGHTS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 class LoRALinear(ClientLinear):
     """A frozen linear layer and one or two trained adapters. Adapters may be stacked, A [n, rank, in] and
-    B [n, out, rank]: each belongs to the examples of one client (kinfed.engine.contract.client_linear), and the frozen
+    B [n, out, rank]: each belongs to the examples of one client (kinfed.engine.contract.linear), and the frozen
     product is computed once for all of them."""
 
     lora_A: Tensor
@@ -76,13 +76,6 @@ class LoRALinear(ClientLinear):
     @property
     def scaling(self) -> float:
         return self.alpha / self.rank
-
-    def merged_weight(self) -> Tensor:
-        """[out, in] of the plain linear layer that computes the same."""
-        weight = self.weight.to(self.lora_A.dtype)
-        for adapter in self.adapters:
-            weight = weight + self.scaling * getattr(self, f"{adapter}_B") @ getattr(self, f"{adapter}_A")
-        return weight
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, rank={self.rank}, alpha={self.alpha:g}, adapters={','.join(self.adapters)}"

@@ -1,6 +1,6 @@
 """The registry of models: one line each. A model is a function of (input shape, number of classes) and of its options.
 
-    _add(name, "module:function", summary, example, options="Options", trained=7_850)
+    _add(name, file, summary, example, "Options", path, trained=7_850)
 
 `family` (mlr, mlp, cnn, resnet) says which settings of a preset are for the model (kinfed.config.presets).
 `example` is the input (shape, number of classes) for which `kinfed list models` says how many parameters there are:
@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from kinfed.core import NoOptions, Registry, make_options
+from kinfed.core import NoOptions, Registry, imported, make_options
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,112 +33,37 @@ _TEXT: Example = ((64,), 2)
 
 
 def _add(
-    name: str, location: str, summary: str, example: Example, options: str = "", path: str = "rows", **about: Any
+    name: str, file: str, summary: str, example: Example, options: str = "", path: str = "rows", **about: Any
 ) -> None:
-    module = f"kinfed.engine.zoo.{location.partition(':')[0]}"
+    module = f"kinfed.engine.zoo.{file}"
     where = f"{module}:{options}" if options else NoOptions
-    about |= {"example": example, "path": path}
-    MODELS.register(name, f"kinfed.engine.zoo.{location}", summary=summary, options=where, **about)
+    MODELS.register(name, f"{module}:{name}", summary=summary, options=where, **about, example=example, path=path)
 
 
-_add(
-    "mlr",
-    "classics:mlr",
-    "multinomial logistic regression",
-    _DIGITS,
-    path="stacked/fused",
-    trained=7_850,
-    family="mlr",
-)
-_add(
-    "mlp",
-    "classics:mlp",
-    "one hidden layer of 128 ReLU units",
-    _DIGITS,
-    path="stacked/fused",
-    trained=101_770,
-    family="mlp",
-)
-_add(
-    "lenet5",
-    "classics:lenet5",
-    "conv 6/16 5x5, fc 120/84, tanh (LeCun et al. 1998)",
-    _DIGITS,
-    "LeNetOptions",
-    trained=61_706,
-    family="cnn",
-)
-_add(
-    "cnn_tutorial",
-    "classics:cnn_tutorial",
-    "conv 6/16 5x5, fc 120/84 (Self-FL on CIFAR-10)",
-    _CIFAR,
-    trained=62_006,
-    family="cnn",
-)
-_add("cnn_fomo", "classics:cnn_fomo", "conv 32/64/64 3x3, fc 64 (FedFomo)", _CIFAR, trained=122_570, family="cnn")
-_add("cnn", "classics:cnn", "conv 32/64 5x5, fc 512 (CGPFL on CIFAR-10)", _CIFAR, trained=878_538, family="cnn")
-_add(
-    "cnn_small",
-    "classics:cnn_small",
-    "conv 16/32 3x3, fc 64, for images from 8x8",
-    ((1, 8, 8), 10),
-    trained=13_706,
-    family="cnn",
-)
-_add(
-    "wakeword_cnn",
-    "classics:wakeword_cnn",
-    "seven conv 3x3 and four pools, 3 million parameters (Self-FL on wake words)",
-    ((1, 40, 50), 2),
-    "WakewordCNNOptions",
-    trained=2_958_818,
-)
-_add(
-    "resnet18",
-    "resnet:resnet18",
-    "18 layers for images from 8x8 (He et al. 2016)",
-    _CIFAR,
-    "ResNetOptions",
-    trained=11_173_962,
-    family="resnet",
-)
-_add(
-    "mobilenet",
-    "mobilenet:mobilenet",
-    "MobileNetV2 for images from 8x8 (2018)",
-    _CIFAR,
-    "MobileNetOptions",
-    trained=2_236_682,
-)
-_add(
-    "lstm",
-    "classics:lstm",
-    "two LSTM layers of 256 for sequences of vectors (Self-FL on Sent140)",
-    ((25, 300), 2),
-    "LSTMOptions",
-    path="rows/fused",
-    trained=1_098_242,
-)
-_add(
-    "transformer",
-    "transformer:transformer",
-    "a small encoder from scratch, for tokens or for images in patches",
-    _TEXT,
-    "TransformerOptions",
-    trained=4_180_482,
-)
-_add(
-    "minilm",
-    "bert:minilm",
-    "pretrained all-MiniLM-L6-v2, frozen, with LoRA adapters and a head, for texts",
-    _TEXT,
-    "MiniLMOptions",
-    path="rows/batched",
-    outline="kinfed.engine.zoo.bert:minilm_outline",
-    trained=74_498,
-    frozen=22_565_376,
-)
+_add("mlr", "classics", "multinomial logistic regression", _DIGITS, "", "stacked/fused", trained=7_850, family="mlr")
+_add("mlp", "classics", "one hidden layer of 128 ReLU units",
+     _DIGITS, "", "stacked/fused", trained=101_770, family="mlp")  # fmt: skip
+_add("lenet5", "classics", "conv 6/16 5x5, fc 120/84, tanh (LeCun et al. 1998)",
+     _DIGITS, "LeNetOptions", trained=61_706, family="cnn")  # fmt: skip
+_add("cnn_tutorial", "classics", "conv 6/16 5x5, fc 120/84 (Self-FL on CIFAR-10)",
+     _CIFAR, trained=62_006, family="cnn")  # fmt: skip
+_add("cnn_fomo", "classics", "conv 32/64/64 3x3, fc 64 (FedFomo)", _CIFAR, trained=122_570, family="cnn")
+_add("cnn", "classics", "conv 32/64 5x5, fc 512 (CGPFL on CIFAR-10)", _CIFAR, trained=878_538, family="cnn")
+_add("cnn_small", "classics", "conv 16/32 3x3, fc 64, for images from 8x8",
+     ((1, 8, 8), 10), trained=13_706, family="cnn")  # fmt: skip
+_add("wakeword_cnn", "classics", "seven conv 3x3 and four pools, 3 million parameters (Self-FL on wake words)",
+     ((1, 40, 50), 2), "WakewordCNNOptions", trained=2_958_818)  # fmt: skip
+_add("resnet18", "residual_nets", "18 layers for images from 8x8 (He et al. 2016)",
+     _CIFAR, "ResNetOptions", trained=11_173_962, family="resnet")  # fmt: skip
+_add("mobilenet", "residual_nets", "MobileNetV2 for images from 8x8 (2018)",
+     _CIFAR, "MobileNetOptions", trained=2_236_682)  # fmt: skip
+_add("lstm", "classics", "two LSTM layers of 256 for sequences of vectors (Self-FL on Sent140)",
+     ((25, 300), 2), "LSTMOptions", "rows/fused", trained=1_098_242)  # fmt: skip
+_add("transformer", "encoder", "a small encoder from scratch, for tokens or for images in patches",
+     _TEXT, "TransformerOptions", trained=4_180_482)  # fmt: skip
+_add("minilm", "bert", "pretrained all-MiniLM-L6-v2, frozen, with LoRA adapters and a head, for texts",
+     _TEXT, "MiniLMOptions", "rows/batched", outline="kinfed.engine.zoo.bert:minilm_outline", trained=74_498,
+     frozen=22_565_376)  # fmt: skip
 
 
 def build_model(name: str, shape: tuple[int, ...], classes: int, options: Mapping[str, Any] | None = None) -> nn.Module:
@@ -161,3 +86,37 @@ def _required_arguments(build: Builder) -> int:
         return 0
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return sum(p.kind in positional and p.default is inspect.Parameter.empty for p in parameters)
+
+
+@dataclass(frozen=True)
+class ModelOutline:
+    shape: tuple[int, ...]  # of the example that the figures are for
+    classes: int
+    trained: int  # parameters
+    statistics: int  # running ones, beside them in a client's row
+    frozen: int  # parameters that all clients share
+    backend: str  # gradient path
+
+
+def model_outline(name: str) -> ModelOutline | None:
+    """The size and gradient path of a model with its default options, for its registered example; None where it was
+    registered without one."""
+    import torch
+
+    from kinfed.engine.task_factory import make_task
+
+    facts = MODELS[name].facts
+    if "example" not in facts:
+        return None
+    shape, classes = facts["example"]
+    instead = imported(facts.get("outline"))
+
+    def build() -> nn.Module:
+        with torch.device("meta"):  # sizes without memory
+            module: nn.Module = build_model(name, shape, classes) if instead is None else instead(shape, classes)
+            return module
+
+    task = make_task(build, device="meta")
+    trained = task.trainable.stop
+    frozen = sum(p.numel() for p in task.module.parameters() if not p.requires_grad)
+    return ModelOutline(shape, classes, trained, task.num_params - trained, frozen, task.backend)
