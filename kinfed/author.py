@@ -31,9 +31,9 @@ from kinfed.core.buffers import difference
 from kinfed.core.kernels import cosines, pairwise_squared_distances, weighted_mean, weighted_sum
 from kinfed.core.options import Range, option
 from kinfed.core.tree import Nothing, Tree, counts_examples, exact, renewed, take_rows
+from kinfed.data import Cohort, Federation, Population
 from kinfed.data.examples.batches import Batch, Batches, Split
 from kinfed.data.examples.local_training import LocalTraining
-from kinfed.data.federations.federation import Cohort, Federation, Population
 from kinfed.engine.contract.class_sums import ClassSums
 from kinfed.engine.contract.columns import ColumnSplit, last_layers, parse_patterns
 from kinfed.engine.contract.feature_loss import (

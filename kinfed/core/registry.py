@@ -210,3 +210,37 @@ def load_plugin(path: Path | str) -> ModuleType:
         raise ConfigError(f"the plugin {path} cannot be loaded: {error!r}") from error
     _plugins[file] = module
     return module
+
+
+# Where the registry of each kind of thing is. Imported when it is first needed: these rooms lie above this one.
+REGISTRIES = {
+    "algorithm": "kinfed.algorithms:ALGORITHMS",
+    "dataset": "kinfed.data.sources:SOURCES",
+    "partition": "kinfed.data.sources:PARTITIONS",
+    "model": "kinfed.engine:MODELS",
+    "extension": "kinfed.algorithms.algorithm_names:EXTENSIONS",
+    "metric": "kinfed.engine:METRICS",
+    "robust rule": "kinfed.updates:RULES",
+    "stage": "kinfed.updates:STAGES",
+    "codec": "kinfed.updates:CODECS",
+    "mode": "kinfed.updates:MODES",
+    "clock": "kinfed.server:CLOCKS",
+    "preset": "kinfed.config:PRESETS",
+    "panel": "kinfed.report:PANELS",
+}
+_OTHER_WORDS = {"method": "algorithm", "data set": "dataset", "rule": "robust rule"}
+
+
+def registry_of(kind: str) -> Registry[Any]:
+    """The registry of a kind of thing, such as "algorithm" or "model": a key of REGISTRIES."""
+    kind = _OTHER_WORDS.get(kind, kind)
+    if kind not in REGISTRIES:
+        raise unknown_name("kind of thing", kind, REGISTRIES)
+    return imported(REGISTRIES[kind])  # type: ignore[no-any-return]  # all of them are registries
+
+
+def register(kind: str, name: str, target: Any = None, **about: Any) -> Any:
+    """Add a thing of your own under a name, or make a decorator that does; see `Registry.register` for `about`.
+
+    kinfed.register("model", "mine", build, summary="a model of my own")"""
+    return registry_of(kind).register(name, target, **about)

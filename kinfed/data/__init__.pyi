@@ -25,10 +25,10 @@ from kinfed.data.examples.target import read_known_target as read_known_target
 from kinfed.data.examples.windows import DRAW_BITS as DRAW_BITS
 from kinfed.data.examples.windows import MOST_EXAMPLES as MOST_EXAMPLES
 from kinfed.data.federations import example_weights as example_weights
-from kinfed.data.federations.federation import Cohort as Cohort
+from kinfed.data.federations.cohort import Cohort as Cohort
+from kinfed.data.federations.cohort import Population as Population
+from kinfed.data.federations.cohort import with_memory as with_memory
 from kinfed.data.federations.federation import Federation as Federation
-from kinfed.data.federations.federation import Population as Population
-from kinfed.data.federations.federation import with_memory as with_memory
 from kinfed.data.federations.federation_changes import PUBLIC_EXAMPLES as PUBLIC_EXAMPLES
 from kinfed.data.federations.sharing import share_examples as share_examples
 from kinfed.data.federations.stratified import fold_numbers as fold_numbers

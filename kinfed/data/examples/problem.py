@@ -57,6 +57,10 @@ class Problem:
         varies = deviation > 1e-12 * max(abs(mean), 1e-300)
         return cls("regression", mean=mean, scale=deviation if varies else 1.0)
 
+    def fitted(self, training_targets: Any) -> Problem:
+        """The problem with what training rows say of a regression's target; their sums are all that clients send."""
+        return Problem.of_numbers(training_targets) if self.is_regression else self
+
     @property
     def is_regression(self) -> bool:
         return self.kind == "regression"

@@ -87,7 +87,7 @@ def load(folder: Path | str) -> dict[str, Any]:
     plain = {name: record[name] for name in _PLAIN_FIELDS}
     plain["preprocessing"] = None
     if (learnt := record.get("preprocessing")) is not None:
-        from kinfed.data.preprocessing import TablePreprocessing  # with pyarrow, which only tables need
+        from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing  # with pyarrow, for tables
 
         plain["preprocessing"] = TablePreprocessing.from_json(learnt)
     optional = {name: arrays.get(name) for name in ("groups", "tags", "public", "weights", "class_weights")}

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from kinfed.core import make_options
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.ragged import Ragged
-from kinfed.data.federations.array_federation import fitted_problem
 from kinfed.data.federations.example_weights import scaled_weights
 from kinfed.data.federations.federation import Federation
 from kinfed.data.partitions.base import Assignment, Partition
@@ -27,7 +26,8 @@ from kinfed.data.sources.source import Source
 from kinfed.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kinfed.data.preprocessing import ReadTable, TablePreprocessing
+    from kinfed.data.preprocessing.column_statistics import ReadTable
+    from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing
 
 MANY_CLIENTS, FEW_ROWS = 20, 5  # so many clients with fewer rows each are worth a note
 
@@ -68,7 +68,7 @@ def make_federation(
     elif source.standardize:
         features = features.standardized(assignment.train.rows)
     width = len(str(clients - 1))
-    problem = fitted_problem(source.problem, labels, assignment.train)
+    problem = source.problem.fitted(labels[assignment.train.rows])
     notes = [*source.notes, *assignment.notes]
     if preprocessing is not None:
         from kinfed.data.preprocessing.target_leaks import leak_note  # with pydantic, which only tables need
@@ -121,7 +121,7 @@ def _note_on_sizes(assignment: Assignment, column: str | None) -> list[str]:
 
 def _learn(table: ReadTable, train: Ragged, standardize: bool, name: str) -> tuple[Features, TablePreprocessing]:
     """What the columns become, learnt from statistics of every client's training rows."""
-    from kinfed.data.preprocessing import TablePreprocessing  # with pyarrow, which only tables need
+    from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing  # with pyarrow, for tables alone
 
     learnt = TablePreprocessing.from_read(table, train.rows.numpy(), train.owner.numpy(), len(train), standardize)
     return Features(learnt.encode_cells(table.cells, table.rows, name).raw, learnt.mean, learnt.std), learnt

@@ -14,7 +14,6 @@ import torch
 from kinfed.core import rng
 from kinfed.data.examples.arrays import name_keys
 from kinfed.data.examples.ragged import Ragged
-from kinfed.data.federations.array_federation import fitted_problem
 from kinfed.data.federations.federation import Federation
 from kinfed.data.federations.stratified import split_fold, split_stratified
 from kinfed.data.partitions.base import Assignment
@@ -77,7 +76,7 @@ def fold_of_federation(data: Federation, folds: int, fold: int, seed: int) -> Fe
     owned = data.train.joined(data.test).ascending()
     keys = name_keys(rng.root(seed, "folds"), data.names)
     train, test = split_fold(owned, fold, folds, data.labels, keys)
-    problem = fitted_problem(data.problem, data.labels, train)
+    problem = data.problem.fitted(data.labels[train.rows])
     return dataclasses.replace(
         data, train=train, test=test, problem=problem, notes=[*data.notes, *fold_notes(owned, folds)]
     )

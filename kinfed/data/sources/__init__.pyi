@@ -1,10 +1,10 @@
 from kinfed.data.sources import hub as hub
 from kinfed.data.sources import images as images
-from kinfed.data.sources.catalogue import load_source as load_source
 from kinfed.data.sources.hub import data_folder as data_folder
 from kinfed.data.sources.image_sets import ImageSet as ImageSet
 from kinfed.data.sources.registered import PARTITIONS as PARTITIONS
 from kinfed.data.sources.registered import SOURCES as SOURCES
+from kinfed.data.sources.registered import load_source as load_source
 from kinfed.data.sources.registered import names_clients as names_clients
 from kinfed.data.sources.reviews import ReviewOptions as ReviewOptions
 from kinfed.data.sources.site_tables import SITE_TABLES as SITE_TABLES

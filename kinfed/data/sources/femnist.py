@@ -23,12 +23,7 @@ from kinfed.errors import ConfigError, DataError
 
 FILES = ParquetSet("femnist", ("train",), "flwrlabs/femnist")
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
-CHOICES = {
-    "all": CHARACTERS,
-    "digits": string.digits,
-    "upper": string.ascii_uppercase,
-    "lower": string.ascii_lowercase,
-}
+CHOICES = {"all": CHARACTERS, "digits": string.digits, "upper": string.ascii_uppercase, "lower": string.ascii_lowercase}
 
 
 @dataclass(frozen=True)

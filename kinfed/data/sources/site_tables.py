@@ -180,17 +180,14 @@ SITE_TABLES = {
         ),
     )
 }  # fmt: skip
-load_heart_disease = SITE_TABLES["heart_disease"].load
-load_parkinsons_telemonitoring = SITE_TABLES["parkinsons_telemonitoring"].load
-load_london_schools = SITE_TABLES["london_schools"].load
-load_wisdm_ar_v1 = SITE_TABLES["wisdm_ar_v1"].load
-load_exam65_london = SITE_TABLES["exam65_london"].load
-load_chem97 = SITE_TABLES["chem97"].load
-load_insteval = SITE_TABLES["insteval"].load
-load_contraception = SITE_TABLES["contraception"].load
-load_beijing_air = SITE_TABLES["beijing_air"].load
-load_diabetes_130 = SITE_TABLES["diabetes_130"].load
-load_adult = SITE_TABLES["adult"].load
+
+
+def __getattr__(name: str) -> Any:
+    """load_<table>, the entry of a table in SOURCES."""
+    table = SITE_TABLES.get(name.removeprefix("load_"))
+    if table is None or not name.startswith("load_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return table.load
 
 
 SITES = ("Anton", "Berta", "Caesar", "Dora", "Emil")

@@ -22,7 +22,7 @@ from kinfed.data.federations.federation_checks import check_labels
 from kinfed.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from kinfed.data.preprocessing import ReadTable
+    from kinfed.data.preprocessing.column_statistics import ReadTable
 
 
 @dataclass

@@ -45,7 +45,7 @@ class TableOptions:
     @property
     def kinds(self) -> dict[str, Kind]:
         """What the user says that columns are."""
-        from kinfed.data.preprocessing import parse_kinds
+        from kinfed.data.preprocessing.table_preprocessing import parse_kinds
 
         return parse_kinds(self.columns)
 
