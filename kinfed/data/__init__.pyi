@@ -2,7 +2,6 @@ from kinfed.data.descriptions.describe import describe as describe
 from kinfed.data.descriptions.describe import emd as emd
 from kinfed.data.descriptions.describe import emd_code as emd_code
 from kinfed.data.descriptions.description import Description as Description
-from kinfed.data.examples.arrays import as_features as as_features
 from kinfed.data.examples.arrays import name_keys as name_keys
 from kinfed.data.examples.augment import augmentation as augmentation
 from kinfed.data.examples.batches import Batch as Batch
@@ -20,8 +19,6 @@ from kinfed.data.examples.problem import Kind as Kind
 from kinfed.data.examples.problem import Problem as Problem
 from kinfed.data.examples.ragged import SPLITS as SPLITS
 from kinfed.data.examples.ragged import Ragged as Ragged
-from kinfed.data.examples.ragged import hold_out as hold_out
-from kinfed.data.examples.target import read_known_target as read_known_target
 from kinfed.data.examples.windows import DRAW_BITS as DRAW_BITS
 from kinfed.data.examples.windows import MOST_EXAMPLES as MOST_EXAMPLES
 from kinfed.data.federations import example_weights as example_weights

@@ -1,4 +1,4 @@
-"""What is predicted: one of some classes, or a number. Every federation has one problem, and everybody asks it.
+"""The problem of a federation, what is predicted: one of some classes, or a number.
 
     Problem.of_classes(3, ["no", "maybe", "yes"])        two classes are binary, the second is positive
     Problem.of_numbers(target[train_rows])               regression, with mean and scale of the training rows
@@ -67,7 +67,7 @@ class Problem:
 
     @property
     def outputs(self) -> int:
-        """Of a model: a logit per class, or one number."""
+        """Outputs of a model: a logit per class, or one number."""
         return 1 if self.is_regression else self.num_classes
 
     @property
@@ -76,7 +76,7 @@ class Problem:
         return list(self.class_names or map(str, range(self.num_classes)))
 
     def standardized(self, values: Any) -> Any:
-        """What models of a regression learn, of a number, an array or a tensor."""
+        """Target that models of a regression learn, of a number, an array or a tensor."""
         return (values - self.mean) / self.scale
 
     def restored(self, outputs: Any) -> Any:
@@ -97,3 +97,18 @@ class Problem:
         if unknown or "kind" not in record:
             raise DataError(f"this is no record of a problem: {f'unknown {unknown[0]!r}' if unknown else 'no kind'}")
         return cls(**record)
+
+
+class HasProblem:
+    """Facts of the problem of what holds one: a source, a federation, a description."""
+
+    problem: Problem
+
+    @property
+    def num_classes(self) -> int:
+        """0 for a regression."""
+        return self.problem.num_classes
+
+    @property
+    def class_names(self) -> list[str] | None:
+        return None if self.problem.class_names is None else list(self.problem.class_names)

@@ -19,7 +19,7 @@ from kinfed.core import rng, storage
 from kinfed.data.examples.arrays import as_features, encode, groups_of, name_keys
 from kinfed.data.examples.batches import Split
 from kinfed.data.examples.features import Features
-from kinfed.data.examples.problem import Problem
+from kinfed.data.examples.problem import HasProblem, Problem
 from kinfed.data.examples.ragged import SPLITS, Ragged, hold_out
 from kinfed.data.examples.target import read_target
 from kinfed.data.federations import federation_changes, federation_files
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(repr=False)
-class Federation:
+class Federation(HasProblem):
     """Made from arrays (`from_arrays`), tables (`from_table`) or torch data sets (`from_datasets`), read from a folder
     (`load`), or by a run from the names of a data set and a partition."""
 
@@ -90,15 +90,6 @@ class Federation:
         from kinfed.data.descriptions.describe import describe
 
         return describe(self)
-
-    @property
-    def num_classes(self) -> int:
-        """0 for a regression."""
-        return self.problem.num_classes
-
-    @property
-    def class_names(self) -> list[str] | None:
-        return None if self.problem.class_names is None else list(self.problem.class_names)
 
     @cached_property
     def targets(self) -> Tensor:

@@ -1,5 +1,7 @@
 from kinfed.data.sources import hub as hub
 from kinfed.data.sources import images as images
+from kinfed.data.sources.client_rows import LabelledRows as LabelledRows
+from kinfed.data.sources.client_rows import load_like as load_like
 from kinfed.data.sources.hub import data_folder as data_folder
 from kinfed.data.sources.image_sets import ImageSet as ImageSet
 from kinfed.data.sources.registered import PARTITIONS as PARTITIONS
@@ -11,9 +13,7 @@ from kinfed.data.sources.site_tables import SITE_TABLES as SITE_TABLES
 from kinfed.data.sources.site_tables import SiteTable as SiteTable
 from kinfed.data.sources.source import Source as Source
 from kinfed.data.sources.source import take_rows as take_rows
-from kinfed.data.sources.table import LabelledRows as LabelledRows
 from kinfed.data.sources.table import load_inputs as load_inputs
-from kinfed.data.sources.table import load_like as load_like
 from kinfed.data.sources.table import source_from_table as source_from_table
 from kinfed.data.sources.table_files import SUFFIXES as SUFFIXES
 from kinfed.data.sources.table_files import is_table as is_table

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kinfed.core import rng
 from kinfed.data.examples.features import Features
-from kinfed.data.examples.problem import Problem
+from kinfed.data.examples.problem import HasProblem, Problem
 from kinfed.data.federations.federation_checks import check_labels
 from kinfed.errors import ConfigError, DataError
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Source:
+class Source(HasProblem):
     """Examples and labels, and what the data set itself says about splits and owners."""
 
     name: str
@@ -61,15 +61,6 @@ class Source:
 
     def __len__(self) -> int:
         return len(self.features)
-
-    @property
-    def num_classes(self) -> int:
-        """0 for a regression."""
-        return self.problem.num_classes
-
-    @property
-    def class_names(self) -> list[str] | None:
-        return None if self.problem.class_names is None else list(self.problem.class_names)
 
     @property
     def has_official_test(self) -> bool:
