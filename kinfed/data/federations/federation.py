@@ -66,7 +66,7 @@ class Federation(HasProblem):
     class_weights: Tensor | None = None  # [K, C] float32 the same for classes, at every client
 
     def __post_init__(self) -> None:
-        check_federation(self)
+        self.check()
 
     @property
     def num_clients(self) -> int:
@@ -312,3 +312,7 @@ class Federation(HasProblem):
     def load(cls, folder: Path | str) -> Federation:
         """Read what `save` wrote."""
         return cls(**federation_files.load(folder))
+
+    def check(self) -> None:
+        """Refuse what would fail later or, worse, train on nonsense."""
+        check_federation(self)
