@@ -53,7 +53,7 @@ def weighted_mean(rows: Tensor, weight: Tensor) -> Tensor:
 
 
 def widest_float(device: torch.device) -> torch.dtype:
-    """What sums are added up in, and their results are of, on the device: float64, which Apple's GPUs do not have."""
+    """Type in which sums are added up, and given, on the device: float64, which Apple's GPUs do not have."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 

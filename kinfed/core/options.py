@@ -36,7 +36,7 @@ _KEY = "option"  # of the declaration in a field's metadata
 
 @dataclass(frozen=True)
 class Range:
-    """What tuning searches: numbers from low to high, both included."""
+    """Numbers that tuning searches, from low to high, both included."""
 
     low: float
     high: float
@@ -68,7 +68,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What `option` says about a field, besides its type and default."""
+    """Facts that `option` gives of a field, besides its type and default."""
 
     text: str
     gt: float | None = None
@@ -97,7 +97,7 @@ class Declaration:
 
     @property
     def bounds(self) -> str:
-        """In words: "at least 0", "in (0, 1]", "positive", "finite"."""
+        """The range in words: "at least 0", "in (0, 1]", "positive", "finite"."""
         return "0 or " * self.or_zero + bounds_in_words(self.gt, self.ge, self.lt, self.le)
 
 

@@ -1,4 +1,4 @@
-"""What kinfed knows by name: one mechanism for algorithms, data sets, partitions, models, metrics, rules and panels.
+"""Registries of what kinfed knows by name: algorithms, data sets, partitions, models, metrics, rules and panels.
 
     MODELS: Registry[Builder] = Registry("model")
     MODELS.register("mlp", mlp, summary="one hidden layer of 128")
@@ -68,7 +68,7 @@ class Entry(Generic[T]):
 
     @property
     def space(self) -> dict[str, Range]:
-        """What `kinfed tune` varies."""
+        """Ranges that `kinfed tune` varies."""
         if self.tuning is not None:
             return dict(self.tuning)
         return {
@@ -79,7 +79,7 @@ class Entry(Generic[T]):
 
 
 def imported(location: Any) -> Any:
-    """What "package.module:name" stands for; anything but text stands for itself."""
+    """Import what "package.module:name" stands for; anything but text stands for itself."""
     if not isinstance(location, str):
         return location
     module, _, name = location.partition(":")
@@ -131,8 +131,9 @@ class Registry(Mapping[str, Entry[T]]):
 
     def name_of(self, target: object) -> str | None:
         """The first name under which a target was registered."""
+        location = f"{getattr(target, '__module__', '')}:{getattr(target, '__qualname__', '')}"
         for name, entry in self.items():
-            same = _location(target) == entry.location if isinstance(entry.location, str) else entry.location is target
+            same = location == entry.location if isinstance(entry.location, str) else entry.location is target
             if same and not entry.preset:
                 return name
         return None
@@ -154,10 +155,6 @@ class Registry(Mapping[str, Entry[T]]):
     def __len__(self) -> int:
         load_installed_plugins()
         return len(self._entries)
-
-
-def _location(target: object) -> str:
-    return f"{getattr(target, '__module__', '')}:{getattr(target, '__qualname__', '')}"
 
 
 def _first_line(target: object) -> str:

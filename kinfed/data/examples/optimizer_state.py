@@ -1,4 +1,4 @@
-"""What the optimizers of local loops remember from round to round: moments of each client, beside its state.
+"""Moments that the optimizers of local loops remember from round to round, of each client, beside its state.
 
 A pool hands the moments of a cohort to the training split (`Split.memory`) and stores what local loops leave. A method
 with several loops numbers them, `batches(training, loop=1)`, so that each is handed its own: Ditto's loop 0 trains the
@@ -66,7 +66,7 @@ class LoopMemory:
         begun[place] = True
 
     def read(self, loop: int, name: str, rows: Tensor | None, like: Tensor) -> Tensor:
-        """A copy of one moment of the clients at `rows` (None: of all), of the shape and type of `like`."""
+        """Copy one moment of the clients at `rows` (None: of all), of the shape and type of `like`."""
         tensor = self._tensors.get(f"{loop}.{name}")
         if tensor is None and self._first_round:
             return torch.zeros_like(like, memory_format=torch.contiguous_format)

@@ -295,9 +295,7 @@ class Federation(HasProblem):
         those of `from_arrays`. Examples are read once, in order: random transforms are fixed then."""
         from kinfed.data.federations.torch_datasets import read_datasets
 
-        examples = read_datasets(train, test)
-        about = {"name": "datasets", **options} | ({} if examples.is_test is None else {"test_rows": examples.is_test})
-        return cls.from_arrays(examples.x, examples.y, examples.clients, **about)
+        return cls.from_arrays(**{"name": "datasets", **options, **read_datasets(train, test)})
 
     def digest(self) -> str:
         """Tells this federation from any other: all examples, who has which, names and groups. Where it came from

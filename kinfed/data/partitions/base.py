@@ -1,4 +1,4 @@
-"""What all partitions have in common: options for the test split, and dealing rows by a table of counts.
+"""The common part of all partitions: options for the test split, and dealing rows by a table of counts.
 
 Option `split` says where the clients' test examples come from:
 
@@ -34,7 +34,7 @@ OVERLAP_TEXT = "clients may hold the same example (never one in training, anothe
 
 @dataclass
 class Assignment:
-    """Which rows every client holds: what a partition decides."""
+    """Rows that every client holds: what a partition decides."""
 
     train: Ragged
     test: Ragged

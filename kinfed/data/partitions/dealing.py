@@ -1,4 +1,4 @@
-"""Who gets how many examples of which class, and the rows that fulfil it. All functions are vectorized.
+"""Tables of how many examples of which class each client gets, and the rows that fulfil them.
 
 A table of counts [K, C] says how many examples of every class every client receives. Rows of a class are put in
 random order and handed out piece by piece, so no row goes to two clients.

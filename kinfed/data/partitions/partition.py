@@ -120,7 +120,7 @@ def _note_on_sizes(assignment: Assignment, column: str | None) -> list[str]:
 
 
 def _learn(table: ReadTable, train: Ragged, standardize: bool, name: str) -> tuple[Features, TablePreprocessing]:
-    """What the columns become, learnt from statistics of every client's training rows."""
+    """Learn what the columns become, from statistics of every client's training rows."""
     from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing  # with pyarrow, for tables alone
 
     learnt = TablePreprocessing.from_read(table, train.rows.numpy(), train.owner.numpy(), len(train), standardize)

@@ -32,7 +32,7 @@ _SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
 
 @dataclass(frozen=True)
 class ParquetSet:
-    """Where a data set lies: folder, the splits in its file names, and its home on the hub if it has one."""
+    """Place of a data set: folder, the splits in its file names, and its home on the hub if it has one."""
 
     folder: str
     splits: tuple[str, ...]
