@@ -41,7 +41,7 @@ _DTYPES = {  # by torch's names: storing no tensors waits for no torch
 }  # fmt: skip
 _DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 _PLAIN_TYPES = frozenset({int, str, bool, type(None)})
-_FIRST_KEYS = ("algorithm", "seed", "round", "client")
+_FIRST_KEYS = {"algorithm": 0, "seed": 1, "round": 2, "client": 3}
 _draft_number = itertools.count()
 
 
@@ -223,7 +223,7 @@ def _plain(value: Any, sort_keys: bool, where: str) -> Any:
     if isinstance(value, Mapping):
         items = [(str(key), item) for key, item in value.items()]
         if sort_keys:
-            items.sort(key=lambda item: (_rank(item[0]), item[0]))
+            items.sort(key=lambda item: (_FIRST_KEYS.get(item[0], len(_FIRST_KEYS)), item[0]))
         return {key: _plain(item, sort_keys, f"{where}.{key}") for key, item in items}
     if isinstance(value, list | tuple):
         if all(type(item) in _PLAIN_TYPES for item in value):  # long lists of numbers, without a call for each
@@ -234,10 +234,6 @@ def _plain(value: Any, sort_keys: bool, where: str) -> Any:
     if hasattr(value, "tolist"):  # tensors, numpy arrays and numpy scalars
         return _plain(value.tolist(), sort_keys, where)
     raise TypeError(f"{where} is a {type(value).__name__}, which has no place in JSON")
-
-
-def _rank(key: str) -> int:
-    return _FIRST_KEYS.index(key) if key in _FIRST_KEYS else len(_FIRST_KEYS)
 
 
 def file_name(text: str, *, any_letters: bool = False) -> str:

@@ -29,9 +29,9 @@ from kinfed.data.federations.federation import Federation as Federation
 from kinfed.data.federations.federation_changes import PUBLIC_EXAMPLES as PUBLIC_EXAMPLES
 from kinfed.data.federations.sharing import share_examples as share_examples
 from kinfed.data.federations.stratified import fold_numbers as fold_numbers
+from kinfed.data.partitions.partition import Resplit as Resplit
+from kinfed.data.partitions.partition import fold_of_federation as fold_of_federation
 from kinfed.data.partitions.partition import make_federation as make_federation
-from kinfed.data.partitions.resplit import Resplit as Resplit
-from kinfed.data.partitions.resplit import fold_of_federation as fold_of_federation
 from kinfed.data.preprocessing import encodings as encodings
 from kinfed.data.preprocessing.column_statistics import TableStatistics as TableStatistics
 from kinfed.data.preprocessing.frames import as_table as as_table

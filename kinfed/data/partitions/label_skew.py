@@ -13,15 +13,7 @@ from torch import Tensor
 from kinfed.core import option, rng
 from kinfed.data.examples.ragged import Ragged
 from kinfed.data.partitions import dealing
-from kinfed.data.partitions.base import (
-    OVERLAP_TEXT,
-    SPLIT_TEXT,
-    CountPartition,
-    TestRows,
-    check_classes,
-    largest_factor,
-    size_range,
-)
+from kinfed.data.partitions.base import OVERLAP_TEXT, SPLIT_TEXT, CountPartition, TestRows
 from kinfed.data.sources.source import Source
 from kinfed.errors import ConfigError
 
@@ -57,15 +49,14 @@ class Classes(CountPartition):
         return self.overlap
 
     def counts(self, available: Tensor, clients: int, seed: int, source: Source) -> tuple[Tensor, list[str]]:
-        check_classes(self.classes, source)
         low, high = self._bounds
-        slots = dealing.consecutive_classes(clients, self.classes, source.num_classes)
+        slots = dealing.consecutive_classes(clients, self.classes, source)
         raw_sizes = low + (rng.uniform(self.key(seed, "sizes"), clients) * (high - low + 1)).to(torch.int64)
         if self.overlap:
             counts = dealing.table(slots, dealing.evenly(raw_sizes, self.classes), source.num_classes).minimum(
                 available
             )
-            return counts, [f"clients share examples; sizes {size_range(counts)}"]
+            return counts, [f"clients share examples; sizes {dealing.size_range(counts)}"]
         floor = self.classes if self.min_size is None else self.min_size
 
         def needed(factor: float) -> Tensor:
@@ -77,13 +68,13 @@ class Classes(CountPartition):
             f"partition classes with {clients} clients of at least {floor} examples",
             "use fewer clients, a smaller min_size, or overlap = true",
         )  # fmt: skip
-        factor = largest_factor(lambda f: bool((needed(f).sum(0) <= available).all()))
+        factor = dealing.largest_factor(lambda f: bool((needed(f).sum(0) <= available).all()))
         counts = needed(factor)
         if factor == 1:
             return counts, []
         note = (
             f"client sizes drawn from {low}-{high} were multiplied by {factor:.3f} so that every class suffices: "
-            f"{size_range(counts)}, {int(counts.sum()):,} of {int(available.sum()):,} examples used"
+            f"{dealing.size_range(counts)}, {int(counts.sum()):,} of {int(available.sum()):,} examples used"
         )
         return counts, [note]
 

@@ -12,6 +12,7 @@ few different values these values with their counts. Texts with many different v
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -118,10 +119,7 @@ class TableStatistics:
     @classmethod
     def merged(cls, messages: Iterable[TableStatistics], columns: Mapping[str, Kind]) -> TableStatistics:
         """`columns`: kinds that the user declared."""
-        first, *others = messages
-        for other in others:
-            first = first.merge(other, columns)
-        return first
+        return functools.reduce(lambda merged, message: merged.merge(message, columns), messages)
 
     def merge(self, other: TableStatistics, columns: Mapping[str, Kind]) -> TableStatistics:
         """A column that one of them lacks counts as missing in all its rows. `columns`: kinds that were declared."""

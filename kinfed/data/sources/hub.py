@@ -86,6 +86,15 @@ def read_parquet(file: Path, columns: list[str] | None = None) -> pa.Table:
         raise DataError(f"cannot read {file} as Parquet: {error}; fetch it again") from error
 
 
+def read_complete(name: str, files: Iterable[Path], columns: list[str]) -> pa.Table:
+    """The columns of all files of a data set, none of whose cells may be empty."""
+    table = pa.concat_tables([read_parquet(file, columns) for file in files])
+    for column in columns:
+        if table[column].null_count:
+            raise DataError(f"{name}: column {column} has empty cells; fetch the files again")
+    return table
+
+
 def cached(name: str, files: Iterable[Path], make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The tensors of make(), kept in the cache folder for as long as the files keep names, sizes and times."""
     return cache.cached("decoded", f"{name}-{cache.files_identity(files, _CACHE_FORMAT)}", make)

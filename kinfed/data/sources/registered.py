@@ -59,7 +59,7 @@ _IMAGES = (
     ("emnist_letters_subset", "ImageOptions", "10,000 28x28 letters a-m, both cases"),
 )
 _BY_CLIENT = (
-    ("femnist", "femnist", "FemnistOptions", "28x28 handwritten characters by writer, 62 classes (LEAF)"),
+    ("femnist", "image_sets", "FemnistOptions", "28x28 handwritten characters by writer, 62 classes (LEAF)"),
     ("reviews", "reviews", "ReviewOptions", "reviews of 16 domains, two sentiments, as tokens"),
     ("heart_disease", "site_tables", "SiteTableOptions", "heart disease in four hospitals (UCI), many gaps"),
     (

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from kinfed.data.preprocessing.column_statistics import ReadTable
 
 
+_COLUMNS = ("labels", "is_test", "is_val", "owners", "tags", "weights")  # of a source, one entry per example
+
+
 @dataclass
 class Source(HasProblem):
     """Examples and labels, and what the data set itself says about splits and owners."""
@@ -51,7 +54,7 @@ class Source(HasProblem):
         examples = len(self.features)
         if examples == 0:
             raise DataError(f"data set {self.name} holds no examples")
-        for name in ("labels", "is_test", "is_val", "owners", "tags", "weights"):
+        for name in _COLUMNS:
             column = getattr(self, name)
             if column is not None and len(column) != examples:
                 raise DataError(f"data set {self.name}: {examples} examples but {len(column)} {name}")
@@ -72,9 +75,11 @@ class Source(HasProblem):
         return (marked if test else ~marked).nonzero().squeeze(1)
 
 
-def subsample(source: Source, count: int, noun: str) -> Source:
-    """`count` of the examples, drawn at random, training and test rows in proportion; the same ones for every seed.
-    Features keep the statistics of the whole set. `noun` is what its examples are."""
+def subsample(source: Source, count: int | None, noun: str) -> Source:
+    """Draw `count` of the examples at random (None: all), training and test rows in proportion; the same ones for every
+    seed. Features keep the statistics of the whole set. `noun` is what its examples are."""
+    if count is None:
+        return source
     if not 1 <= count <= len(source):
         raise ConfigError(f"examples takes 1 to {len(source):,} {noun} of {source.name}; got {count:,}")
     train, test = source.rows(test=False), source.rows(test=True)
@@ -92,13 +97,9 @@ def subsample(source: Source, count: int, noun: str) -> Source:
 
 def take_rows(source: Source, rows: Tensor) -> Source:
     """The examples `rows` [n], in this order. Owners keep their numbers and names."""
-    columns: dict[str, Any] = {
-        name: getattr(source, name) for name in ("labels", "is_test", "is_val", "owners", "tags", "weights")
-    }
-    part: dict[str, Any] = {name: None if column is None else column[rows] for name, column in columns.items()}
+    columns = {name: getattr(source, name) for name in _COLUMNS}
+    part: dict[str, Any] = {name: column[rows] for name, column in columns.items() if column is not None}
+    features = replace(source.features, raw=source.features.raw[rows])
     return replace(
-        source,
-        features=replace(source.features, raw=source.features.raw[rows]),
-        table=None if source.table is None else source.table.take(rows.numpy()),
-        **part,
+        source, features=features, table=None if source.table is None else source.table.take(rows.numpy()), **part
     )

@@ -35,14 +35,12 @@ from kinfed.data.examples.features import Features
 from kinfed.data.examples.target import Target, read_target
 from kinfed.data.federations.example_weights import read_weights
 from kinfed.data.federations.federation import Federation
-from kinfed.data.partitions import make_federation
-from kinfed.data.partitions.resplit import Resplit
+from kinfed.data.partitions.partition import Resplit, make_federation
 from kinfed.data.preprocessing.cells import format_hint
 from kinfed.data.preprocessing.column_statistics import ReadTable
-from kinfed.data.preprocessing.frames import as_table
+from kinfed.data.preprocessing.frames import as_table, hub_table, is_hub_dataset
 from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing
 from kinfed.data.sources import images
-from kinfed.data.sources.hugging_face import hub_table, is_hub_dataset
 from kinfed.data.sources.source import Source
 from kinfed.data.sources.table_files import read_table
 from kinfed.data.sources.table_options import TableOptions

@@ -95,10 +95,7 @@ class TweetSet:
         return Source(self.name, features, labels, problem, owners=owners, owner_names=names, notes=notes)
 
     def _of_active_users(self, files: list[Path], least: int) -> pa.Table:
-        table = pa.concat_tables([hub.read_parquet(file, ["text", "user", "sentiment"]) for file in files])
-        for column in table.column_names:
-            if table[column].null_count:
-                raise DataError(f"{self.name}: column {column} has empty cells; fetch the files again")
+        table = hub.read_complete(self.name, files, ["text", "user", "sentiment"])
         strange = sorted(set(pc.unique(table["sentiment"]).to_pylist()) - {0, 4})
         if strange:
             raise DataError(f"{self.name}: sentiment is 0 (negative) or 4 (positive); found {strange[:5]}")
