@@ -109,9 +109,14 @@ class _Network:
     """A classifier in two parts: what the body makes of an image is the embedding, the head names the class."""
 
     def __init__(
-        self, body: nn.Module, head: nn.Module, features: Features, resize: int | None, lr: float,
+        self,
+        body: nn.Module,
+        head: nn.Module,
+        features: Features,
+        resize: int | None,
+        lr: float,
         memory: torch.memory_format = torch.contiguous_format,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.body, self.head = body.to(memory_format=memory), head  # type: ignore[call-overload]
         self.features, self.resize, self.lr, self.memory = features, resize, lr, memory
 

@@ -42,7 +42,8 @@ def load_source(
     from kinfed.data.sources.table_options import TableOptions
 
     if table_files.is_table(name):
-        return table.load_table(Path(name), make_options(TableOptions, options or {}, f"table {name}"))
+        path, settings = Path(name), make_options(TableOptions, options or {}, f"table {name}")
+        return table.source_from_table(table_files.read_table(path), settings, str(path), path.parent)
     error = unknown_name("data set", name, SOURCES)
     raise ConfigError(f"{error}; or give the path of a {', '.join(table_files.SUFFIXES)} file")
 

@@ -55,10 +55,6 @@ _SPLIT_WORDS = {
 }  # fmt: skip
 
 
-def load_table(path: Path, options: TableOptions) -> Source:
-    return source_from_table(read_table(path), options, str(path), path.parent)
-
-
 def source_from_table(table: pa.Table, options: TableOptions, name: str, folder: Path | None = None) -> Source:
     """`name` is what errors call the table; paths of images are relative to `folder`."""
     used = roles(table, options, name)
@@ -84,8 +80,8 @@ def source_from_table(table: pa.Table, options: TableOptions, name: str, folder:
     source.standardize = options.standardize and options.has_columns
     source.options = asdict(options)
     if options.client_column is not None:
-        owners = encode(values_of(table, options.client_column, name), f"column {options.client_column}")
-        source.owners, source.owner_names = owners
+        values = values_of(table, options.client_column, name)
+        source.owners, source.owner_names = encode(values, f"column {options.client_column}")
         source.notes += _doubts(options.client_column, source.owner_names)
         if options.group_column is not None:
             _set_groups(source, values_of(table, options.group_column, name), options.group_column)
@@ -154,21 +150,13 @@ def roles(table: pa.Table, options: TableOptions, path: str) -> set[str]:
     if options.label_column is None:
         columns = ", ".join(name for name in table.column_names if name != options.client_column)
         raise ConfigError(f"which column of {path} is to be predicted? Give it with --label-column; columns: {columns}")
-    named = {
-        "label_column": options.label_column,
-        "client_column": options.client_column,
-        "group_column": options.group_column,
-        "split_column": options.split_column,
-        "image_column": options.image_column,
-        "text_column": options.text_column,
-        "weight_column": options.weight_column,
-    }
+    settings = [f"{role}_column" for role in ("label", "client", "group", "split", "image", "text", "weight")]
+    named = {setting: column for setting in settings if (column := getattr(options, setting)) is not None}
     for setting, column in named.items():
-        if column is not None:
-            _require(table, column, setting, path)
+        _require(table, column, setting, path)
     for column in options.ignored:
         _require(table, column, "ignore", path)
-    used = [column for column in named.values() if column is not None]
+    used = list(named.values())
     if len(set(used)) < len(used):
         raise ConfigError(f"each column of {path} can have one role only; got {', '.join(used)}")
     if options.group_column is not None and options.client_column is None:
@@ -230,7 +218,7 @@ def values_of(table: pa.Table, column: str, path: str) -> np.ndarray[Any, Any]:
     """A column of labels or names, complete; texts without blanks around them."""
     values = _trimmed(table, column)
     if values.null_count:
-        row = _first(pc.is_null(values))
+        row = pc.index(pc.is_null(values), True).as_py()
         raise DataError(
             f"column {column} of {path} has {values.null_count} empty cell(s), the first in row {row + 1}; every row "
             "needs a value there: fill them, or leave these rows out"
@@ -284,10 +272,6 @@ def _set_groups(source: Source, values: np.ndarray[Any, Any], column: str) -> No
             f"client {source.owner_names[client]} has {', '.join(seen)}"
         )
     source.owner_groups, source.group_names = of_owner, names
-
-
-def _first(mask: pa.ChunkedArray) -> int:
-    return int(np.flatnonzero(mask.to_numpy())[0])
 
 
 def federation_from_table(
