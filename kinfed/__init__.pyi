@@ -5,7 +5,7 @@ from kinfed.api.running import load as load
 from kinfed.api.running import run as run
 from kinfed.config.config import RunConfig as RunConfig
 from kinfed.config.config_reading import make_config as make_config
-from kinfed.core.registries import register as register
+from kinfed.core.registry import register as register
 from kinfed.data.examples.local_training import LocalTraining as LocalTraining
 from kinfed.data.federations.federation import Federation as Federation
 from kinfed.engine.zoo.lora import lora as lora

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from kinfed.algorithms.base import RoundInfo
 from kinfed.core import rng
+from kinfed.data import Federation, Population
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.problem import Problem
 from kinfed.data.examples.ragged import Ragged
-from kinfed.data.federations.federation import Federation, Population
 from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule

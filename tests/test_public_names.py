@@ -9,8 +9,7 @@ import sys
 import pytest
 
 import kinfed
-from kinfed.core.registries import REGISTRIES, registry_of
-from kinfed.core.registry import Registry
+from kinfed.core.registry import REGISTRIES, Registry, registry_of
 from kinfed.errors import ConfigError
 from kinfed.moved import MOVED
 
@@ -28,7 +27,7 @@ def test_public_names() -> None:
 
 
 def test_importing_kinfed_is_cheap() -> None:
-    script = "import sys, kinfed, kinfed.config.config, kinfed.core.registries; assert 'torch' not in sys.modules"
+    script = "import sys, kinfed, kinfed.config.config, kinfed.core.registry; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 

@@ -20,6 +20,7 @@ from kinfed.core.option_words import requirement as requirement
 from kinfed.core.options import NoOptions as NoOptions
 from kinfed.core.options import OptionDoc as OptionDoc
 from kinfed.core.options import Range as Range
+from kinfed.core.options import changed_repr as changed_repr
 from kinfed.core.options import check_options as check_options
 from kinfed.core.options import convert as convert
 from kinfed.core.options import convert_fields as convert_fields
@@ -30,12 +31,11 @@ from kinfed.core.options import make_options as make_options
 from kinfed.core.options import option as option
 from kinfed.core.options import option_of as option_of
 from kinfed.core.options import option_types as option_types
-from kinfed.core.registries import registry_of as registry_of
 from kinfed.core.registry import PLUGIN_PREFIX as PLUGIN_PREFIX
 from kinfed.core.registry import Registry as Registry
 from kinfed.core.registry import imported as imported
 from kinfed.core.registry import load_plugin as load_plugin
-from kinfed.core.short_repr import changed_repr as changed_repr
+from kinfed.core.registry import registry_of as registry_of
 from kinfed.core.tree import EXACT as EXACT
 from kinfed.core.tree import EXAMPLES as EXAMPLES
 from kinfed.core.tree import MASKED_BY as MASKED_BY

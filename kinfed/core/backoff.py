@@ -1,4 +1,4 @@
-"""When to speak while nothing happens. Times are those of any clock, in seconds."""
+"""Reports while nothing happens. Times are those of any clock, in seconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Silence:
 
     @property
     def due(self) -> float:
-        """When the next report is to come."""
+        """Time of the next report."""
         return self._due
 
     def is_due(self, now: float) -> bool:

@@ -23,7 +23,7 @@ def unpacked(bits: Tensor, width: int) -> Tensor:
 
 
 def count_bits(bits: Tensor) -> int:
-    """How many bits are set in bytes of any shape."""
+    """Number of bits that are set in bytes of any shape."""
     return int((torch.bincount(bits.flatten().to("cpu", torch.int64), minlength=256) * _ONES).sum())
 
 

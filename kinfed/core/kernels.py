@@ -53,7 +53,7 @@ def weighted_mean(rows: Tensor, weight: Tensor) -> Tensor:
 
 
 def widest_float(device: torch.device) -> torch.dtype:
-    """What sums are added up in, and their results are of, on the device: float64, which Apple's GPUs do not have."""
+    """Type in which sums are added up, and given, on the device: float64, which Apple's GPUs do not have."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -75,7 +75,8 @@ def weighted_sum(models: Sequence[Tensor], weight: Tensor) -> Tensor:
 def squared_norm(x: Tensor) -> Tensor:
     """‖x‖² over the last axis in float64, to 1e-6 of it at a third of the time that a sum in float64 takes."""
     if x.shape[-1] < LONG or x.device.type != "cpu":
-        return _sum_of_squares(_piece_norms(x))
+        norms = _piece_norms(x)
+        return norms.to(widest_float(norms.device)).square().sum(-1)
     squares = [_dot_square(row) for row in x.reshape(-1, x.shape[-1]).unbind(0)]
     return torch.tensor(squares, dtype=torch.float64).reshape(x.shape[:-1])
 
@@ -203,8 +204,3 @@ def _piece_norms(x: Tensor) -> Tensor:
     if not rest:
         return norms
     return torch.cat([norms, torch.linalg.vector_norm(x[..., -rest:], dim=-1, keepdim=True)], -1)
-
-
-def _sum_of_squares(norms: Tensor) -> Tensor:
-    """The squared norm of what has these norms of pieces on the last axis."""
-    return norms.to(widest_float(norms.device)).square().sum(-1)

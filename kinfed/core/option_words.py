@@ -16,7 +16,7 @@ _WORDS: dict[Any, str] = {
 
 
 def requirement(hint: Any, bounds: str = "finite") -> str:
-    """What a setting must be, as a sentence says it; `bounds` are those of its numbers."""
+    """Name what a setting must be, as a sentence says it; `bounds` are those of its numbers."""
     kinds = alternatives(hint)
     if len(kinds) > 1:
         return " or ".join(requirement(kind, bounds) for kind in kinds)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, get_origin, get_type_hints
@@ -36,7 +36,7 @@ _KEY = "option"  # of the declaration in a field's metadata
 
 @dataclass(frozen=True)
 class Range:
-    """What tuning searches: numbers from low to high, both included."""
+    """Numbers that tuning searches, from low to high, both included."""
 
     low: float
     high: float
@@ -68,7 +68,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What `option` says about a field, besides its type and default."""
+    """Facts that `option` gives of a field, besides its type and default."""
 
     text: str
     gt: float | None = None
@@ -97,7 +97,7 @@ class Declaration:
 
     @property
     def bounds(self) -> str:
-        """In words: "at least 0", "in (0, 1]", "positive", "finite"."""
+        """The range in words: "at least 0", "in (0, 1]", "positive", "finite"."""
         return "0 or " * self.or_zero + bounds_in_words(self.gt, self.ge, self.lt, self.le)
 
 
@@ -239,3 +239,17 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(hint)
+
+
+def changed_repr(thing: Any, always: Sequence[str] = ()) -> str:
+    """Ditto(lam=0.1): what differs from the defaults, and the fields named in `always`."""
+    shown = [
+        f"{field.name}={getattr(thing, field.name)!r}"
+        for field in dataclasses.fields(thing)
+        if field.name in always or getattr(thing, field.name) != _default(field)
+    ]
+    return f"{type(thing).__name__}({', '.join(shown)})"
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()

@@ -1,4 +1,4 @@
-"""What kinfed knows by name: one mechanism for algorithms, data sets, partitions, models, metrics, rules and panels.
+"""Registries of what kinfed knows by name: algorithms, data sets, partitions, models, metrics, rules and panels.
 
     MODELS: Registry[Builder] = Registry("model")
     MODELS.register("mlp", mlp, summary="one hidden layer of 128")
@@ -68,7 +68,7 @@ class Entry(Generic[T]):
 
     @property
     def space(self) -> dict[str, Range]:
-        """What `kinfed tune` varies."""
+        """Ranges that `kinfed tune` varies."""
         if self.tuning is not None:
             return dict(self.tuning)
         return {
@@ -79,7 +79,7 @@ class Entry(Generic[T]):
 
 
 def imported(location: Any) -> Any:
-    """What "package.module:name" stands for; anything but text stands for itself."""
+    """Import what "package.module:name" stands for; anything but text stands for itself."""
     if not isinstance(location, str):
         return location
     module, _, name = location.partition(":")
@@ -131,8 +131,9 @@ class Registry(Mapping[str, Entry[T]]):
 
     def name_of(self, target: object) -> str | None:
         """The first name under which a target was registered."""
+        location = f"{getattr(target, '__module__', '')}:{getattr(target, '__qualname__', '')}"
         for name, entry in self.items():
-            same = _location(target) == entry.location if isinstance(entry.location, str) else entry.location is target
+            same = location == entry.location if isinstance(entry.location, str) else entry.location is target
             if same and not entry.preset:
                 return name
         return None
@@ -154,10 +155,6 @@ class Registry(Mapping[str, Entry[T]]):
     def __len__(self) -> int:
         load_installed_plugins()
         return len(self._entries)
-
-
-def _location(target: object) -> str:
-    return f"{getattr(target, '__module__', '')}:{getattr(target, '__qualname__', '')}"
 
 
 def _first_line(target: object) -> str:
@@ -210,3 +207,37 @@ def load_plugin(path: Path | str) -> ModuleType:
         raise ConfigError(f"the plugin {path} cannot be loaded: {error!r}") from error
     _plugins[file] = module
     return module
+
+
+# Where the registry of each kind of thing is. Imported when it is first needed: these rooms lie above this one.
+REGISTRIES = {
+    "algorithm": "kinfed.algorithms:ALGORITHMS",
+    "dataset": "kinfed.data.sources:SOURCES",
+    "partition": "kinfed.data.sources:PARTITIONS",
+    "model": "kinfed.engine:MODELS",
+    "extension": "kinfed.algorithms.algorithm_names:EXTENSIONS",
+    "metric": "kinfed.engine:METRICS",
+    "robust rule": "kinfed.updates:RULES",
+    "stage": "kinfed.updates:STAGES",
+    "codec": "kinfed.updates:CODECS",
+    "mode": "kinfed.updates:MODES",
+    "clock": "kinfed.server:CLOCKS",
+    "preset": "kinfed.config:PRESETS",
+    "panel": "kinfed.report:PANELS",
+}
+_OTHER_WORDS = {"method": "algorithm", "data set": "dataset", "rule": "robust rule"}
+
+
+def registry_of(kind: str) -> Registry[Any]:
+    """The registry of a kind of thing, such as "algorithm" or "model": a key of REGISTRIES."""
+    kind = _OTHER_WORDS.get(kind, kind)
+    if kind not in REGISTRIES:
+        raise unknown_name("kind of thing", kind, REGISTRIES)
+    return imported(REGISTRIES[kind])  # type: ignore[no-any-return]  # all of them are registries
+
+
+def register(kind: str, name: str, target: Any = None, **about: Any) -> Any:
+    """Add a thing of your own under a name, or make a decorator that does; see `Registry.register` for `about`.
+
+    kinfed.register("model", "mine", build, summary="a model of my own")"""
+    return registry_of(kind).register(name, target, **about)

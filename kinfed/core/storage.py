@@ -34,21 +34,14 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 1 << 24
 CHECKSUM = "digest"  # its name in the metadata of a tensor file
 
-_DTYPES = {  # by torch's names: who stores no tensors does not wait for torch
-    "torch.float64": "F64",
-    "torch.float32": "F32",
-    "torch.float16": "F16",
-    "torch.bfloat16": "BF16",
-    "torch.int64": "I64",
-    "torch.int32": "I32",
-    "torch.int16": "I16",
-    "torch.int8": "I8",
-    "torch.uint8": "U8",
+_DTYPES = {  # by torch's names: storing no tensors waits for no torch
+    "torch.float64": "F64", "torch.float32": "F32", "torch.float16": "F16", "torch.bfloat16": "BF16",
+    "torch.int64": "I64", "torch.int32": "I32", "torch.int16": "I16", "torch.int8": "I8", "torch.uint8": "U8",
     "torch.bool": "BOOL",
-}
+}  # fmt: skip
 _DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 _PLAIN_TYPES = frozenset({int, str, bool, type(None)})
-_FIRST_KEYS = ("algorithm", "seed", "round", "client")
+_FIRST_KEYS = {"algorithm": 0, "seed": 1, "round": 2, "client": 3}
 _draft_number = itertools.count()
 
 
@@ -90,14 +83,9 @@ class Draft:
             os.close(file)
 
 
-@contextlib.contextmanager
-def draft(folder: Path, private: bool = False) -> Iterator[Draft]:
+def draft(folder: Path, private: bool = False) -> contextlib.closing[Draft]:
     """A draft in this folder, gone at the end unless committed."""
-    file = Draft(folder, private)
-    try:
-        yield file
-    finally:
-        file.close()
+    return contextlib.closing(Draft(folder, private))
 
 
 def write_atomically(path: Path, data: bytes, private: bool = False) -> None:
@@ -197,7 +185,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """What `write_tensors` was given as metadata, and the checksum under CHECKSUM; tensors are not read."""
+    """Metadata that `write_tensors` was given, and the checksum under CHECKSUM; tensors are not read."""
     with _open_tensors(path) as file:
         return dict(file.metadata() or {})
 
@@ -223,7 +211,7 @@ def to_json(value: Any, *, indent: int | None = None, sort_keys: bool = True) ->
 
 
 def plain(value: Any) -> Any:
-    """What reading `to_json` of a value gives back."""
+    """The value that reading its `to_json` gives back."""
     return _plain(value, False, "value")
 
 
@@ -235,7 +223,7 @@ def _plain(value: Any, sort_keys: bool, where: str) -> Any:
     if isinstance(value, Mapping):
         items = [(str(key), item) for key, item in value.items()]
         if sort_keys:
-            items.sort(key=lambda item: (_rank(item[0]), item[0]))
+            items.sort(key=lambda item: (_FIRST_KEYS.get(item[0], len(_FIRST_KEYS)), item[0]))
         return {key: _plain(item, sort_keys, f"{where}.{key}") for key, item in items}
     if isinstance(value, list | tuple):
         if all(type(item) in _PLAIN_TYPES for item in value):  # long lists of numbers, without a call for each
@@ -246,10 +234,6 @@ def _plain(value: Any, sort_keys: bool, where: str) -> Any:
     if hasattr(value, "tolist"):  # tensors, numpy arrays and numpy scalars
         return _plain(value.tolist(), sort_keys, where)
     raise TypeError(f"{where} is a {type(value).__name__}, which has no place in JSON")
-
-
-def _rank(key: str) -> int:
-    return _FIRST_KEYS.index(key) if key in _FIRST_KEYS else len(_FIRST_KEYS)
 
 
 def file_name(text: str, *, any_letters: bool = False) -> str:
@@ -283,7 +267,7 @@ def make_folder(path: Path) -> None:
 
 
 def remove_drafts(folder: Path) -> None:
-    """What killed writers left; only for the one process that may write in this folder."""
+    """Remove what killed writers left; only for the one process that may write in this folder."""
     with storage_errors("clean", folder):
         for path in folder.glob(".draft-*.tmp"):
             path.unlink(missing_ok=True)

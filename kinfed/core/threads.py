@@ -1,4 +1,4 @@
-"""How many threads torch computes with, and threads that share out the rows of one call."""
+"""Number of threads that torch computes with, and threads that share out the rows of one call."""
 
 from __future__ import annotations
 

@@ -190,10 +190,9 @@ _FIELD_NAMES: dict[type, tuple[str, ...]] = {}  # by class: asked for several ti
 
 
 def _field_names(tree: type) -> tuple[str, ...]:
-    names = _FIELD_NAMES.get(tree)
-    if names is None:
-        names = _FIELD_NAMES[tree] = tuple(field.name for field in dataclasses.fields(tree))
-    return names
+    if tree not in _FIELD_NAMES:
+        _FIELD_NAMES[tree] = tuple(field.name for field in dataclasses.fields(tree))
+    return _FIELD_NAMES[tree]
 
 
 def _names_rows(index: Tensor | slice) -> TypeGuard[Tensor]:
@@ -230,7 +229,7 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
 
 
 def runs(mask: Tensor) -> list[slice]:
-    """Where bool [P] is true, as slices from left to right: whole layers, copied or changed at the speed of memory,
+    """Slices of bool [P] where it is true, from left to right: whole layers, copied or changed at the speed of memory,
     where a mask goes number by number."""
     outside = mask.new_zeros(1)
     edges = torch.diff(torch.cat([outside, mask, outside])).nonzero().view(-1, 2)
@@ -248,7 +247,7 @@ def _put_rows(tensor: Tensor, index: Tensor, rows: Tensor) -> None:
 
 
 def _num_rows(index: Tensor | slice, length: int) -> int:
-    """How many of `length` rows the index names."""
+    """Number of `length` rows that the index names."""
     if isinstance(index, slice):
         return len(range(*index.indices(length)))
     return int(index.sum()) if index.dtype == torch.bool else index.numel()

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.core import make_options, rng
-from kinfed.data import Features, Federation, Ragged, TablePreprocessing, example_weights, hold_out
+from kinfed.core import make_options
+from kinfed.data import Features, Federation, TablePreprocessing
 from kinfed.data.sources import LabelledRows, TableOptions, load_like
 from kinfed.errors import ConfigError, DataError
 from kinfed.newcomers.finished import EndedRun, FinishedRun
@@ -52,25 +52,10 @@ def newcomer_from_table(
         if bool((raw != raw.round()).any()):
             raise DataError(f"the models of {run.name} take token numbers; {path} has features that are not whole")
         raw = raw.to(torch.int64)
-    rows = Ragged.grouped(torch.arange(len(raw)), torch.zeros(len(raw), dtype=torch.int64), 1)
-    if source.is_test is None or source.is_val is None:
-        train, test = hold_out(rows, test_fraction, rng.root(run.seed, "test-split")[None])
-        val = Ragged.empty(1)
-    else:
-        train = rows.filter(~(source.is_test | source.is_val))
-        val, test = rows.filter(source.is_val), rows.filter(source.is_test)
-    return Federation(
-        Features(raw.reshape(-1, *run.shape), mean, std),
-        source.labels,
-        run.description.problem,
-        train,
-        val,
-        test,
-        [NAME],
-        description={"dataset": path, "partition": "given"},
-        preprocessing=inputs.preprocessing,
-        weights=example_weights.scaled_weights(source.weights, train.rows),
-    )
+    return source.federation(
+        NAME, run.description.problem, Features(raw.reshape(-1, *run.shape), mean, std), test_fraction, run.seed,
+        preprocessing=inputs.preprocessing, keyed_by_name=False,
+    )  # fmt: skip
 
 
 def opened(ended: EndedRun | Path | str, seed: int | None = None) -> EndedRun:

@@ -12,8 +12,8 @@ from method_bench import ALL, TWO_STEPS, WORKS, by_hand, close, gradient, info, 
 from kinfed.algorithms.apple import APPLE
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.local import Local
+from kinfed.data import Population
 from kinfed.data.examples.batches import LocalTraining
-from kinfed.data.federations.federation import Population
 from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
 from kinfed.server.schedule import Schedule

@@ -14,8 +14,8 @@ from torch import Tensor
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.cfl import CFL, Server, Up
 from kinfed.algorithms.fedavg import FedAvg
+from kinfed.data import Federation, Population
 from kinfed.data.examples.batches import LocalTraining
-from kinfed.data.federations.federation import Federation, Population
 from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool

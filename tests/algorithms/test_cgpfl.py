@@ -20,8 +20,8 @@ from kinfed.algorithms.common.averaging import ModelDown
 from kinfed.algorithms.common.clustering import match_labels
 from kinfed.algorithms.pfedme import PFedMe
 from kinfed.algorithms.selffl.cluster import SelfFLCluster
+from kinfed.data import Federation, Population
 from kinfed.data.examples.batches import LocalTraining
-from kinfed.data.federations.federation import Federation, Population
 from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool

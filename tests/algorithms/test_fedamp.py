@@ -11,8 +11,8 @@ from method_bench import TWO_STEPS, WORKS, by_hand, close, info, linear, models,
 
 from kinfed.algorithms.fedamp import FedAMP, Server, Up
 from kinfed.algorithms.local import Local
+from kinfed.data import Population
 from kinfed.data.examples.batches import LocalTraining
-from kinfed.data.federations.federation import Population
 from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
 

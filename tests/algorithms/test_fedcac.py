@@ -11,8 +11,8 @@ from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedcac import FedCAC, Server, Up, overlaps
 from kinfed.algorithms.local import Local
 from kinfed.core.bitpack import packed, unpacked
+from kinfed.data import Population
 from kinfed.data.examples.batches import LocalTraining
-from kinfed.data.federations.federation import Population
 from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
 from kinfed.server.schedule import Schedule

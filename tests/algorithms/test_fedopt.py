@@ -19,8 +19,8 @@ from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedopt import FedOpt, Server
 from kinfed.algorithms.fedprox import FedProx
 from kinfed.core import rng
+from kinfed.data import Federation, Population
 from kinfed.data.examples.batches import LocalTraining
-from kinfed.data.federations.federation import Federation, Population
 from kinfed.errors import ConfigError
 from kinfed.server.schedule import Schedule
 from kinfed.testing import Bench

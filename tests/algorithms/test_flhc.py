@@ -18,8 +18,8 @@ from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.flhc import FLHC, Server
 from kinfed.algorithms.local import Local
 from kinfed.core import rng
+from kinfed.data import Federation, Population
 from kinfed.data.examples.batches import LocalTraining
-from kinfed.data.federations.federation import Federation, Population
 from kinfed.errors import ConfigError
 from kinfed.server.schedule import Schedule
 from kinfed.testing import CHECKS, VARIANT_CHECKS, Bench, tiny_federation

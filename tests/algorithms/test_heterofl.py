@@ -15,11 +15,11 @@ from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.heterofl import HeteroFL, width_mask
 from kinfed.core import rng
 from kinfed.core.bitpack import packed, unpacked
+from kinfed.data import Federation, Population
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.problem import Problem
 from kinfed.data.examples.ragged import Ragged
-from kinfed.data.federations.federation import Federation, Population
 from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
 from kinfed.server.schedule import Schedule

@@ -16,8 +16,8 @@ from torch import nn
 from kinfed.algorithms.base import EXAMPLE_COUNT, RoundInfo
 from kinfed.algorithms.cgpfl.cgpfl import CGPFL, NONE, Server, Up
 from kinfed.algorithms.cgpfl.heuristic import CGPFLHeur, balance, smallest
+from kinfed.data import Federation, Population
 from kinfed.data.examples.batches import LocalTraining
-from kinfed.data.federations.federation import Federation, Population
 from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool

@@ -13,8 +13,8 @@ from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.l2gd import L2GD
 from kinfed.algorithms.local import Local
+from kinfed.data import Population
 from kinfed.data.examples.batches import LocalTraining
-from kinfed.data.federations.federation import Population
 from kinfed.errors import ConfigError
 from kinfed.server.loop import Loop
 from kinfed.testing import CHECKS, Bench

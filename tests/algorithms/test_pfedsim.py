@@ -12,8 +12,8 @@ from torch import Tensor
 
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.pfedsim import PFedSim, _shares
+from kinfed.data import Population
 from kinfed.data.examples.batches import LocalTraining
-from kinfed.data.federations.federation import Population
 from kinfed.engine.task_factory import make_task
 from kinfed.engine.training.sgd import sgd
 from kinfed.errors import ConfigError

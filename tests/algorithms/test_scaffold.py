@@ -12,8 +12,8 @@ from torch import nn
 from kinfed.algorithms.base import check_algorithm_settings
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.scaffold import Scaffold
+from kinfed.data import Population
 from kinfed.data.examples.batches import LocalTraining
-from kinfed.data.federations.federation import Population
 from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
 

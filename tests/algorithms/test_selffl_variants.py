@@ -14,8 +14,8 @@ from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.selffl.augmented import SelfFLAugmented
 from kinfed.algorithms.selffl.cluster import SelfFLCluster, Server
 from kinfed.algorithms.selffl.selffl import Up
+from kinfed.data import Federation, Population
 from kinfed.data.examples.batches import LocalTraining
-from kinfed.data.federations.federation import Federation, Population
 from kinfed.errors import ConfigError
 from kinfed.runs.simulation import simulate
 from kinfed.server.loop import Loop

@@ -164,8 +164,8 @@ def test_absurd_privacy_is_refused(options: dict[str, float], word: str) -> None
 def test_fedfomo_with_too_many_clients_is_refused_before_it_takes_the_memory() -> None:
     from kinfed.algorithms import make_algorithm
     from kinfed.algorithms.base import check_algorithm_settings
+    from kinfed.data import Population
     from kinfed.data.examples.batches import LocalTraining
-    from kinfed.data.federations.federation import Population
     from kinfed.engine.task_factory import make_task
 
     many, task = Population(10_000_000, 0), make_task(lambda: nn.Linear(100, 10))

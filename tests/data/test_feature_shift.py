@@ -9,7 +9,8 @@ import torch
 
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.problem import Problem
-from kinfed.data.partitions import FeatureShift, make_federation
+from kinfed.data.partitions import make_federation
+from kinfed.data.partitions.shifts import FeatureShift
 from kinfed.data.sources.source import Source
 from kinfed.errors import ConfigError
 

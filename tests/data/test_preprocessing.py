@@ -19,9 +19,11 @@ from hypothesis import strategies as st
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from kinfed.data.preprocessing import ReadTable, TablePreprocessing, TableStatistics, as_table
 from kinfed.data.preprocessing.cells import read_cells
+from kinfed.data.preprocessing.column_statistics import ReadTable, TableStatistics
 from kinfed.data.preprocessing.encodings import CategoryEncoding, hashed_words
+from kinfed.data.preprocessing.frames import as_table
+from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing
 from kinfed.errors import ConfigError, DataError
 
 VISITS = {

@@ -20,7 +20,7 @@ from sklearn.datasets import load_digits
 from kinfed.core.cache import cache_folder
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.problem import Problem
-from kinfed.data.sources import SOURCES, class_names, hub, images, load_source
+from kinfed.data.sources import SOURCES, hub, image_sets, images, load_source
 from kinfed.data.sources.image_sets import standardized
 from kinfed.data.sources.registered import names_clients
 from kinfed.data.sources.source import Source
@@ -89,7 +89,7 @@ def test_images_decode_to_what_was_stored(tiny_mnist):
     assert torch.equal(source.features.raw[:6], torch.from_numpy(expected))
     assert source.labels.tolist() == [3, 1, 4, 1, 5, 9, 2, 6]
     assert source.is_test.tolist() == [False] * 6 + [True] * 2
-    assert source.class_names == class_names.DIGITS
+    assert source.class_names == image_sets.DIGITS
     assert source.rows(test=True).tolist() == [6, 7]
 
 

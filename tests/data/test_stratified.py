@@ -13,8 +13,8 @@ from kinfed.data.examples.problem import Problem
 from kinfed.data.examples.ragged import Ragged
 from kinfed.data.federations.federation import Federation
 from kinfed.data.federations.stratified import fold_numbers, split_stratified
-from kinfed.data.partitions.resplit import Resplit, fold_of_federation
-from kinfed.data.preprocessing import as_table
+from kinfed.data.partitions.partition import Resplit, fold_of_federation
+from kinfed.data.preprocessing.frames import as_table
 from kinfed.data.sources.table import TableOptions, make_federation, source_from_table
 from kinfed.errors import ConfigError
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from kinfed.data import Cohort, Federation, with_memory
 from kinfed.data.examples.batches import Batch, Batches, LocalTraining
 from kinfed.data.examples.optimizer_state import LoopMemory, Moments
-from kinfed.data.federations.federation import Cohort, Federation, with_memory
 from kinfed.engine.contract.columns import ParameterSlot
 from kinfed.engine.contract.descent import GradientPieces
 from kinfed.engine.contract.feature_loss import FeatureLoss

@@ -19,7 +19,7 @@ from kinfed.algorithms import ALGORITHMS
 from kinfed.algorithms.base import RoundInfo
 from kinfed.cli.app import app
 from kinfed.data.federations.federation import Federation
-from kinfed.data.preprocessing import TablePreprocessing
+from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing
 from kinfed.engine.task_factory import make_task
 from kinfed.engine.training.sgd import sgd
 from kinfed.errors import ConfigError, DataError, KinfedError, ModelError

@@ -22,8 +22,8 @@ from kinfed.algorithms.base import EXAMPLE_COUNT, Algorithm, PrivacyProfile, gra
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.cli.app import main
 from kinfed.config.config_reading import make_config
+from kinfed.data import Cohort, Federation
 from kinfed.data.examples.batches import LocalTraining
-from kinfed.data.federations.federation import Cohort, Federation
 from kinfed.engine.task_factory import Task, make_task
 from kinfed.engine.training.sgd import sgd
 from kinfed.errors import CheckpointError, ConfigError

@@ -14,7 +14,7 @@ import torch
 import kinfed
 from kinfed.config.config_reading import make_config
 from kinfed.data.federations.federation import Federation
-from kinfed.data.partitions.resplit import fold_of_federation
+from kinfed.data.partitions.partition import fold_of_federation
 from kinfed.errors import ConfigError
 from kinfed.newcomers.adoption import adopt
 from kinfed.records.reader import load_run

@@ -13,7 +13,7 @@ import torch
 
 import kinfed
 from kinfed.core import registry
-from kinfed.core.registries import registry_of
+from kinfed.core.registry import registry_of
 from kinfed.data.federations.federation import Federation
 from kinfed.errors import StorageError
 from kinfed.records.reader import load_run

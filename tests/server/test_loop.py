@@ -20,8 +20,8 @@ from kinfed.algorithms.ditto import Ditto
 from kinfed.algorithms.fedavg import FedAvg, Server
 from kinfed.algorithms.fedprox import FedProx
 from kinfed.algorithms.local import Local
+from kinfed.data import Population
 from kinfed.data.examples.batches import LocalTraining
-from kinfed.data.federations.federation import Population
 from kinfed.engine.task_factory import make_task
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools.local_pool import LocalPool

@@ -21,8 +21,8 @@ from kinfed.algorithms.common.one_model import Client
 from kinfed.algorithms.fedavg import FedAvg, Server
 from kinfed.algorithms.heterofl import HeteroFL
 from kinfed.algorithms.moon import MOON
+from kinfed.data import Cohort, Federation
 from kinfed.data.examples.batches import LocalTraining
-from kinfed.data.federations.federation import Cohort, Federation
 from kinfed.engine.task_factory import Task
 from kinfed.errors import ConfigError
 from kinfed.pools import local_pool

@@ -1,1 +1,1 @@
-"""What a federation is like, in numbers, text and HTML."""
+"""Descriptions of federations in numbers, text and HTML."""

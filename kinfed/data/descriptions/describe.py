@@ -1,4 +1,4 @@
-"""Who holds what: class counts, sizes and how far clients are from the whole, for people and for run folders.
+"""Class counts, sizes and how far clients are from the whole, for people and for run folders.
 
 `emd` is the distance sum_y |p_k(y) - p(y)| between a client's class distribution and that of all training data,
 in [0, 2]. `emd_code` is what FedFomo's released function computes: classes that both distributions contain count
@@ -18,25 +18,22 @@ from kinfed.data.federations.federation import Federation
 
 
 def describe(federation: Federation, ids: Tensor | None = None) -> Description:
-    """Who holds what: all clients, or only those of `ids` [n], measured against all."""
-    counts = {split: federation.class_counts(split) for split in SPLITS}
-    everyone = slice(None) if ids is None else ids
-    distances = {"emd": emd(counts["train"])[everyone], "emd_code": emd_code(counts["train"])[everyone]}
-    counts = {split: rows[everyone] for split, rows in counts.items()}
+    """Describe all clients, or only those of `ids` [n], measured against all."""
+    everyone, regression = slice(None) if ids is None else ids, federation.problem.is_regression
+    counts = {split: federation.class_counts(split)[everyone].tolist() for split in SPLITS}
+    trained = federation.class_counts()
     return Description(
+        **counts,
         names=list(federation.names) if ids is None else [federation.names[k] for k in ids.tolist()],
         problem=federation.problem,
-        train=counts["train"].tolist(),
-        val=counts["val"].tolist(),
-        test=counts["test"].tolist(),
         groups=None if federation.groups is None else federation.groups[everyone].tolist(),
         group_names=federation.group_names,
-        emd=None if federation.problem.is_regression else distances["emd"].tolist(),
-        emd_code=None if federation.problem.is_regression else distances["emd_code"].tolist(),
+        emd=None if regression else emd(trained)[everyone].tolist(),
+        emd_code=None if regression else emd_code(trained)[everyone].tolist(),
         description=federation.description,
         notes=list(federation.notes),
         inputs=_inputs(federation),
-        targets=_targets(federation, ids) if federation.problem.is_regression else None,
+        targets=_targets(federation, ids) if regression else None,
         listed=None if ids is None else ids.tolist(),
         clients=None if ids is None else federation.num_clients,
     )

@@ -1,4 +1,4 @@
-"""Who holds what in plain values: the content of federation-<seed>.json. Needs no torch; describe.py computes it."""
+"""A federation in plain values: the content of federation-<seed>.json. Needs no torch; describe.py computes it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from kinfed.data.examples.problem import Problem
+from kinfed.data.examples.problem import HasProblem, Problem
 from kinfed.errors import DataError, StorageError
 
 
 @dataclass(frozen=True, repr=False)
-class Description:
+class Description(HasProblem):
     """Plain values only: `to_json` is the content of federation-<seed>.json, `from_json` reads it back."""
 
     names: list[str]
@@ -50,17 +50,8 @@ class Description:
 
     @property
     def num_clients(self) -> int:
-        """In all, listed or not."""
+        """Number of all clients, listed or not."""
         return len(self.names) if self.clients is None else self.clients
-
-    @property
-    def num_classes(self) -> int:
-        """0 for a regression."""
-        return self.problem.num_classes
-
-    @property
-    def class_names(self) -> list[str] | None:
-        return None if self.problem.class_names is None else list(self.problem.class_names)
 
     @property
     def class_labels(self) -> list[str]:
@@ -73,7 +64,7 @@ class Description:
 
     @property
     def classes_held(self) -> list[int]:
-        """How many classes occur in every client's training data."""
+        """[K] number of classes that occur in a client's training data."""
         return [sum(count > 0 for count in counts) for counts in self.train]
 
     @property
@@ -86,11 +77,8 @@ class Description:
 
     def to_json(self) -> dict[str, Any]:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # asdict would copy all
-        return fields | {
-            "problem": dataclasses.asdict(self.problem),
-            "mean_emd": self.mean_emd,
-            "mean_emd_code": self.mean_emd_code,
-        }
+        means = {"mean_emd": self.mean_emd, "mean_emd_code": self.mean_emd_code}
+        return fields | {"problem": dataclasses.asdict(self.problem)} | means
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any], where: str) -> Description:
@@ -107,21 +95,16 @@ class Description:
             place = ".".join(map(str, problem["loc"]))
             raise StorageError(f"{where} does not describe a federation: {place}: {problem['msg']}") from None
         clients, classes = len(description.names), max(description.num_classes, 1)
-        splits = {"train": description.train, "val": description.val, "test": description.test}
-        for split, counts in splits.items():
+        for split in ("train", "val", "test"):
+            counts = getattr(description, split)
             widths = {len(row) for row in counts}
             if len(counts) != clients or widths - {classes}:
                 raise StorageError(
                     f"{where}: {split} should hold {clients} clients with {classes} counts each, "
                     f"got {len(counts)} clients with {sorted(widths)} counts"
                 )
-        lists = {
-            "listed": description.listed,
-            "groups": description.groups,
-            "emd": description.emd,
-            "emd_code": description.emd_code,
-        }
-        for name, values in lists.items():
+        for name in ("listed", "groups", "emd", "emd_code"):
+            values = getattr(description, name)
             if values is not None and len(values) != clients:
                 raise StorageError(f"{where}: {len(values)} {name} given for {clients} clients")
         return description

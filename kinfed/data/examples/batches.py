@@ -34,7 +34,7 @@ GATHER_BYTES = 1 << 20  # examples fetched together: few enough to stay in cache
 
 @dataclass
 class PoissonSample:
-    """Which Poisson samples the rows of a batch are: rows with equal keys hold the same sample."""
+    """Poisson samples that the rows of a batch are: rows with equal keys hold the same sample."""
 
     key: Tensor  # [n] int64
     q: Tensor  # [n] float64, the chance of every example to be in the sample
@@ -94,7 +94,7 @@ class Split:
         return replace(self, ids=ids, start=start, count=count, effort=effort, memory=memory)
 
     def places(self) -> tuple[Tensor, Tensor]:
-        """Where the examples of all clients are in `rows`, client after client, and whose each one is [0 .. n)."""
+        """Places of all clients' examples in `rows`, client after client, and the owner [0 .. n) of each."""
         owner = torch.repeat_interleave(torch.arange(len(self.count)), self.count)
         first = torch.cumsum(self.count, 0) - self.count
         return self.start[owner] + torch.arange(len(owner)) - first[owner], owner
@@ -156,16 +156,8 @@ class Split:
             index, weight = self.rows[position], valid.to(torch.float32)
             if self.weights is not None:
                 weight *= self.weights[position]
-            yield (
-                rows,
-                Batch(
-                    self.features.gather(index),
-                    self.features.to_device(self.labels[index]),
-                    self.features.to_device(weight),
-                    split.ids,
-                    self.round,
-                ),
-            )
+            y, weight = self.features.to_device(self.labels[index]), self.features.to_device(weight)
+            yield rows, Batch(self.features.gather(index), y, weight, split.ids, self.round)
             begin, most = begin + most, min(2 * most, width)
 
 
@@ -202,13 +194,12 @@ class Batches:
         return self._poisson() if self.training.poisson else self._windows(reusing_memory=True)
 
     def windows(self) -> Windows:
-        """Which examples form the batches of every client, for loops that fetch them on their own."""
+        """Examples that form the batches of every client, for loops that fetch them on their own."""
         split = self.split
         key = rng.fold(_round_key(split.seed, self.stream, split.round), split.ids)
         by_epoch = self.training.epochs is not None
-        return Windows(
-            split.rows, split.start, split.count, self.steps, key, self.training.batch, by_epoch, split.weights
-        )
+        batch = self.training.batch
+        return Windows(split.rows, split.start, split.count, self.steps, key, batch, by_epoch, split.weights)
 
     def _windows(self, reusing_memory: bool) -> Iterator[tuple[Tensor | slice, Batch]]:
         split, steps, window = self.split, self.steps, self.windows()
@@ -262,10 +253,8 @@ class Batches:
         for step in range(len(self)):
             rows = self._active(step)
             now, step_key = split.take(rows), rng.fold(key[rows], step)
-            owner = torch.repeat_interleave(torch.arange(len(now.count)), now.count)
-            offset = torch.arange(len(owner)) - torch.repeat_interleave(
-                torch.cumsum(now.count, 0) - now.count, now.count
-            )
+            place, owner = now.places()
+            offset = place - now.start[owner]
             q = (self.training.batch / now.count.to(torch.float64)).clamp_max(1.0)
             joins = rng.to_unit(rng.at(step_key[owner], offset)) < q[owner]
             owner, offset = owner[joins], offset[joins]
@@ -279,20 +268,10 @@ class Batches:
             expected = now.count.clamp_max(self.training.batch).to(torch.float32)
             share = 1.0 / expected[owner]
             weight[owner, column] = share if now.weights is None else share * now.weights[place]
-            yield (
-                rows,
-                Batch(
-                    self._gather(index[None], now.ids, step)[0],
-                    split.features.to_device(split.labels[index]),
-                    split.features.to_device(weight),
-                    now.ids,
-                    split.round,
-                    step,
-                    PoissonSample(step_key, q, expected),
-                    split.seed,
-                    self.stream,
-                ),
-            )
+            x = self._gather(index[None], now.ids, step)[0]
+            y, weight = split.features.to_device(split.labels[index]), split.features.to_device(weight)
+            sample = PoissonSample(step_key, q, expected)
+            yield rows, Batch(x, y, weight, now.ids, split.round, step, sample, split.seed, self.stream)
 
 
 @lru_cache(maxsize=64)

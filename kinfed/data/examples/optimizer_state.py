@@ -1,4 +1,4 @@
-"""What the optimizers of local loops remember from round to round: moments of each client, beside its state.
+"""Moments that the optimizers of local loops remember from round to round, of each client, beside its state.
 
 A pool hands the moments of a cohort to the training split (`Split.memory`) and stores what local loops leave. A method
 with several loops numbers them, `batches(training, loop=1)`, so that each is handed its own: Ditto's loop 0 trains the
@@ -8,7 +8,7 @@ server's model, loop 1 the personal one. All zeros is an optimizer that has not 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -54,8 +54,10 @@ class LoopMemory:
             )
         return Moments(dict(self._tensors))
 
-    def begin(self, loop: int, rows: Tensor | None) -> None:
-        """Let a loop train the clients at `rows`, once in a round."""
+    @contextmanager
+    def of_loop(self, loop: int, rows: Tensor | None, blank: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        """The moments of a loop that trains the clients at `rows` (None: all), once in a round: to be changed in place
+        and stored at the end; `blank` are those of a new loop."""
         begun = self._begun.setdefault(loop, torch.zeros(self.num_rows, dtype=torch.bool))
         place = slice(None) if rows is None else rows
         if bool(begun[place].any()):
@@ -64,9 +66,13 @@ class LoopMemory:
                 "(`batches(training, loop=1)`), or use optimizer_state = reset"
             )
         begun[place] = True
+        moments = {name: self._read(loop, name, rows, like=value) for name, value in blank.items()}
+        yield moments
+        for name, moment in moments.items():
+            self._write(f"{loop}.{name}", rows, moment)
 
-    def read(self, loop: int, name: str, rows: Tensor | None, like: Tensor) -> Tensor:
-        """A copy of one moment of the clients at `rows` (None: of all), of the shape and type of `like`."""
+    def _read(self, loop: int, name: str, rows: Tensor | None, like: Tensor) -> Tensor:
+        """Copy one moment of the clients at `rows` (None: of all), of the shape and type of `like`."""
         tensor = self._tensors.get(f"{loop}.{name}")
         if tensor is None and self._first_round:
             return torch.zeros_like(like, memory_format=torch.contiguous_format)
@@ -77,8 +83,7 @@ class LoopMemory:
             )
         return tensor.to(like.dtype).clone() if rows is None else tensor.to(like.dtype)[rows]
 
-    def write(self, loop: int, name: str, rows: Tensor | None, value: Tensor) -> None:
-        key = f"{loop}.{name}"
+    def _write(self, key: str, rows: Tensor | None, value: Tensor) -> None:
         if rows is None:
             self._tensors[key] = value
             return
@@ -99,11 +104,6 @@ class MemoryView:
         rows = torch.arange(self.memory.num_rows) if self.rows is None else self.rows
         return MemoryView(self.memory, rows[index])
 
-    @contextmanager
-    def of_loop(self, loop: int, blank: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    def of_loop(self, loop: int, blank: Mapping[str, Tensor]) -> AbstractContextManager[dict[str, Tensor]]:
         """The moments of a loop, to be changed in place and stored at the end; `blank` are those of a new one."""
-        self.memory.begin(loop, self.rows)
-        moments = {name: self.memory.read(loop, name, self.rows, like=value) for name, value in blank.items()}
-        yield moments
-        for name, moment in moments.items():
-            self.memory.write(loop, name, self.rows, moment)
+        return self.memory.of_loop(loop, self.rows, blank)

@@ -1,4 +1,4 @@
-"""What is predicted: one of some classes, or a number. Every federation has one problem, and everybody asks it.
+"""The problem of a federation, what is predicted: one of some classes, or a number.
 
     Problem.of_classes(3, ["no", "maybe", "yes"])        two classes are binary, the second is positive
     Problem.of_numbers(target[train_rows])               regression, with mean and scale of the training rows
@@ -57,13 +57,17 @@ class Problem:
         varies = deviation > 1e-12 * max(abs(mean), 1e-300)
         return cls("regression", mean=mean, scale=deviation if varies else 1.0)
 
+    def fitted(self, training_targets: Any) -> Problem:
+        """The problem with what training rows say of a regression's target; their sums are all that clients send."""
+        return Problem.of_numbers(training_targets) if self.is_regression else self
+
     @property
     def is_regression(self) -> bool:
         return self.kind == "regression"
 
     @property
     def outputs(self) -> int:
-        """Of a model: a logit per class, or one number."""
+        """Outputs of a model: a logit per class, or one number."""
         return 1 if self.is_regression else self.num_classes
 
     @property
@@ -72,7 +76,7 @@ class Problem:
         return list(self.class_names or map(str, range(self.num_classes)))
 
     def standardized(self, values: Any) -> Any:
-        """What models of a regression learn, of a number, an array or a tensor."""
+        """Target that models of a regression learn, of a number, an array or a tensor."""
         return (values - self.mean) / self.scale
 
     def restored(self, outputs: Any) -> Any:
@@ -93,3 +97,18 @@ class Problem:
         if unknown or "kind" not in record:
             raise DataError(f"this is no record of a problem: {f'unknown {unknown[0]!r}' if unknown else 'no kind'}")
         return cls(**record)
+
+
+class HasProblem:
+    """Facts of the problem of what holds one: a source, a federation, a description."""
+
+    problem: Problem
+
+    @property
+    def num_classes(self) -> int:
+        """0 for a regression."""
+        return self.problem.num_classes
+
+    @property
+    def class_names(self) -> list[str] | None:
+        return None if self.problem.class_names is None else list(self.problem.class_names)

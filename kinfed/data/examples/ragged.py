@@ -92,10 +92,7 @@ class Ragged:
         """The first head[k] entries of every list k, and the rest of it."""
         first = self.position < head[self.owner]
         taken = torch.minimum(head, self.count)
-        return (
-            Ragged(_offsets(taken), self.rows[first]),
-            Ragged(_offsets(self.count - taken), self.rows[~first]),
-        )
+        return (Ragged(_offsets(taken), self.rows[first]), Ragged(_offsets(self.count - taken), self.rows[~first]))
 
     def joined(self, other: Ragged) -> Ragged:
         """List k followed by the other's list k."""

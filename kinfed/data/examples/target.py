@@ -1,4 +1,4 @@
-"""From the target column of a table to classes or numbers: one rule, said aloud, that a user may override.
+"""The target column of a table as classes or numbers: one rule, said aloud, that a user may override.
 
     values                                             become
     text, booleans, categories                         classes

@@ -1,4 +1,4 @@
-"""Which examples form the batch of each client and step: windows of a random order of the client's examples."""
+"""Examples of the batch of each client and step: windows of a random order of the client's examples."""
 
 from __future__ import annotations
 

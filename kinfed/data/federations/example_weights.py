@@ -1,4 +1,4 @@
-"""How much examples count in training: class weights, and a weight of every row.
+"""Weights of examples in training: class weights, and a weight of every row.
 
 The loss of a batch of B examples is (1/B) Σ w_i loss_i. It is divided by B and not by Σ w_i: then the expected gradient
 of a client is that of (1/n_k) Σ w_i loss_i, whatever falls into a batch, and FedAvg's mean by examples that of the

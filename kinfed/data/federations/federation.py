@@ -11,69 +11,39 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kinfed.core import rng, storage
+from kinfed.data.examples.arrays import as_features, encode, groups_of, name_keys
 from kinfed.data.examples.batches import Split
 from kinfed.data.examples.features import Features
-from kinfed.data.examples.optimizer_state import LoopMemory, MemoryView
-from kinfed.data.examples.problem import Problem
-from kinfed.data.examples.ragged import SPLITS, Ragged
+from kinfed.data.examples.problem import HasProblem, Problem
+from kinfed.data.examples.ragged import SPLITS, Ragged, hold_out
+from kinfed.data.examples.target import read_target
 from kinfed.data.federations import federation_changes, federation_files
-from kinfed.data.federations.array_federation import fields_from_arrays
-from kinfed.data.federations.example_weights import BALANCED, BY_CLIENT, class_weight_table
+from kinfed.data.federations.cohort import Cohort, Population
+from kinfed.data.federations.example_weights import (
+    BALANCED,
+    BY_CLIENT,
+    class_weight_table,
+    read_weights,
+    scaled_weights,
+)
 from kinfed.data.federations.federation_checks import check_federation
+from kinfed.data.federations.stratified import split_stratified
 from kinfed.data.sources.table_options import TaskName
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from kinfed.data.descriptions.description import Description
     from kinfed.data.federations.torch_datasets import Datasets
-    from kinfed.data.preprocessing import TablePreprocessing
-
-
-@dataclass
-class Cohort:
-    """The data of some clients in one round: what the client side of an algorithm sees."""
-
-    ids: Tensor  # [n]
-    train: Split
-    val: Split
-    test: Split
-    seed: int
-    round: int
-    groups: Tensor | None = None  # [n] device type, latent distribution, ...: known to the client
-    public: Split | None = None  # examples that everyone knows, the same for all clients
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-
-def with_memory(cohort: Cohort, memory: LoopMemory | None) -> Cohort:
-    """The cohort in a round of training, whose optimizers go on from `memory` and leave there what they end with."""
-    return cohort if memory is None else replace(cohort, train=replace(cohort.train, memory=MemoryView(memory)))
-
-
-@dataclass(frozen=True)
-class Population:
-    """What a server may know before training: how many clients there are, and how many take part in a round."""
-
-    num_clients: int
-    seed: int
-    participation: float = 1.0
-    groups: Tensor | None = None  # [K] public group labels, such as device types
-    num_groups: int = 0
-    pool: Split | None = None  # examples that the server holds: public ones, or what a method had clients share
-    exchanged: tuple[int, int] = (0, 0)  # bytes down and up before the first round
-    weighs_examples: bool = False  # whether some examples count more than others in training
-
-    def key(self, purpose: str) -> Tensor:
-        return rng.root(self.seed, purpose)
+    from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing
 
 
 @dataclass(repr=False)
-class Federation:
+class Federation(HasProblem):
     """Made from arrays (`from_arrays`), tables (`from_table`) or torch data sets (`from_datasets`), read from a folder
     (`load`), or by a run from the names of a data set and a partition."""
 
@@ -92,9 +62,7 @@ class Federation:
     tag_names: list[str] | None = None
     preprocessing: TablePreprocessing | None = None  # how the rows of a table became features
     public: Tensor | None = None  # [U] int64 rows that server and clients all know; nobody trains on them as its own
-    weights: Tensor | None = (
-        None  # [N] float32 how much every example counts in training (kinfed.data.federations.example_weights)
-    )
+    weights: Tensor | None = None  # [N] float32 weight of every example in training (example_weights.py)
     class_weights: Tensor | None = None  # [K, C] float32 the same for classes, at every client
 
     def __post_init__(self) -> None:
@@ -118,19 +86,10 @@ class Federation:
         return html
 
     def describe(self) -> Description:
-        """Who holds what: sizes, classes, how far clients are from the whole. A notebook draws it."""
+        """Describe who holds what: sizes, classes, how far clients are from the whole. A notebook draws it."""
         from kinfed.data.descriptions.describe import describe
 
         return describe(self)
-
-    @property
-    def num_classes(self) -> int:
-        """0 for a regression."""
-        return self.problem.num_classes
-
-    @property
-    def class_names(self) -> list[str] | None:
-        return None if self.problem.class_names is None else list(self.problem.class_names)
 
     @cached_property
     def targets(self) -> Tensor:
@@ -159,7 +118,7 @@ class Federation:
 
     @cached_property
     def _example_weights(self) -> dict[str, Tensor]:
-        """Of every entry of a split's rows, float32; {} where all count alike. Test examples always do."""
+        """Weights of every entry of a split's rows, float32; {} where all count alike. Test examples always do."""
         if self.weights is None and self.class_weights is None:
             return {}
         entries = {}
@@ -274,12 +233,45 @@ class Federation:
         client's name. `groups` maps a client's label to its group.
         `standardize` scales every feature by mean and deviation of all training rows; `weights` [N] are positive
         numbers by which examples count in training; `stratify` draws test rows in proportion to a client's labels."""
-        fields = fields_from_arrays(
-            x, y, clients, test_fraction=test_fraction, test_rows=test_rows, num_classes=num_classes, task=task,
-            groups=groups, tokens=tokens, standardize=standardize, weights=weights, stratify=stratify, seed=seed,
-            name=name,
+        features = Features(as_features(x, tokens))
+        has_classes = num_classes is not None and task == "auto"
+        target = read_target(y, "y", "classification" if has_classes else task, codes=True)
+        labels = target.labels
+        index, names = encode(clients, "clients")
+        if not len(features) == len(labels) == len(index):
+            raise DataError(
+                f"x, y and clients must have one entry per example; got {len(features)}, {len(labels)}, {len(index)}"
+            )
+        if len(labels) == 0:
+            raise DataError("x, y and clients are empty; a federation needs at least one example")
+        owned = Ragged.grouped(torch.arange(len(index)), index, len(names))
+        if test_rows is None:
+            keys = name_keys(rng.root(seed, "test-split"), names)
+            train, test = hold_out(owned, test_fraction, keys)
+            if stratify:
+                train, test = split_stratified(owned, train.count, labels, target.problem, keys)
+        else:
+            marked = torch.as_tensor(np.asarray(test_rows))
+            if marked.dtype != torch.bool or marked.shape != labels.shape:
+                raise DataError(
+                    f"test_rows must be {len(labels)} booleans, one per example; "
+                    f"got {marked.dtype} of shape {tuple(marked.shape)}"
+                )
+            train, test = owned.filter(~marked[owned.rows]), owned.filter(marked[owned.rows])
+        group_index, group_names = groups_of(names, groups)
+        problem = target.problem.fitted(labels[train.rows])
+        if num_classes is not None:
+            if problem.is_regression:
+                raise ConfigError(f"num_classes = {num_classes}: a regression has no classes; leave it out")
+            problem = Problem.of_classes(num_classes, problem.class_names)
+        if standardize:
+            features = features.standardized(train.rows)
+        counted = None if weights is None else read_weights(weights, "weights")
+        notes = [target.note] if problem.is_regression else []
+        return cls(
+            features, labels, problem, train, Ragged.empty(len(names)), test, names, group_index, group_names,
+            {"dataset": name, "partition": "given"}, notes, weights=scaled_weights(counted, train.rows),
         )  # fmt: skip
-        return cls(**fields)
 
     @classmethod
     def from_table(
@@ -303,9 +295,7 @@ class Federation:
         those of `from_arrays`. Examples are read once, in order: random transforms are fixed then."""
         from kinfed.data.federations.torch_datasets import read_datasets
 
-        examples = read_datasets(train, test)
-        about = {"name": "datasets", **options} | ({} if examples.is_test is None else {"test_rows": examples.is_test})
-        return cls.from_arrays(examples.x, examples.y, examples.clients, **about)
+        return cls.from_arrays(**{"name": "datasets", **options, **read_datasets(train, test)})
 
     def digest(self) -> str:
         """Tells this federation from any other: all examples, who has which, names and groups. Where it came from

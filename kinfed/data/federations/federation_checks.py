@@ -1,4 +1,4 @@
-"""What a federation must be: refused at its making, in words, and not deep inside of a run."""
+"""Checks of a federation: refused at its making, in words, and not deep inside of a run."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _FORMAT, _VERSION = "kinfed-federation", 3
 _RECORD = "federation.json"
 _RAGGED = ("offsets", "rows")
+_OPTIONAL = ("groups", "tags", "public", "weights", "class_weights")
 _PLAIN_FIELDS = ("names", "group_names", "description", "notes", "tag_names")
 
 
@@ -35,17 +36,9 @@ def arrays_of(data: Federation) -> dict[str, Tensor]:
     """All tensors by name."""
     arrays = {f"{name}.{array}": getattr(data.split(name), array) for name in SPLITS for array in _RAGGED}
     arrays |= {"raw": data.features.raw, "labels": data.labels}
-    optional = {
-        "mean": data.features.mean,
-        "std": data.features.std,
-        "vectors": data.features.vectors,
-        "groups": data.groups,
-        "tags": data.tags,
-        "public": data.public,
-        "weights": data.weights,
-        "class_weights": None if data.class_weights is None else data.class_weights.contiguous(),
-    }
-    return arrays | {name: tensor for name, tensor in optional.items() if tensor is not None}
+    optional = {name: getattr(data.features, name) for name in ("mean", "std", "vectors")}
+    optional |= {name: getattr(data, name) for name in _OPTIONAL}
+    return arrays | {name: tensor.contiguous() for name, tensor in optional.items() if tensor is not None}
 
 
 def save(data: Federation, folder: Path | str) -> None:
@@ -68,7 +61,7 @@ def save(data: Federation, folder: Path | str) -> None:
 
 
 def load(folder: Path | str) -> dict[str, Any]:
-    """What `save` wrote, as the fields of a Federation."""
+    """Read what `save` wrote, as the fields of a Federation."""
     folder = Path(folder)
     record = storage.read_json(folder / _RECORD, "the record of a saved federation")
     if record.get("format") != _FORMAT or record.get("version") != _VERSION:
@@ -87,9 +80,9 @@ def load(folder: Path | str) -> dict[str, Any]:
     plain = {name: record[name] for name in _PLAIN_FIELDS}
     plain["preprocessing"] = None
     if (learnt := record.get("preprocessing")) is not None:
-        from kinfed.data.preprocessing import TablePreprocessing  # with pyarrow, which only tables need
+        from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing  # with pyarrow, for tables
 
         plain["preprocessing"] = TablePreprocessing.from_json(learnt)
-    optional = {name: arrays.get(name) for name in ("groups", "tags", "public", "weights", "class_weights")}
+    optional = {name: arrays.get(name) for name in _OPTIONAL}
     problem = Problem.from_json(record["problem"])
     return {"features": features, "labels": arrays["labels"], "problem": problem, **splits, **optional, **plain}

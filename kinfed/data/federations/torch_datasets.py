@@ -7,7 +7,6 @@ crops, say) is fixed from then on. Random changes of training images are the set
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,16 +18,8 @@ from kinfed.errors import DataError
 Datasets = Mapping[Any, "Dataset[Any]"]
 
 
-@dataclass(frozen=True)
-class OwnedExamples:
-    x: np.ndarray[Any, Any]  # [N, ...]
-    y: np.ndarray[Any, Any]  # [N]
-    clients: np.ndarray[Any, Any]  # [N] names
-    is_test: np.ndarray[Any, Any] | None  # [N] bool; None where no data set is for testing
-
-
-def read_datasets(train: Datasets, test: Datasets | None) -> OwnedExamples:
-    """All examples of all clients, those for training first."""
+def read_datasets(train: Datasets, test: Datasets | None) -> dict[str, np.ndarray[Any, Any]]:
+    """Read all examples of all clients, those for training first: arguments of `Federation.from_arrays`."""
     if not train:
         raise DataError("from_datasets takes a data set of every client, {client: dataset}; got none")
     if test is not None and (strangers := [client for client in test if client not in train]):
@@ -43,12 +34,12 @@ def read_datasets(train: Datasets, test: Datasets | None) -> OwnedExamples:
     if not parts:
         raise DataError("the data sets are empty; a federation needs at least one example")
     sizes = [len(x) for _, (x, _), _ in parts]
-    return OwnedExamples(
-        x=np.concatenate([x for _, (x, _), _ in parts]),
-        y=np.concatenate([y for _, (_, y), _ in parts]),
-        clients=np.repeat([client for client, _, _ in parts], sizes),
-        is_test=None if test is None else np.repeat([is_test for _, _, is_test in parts], sizes),
-    )
+    marks = {} if test is None else {"test_rows": np.repeat([is_test for _, _, is_test in parts], sizes)}
+    return marks | {
+        "x": np.concatenate([x for _, (x, _), _ in parts]),
+        "y": np.concatenate([y for _, (_, y), _ in parts]),
+        "clients": np.repeat([client for client, _, _ in parts], sizes),
+    }
 
 
 def _read(dataset: Dataset[Any], client: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

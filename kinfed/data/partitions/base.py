@@ -1,4 +1,4 @@
-"""What all partitions have in common: options for the test split, and dealing rows by a table of counts.
+"""The common part of all partitions: options for the test split, and dealing rows by a table of counts.
 
 Option `split` says where the clients' test examples come from:
 
@@ -10,7 +10,6 @@ Option `split` says where the clients' test examples come from:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -34,7 +33,7 @@ OVERLAP_TEXT = "clients may hold the same example (never one in training, anothe
 
 @dataclass
 class Assignment:
-    """Which rows every client holds: what a partition decides."""
+    """Rows that every client holds: what a partition decides."""
 
     train: Ragged
     test: Ragged
@@ -142,24 +141,3 @@ def check_has_classes(source: Source, partition: str) -> None:
             f"partition {partition} deals rows by class, and the target of {source.name} is a number; name the clients "
             "(client_column), or use partition iid"
         )
-
-
-def check_classes(per_client: int, source: Source) -> None:
-    if per_client > source.num_classes:
-        raise ConfigError(f"classes = {per_client}, but {source.name} has {source.num_classes} classes")
-
-
-def largest_factor(fits: Callable[[float], bool]) -> float:
-    """The largest factor in [0, 1] for which a monotone condition holds; it must hold for 0."""
-    if fits(1.0):
-        return 1.0
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
-def size_range(counts: Tensor) -> str:
-    sizes = counts.sum(1)
-    return f"{int(sizes.min()):,}-{int(sizes.max()):,}"

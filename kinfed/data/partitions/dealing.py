@@ -1,4 +1,4 @@
-"""Who gets how many examples of which class, and the rows that fulfil it. All functions are vectorized.
+"""Tables of how many examples of which class each client gets, and the rows that fulfil them.
 
 A table of counts [K, C] says how many examples of every class every client receives. Rows of a class are put in
 random order and handed out piece by piece, so no row goes to two clients.
@@ -6,13 +6,14 @@ random order and handed out piece by piece, so no row goes to two clients.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from kinfed.core import rng
 from kinfed.data.examples.ragged import Ragged
+from kinfed.data.sources.source import Source
 from kinfed.errors import ConfigError
 
 
@@ -55,8 +56,11 @@ def matching(counts: Tensor, available: Tensor, other: Tensor) -> Tensor:
     return torch.diff(cuts, dim=0, prepend=torch.zeros(1, counts.shape[1], dtype=torch.int64))
 
 
-def consecutive_classes(clients: int, per_client: int, num_classes: int) -> Tensor:
-    """[K, k]: client u holds classes u, u+1, ..., u+k-1 modulo C."""
+def consecutive_classes(clients: int, per_client: int, source: Source) -> Tensor:
+    """[K, k]: client u holds classes u, u+1, ..., u+k-1 modulo C, of the C classes of the source."""
+    num_classes = source.num_classes
+    if per_client > num_classes:
+        raise ConfigError(f"classes = {per_client}, but {source.name} has {num_classes} classes")
     return (torch.arange(clients)[:, None] + torch.arange(per_client)) % num_classes
 
 
@@ -86,3 +90,19 @@ def require(needed: Tensor, available: Tensor, class_names: Sequence[str] | None
             f"{what} needs {int(needed[worst]):,} examples of class {name}, but there are {int(available[worst]):,}; "
             f"{remedy}"
         )
+
+
+def largest_factor(fits: Callable[[float], bool]) -> float:
+    """The largest factor in [0, 1] for which a monotone condition holds; it must hold for 0."""
+    if fits(1.0):
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def size_range(counts: Tensor) -> str:
+    sizes = counts.sum(1)
+    return f"{int(sizes.min()):,}-{int(sizes.max()):,}"

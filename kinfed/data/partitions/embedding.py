@@ -33,12 +33,6 @@ MIN_SIDE = {"cnn": 8, "vgg11": 32}  # pixels; VGG-11 halves an image five times
 
 
 @dataclass(frozen=True)
-class Embedding:
-    x: Tensor  # [N, D] float32
-    accuracy: float | None = None  # of the network on rows held out from its training
-
-
-@dataclass(frozen=True)
 class Embedder:
     kind: str  # pca, cnn or vgg11
     components: int = 256
@@ -54,13 +48,14 @@ class Embedder:
         if self.image_size is not None and self.image_size < least:
             raise ConfigError(f"{self.kind} needs an image_size of at least {least}; got {self.image_size}")
 
-    def __call__(self, features: Features, labels: Tensor, num_classes: int, held_out: Tensor) -> Embedding:
-        """Embeds all examples. Rows marked in held_out [N] bool are embedded but not learned from."""
+    def __call__(self, features: Features, labels: Tensor, num_classes: int, held_out: Tensor) -> tuple[Tensor, float]:
+        """Embed all examples, [N, D] float32. Rows marked in held_out [N] bool are embedded but not learned from; the
+        accuracy of the network on these comes second, NaN where there is no network."""
         if features.is_tokens:
             raise ConfigError("the examples are tokens, which this partition cannot embed; use another one")
         if self.kind == "pca":
             everything = lambda rows: features.gather(rows).flatten(1)  # noqa: E731
-            return Embedding(principal_components(everything, len(features), self.components))
+            return principal_components(everything, len(features), self.components), torch.nan
         if len(features.shape) != 3:
             raise ConfigError(f"embedder {self.kind} is for images; examples here have the shape {features.shape}")
         with torch.random.fork_rng(devices=[]):  # layers and dropout draw from torch's global generator
@@ -68,8 +63,7 @@ class Embedder:
             network = self._network(features, num_classes)
             network.learn(labels, (~held_out).nonzero().squeeze(1), self.epochs)
         accuracy = network.accuracy(labels, held_out.nonzero().squeeze(1))
-        reduced = principal_components(network.hidden, len(features), self.components)
-        return Embedding(reduced, accuracy)
+        return principal_components(network.hidden, len(features), self.components), accuracy
 
     def _network(self, features: Features, num_classes: int) -> _Network:
         channels, *sides = features.shape

@@ -9,16 +9,7 @@ from torch import Tensor
 
 from kinfed.core import option, rng
 from kinfed.data.partitions import dealing
-from kinfed.data.partitions.base import (
-    HOLDOUT_TEXT,
-    OVERLAP_TEXT,
-    SPLIT_TEXT,
-    CountPartition,
-    TestRows,
-    check_classes,
-    largest_factor,
-    size_range,
-)
+from kinfed.data.partitions.base import HOLDOUT_TEXT, OVERLAP_TEXT, SPLIT_TEXT, CountPartition, TestRows
 from kinfed.data.sources.source import Source
 from kinfed.errors import ConfigError
 
@@ -36,8 +27,7 @@ class Powerlaw(CountPartition):
     sigma: float = option(2.0, "spread of the lognormal weights", gt=0)
 
     def counts(self, available: Tensor, clients: int, seed: int, source: Source) -> tuple[Tensor, list[str]]:
-        check_classes(self.classes, source)
-        slots = dealing.consecutive_classes(clients, self.classes, source.num_classes)
+        slots = dealing.consecutive_classes(clients, self.classes, source)
         reserved = self.base * dealing.holders(slots, source.num_classes)
         dealing.require(
             reserved, available, source.class_names,
@@ -72,8 +62,7 @@ class FirstComeFirstServed(CountPartition):
             raise ConfigError(f"blocks need low <= high; got {self.low} and {self.high}")
 
     def counts(self, available: Tensor, clients: int, seed: int, source: Source) -> tuple[Tensor, list[str]]:
-        check_classes(self.classes, source)
-        slots = dealing.consecutive_classes(clients, self.classes, source.num_classes)
+        slots = dealing.consecutive_classes(clients, self.classes, source)
         used = self.base * dealing.holders(slots, source.num_classes)
         dealing.require(
             used, available, source.class_names,
@@ -118,14 +107,13 @@ class Lognormal(CountPartition):
         return self.overlap
 
     def counts(self, available: Tensor, clients: int, seed: int, source: Source) -> tuple[Tensor, list[str]]:
-        check_classes(self.classes, source)
-        slots = dealing.consecutive_classes(clients, self.classes, source.num_classes)
+        slots = dealing.consecutive_classes(clients, self.classes, source)
         draw = rng.normal(self.key(seed, "sizes"), clients)
         sizes = torch.exp(self.mean + self.sigma * draw).clamp_max(1e12).to(torch.int64) + 5
         wanted = (sizes // self.classes).clamp_min(2)[:, None].expand(slots.shape)
         if self.overlap:
             counts = dealing.table(slots, wanted, source.num_classes).minimum(available)
-            return counts, [f"clients share examples; sizes {size_range(counts)}"]
+            return counts, [f"clients share examples; sizes {dealing.size_range(counts)}"]
         dealing.require(
             dealing.holders(slots, source.num_classes), available, source.class_names,
             f"partition lognormal with {clients} clients", "use fewer clients or overlap = true",
@@ -135,7 +123,8 @@ class Lognormal(CountPartition):
         for label in scarce:
             counts[:, label] = _reduced(counts[:, label], int(available[label]))
         names = ", ".join(source.class_names[c] if source.class_names else str(c) for c in scarce)
-        note = f"too few examples of {names}: the clients that hold them got a fraction; sizes {size_range(counts)}"
+        sizes_now = dealing.size_range(counts)
+        note = f"too few examples of {names}: the clients that hold them got a fraction; sizes {sizes_now}"
         return counts, [note] if scarce else []
 
 
@@ -146,4 +135,4 @@ def _reduced(column: Tensor, most: int) -> Tensor:
     def times(factor: float) -> Tensor:
         return (column.to(torch.float64) * factor).to(torch.int64).maximum(held)
 
-    return times(largest_factor(lambda factor: int(times(factor).sum()) <= most))
+    return times(dealing.largest_factor(lambda factor: int(times(factor).sum()) <= most))

@@ -134,8 +134,8 @@ def _embed(source: Source, embedder: Embedder) -> dict[str, Tensor]:
         held_out[source.rows(test=True)] = True
     else:
         held_out[rng.permutation(rng.root(embedding.SEED, "held-out"), len(source))[: int(HELD_OUT * len(source))]] = 1
-    vectors = embedder(features, source.labels, source.num_classes, held_out)
-    return {"x": vectors.x, "accuracy": torch.tensor(torch.nan if vectors.accuracy is None else vectors.accuracy)}
+    vectors, accuracy = embedder(features, source.labels, source.num_classes, held_out)
+    return {"x": vectors, "accuracy": torch.tensor(accuracy)}
 
 
 def _identity(source: Source, embedder: Embedder) -> str:

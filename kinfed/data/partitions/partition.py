@@ -10,26 +10,66 @@ A partition is a frozen dataclass: its fields are its options, `assign` is the r
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from kinfed.core import make_options
+import torch
+
+from kinfed.core import make_options, rng
+from kinfed.data.examples.arrays import name_keys
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.ragged import Ragged
-from kinfed.data.federations.array_federation import fitted_problem
 from kinfed.data.federations.example_weights import scaled_weights
 from kinfed.data.federations.federation import Federation
+from kinfed.data.federations.stratified import split_fold, split_stratified
 from kinfed.data.partitions.base import Assignment, Partition
-from kinfed.data.partitions.resplit import Resplit
 from kinfed.data.sources.registered import PARTITIONS
 from kinfed.data.sources.source import Source
 from kinfed.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kinfed.data.preprocessing import ReadTable, TablePreprocessing
+    from kinfed.data.preprocessing.column_statistics import ReadTable
+    from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing
 
 MANY_CLIENTS, FEW_ROWS = 20, 5  # so many clients with fewer rows each are worth a note
+
+
+@dataclass(frozen=True)
+class Resplit:
+    """Train and test rows divided anew: by label, as many test rows as the partition gave (`folds` None), or as fold
+    number `fold` of a cross-validation.
+
+    It happens between a partition, which says who holds which rows, and what is learnt of training rows (columns,
+    scales), so that a fold's test rows never enter what its models are fed."""
+
+    folds: int | None = None
+    fold: int = 0
+
+    def apply(self, assignment: Assignment, source: Source, official: bool, seed: int) -> Assignment:
+        """`official`: test rows are the data set's own."""
+        if official and self.folds is None:
+            return assignment
+        if official:
+            raise ConfigError(
+                f"folds: {source.name} names its test rows (a split of its own, by time or by patient), and folds "
+                "would mix them with training rows; leave out folds, or take --set partition.split=train for folds of "
+                "its training rows"
+            )
+        owned = assignment.train.joined(assignment.test).ascending()
+        if len(torch.unique(owned.rows)) < len(owned.rows):
+            raise ConfigError(
+                "stratify and folds divide every client's own rows, and here clients hold the same rows (overlap); "
+                "choose a partition without overlap"
+            )
+        key = rng.root(seed, "stratified-split" if self.folds is None else "folds")
+        keys = name_keys(key, assignment.names) if assignment.names else rng.fold(key, torch.arange(len(owned)))
+        if self.folds is None:
+            train, test = split_stratified(owned, assignment.train.count, source.labels, source.problem, keys)
+            return replace(assignment, train=train, test=test)
+        train, test = split_fold(owned, self.fold, self.folds, source.labels, keys)
+        notes = [*assignment.notes, *fold_notes(owned, self.folds)]
+        return replace(assignment, train=train, test=test, notes=notes)
 
 
 def make_federation(
@@ -68,7 +108,7 @@ def make_federation(
     elif source.standardize:
         features = features.standardized(assignment.train.rows)
     width = len(str(clients - 1))
-    problem = fitted_problem(source.problem, labels, assignment.train)
+    problem = source.problem.fitted(labels[assignment.train.rows])
     notes = [*source.notes, *assignment.notes]
     if preprocessing is not None:
         from kinfed.data.preprocessing.target_leaks import leak_note  # with pydantic, which only tables need
@@ -96,7 +136,7 @@ def make_federation(
             "dataset": source.name,
             "dataset_options": source.options,
             "partition": rule.name,
-            "options": dataclasses.asdict(rule),
+            "options": asdict(rule),
             "clients": clients,
             "seed": seed,
         },
@@ -120,8 +160,34 @@ def _note_on_sizes(assignment: Assignment, column: str | None) -> list[str]:
 
 
 def _learn(table: ReadTable, train: Ragged, standardize: bool, name: str) -> tuple[Features, TablePreprocessing]:
-    """What the columns become, learnt from statistics of every client's training rows."""
-    from kinfed.data.preprocessing import TablePreprocessing  # with pyarrow, which only tables need
+    """Learn what the columns become, from statistics of every client's training rows."""
+    from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing  # with pyarrow, for tables alone
 
     learnt = TablePreprocessing.from_read(table, train.rows.numpy(), train.owner.numpy(), len(train), standardize)
     return Features(learnt.encode_cells(table.cells, table.rows, name).raw, learnt.mean, learnt.std), learnt
+
+
+def fold_notes(owned: Ragged, folds: int) -> list[str]:
+    single = int((owned.count == 1).sum())
+    notes = [
+        f"cross-validation in {folds} folds: every row is tested once, by models that were not trained on it; figures "
+        "of a client add up its folds, and a seed counts once, however many folds it has"
+    ]
+    if single:
+        notes.append(f"{single} client(s) with a single row train on it in every fold and are not tested")
+    return notes
+
+
+def fold_of_federation(data: Federation, folds: int, fold: int, seed: int) -> Federation:
+    """One fold of clients that have been split before, all of whose rows but validation ones are dealt anew."""
+    learnt = data.preprocessing
+    if (learnt is not None and not learnt.learns_nothing) or data.features.mean is not None:
+        raise ConfigError(
+            "folds: the scales of this federation's features were learnt from its training rows, some of which a fold "
+            "uses for testing; give the table or the data set instead, or arrays with standardize = false"
+        )
+    owned = data.train.joined(data.test).ascending()
+    keys = name_keys(rng.root(seed, "folds"), data.names)
+    train, test = split_fold(owned, fold, folds, data.labels, keys)
+    problem = data.problem.fitted(data.labels[train.rows])
+    return replace(data, train=train, test=test, problem=problem, notes=[*data.notes, *fold_notes(owned, folds)])

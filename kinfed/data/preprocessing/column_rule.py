@@ -40,10 +40,8 @@ RARE_ROWS, RARE_SHARE = 5, 0.01
 IDENTIFIER_ROWS = 20
 RUNNING_ROWS = 100
 RUNNING_DENSITY = 0.5, 1.05  # rows per whole number in the range of a running number; some are test rows
-CODES_AT_SITE, CODES_ROWS = (
-    10,
-    50,
-)  # at most so many different whole numbers may be codes; in fewer rows nothing is said
+CODES_AT_SITE = 10  # different whole numbers up to which they may be codes
+CODES_ROWS = 50  # in fewer rows nothing is said of codes
 CODES = "whole numbers, few of them different"
 _IDENTIFIER_NAME = re.compile(
     r"(^|[_\W])(id|ids|nr|nbr|no|num|number|nummer|numero|index|idx|key|uuid|guid|mrn|row|record|case|patient|subject"
@@ -57,7 +55,7 @@ _PANDAS_INDEX = re.compile(r"__index_level_\d+__$")
 def choose_encoding(
     name: str, column: ColumnStatistics, declared: Kind | None, standardize: bool, sites: int = 1
 ) -> Encoding | SkippedColumn:
-    """What the column becomes, and why. Without scaling nothing is kept of numbers that have no gaps."""
+    """Choose what a column becomes, and why. Without scaling nothing is kept of numbers that have no gaps."""
     if declared == "skip":
         return SkippedColumn(name, DECLARED)
     if column.unreadable:
@@ -83,11 +81,9 @@ def _kind(name: str, column: ColumnStatistics, sites: int) -> tuple[Kind, str]:
     all_differ = column.different == present >= IDENTIFIER_ROWS
     if not column.texts:
         if column.dates:
-            return (
-                ("date", "dates")
-                if column.dates == present
-                else ("skip", "holds dates at some sites, numbers at others")
-            )
+            if column.dates == present:
+                return "date", "dates"
+            return "skip", "holds dates at some sites, numbers at others"
         if column.booleans == present:
             return "number", "false and true"
         if all_differ and column.whole and _IDENTIFIER_NAME.search(name):
@@ -112,10 +108,8 @@ def _kind(name: str, column: ColumnStatistics, sites: int) -> tuple[Kind, str]:
         )
     if column.categories is None and mostly_numbers and numeric < present:
         # Texts that are all numbers are meant as texts: postal codes.
-        return (
-            "number",
-            f"{numeric / present:.1%} of its texts are numbers; {present - numeric} others count as missing",
-        )
+        others = f"{present - numeric} others count as missing"
+        return "number", f"{numeric / present:.1%} of its texts are numbers; {others}"
     if all_differ and column.words < 3 * present:
         return "skip", f"all {present:,} texts differ: an identifier"
     if column.categories is not None:

@@ -1,4 +1,4 @@
-"""What a site says of its columns: counts, sums and sets of its training rows, one small message per site.
+"""Statistics that a site sends of its columns: counts, sums and sets of its training rows, one small message per site.
 
 Merging the messages of all sites gives what all rows in one place would give, whatever the order: counts are added,
 moments are combined by the formulas of Chan, Golub and LeVeque (1979), sets of categories are united with their counts.
@@ -12,6 +12,7 @@ few different values these values with their counts. Texts with many different v
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -33,7 +34,7 @@ LONGEST_NAME = 200  # characters of a column's name
 
 @dataclass(frozen=True)
 class ValueMoments:
-    """Of some numbers: how many, their mean, and the sum of squared distances from it."""
+    """Count of some numbers, their mean, and the sum of squared distances from it."""
 
     count: int = 0
     mean: float = 0.0
@@ -59,7 +60,7 @@ class ValueMoments:
 
 @dataclass(frozen=True)
 class ColumnStatistics:
-    """Of one column, at one site or at several."""
+    """Statistics of one column, at one site or at several."""
 
     rows: int = 0
     missing: int = 0
@@ -86,20 +87,17 @@ class ColumnStatistics:
     def merge(self, other: ColumnStatistics, limit: int) -> ColumnStatistics:
         """`limit`: most categories."""
         counts = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
+        whole, has_time = self.whole and other.whole, self.has_time or other.has_time
+        values, days = self.values.merge(other.values), self.days.merge(other.days)
+        categories = _united(self.categories, other.categories, limit)
         return ColumnStatistics(
-            **counts,
-            whole=self.whole and other.whole,
-            has_time=self.has_time or other.has_time,
-            values=self.values.merge(other.values),
-            days=self.days.merge(other.days),
-            categories=_united(self.categories, other.categories, limit),
+            **counts, whole=whole, has_time=has_time, values=values, days=days, categories=categories
         )
 
     @property
     def nbytes(self) -> int:
         """Eight for each number, and the characters of categories."""
-        categories = self.categories or {}
-        return _FIXED_BYTES + sum(_category_bytes(value) for value in categories)
+        return _FIXED_BYTES + sum(map(_category_bytes, self.categories or ()))
 
 
 _COUNTS = tuple(spec.name for spec in dataclasses.fields(ColumnStatistics) if spec.type == "int")
@@ -121,10 +119,7 @@ class TableStatistics:
     @classmethod
     def merged(cls, messages: Iterable[TableStatistics], columns: Mapping[str, Kind]) -> TableStatistics:
         """`columns`: kinds that the user declared."""
-        first, *others = messages
-        for other in others:
-            first = first.merge(other, columns)
-        return first
+        return functools.reduce(lambda merged, message: merged.merge(message, columns), messages)
 
     def merge(self, other: TableStatistics, columns: Mapping[str, Kind]) -> TableStatistics:
         """A column that one of them lacks counts as missing in all its rows. `columns`: kinds that were declared."""
@@ -258,7 +253,7 @@ class ReadTable:
 
 
 def _collect(cells: Cells, rows: Codes, owner: Codes, sites: int, limit: int) -> tuple[ColumnStatistics, int]:
-    """Of one column, and the bytes of its categories in the messages."""
+    """Statistics of one column, and the bytes of its categories in the messages."""
     present = cells.present()[rows]
     count, missing = int(present.sum()), int((~present).sum())
     here, site = rows[present], owner[present]
@@ -280,31 +275,30 @@ def _collect(cells: Cells, rows: Codes, owner: Codes, sites: int, limit: int) ->
     if cells.form == "boolean":
         return replace(base, booleans=count, values=values), 0
     whole = bool((numbers == np.round(numbers)).all())
-    different = _distinct(numbers, site)
-    statistics = replace(base, numbers=count, values=values, whole=whole, different=different)
-    return statistics, 0
+    return replace(base, numbers=count, values=values, whole=whole, different=_distinct(numbers, site)), 0
 
 
 def _collect_texts(
     cells: Cells, codes: Codes, site: Codes, sites: int, limit: int, base: ColumnStatistics
 ) -> tuple[ColumnStatistics, int]:
     values = cells.values
-    pairs = np.unique(site * max(len(values), 1) + codes)  # (site, value) that occur
-    held, value_of_pair = pairs // max(len(values), 1), pairs % max(len(values), 1)
-    most = int(np.bincount(held, minlength=1).max()) if len(pairs) else 0
+    pairs = np.unique(site * len(values) + codes)  # (site, value) that occur
+    held, value_of_pair = np.divmod(pairs, len(values))
+    most = int(np.bincount(held).max())
     counts = np.bincount(codes, minlength=len(values))
     occurring = np.flatnonzero(counts)
     short = all(len(values[code]) <= LONGEST_VALUE for code in occurring.tolist()[: limit + 1])
     categories: dict[str, int] | None = None
     if most <= limit and len(occurring) <= limit and short:
         categories = {values[code]: int(counts[code]) for code in occurring.tolist()}
-    bytes_of_value = np.array([_category_bytes(value) for value in values] or [0])
+    bytes_of_value = np.array([_category_bytes(value) for value in values])
     sends = np.bincount(held, minlength=sites) <= limit  # sites with more say nothing but that
-    size = int(bytes_of_value[value_of_pair[sends[held]]].sum()) if len(pairs) and short else 0
+    size = int(bytes_of_value[value_of_pair[sends[held]]].sum()) if short else 0
     numbers, days = cells.value_numbers(), cells.value_days()
-    numeric, dated = ~np.isnan(numbers[codes]), ~np.isnan(days[codes])
-    word_counts = np.array([len(words(value)) for value in values] or [0])
-    day_values = days[codes][dated]
+    numbers, days = numbers[codes], days[codes]
+    numeric, dated = ~np.isnan(numbers), ~np.isnan(days)
+    number_values, day_values = numbers[numeric], days[dated]
+    word_counts = np.array([len(words(value)) for value in values])
     statistics = replace(
         base,
         texts=len(codes),
@@ -312,9 +306,9 @@ def _collect_texts(
         date_texts=int(dated.sum()),
         different=len(pairs),
         words=int(word_counts[codes].sum()),
-        whole=bool((np.round(numbers[codes][numeric]) == numbers[codes][numeric]).all()),
+        whole=bool((np.round(number_values) == number_values).all()),
         has_time=bool((day_values != np.floor(day_values)).any()),
-        values=_moments(numbers[codes][numeric].astype(np.float32).astype(np.float64), site[numeric], sites),
+        values=_moments(number_values.astype(np.float32).astype(np.float64), site[numeric], sites),
         days=_moments(day_values, site[dated], sites),
         categories=categories,
     )

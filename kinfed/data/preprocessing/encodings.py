@@ -1,4 +1,4 @@
-"""What a column becomes: one class per kind, from cells to columns of float32 that models are fed.
+"""Encodings of columns: one class per kind, from cells to columns of float32 that models are fed.
 
 Every encoding has been learnt from training rows (column_rule.py), writes itself as JSON, and says what it does with
 cells that training has not seen. `values` gives unscaled features; `mean` and `std` of each say how they are scaled.
@@ -31,13 +31,32 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class NumberEncoding:
+class ColumnEncoding:
+    """Name of a column, and the reason of its kind."""
+
+    name: str
+    reason: str
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """[F] names of what the column becomes."""
+        return ()
+
+    @property
+    def scale(self) -> list[tuple[float, float]]:
+        """[F] mean and deviation by which features are scaled."""
+        return [(0.0, 1.0)] * len(self.features)
+
+    def _missing(self, gaps: bool) -> tuple[str, ...]:
+        return (f"{self.name} missing",) if gaps else ()
+
+
+@dataclass(frozen=True)
+class NumberEncoding(ColumnEncoding):
     """A number: itself, scaled to mean 0 and deviation 1; a missing one becomes the mean. Where training rows lack
     some, a second feature says which. A constant that some rows lack is that second feature alone. Without a mean
     nothing was learnt: a missing number is refused."""
 
-    name: str
-    reason: str
     mean: float | None
     std: float
     gaps: bool  # training rows have missing ones
@@ -48,7 +67,7 @@ class NumberEncoding:
 
     @property
     def features(self) -> tuple[str, ...]:
-        return (*(() if self.constant else (self.name,)), *((f"{self.name} missing",) if self.gaps else ()))
+        return (*(() if self.constant else (self.name,)), *self._missing(self.gaps))
 
     @property
     def scale(self) -> list[tuple[float, float]]:
@@ -67,9 +86,8 @@ class NumberEncoding:
                     f"{int((cells.present() | strays).sum())} cells hold none, the first in row {row + 1} ({text!r}). "
                     "Write numbers, or leave cells empty"
                 )
-            note = (
-                f"column {self.name}: {int(strays.sum())} cells hold no number (first: {text!r}) and count as missing"
-            )
+            count = int(strays.sum())
+            note = f"column {self.name}: {count} cells hold no number (first: {text!r}) and count as missing"
         missing = np.isnan(numbers)
         note = note or self._note(numbers)
         if self.mean is None and missing.any():
@@ -95,13 +113,11 @@ class NumberEncoding:
 
 
 @dataclass(frozen=True)
-class CategoryEncoding:
+class CategoryEncoding(ColumnEncoding):
     """A category: one feature for each, 0 or 1. Rare ones share the feature "other", and so do those that training has
     not seen; where nothing was rare, an unseen one is all zeros. A missing cell is all zeros and a feature of its own
     where training rows have missing ones, else the most frequent category."""
 
-    name: str
-    reason: str
     categories: tuple[str, ...]
     other: bool  # rare ones were pooled
     gaps: bool
@@ -112,15 +128,7 @@ class CategoryEncoding:
     @property
     def features(self) -> tuple[str, ...]:
         names = [f"{self.name}={category}" for category in self.categories]
-        return (
-            *names,
-            *((f"{self.name} other",) if self.other else ()),
-            *((f"{self.name} missing",) if self.gaps else ()),
-        )
-
-    @property
-    def scale(self) -> list[tuple[float, float]]:
-        return [(0.0, 1.0)] * len(self.features)
+        return (*names, *((f"{self.name} other",) if self.other else ()), *self._missing(self.gaps))
 
     def encode(self, cells: Cells, where: str) -> Encoded:
         if cells.form == "unreadable":
@@ -136,7 +144,7 @@ class CategoryEncoding:
         return Encoded(matrix, self._note(texts, known))
 
     def places(self) -> tuple[dict[str, int], int, int]:
-        """Which feature is 1: of every category, of a missing cell, and of all other texts; -1: none."""
+        """Places of the feature that is 1: of every category, of a missing cell, and of all other texts; -1: none."""
         known = {value: place for place, value in enumerate(self.categories)}
         other = len(known) if self.other else -1
         missing = len(known) + self.other if self.gaps else known.get(self.most_frequent, other)
@@ -156,13 +164,11 @@ class CategoryEncoding:
 
 
 @dataclass(frozen=True)
-class DateEncoding:
+class DateEncoding(ColumnEncoding):
     """A date: days since 1970-01-01, scaled like a number, and the season and the day of the week as points of a
     circle (sine, cosine); with times of day also the hour. A missing one becomes the mean day, with zeros for the
     circles, and a feature of its own where training rows have missing ones."""
 
-    name: str
-    reason: str
     mean: float
     std: float
     gaps: bool
@@ -172,13 +178,13 @@ class DateEncoding:
 
     @property
     def periods(self) -> list[tuple[str, float]]:
-        """What goes in circles, and after how many days."""
+        """Names of what goes in circles, and days of one turn."""
         return [("season", 365.2425), ("weekday", 7.0), *([("hour", 1.0)] if self.has_time else [])]
 
     @property
     def features(self) -> tuple[str, ...]:
         circles = [f"{self.name} {period} {part}" for period, _ in self.periods for part in ("sin", "cos")]
-        return (f"{self.name} day", *circles, *((f"{self.name} missing",) if self.gaps else ()))
+        return (f"{self.name} day", *circles, *self._missing(self.gaps))
 
     @property
     def scale(self) -> list[tuple[float, float]]:
@@ -203,13 +209,11 @@ class DateEncoding:
 
 
 @dataclass(frozen=True)
-class TextEncoding:
+class TextEncoding(ColumnEncoding):
     """A text with too many different values for categories: its words are hashed (BLAKE2b, the same on every machine)
     into `buckets` features, each word adding or subtracting 1, divided by the root of the number of words. An empty
     text is all zeros."""
 
-    name: str
-    reason: str
     buckets: int
     empty_sites: int = 0  # without a value in any training row
     kind: Literal["text"] = "text"
@@ -217,10 +221,6 @@ class TextEncoding:
     @property
     def features(self) -> tuple[str, ...]:
         return tuple(f"{self.name} hash {bucket}" for bucket in range(self.buckets))
-
-    @property
-    def scale(self) -> list[tuple[float, float]]:
-        return [(0.0, 1.0)] * self.buckets
 
     def encode(self, cells: Cells, where: str) -> Encoded:
         if cells.form == "unreadable":
@@ -233,16 +233,10 @@ class TextEncoding:
 
 
 @dataclass(frozen=True)
-class SkippedColumn:
+class SkippedColumn(ColumnEncoding):
     """A column that models are not fed."""
 
-    name: str
-    reason: str
     kind: Literal["skip"] = "skip"
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        return ()
 
 
 Encoding = NumberEncoding | CategoryEncoding | DateEncoding | TextEncoding

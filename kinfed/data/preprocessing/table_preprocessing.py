@@ -1,4 +1,4 @@
-"""From rows as they are to what models are fed: learnt from training rows, kept with every model.
+"""The way of rows to what models are fed: learnt from training rows, kept with every model.
 
     learnt = TablePreprocessing.learn(frame, train_rows=mask)          in one place
     learnt = TablePreprocessing.from_statistics(merged, declared)      from what sites sent (column_statistics.py)
@@ -63,10 +63,12 @@ class TablePreprocessing:
         sites: Any = None,
         standardize: bool = True,
     ) -> TablePreprocessing:
-        """From a frame, or whatever `as_table` takes. `columns` declares kinds of columns, `train_rows` [n] marks the
+        """Learn from a frame, or whatever `as_table` takes. `columns` declares kinds of columns, `train_rows` [n] marks
         rows to learn from (default: all), `sites` [n] names the site of every row: identifiers differ within a site."""
         table, declared = as_table(rows), parse_kinds(columns)
-        check_kinds(declared, table.column_names)
+        for name in declared:
+            if name not in table.column_names:
+                raise unknown_name("declared column", name, table.column_names)
         index = np.arange(table.num_rows) if train_rows is None else np.flatnonzero(np.asarray(train_rows))
         if sites is None:
             numbers, count = np.zeros(len(index), np.int64), 1
@@ -78,7 +80,7 @@ class TablePreprocessing:
 
     @classmethod
     def from_read(cls, read: ReadTable, rows: Codes, site: Codes, sites: int, standardize: bool) -> TablePreprocessing:
-        """From the training `rows` [m] of `sites` sites; `site` [m]."""
+        """Learn from the training `rows` [m] of `sites` sites; `site` [m]."""
         statistics, size = read.collect(rows, site, sites)
         return cls.from_statistics(statistics, read.columns, standardize, size)
 
@@ -90,7 +92,7 @@ class TablePreprocessing:
         standardize: bool = True,
         message_bytes: int | None = None,
     ) -> TablePreprocessing:
-        """From the merged messages of all sites."""
+        """Choose encodings by the merged messages of all sites."""
         if statistics.rows < 1:
             raise DataError("columns are learnt from training rows, and there is none")
         encodings = [
@@ -189,7 +191,7 @@ class TablePreprocessing:
     # ---- for readers ----
 
     def sentences(self) -> list[str]:
-        """What became of the columns, for the notes of a run."""
+        """Sentences on what became of the columns, for the notes of a run."""
         kinds = [encoding.kind for encoding in self.used]
         counted = [f"{kind} {kinds.count(kind)}" for kind in KINDS if kind in kinds]
         gaps = [encoding.name for encoding in self.used if getattr(encoding, "gaps", False)]
@@ -221,7 +223,7 @@ class TablePreprocessing:
 
     @classmethod
     def from_json(cls, record: object) -> TablePreprocessing:
-        """From what `to_json` gave, or a file of it; DataError for all else."""
+        """Read what `to_json` gave, or a file of it; DataError for all else."""
         try:
             learnt = TypeAdapter(cls).validate_python(record)
         except (ValidationError, RecursionError):
@@ -251,9 +253,3 @@ def parse_kinds(columns: Mapping[str, Kind] | str | None) -> dict[str, Kind]:
         if kind not in KINDS:
             raise unknown_name(f"kind of column {name}", kind, KINDS)
     return dict(columns)
-
-
-def check_kinds(declared: Mapping[str, Kind], names: list[str]) -> None:
-    for name in declared:
-        if name not in names:
-            raise unknown_name("declared column", name, names)

@@ -32,7 +32,7 @@ _SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
 
 @dataclass(frozen=True)
 class ParquetSet:
-    """Where a data set lies: folder, the splits in its file names, and its home on the hub if it has one."""
+    """Place of a data set: folder, the splits in its file names, and its home on the hub if it has one."""
 
     folder: str
     splits: tuple[str, ...]
@@ -84,6 +84,15 @@ def read_parquet(file: Path, columns: list[str] | None = None) -> pa.Table:
         return pq.read_table(file, columns=columns)
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"cannot read {file} as Parquet: {error}; fetch it again") from error
+
+
+def read_complete(name: str, files: Iterable[Path], columns: list[str]) -> pa.Table:
+    """The columns of all files of a data set, none of whose cells may be empty."""
+    table = pa.concat_tables([read_parquet(file, columns) for file in files])
+    for column in columns:
+        if table[column].null_count:
+            raise DataError(f"{name}: column {column} has empty cells; fetch the files again")
+    return table
 
 
 def cached(name: str, files: Iterable[Path], make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:

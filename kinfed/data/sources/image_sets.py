@@ -11,6 +11,7 @@ seed, so that a smaller data set is still one data set.
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -25,7 +26,7 @@ from torch import Tensor
 from kinfed.core import NoOptions, option
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.problem import Problem
-from kinfed.data.sources import class_names, hub, images
+from kinfed.data.sources import hub, images
 from kinfed.data.sources.hub import ParquetSet
 from kinfed.data.sources.source import Source, subsample
 from kinfed.errors import ConfigError, DataError
@@ -73,7 +74,7 @@ class ImageSet:
             self.name, standardized(stored["raw"], options.standardize), labels,
             Problem.of_classes(len(names), names), is_test if has_both else None, notes=list(self.notes),
         )  # fmt: skip
-        return source if options.examples is None else subsample(source, options.examples, "images")
+        return subsample(source, options.examples, "images")
 
     def names(self, options: ImageOptions) -> list[str]:
         """Names of the classes that these options leave."""
@@ -86,20 +87,19 @@ class ImageSet:
     def tensors(self, data_dir: Path | None) -> dict[str, Tensor]:
         """raw [N, channels, height, width] uint8, labels [N], is_test [N]; decoded once."""
         splits = hub.obtain(self.files, data_dir)
-        return hub.cached(
-            self.name, [file for files in splits.values() for file in files], lambda: self._decode(splits)
-        )
+        files = {file: split == "test" for split, files in splits.items() for file in files}
+        return hub.cached(self.name, files, lambda: self._decode(files))
 
-    def _decode(self, splits: dict[str, list[Path]]) -> dict[str, Tensor]:
-        files = [(file, split == "test") for split, files in splits.items() for file in files]
-        raw, labels, tables = read_images(self.name, [file for file, _ in files], self.image, self.label)
-        is_test = [torch.full((len(table),), test) for table, (_, test) in zip(tables, files, strict=True)]
+    def _decode(self, files: dict[Path, bool]) -> dict[str, Tensor]:
+        """`files` says of each whether its images are for testing."""
+        raw, labels, tables = read_images(self.name, list(files), self.image, self.label)
+        is_test = [torch.full((len(table),), test) for table, test in zip(tables, files.values(), strict=True)]
         return {"raw": raw, "labels": labels, "is_test": torch.cat(is_test)}
 
 
 @dataclass(frozen=True)
 class LetterSet(ImageSet):
-    """Of the alphabet, the first `letters` letters."""
+    """The first `letters` letters of the alphabet."""
 
     def names(self, options: ImageOptions) -> list[str]:
         assert isinstance(options, LettersOptions)
@@ -160,60 +160,120 @@ def _pixel_statistics(raw: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def load_digits(options: NoOptions, data_dir: Path | None, seed: int) -> Source:
-    """From the file that scikit-learn comes with: importing scikit-learn to read it takes a second."""
+    """Digits from the file that scikit-learn comes with: importing scikit-learn to read it takes a second."""
     package = find_spec("sklearn")
     if package is None or package.origin is None:
         raise DataError("digits comes with scikit-learn, which is not installed; pip install scikit-learn")
     table = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
     raw = torch.from_numpy(table[:, :-1]).to(torch.uint8).reshape(-1, 1, 8, 8)
     labels = torch.from_numpy(table[:, -1]).to(torch.int64)
-    return Source("digits", Features(raw, None, torch.tensor(16.0)), labels, Problem.of_classes(10, class_names.DIGITS))
+    return Source("digits", Features(raw, None, torch.tensor(16.0)), labels, Problem.of_classes(10, DIGITS))
 
+
+# Characters 0 to 61: digits, then upper-case, then lower-case letters.
+_FEMNIST = ParquetSet("femnist", ("train",), "flwrlabs/femnist")
+CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
+_CHOICES = {"all": CHARACTERS, "digits": CHARACTERS[:10], "upper": CHARACTERS[10:36], "lower": CHARACTERS[36:]}
+
+
+@dataclass(frozen=True)
+class FemnistOptions(ImageOptions):
+    characters: Literal["all", "digits", "upper", "lower"] = option("all", "which characters: all 62, or one kind")
+    first: int | None = option(None, "of these, only the first so many: 10 of lower are a-j; none: all", ge=2, le=62)
+
+
+def load_femnist(options: FemnistOptions, data_dir: Path | None, seed: int) -> Source:
+    """FEMNIST: handwritten characters with their writers (LEAF), as the hub data set flwrlabs/femnist has them. Clients
+    are the writers of the characters that the options leave; a partition sets test examples aside at every client."""
+    files = hub.obtain(_FEMNIST, data_dir)["train"]
+    stored = hub.cached("femnist", files, lambda: _decode_femnist(files))
+    names = _CHOICES[options.characters][: options.first]
+    if options.first is not None and options.first > len(names):
+        raise ConfigError(f"characters={options.characters} are {len(names)}; first={options.first} asks for more")
+    first_label = CHARACTERS.index(names[0])
+    labels = stored["labels"] - first_label
+    rows = ((labels >= 0) & (labels < len(names))).nonzero().squeeze(1)
+    if len(rows) == 0:
+        raise DataError(f"femnist holds none of the characters {names[0]} to {names[-1]}; fetch its files again")
+    present, owners = torch.unique(stored["writers"][rows], return_inverse=True)
+    source = Source(
+        "femnist",
+        standardized(stored["raw"][rows], options.standardize),
+        labels[rows],
+        Problem.of_classes(len(names), list(names)),
+        owners=owners,
+        owner_names=[_text(stored["writer_names"][k]) for k in present.tolist()],
+    )
+    return subsample(source, options.examples, "images")
+
+
+def _decode_femnist(files: list[Path]) -> dict[str, Tensor]:
+    """raw [N, 1, 28, 28] uint8, labels [N], writers [N], and writer_names [writers, longest] as bytes of UTF-8."""
+    raw, labels, tables = read_images("femnist", files, "image", "character", "writer_id")
+    if int(labels.min()) < 0 or int(labels.max()) >= len(CHARACTERS):
+        raise DataError(
+            f"data set femnist: characters are numbers from 0 to {len(CHARACTERS) - 1}; got {int(labels.min())} to "
+            f"{int(labels.max())}"
+        )
+    writers = [name for table in tables for name in table["writer_id"].to_pylist()]
+    number = {name: k for k, name in enumerate(sorted(set(writers)))}
+    encoded = [name.encode() for name in number]
+    longest = max(map(len, encoded))
+    return {
+        "raw": raw,
+        "labels": labels,
+        "writers": torch.tensor([number[name] for name in writers]),
+        "writer_names": torch.tensor([[*name.ljust(longest, b"\0")] for name in encoded], dtype=torch.uint8),
+    }
+
+
+def _text(padded: Tensor) -> str:
+    return bytes(padded.tolist()).rstrip(b"\0").decode()
+
+
+# What the numbers of the labels mean.
+DIGITS = list(string.digits)
+LETTERS = list(string.ascii_lowercase)
+FASHION_MNIST = [
+    "T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
+]  # fmt: skip
+CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+CIFAR100 = [
+    "apple", "aquarium_fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle", "bowl", "boy",
+    "bridge", "bus", "butterfly", "camel", "can", "castle", "caterpillar", "cattle", "chair", "chimpanzee", "clock",
+    "cloud", "cockroach", "couch", "crab", "crocodile", "cup", "dinosaur", "dolphin", "elephant", "flatfish",
+    "forest", "fox", "girl", "hamster", "house", "kangaroo", "keyboard", "lamp", "lawn_mower", "leopard", "lion",
+    "lizard", "lobster", "man", "maple_tree", "motorcycle", "mountain", "mouse", "mushroom", "oak_tree", "orange",
+    "orchid", "otter", "palm_tree", "pear", "pickup_truck", "pine_tree", "plain", "plate", "poppy", "porcupine",
+    "possum", "rabbit", "raccoon", "ray", "road", "rocket", "rose", "sea", "seal", "shark", "shrew", "skunk",
+    "skyscraper", "snail", "snake", "spider", "squirrel", "streetcar", "sunflower", "sweet_pepper", "table", "tank",
+    "telephone", "television", "tiger", "tractor", "train", "trout", "tulip", "turtle", "wardrobe", "whale",
+    "willow_tree", "wolf", "woman", "worm",
+]  # fmt: skip
 
 _BOTH = ("train", "test")
+_SUBSET_ADVICE = "the 20-class subset is a data set of its own: cifar100_subset"
 
 
-load_mnist = ImageSet("mnist", ParquetSet("mnist", _BOTH, "ylecun/mnist"), "image", "label", class_names.DIGITS).load
-load_fashion_mnist = ImageSet(
-    "fashion_mnist",
-    ParquetSet("fashion_mnist", _BOTH, "zalando-datasets/fashion_mnist"),
-    "image",
-    "label",
-    class_names.FASHION_MNIST,
-).load
-load_cifar10 = ImageSet(
-    "cifar10", ParquetSet("cifar10", _BOTH, "uoft-cs/cifar10"), "img", "label", class_names.CIFAR10
-).load
-load_cifar100 = ImageSet(
-    "cifar100",
-    ParquetSet("cifar100", _BOTH, "uoft-cs/cifar100", "the 20-class subset is a data set of its own: cifar100_subset"),
-    "img",
-    "fine_label",
-    class_names.CIFAR100,
-).load
+def _on_hub(name: str, repository: str, image: str, label: str, classes: list[str], advice: str = "") -> ImageSet:
+    return ImageSet(name, ParquetSet(name, _BOTH, repository, advice), image, label, classes)
+
+
+load_mnist = _on_hub("mnist", "ylecun/mnist", "image", "label", DIGITS).load
+load_fashion_mnist = _on_hub("fashion_mnist", "zalando-datasets/fashion_mnist", "image", "label", FASHION_MNIST).load
+load_cifar10 = _on_hub("cifar10", "uoft-cs/cifar10", "img", "label", CIFAR10).load
+load_cifar100 = _on_hub("cifar100", "uoft-cs/cifar100", "img", "fine_label", CIFAR100, _SUBSET_ADVICE).load
 load_cifar100_subset = ImageSet(
-    "cifar100_subset",
-    ParquetSet("cifar100_subset", _BOTH),
-    "img",
-    "fine_label",
-    class_names.CIFAR100,
+    "cifar100_subset", ParquetSet("cifar100_subset", _BOTH), "img", "fine_label", CIFAR100,
     ("cifar100_subset has some of CIFAR-100's classes and images; its figures are not CIFAR-100 figures",),
     renumber=True,
-).load
+).load  # fmt: skip
 load_letters = LetterSet(
-    "letters",
-    ParquetSet("ocr_letters_lowercase", ("all",)),
-    "image",
-    "label",
-    class_names.LETTERS,
+    "letters", ParquetSet("ocr_letters_lowercase", ("all",)), "image", "label", LETTERS,
     ("letters are 16x8 OCR letters, a stand-in for the lower-case part of FEMNIST",),
-).load
+).load  # fmt: skip
 load_emnist_letters_subset = ImageSet(
-    "emnist_letters_subset",
-    ParquetSet("emnist_letters_test_subset", ("test",)),
-    "image",
-    "label",
-    class_names.LETTERS,
+    "emnist_letters_subset", ParquetSet("emnist_letters_test_subset", ("test",)), "image", "label", LETTERS,
     ("emnist_letters_subset holds the letters a-m of EMNIST's test split; its labels were derived, not published",),
     renumber=True,
-).load
+).load  # fmt: skip

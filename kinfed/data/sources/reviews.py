@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import torch
 
 from kinfed.core import option
@@ -25,7 +24,6 @@ from kinfed.data.sources.hub import ParquetSet
 from kinfed.data.sources.source import Source, subsample
 from kinfed.data.sources.table_options import LENGTH
 from kinfed.data.sources.wordpiece import TEXT_COLUMN, TextInput, WordPiece
-from kinfed.errors import DataError
 
 _FILES = ParquetSet(
     "fdu_mtl_reviews",
@@ -48,10 +46,7 @@ def load_reviews(options: ReviewOptions, data_dir: Path | None, seed: int) -> So
     text = TextInput.of_options(asdict(options))
     assert text is not None
     files = hub.obtain(_FILES, data_dir)["train"]
-    table = pa.concat_tables([hub.read_parquet(file, _COLUMNS) for file in files])
-    for column in _COLUMNS:
-        if table[column].null_count:
-            raise DataError(f"reviews: column {column} has empty cells; fetch the files again")
+    table = hub.read_complete("reviews", files, _COLUMNS)
     splits = np.array(table["official_split"].to_pylist())
     texts = table[TEXT_COLUMN].to_pylist()
     keep = first_copies(texts, splits == "test")
@@ -71,7 +66,7 @@ def load_reviews(options: ReviewOptions, data_dir: Path | None, seed: int) -> So
         owner_names=names,
         notes=[f"{len(texts) - len(keep)} of {len(texts)} reviews are copies of others and are left out"],
     )
-    return source if options.examples is None else subsample(source, options.examples, "reviews")
+    return subsample(source, options.examples, "reviews")
 
 
 def first_copies(texts: list[str], first: np.ndarray) -> list[int]:

@@ -1,17 +1,7 @@
 """Real tables with natural clients, by name: hospitals, patients, schools, stations, users.
 
 Each is one Parquet file in the data folder, <name>/train-*.parquet, with the column `client`. What is learnt, what
-would give it away, and which split is honest is written here once, so that a name is enough:
-
-    heart_disease              four hospitals: is there a heart disease? (`num`, which says how severe, is left out)
-    parkinsons_telemonitoring  42 patients: UPDRS from voice; the last quarter of each patient's time is the test
-    london_schools             139 schools: exam scores            exam65_london  65 schools: normalized exam scores
-    chem97                     2,410 schools: A-level chemistry    insteval       2,972 students rate lecturers
-    wisdm_ar_v1                36 users: activity from a phone     contraception  60 districts
-    beijing_air                12 stations: PM2.5 from weather and time; the last quarter of the hours is the test
-    diabetes_130               73 medical specialties (no hospitals): readmitted within 30 days; tested on patients that
-                               nobody trains on
-    adult                      16 levels of education (no sites): income; the official split
+would give it away, and which split is honest is written here once, in SITE_TABLES, so that a name is enough.
 
 Left out by name: tcga_brca and rotterdam_gbsg, whose outcome is a survival time, which kinfed does not model.
 `breast_cancer` comes with scikit-learn, needs no file, and its five sites are made up, which every run on it says.
@@ -91,7 +81,7 @@ class SiteTable:
             table = table.drop_columns([self.split_by])
         source = source_from_table(table, settings, self.name)
         source.notes += self.notes
-        return source if options.examples is None else subsample(source, options.examples, "rows")
+        return subsample(source, options.examples, "rows")
 
     def _kinds(self, declared: str) -> str:
         """Kinds of this table that the user has not declared otherwise."""
@@ -180,17 +170,14 @@ SITE_TABLES = {
         ),
     )
 }  # fmt: skip
-load_heart_disease = SITE_TABLES["heart_disease"].load
-load_parkinsons_telemonitoring = SITE_TABLES["parkinsons_telemonitoring"].load
-load_london_schools = SITE_TABLES["london_schools"].load
-load_wisdm_ar_v1 = SITE_TABLES["wisdm_ar_v1"].load
-load_exam65_london = SITE_TABLES["exam65_london"].load
-load_chem97 = SITE_TABLES["chem97"].load
-load_insteval = SITE_TABLES["insteval"].load
-load_contraception = SITE_TABLES["contraception"].load
-load_beijing_air = SITE_TABLES["beijing_air"].load
-load_diabetes_130 = SITE_TABLES["diabetes_130"].load
-load_adult = SITE_TABLES["adult"].load
+
+
+def __getattr__(name: str) -> Any:
+    """load_<table>, the entry of a table in SOURCES."""
+    table = SITE_TABLES.get(name.removeprefix("load_"))
+    if table is None or not name.startswith("load_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return table.load
 
 
 SITES = ("Anton", "Berta", "Caesar", "Dora", "Emil")
@@ -216,4 +203,4 @@ def load_breast_cancer(options: SiteTableOptions, data_dir: Path | None, seed: i
         table, TableOptions(label_column="diagnosis", client_column=CLIENT, **settings), "breast_cancer"
     )
     source.notes.append("the five sites are made up: rows of one clinic, dealt at random")
-    return source if options.examples is None else subsample(source, options.examples, "rows")
+    return subsample(source, options.examples, "rows")

@@ -17,16 +17,19 @@ from torch import Tensor
 
 from kinfed.core import rng
 from kinfed.data.examples.features import Features
-from kinfed.data.examples.problem import Problem
+from kinfed.data.examples.problem import HasProblem, Problem
 from kinfed.data.federations.federation_checks import check_labels
 from kinfed.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from kinfed.data.preprocessing import ReadTable
+    from kinfed.data.preprocessing.column_statistics import ReadTable
+
+
+_COLUMNS = ("labels", "is_test", "is_val", "owners", "tags", "weights")  # of a source, one entry per example
 
 
 @dataclass
-class Source:
+class Source(HasProblem):
     """Examples and labels, and what the data set itself says about splits and owners."""
 
     name: str
@@ -51,7 +54,7 @@ class Source:
         examples = len(self.features)
         if examples == 0:
             raise DataError(f"data set {self.name} holds no examples")
-        for name in ("labels", "is_test", "is_val", "owners", "tags", "weights"):
+        for name in _COLUMNS:
             column = getattr(self, name)
             if column is not None and len(column) != examples:
                 raise DataError(f"data set {self.name}: {examples} examples but {len(column)} {name}")
@@ -63,15 +66,6 @@ class Source:
         return len(self.features)
 
     @property
-    def num_classes(self) -> int:
-        """0 for a regression."""
-        return self.problem.num_classes
-
-    @property
-    def class_names(self) -> list[str] | None:
-        return None if self.problem.class_names is None else list(self.problem.class_names)
-
-    @property
     def has_official_test(self) -> bool:
         return self.is_test is not None and bool(self.is_test.any())
 
@@ -81,9 +75,11 @@ class Source:
         return (marked if test else ~marked).nonzero().squeeze(1)
 
 
-def subsample(source: Source, count: int, noun: str) -> Source:
-    """`count` of the examples, drawn at random, training and test rows in proportion; the same ones for every seed.
-    Features keep the statistics of the whole set. `noun` is what its examples are."""
+def subsample(source: Source, count: int | None, noun: str) -> Source:
+    """Draw `count` of the examples at random (None: all), training and test rows in proportion; the same ones for every
+    seed. Features keep the statistics of the whole set. `noun` is what its examples are."""
+    if count is None:
+        return source
     if not 1 <= count <= len(source):
         raise ConfigError(f"examples takes 1 to {len(source):,} {noun} of {source.name}; got {count:,}")
     train, test = source.rows(test=False), source.rows(test=True)
@@ -101,13 +97,9 @@ def subsample(source: Source, count: int, noun: str) -> Source:
 
 def take_rows(source: Source, rows: Tensor) -> Source:
     """The examples `rows` [n], in this order. Owners keep their numbers and names."""
-    columns: dict[str, Any] = {
-        name: getattr(source, name) for name in ("labels", "is_test", "is_val", "owners", "tags", "weights")
-    }
-    part: dict[str, Any] = {name: None if column is None else column[rows] for name, column in columns.items()}
+    columns = {name: getattr(source, name) for name in _COLUMNS}
+    part: dict[str, Any] = {name: column[rows] for name, column in columns.items() if column is not None}
+    features = replace(source.features, raw=source.features.raw[rows])
     return replace(
-        source,
-        features=replace(source.features, raw=source.features.raw[rows]),
-        table=None if source.table is None else source.table.take(rows.numpy()),
-        **part,
+        source, features=features, table=None if source.table is None else source.table.take(rows.numpy()), **part
     )

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +32,15 @@ from torch import Tensor
 from kinfed.core import make_options
 from kinfed.data.examples.arrays import encode
 from kinfed.data.examples.features import Features
-from kinfed.data.examples.problem import Problem
-from kinfed.data.examples.target import Target, read_known_target, read_target
+from kinfed.data.examples.target import Target, read_target
 from kinfed.data.federations.example_weights import read_weights
 from kinfed.data.federations.federation import Federation
-from kinfed.data.partitions import make_federation
-from kinfed.data.partitions.resplit import Resplit
-from kinfed.data.preprocessing import ReadTable, TablePreprocessing, as_table
-from kinfed.data.preprocessing.cells import Cells, Kind
-from kinfed.data.preprocessing.format_hints import format_hint
+from kinfed.data.partitions.partition import Resplit, make_federation
+from kinfed.data.preprocessing.cells import format_hint
+from kinfed.data.preprocessing.column_statistics import ReadTable
+from kinfed.data.preprocessing.frames import as_table, hub_table, is_hub_dataset
+from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing
 from kinfed.data.sources import images
-from kinfed.data.sources.hugging_face import hub_table, is_hub_dataset
 from kinfed.data.sources.source import Source
 from kinfed.data.sources.table_files import read_table
 from kinfed.data.sources.table_options import TableOptions
@@ -57,44 +55,37 @@ _SPLIT_WORDS = {
 }  # fmt: skip
 
 
-def load_table(path: Path, options: TableOptions) -> Source:
-    return source_from_table(read_table(path), options, str(path), path.parent)
-
-
 def source_from_table(table: pa.Table, options: TableOptions, name: str, folder: Path | None = None) -> Source:
     """`name` is what errors call the table; paths of images are relative to `folder`."""
-    used = _roles(table, options, name)
+    used = roles(table, options, name)
     assert options.label_column is not None
     table, without_label = _labelled_rows(table, options.label_column, name)
-    target = read_target(_values(table, options.label_column, name), f"column {options.label_column}", options.task)
+    target = read_target(values_of(table, options.label_column, name), f"column {options.label_column}", options.task)
     _check_classes(target, options.label_column, name)
-    is_test, is_val = (None, None) if options.split_column is None else _splits(table, options.split_column, name)
-    read = _read_features(table, options, [column for column in table.column_names if column not in used], name)
+    is_test, is_val = splits(table, options, name)
+    read = read_features(table, options, [column for column in table.column_names if column not in used], name)
     if read is None:
-        features = _images_or_tokens(table, options, name, folder)
+        features = images_or_tokens(table, options, name, folder)
     else:
         learn_from = np.arange(table.num_rows) if is_test is None else np.flatnonzero(~is_test.numpy())
         # Only partitions that look at examples see these: clients are not known yet, and what is learnt of each is not.
         early = TablePreprocessing.from_read(read, learn_from, np.zeros_like(learn_from), 1, options.standardize)
         features = Features(early.encode_cells(read.cells, read.rows, name).raw)
     source = Source(name, features, target.labels, target.problem, is_test, is_val, table=read)
-    source.weights = _row_weights(table, options, name)
+    source.weights = row_weights(table, options, name)
     source.notes += [target.note, *without_label, *_doubts(options.label_column, target.problem.class_labels)]
     if read is not None:
-        source.notes += [hint for column, cells in read.cells.items() if (hint := _hint(column, cells, read.columns))]
+        undeclared = [format_hint(column, cells) for column, cells in read.cells.items() if column not in read.columns]
+        source.notes += [hint for hint in undeclared if hint]
     source.standardize = options.standardize and options.has_columns
     source.options = asdict(options)
     if options.client_column is not None:
-        owners = encode(_values(table, options.client_column, name), f"column {options.client_column}")
-        source.owners, source.owner_names = owners
+        values = values_of(table, options.client_column, name)
+        source.owners, source.owner_names = encode(values, f"column {options.client_column}")
         source.notes += _doubts(options.client_column, source.owner_names)
         if options.group_column is not None:
-            _set_groups(source, _values(table, options.group_column, name), options.group_column)
+            _set_groups(source, values_of(table, options.group_column, name), options.group_column)
     return source
-
-
-def _hint(column: str, cells: Cells, declared: Mapping[str, Kind]) -> str:
-    return "" if column in declared else format_hint(column, cells)
 
 
 def _doubts(column: str, names: list[str]) -> list[str]:
@@ -124,55 +115,17 @@ def _check_classes(target: Target, column: str, path: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class LabelledRows:
-    """A table of data like others seen before, whose columns may not have been learnt yet."""
-
-    name: str  # what errors call it
-    labels: Tensor  # [n]
-    read: ReadTable | None  # its feature columns; None where there are images instead
-    features: Features | None  # the images
-    is_test: Tensor | None = None
-    is_val: Tensor | None = None
-    weights: Tensor | None = None  # [n] float64
-
-    def encode(self, preprocessing: TablePreprocessing, where: str) -> Features:
-        """The features, not scaled."""
-        assert self.read is not None
-        return Features(preprocessing.encode_cells(self.read.cells, self.read.rows, where).raw)
-
-
-def load_like(rows: Any, options: TableOptions, columns: list[str] | None, problem: Problem) -> LabelledRows:
-    """A table, in a file or in memory, with labels of a `problem`. Of its columns only the named are read (None: all
-    without another role)."""
-    table, name, folder = _opened(rows)
-    used = _roles(table, options, name)
-    assert options.label_column is not None
-    labels = read_known_target(
-        _values(table, options.label_column, name), problem, f"column {options.label_column} of {name}"
-    )
-    is_test, is_val = (None, None) if options.split_column is None else _splits(table, options.split_column, name)
-    present = set(table.column_names) - used
-    if columns is None:
-        columns = [name for name in table.column_names if name not in used]
-    declared = ",".join(f"{name}={kind}" for name, kind in options.kinds.items() if name in present)
-    names = [name for name in columns if name in present]
-    read = _read_features(table, replace(options, columns=declared), names, name)
-    features = _images_or_tokens(table, options, name, folder) if read is None else None
-    return LabelledRows(name, labels, read, features, is_test, is_val, _row_weights(table, options, name))
-
-
-def _opened(rows: Any) -> tuple[pa.Table, str, Path | None]:
+def opened(rows: Any) -> tuple[pa.Table, str, Path | None]:
     """A table, what errors call it, and the folder that it is in."""
     if isinstance(rows, str | Path):
         return read_table(Path(rows)), str(rows), Path(rows).parent
     return as_table(rows), "the table", None
 
 
-def _row_weights(table: pa.Table, options: TableOptions, where: str) -> Tensor | None:
+def row_weights(table: pa.Table, options: TableOptions, where: str) -> Tensor | None:
     if options.weight_column is None:
         return None
-    values = _values(table, options.weight_column, where)
+    values = values_of(table, options.weight_column, where)
     return read_weights(values, f"column {options.weight_column} of {where}")
 
 
@@ -189,29 +142,21 @@ def load_inputs(
             _require(table, name, setting, str(path))
     if table.num_rows == 0:
         raise DataError(f"{path} has a header but no rows")
-    return _images_or_tokens(table, options, str(path), path.parent), table
+    return images_or_tokens(table, options, str(path), path.parent), table
 
 
-def _roles(table: pa.Table, options: TableOptions, path: str) -> set[str]:
+def roles(table: pa.Table, options: TableOptions, path: str) -> set[str]:
     """Columns that are something else than features, after a check of all that the options name."""
     if options.label_column is None:
         columns = ", ".join(name for name in table.column_names if name != options.client_column)
         raise ConfigError(f"which column of {path} is to be predicted? Give it with --label-column; columns: {columns}")
-    named = {
-        "label_column": options.label_column,
-        "client_column": options.client_column,
-        "group_column": options.group_column,
-        "split_column": options.split_column,
-        "image_column": options.image_column,
-        "text_column": options.text_column,
-        "weight_column": options.weight_column,
-    }
+    settings = [f"{role}_column" for role in ("label", "client", "group", "split", "image", "text", "weight")]
+    named = {setting: column for setting in settings if (column := getattr(options, setting)) is not None}
     for setting, column in named.items():
-        if column is not None:
-            _require(table, column, setting, path)
+        _require(table, column, setting, path)
     for column in options.ignored:
         _require(table, column, "ignore", path)
-    used = [column for column in named.values() if column is not None]
+    used = list(named.values())
     if len(set(used)) < len(used):
         raise ConfigError(f"each column of {path} can have one role only; got {', '.join(used)}")
     if options.group_column is not None and options.client_column is None:
@@ -221,7 +166,7 @@ def _roles(table: pa.Table, options: TableOptions, path: str) -> set[str]:
     return set(used)
 
 
-def _read_features(table: pa.Table, options: TableOptions, columns: list[str], where: str) -> ReadTable | None:
+def read_features(table: pa.Table, options: TableOptions, columns: list[str], where: str) -> ReadTable | None:
     """The feature columns, in this order; None where features are images or texts."""
     if not options.has_columns:
         return None
@@ -269,11 +214,11 @@ def _labelled_rows(table: pa.Table, column: str, path: str) -> tuple[pa.Table, l
     return table.filter(pc.invert(missing)), [note]
 
 
-def _values(table: pa.Table, column: str, path: str) -> np.ndarray[Any, Any]:
+def values_of(table: pa.Table, column: str, path: str) -> np.ndarray[Any, Any]:
     """A column of labels or names, complete; texts without blanks around them."""
     values = _trimmed(table, column)
     if values.null_count:
-        row = _first(pc.is_null(values))
+        row = pc.index(pc.is_null(values), True).as_py()
         raise DataError(
             f"column {column} of {path} has {values.null_count} empty cell(s), the first in row {row + 1}; every row "
             "needs a value there: fill them, or leave these rows out"
@@ -286,7 +231,7 @@ def _values(table: pa.Table, column: str, path: str) -> np.ndarray[Any, Any]:
     return np.array([str(value) for value in values.to_pylist()])
 
 
-def _images_or_tokens(table: pa.Table, options: TableOptions, where: str, folder: Path | None) -> Features:
+def images_or_tokens(table: pa.Table, options: TableOptions, where: str, folder: Path | None) -> Features:
     if options.image_column is not None:
         column = f"column {options.image_column} of {where}"
         encoded = images.encoded_values(table[options.image_column], folder or Path(), column)
@@ -298,15 +243,18 @@ def _images_or_tokens(table: pa.Table, options: TableOptions, where: str, folder
     return Features(options.text.encode(texts.to_pylist()))
 
 
-def _splits(table: pa.Table, column: str, path: str) -> tuple[Tensor, Tensor]:
-    words = [str(word).strip().lower() for word in _values(table, column, path).tolist()]
+def splits(table: pa.Table, options: TableOptions, path: str) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """Rows for testing and for validation, [n] bool each; None where no column marks them."""
+    if (column := options.split_column) is None:
+        return None, None
+    words = [str(word).strip().lower() for word in values_of(table, column, path).tolist()]
     unknown = sorted(set(words) - _SPLIT_WORDS.keys())
     if unknown:
         raise DataError(
             f"column {column} of {path} should say train, val or test; it also says {', '.join(unknown[:5])}"
         )
-    split = [_SPLIT_WORDS[word] for word in words]
-    return torch.tensor([s == "test" for s in split]), torch.tensor([s == "val" for s in split])
+    split = np.array([_SPLIT_WORDS[word] for word in words])
+    return torch.from_numpy(split == "test"), torch.from_numpy(split == "val")
 
 
 def _set_groups(source: Source, values: np.ndarray[Any, Any], column: str) -> None:
@@ -326,10 +274,6 @@ def _set_groups(source: Source, values: np.ndarray[Any, Any], column: str) -> No
     source.owner_groups, source.group_names = of_owner, names
 
 
-def _first(mask: pa.ChunkedArray) -> int:
-    return int(np.flatnonzero(mask.to_numpy())[0])
-
-
 def federation_from_table(
     table: Any, options: Mapping[str, Any], test_fraction: float = 0.25, seed: int = 0, stratify: bool = False
 ) -> Federation:
@@ -339,7 +283,7 @@ def federation_from_table(
     settings = make_options(TableOptions, options, "the table")
     if settings.client_column is None:
         raise ConfigError("client_column: say which column names the client of each row")
-    rows, name, folder = _opened(table)
+    rows, name, folder = opened(table)
     source = source_from_table(rows, settings, name, folder)
     resplit = Resplit() if stratify else None
     return make_federation(source, "column", None, {"test_fraction": test_fraction}, seed, resplit=resplit)

@@ -68,7 +68,7 @@ def _read_csv(path: Path) -> pa.Table:
 
 
 def _separator(path: Path) -> str:
-    """What separates the names in the first line; of several the most frequent."""
+    """Separator of the names in the first line; of several the most frequent."""
     if path.suffix.lower() == ".tsv":
         return "\t"
     with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""How a table is read: which column is what. Also settings of a run, a fit and a node: this file needs no torch."""
+"""Options of reading a table: which column is what. Also settings of a run, a fit and a node: it needs no torch."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class TableOptions:
 
     @property
     def kinds(self) -> dict[str, Kind]:
-        """What the user says that columns are."""
-        from kinfed.data.preprocessing import parse_kinds
+        """Kinds of columns that the user declares."""
+        from kinfed.data.preprocessing.table_preprocessing import parse_kinds
 
         return parse_kinds(self.columns)
 

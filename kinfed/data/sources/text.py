@@ -42,8 +42,6 @@ _TOKEN = re.compile(
     r"|\w+|[^\w\s]"
 )
 _GLOVE = "https://nlp.stanford.edu/projects/glove"
-
-
 _VECTORS = "GloVe text file, or a folder of Parquet files (word, vector); a path, or in the data folder"
 
 
@@ -91,21 +89,13 @@ class TweetSet:
         owners, names = encode(np.array(tweets["user"].to_pylist()), "column user")
         unknown, words = int((encoded["raw"] == UNKNOWN).sum()), int((encoded["raw"] != PADDING).sum())
         notes = [f"{unknown / max(words, 1):.0%} of the words have no GloVe vector and share one", *self.notes]
-        return Source(
-            self.name,
-            Features(encoded["raw"], vectors=encoded["vectors"]),
-            torch.tensor([sentiment // 4 for sentiment in tweets["sentiment"].to_pylist()]),
-            Problem.of_classes(2, ["negative", "positive"]),
-            owners=owners,
-            owner_names=names,
-            notes=notes,
-        )
+        labels = torch.tensor([sentiment // 4 for sentiment in tweets["sentiment"].to_pylist()])
+        features = Features(encoded["raw"], vectors=encoded["vectors"])
+        problem = Problem.of_classes(2, ["negative", "positive"])
+        return Source(self.name, features, labels, problem, owners=owners, owner_names=names, notes=notes)
 
     def _of_active_users(self, files: list[Path], least: int) -> pa.Table:
-        table = pa.concat_tables([hub.read_parquet(file, ["text", "user", "sentiment"]) for file in files])
-        for column in table.column_names:
-            if table[column].null_count:
-                raise DataError(f"{self.name}: column {column} has empty cells; fetch the files again")
+        table = hub.read_complete(self.name, files, ["text", "user", "sentiment"])
         strange = sorted(set(pc.unique(table["sentiment"]).to_pylist()) - {0, 4})
         if strange:
             raise DataError(f"{self.name}: sentiment is 0 (negative) or 4 (positive); found {strange[:5]}")
@@ -178,14 +168,11 @@ def _vector_files(name: str, data_dir: Path | None) -> list[Path]:
     )
 
 
-_SENTIMENT140 = TweetSet("sentiment140", ParquetSet("sentiment140", ("train",), "stanfordnlp/sentiment140"))
-_SENTIMENT140_SUBSET = TweetSet(
-    "sentiment140_subset",
-    ParquetSet("sentiment140_subset", ("train",)),
-    (
-        "sentiment140_subset is small and biased (few users with many tweets; the label follows the date): "
-        "good for trying the code, never for a figure",
-    ),
+_BIASED = (
+    "sentiment140_subset is small and biased (few users with many tweets; the label follows the date): "
+    "good for trying the code, never for a figure"
 )
-load_sentiment140 = _SENTIMENT140.load
-load_sentiment140_subset = _SENTIMENT140_SUBSET.load
+load_sentiment140 = TweetSet("sentiment140", ParquetSet("sentiment140", ("train",), "stanfordnlp/sentiment140")).load
+load_sentiment140_subset = TweetSet(
+    "sentiment140_subset", ParquetSet("sentiment140_subset", ("train",)), (_BIASED,)
+).load

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ _BLOCK = 4096  # texts that are cut at once
 
 @dataclass(frozen=True)
 class TextInput:
-    """How a column of texts becomes tokens: what a model for texts must be fed."""
+    """The way of a column of texts to tokens: what a model for texts must be fed."""
 
     column: str
     tokenizer: str  # folder
@@ -37,7 +37,7 @@ class TextInput:
 
     @classmethod
     def of_options(cls, options: Mapping[str, Any]) -> TextInput | None:
-        """From the options of a data set of texts, else None. One without a text_column among them calls it `text`."""
+        """Read the options of a data set of texts, else None. One without a text_column among them calls it `text`."""
         column = options.get("text_column", TEXT_COLUMN)
         if "tokenizer" not in options or not column:
             return None
@@ -142,7 +142,8 @@ def _from_json(file: Path) -> Any:
 def _from_vocabulary(file: Path, settings: Path) -> Any:
     """BERT's rules for a list of pieces."""
     library = _tokenizers()
-    numbers = {piece: number for number, piece in enumerate(_lines(file))}
+    pieces = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    numbers = {piece: number for number, piece in enumerate(pieces)}
     lacking = [piece for piece in (PADDING, FIRST, LAST, UNKNOWN) if piece not in numbers]
     if lacking:
         raise DataError(f"{file} lacks {', '.join(lacking)}; is it the vocabulary of a BERT?")
@@ -153,9 +154,3 @@ def _from_vocabulary(file: Path, settings: Path) -> Any:
     ends = ((LAST, numbers[LAST]), (FIRST, numbers[FIRST]))
     tokenizer.post_processor = library.processors.BertProcessing(*ends)
     return tokenizer
-
-
-def _lines(file: Path) -> Iterator[str]:
-    with file.open(encoding="utf-8") as lines:
-        for line in lines:
-            yield line.rstrip("\n")

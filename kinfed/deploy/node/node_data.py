@@ -23,21 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.core import rng
-from kinfed.data import (
-    Cohort,
-    Features,
-    Federation,
-    Problem,
-    Ragged,
-    TablePreprocessing,
-    TableStatistics,
-    as_features,
-    example_weights,
-    hold_out,
-    name_keys,
-    read_known_target,
-)
+from kinfed.data import Cohort, Features, Federation, TablePreprocessing, TableStatistics, example_weights
 from kinfed.data.sources import SUFFIXES, LabelledRows, TextInput, is_table, load_like
 from kinfed.deploy.node.node_settings import NodeSettings, calls_function
 from kinfed.deploy.settings import Deployment
@@ -134,52 +120,25 @@ class Enrolment:
 def load_client_data(node: NodeSettings, deployment: Deployment) -> ClientData:
     """This node's examples as a federation of one."""
     problem, text = deployment.problem, None
-    table: LabelledRows | None
+    columns: list[str] = []
     if not calls_function(node.data) and not Path(node.data).exists():
         raise StorageError(f"{node.data} does not exist, which {node.client} names as its data in --node-config")
     if is_table(node.data):
         label = node.label or deployment.run.label_column
         options = replace(node.table_options, label_column=label, columns=deployment.run.columns or "")
         text = options.text
-        table = load_like(Path(node.data), options, deployment.feature_columns, problem)
-        labels, is_test, is_val, weights = table.labels, table.is_test, table.is_val, table.weights
-        if table.features is not None:
-            raw, columns, table = table.features.raw, [], None
-        else:
-            assert table.read is not None
-            columns = list(deployment.feature_columns or table.read.cells)
-            raw = torch.zeros(len(labels), len(columns))
+        rows = replace(load_like(Path(node.data), options, deployment.feature_columns, problem), name=node.data)
+        if rows.read is not None:
+            columns = list(deployment.feature_columns or rows.read.cells)
     else:
         examples = _from_function(node) if calls_function(node.data) else _from_npz(Path(node.data))
-        raw = as_features(examples.x, examples.tokens)
-        labels = _labels(examples.y, problem, node.data)
-        weights = (
-            None if examples.weight is None else example_weights.read_weights(examples.weight, f"weight in {node.data}")
-        )
-        is_test, is_val = (
-            None if flag is None else _flags(flag, len(labels), node.data) for flag in (examples.test, examples.val)
-        )
-        columns, table = [], None
-    for what, values in (("labels", labels), ("weights", weights)):
-        if values is not None and len(raw) != len(values):
-            raise DataError(f"{node.data} holds {len(raw)} examples but {len(values)} {what}")
-    if weights is not None:
+        rows = LabelledRows.from_arrays(problem=problem, where=node.data, **vars(examples))
+    if rows.weights is not None:
         _check_weights(node, deployment)
-    rows = Ragged.grouped(torch.arange(len(raw)), torch.zeros(len(raw), dtype=torch.int64), 1)
-    val = Ragged.empty(1) if is_val is None else rows.filter(is_val)
-    rest = rows if is_val is None else rows.filter(~is_val)
-    if is_test is None:
-        key = name_keys(rng.root(deployment.seed, "test-split"), [node.client])
-        train, test = hold_out(rest, deployment.test_fraction, key)
-    else:
-        train, test = rest.filter(~is_test[rest.rows]), rest.filter(is_test[rest.rows])
-    federation = Federation(
-        Features(raw), labels, problem, train, val, test, [node.client],
-        description={"dataset": node.data, "partition": "given"}, 
-        weights=example_weights.scaled_weights(weights, train.rows),
-    )  # fmt: skip
-    is_split = is_test is not None, is_val is not None and bool(is_val.any())
-    return ClientData(federation, columns, table, *is_split, text)
+    raw = torch.zeros(len(rows.labels), len(columns)) if rows.features is None else rows.features.raw
+    federation = rows.federation(node.client, problem, Features(raw), deployment.test_fraction, deployment.seed)
+    is_split = rows.is_test is not None, rows.is_val is not None and bool(rows.is_val.any())
+    return ClientData(federation, columns, None if rows.read is None else rows, *is_split, text)
 
 
 def _check_weights(node: NodeSettings, deployment: Deployment) -> None:
@@ -231,16 +190,3 @@ def _from_npz(path: Path) -> Examples:
         )
     x = arrays.pop(inputs[0])
     return Examples(x, **arrays, tokens=inputs == ["tokens"])
-
-
-def _labels(y: Any, problem: Problem, where: str) -> Tensor:
-    column = np.asarray(y)
-    whole = column.astype(np.int64) if column.dtype.kind == "b" else column  # false and true are the classes 0 and 1
-    return read_known_target(whole, problem, f"y of {where}")
-
-
-def _flags(value: Any, count: int, where: str) -> Tensor:
-    flags = torch.as_tensor(np.asarray(value))
-    if flags.dtype != torch.bool or flags.shape != (count,):
-        raise DataError(f"test and val of {where} are {count} booleans; got {flags.dtype} of shape {list(flags.shape)}")
-    return flags
