@@ -1,5 +1,4 @@
-"""How a node loads its own examples, as its settings say (kinfed.deploy.node.node_settings), and prepares them as all
-are.
+"""A node's own examples: loaded as its settings say (kinfed.deploy.node.node_settings), prepared as all clients' are.
 
 Weights of rows are the node's own business: they are scaled to mean one over the client's training rows, here, and
 nothing of them leaves. (A simulation scales by the mean over all clients; the two agree where every client's weights
@@ -46,7 +45,7 @@ from kinfed.errors import ConfigError, DataError, StorageError
 
 @dataclass(frozen=True)
 class Examples:
-    """What a node's own function returns."""
+    """Result of a node's own function."""
 
     x: Any  # [n, ...] numbers
     y: Any  # [n] classes
@@ -69,22 +68,22 @@ class ClientData:
 
     @property
     def inputs(self) -> list[str]:
-        """What all clients must have in common: columns of a table, or how texts are cut."""
+        """Description that all clients must have in common: columns of a table, or how texts are cut."""
         return self.columns if self.text is None else [f"texts, cut by tokenizer {self.text.fingerprint()}"]
 
     def names_rows(self, deployment: Deployment) -> bool:
-        """No choice of the server's decides which rows are trained on."""
+        """Whether no choice of the server's decides which rows are trained on."""
         return self.names_test and (self.names_val or not deployment.validation_share)
 
     def sums(self, mean: Tensor | None) -> Tensor:
-        """What scaling needs of this client: sums of features over its training rows, or of squared distances from the
-        common mean. float64."""
+        """Sums of features over this client's training rows, or of squared distances from the common mean, for the
+        scaling. float64 [*shape]."""
         raw = self.federation.features.raw[self.federation.train.rows].to(torch.float64)
         total: Tensor = raw.sum(0) if mean is None else (raw - mean).square().sum(0)
         return total
 
     def statistics(self) -> TableStatistics:
-        """What encoding a table needs of this client: counts, moments and categories of its training rows' columns."""
+        """Counts, moments and categories of the training rows' columns, for the encoding of tables."""
         assert self.table is not None
         assert self.table.read is not None
         return self.table.read.collect(self.federation.train.rows.numpy())[0]
@@ -98,7 +97,7 @@ class ClientData:
         return federation if rule == example_weights.NONE else federation.with_class_weights(rule)
 
     def encoded(self, enrolment: Enrolment) -> Federation:
-        """With features as models are fed them."""
+        """The client with features as models are fed them."""
         learnt, mean, std = enrolment.preprocessing, enrolment.mean, enrolment.std
         raw = self.federation.features.raw
         if self.table is not None:
@@ -153,12 +152,10 @@ def load_client_data(node: NodeSettings, deployment: Deployment) -> ClientData:
         examples = _from_function(node) if calls_function(node.data) else _from_npz(Path(node.data))
         raw = as_features(examples.x, examples.tokens)
         labels = _labels(examples.y, problem, node.data)
-        weights = (
-            None if examples.weight is None else example_weights.read_weights(examples.weight, f"weight in {node.data}")
-        )
-        is_test, is_val = (
-            None if flag is None else _flags(flag, len(labels), node.data) for flag in (examples.test, examples.val)
-        )
+        weights, given = None, examples.weight
+        if given is not None:
+            weights = example_weights.read_weights(given, f"weight in {node.data}")
+        is_test, is_val = (_flags(flag, len(labels), node.data) for flag in (examples.test, examples.val))
         columns, table = [], None
     for what, values in (("labels", labels), ("weights", weights)):
         if values is not None and len(raw) != len(values):
@@ -175,7 +172,7 @@ def load_client_data(node: NodeSettings, deployment: Deployment) -> ClientData:
         train, test = rest.filter(~is_test[rest.rows]), rest.filter(is_test[rest.rows])
     federation = Federation(
         Features(raw), labels, problem, train, val, test, [node.client],
-        description={"dataset": node.data, "partition": "given"}, 
+        description={"dataset": node.data, "partition": "given"},
         weights=example_weights.scaled_weights(weights, train.rows),
     )  # fmt: skip
     is_split = is_test is not None, is_val is not None and bool(is_val.any())
@@ -229,8 +226,7 @@ def _from_npz(path: Path) -> Examples:
             f"{path} should hold x (or tokens), y, and perhaps test, val and weight; it holds "
             f"{', '.join(sorted(arrays))}"
         )
-    x = arrays.pop(inputs[0])
-    return Examples(x, **arrays, tokens=inputs == ["tokens"])
+    return Examples(arrays.pop(inputs[0]), **arrays, tokens=inputs == ["tokens"])
 
 
 def _labels(y: Any, problem: Problem, where: str) -> Tensor:
@@ -239,7 +235,9 @@ def _labels(y: Any, problem: Problem, where: str) -> Tensor:
     return read_known_target(whole, problem, f"y of {where}")
 
 
-def _flags(value: Any, count: int, where: str) -> Tensor:
+def _flags(value: Any, count: int, where: str) -> Tensor | None:
+    if value is None:
+        return None
     flags = torch.as_tensor(np.asarray(value))
     if flags.dtype != torch.bool or flags.shape != (count,):
         raise DataError(f"test and val of {where} are {count} booleans; got {flags.dtype} of shape {list(flags.shape)}")

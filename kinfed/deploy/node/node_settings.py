@@ -1,5 +1,4 @@
-"""The settings of a node. Its operator gives them in --node-config, and nobody else can. What a node answers at all is
-among them (kinfed.deploy.node.owner_policy)."""
+"""The settings of a node. Its operator gives them in --node-config, and nobody else can."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ class NodeSettings:
 
     @classmethod
     def parse_all(cls, table: Mapping[str, Any]) -> list[NodeSettings]:
-        """One for each client."""
+        """Settings of each client."""
         client, data = (str(table.get(key, "")) for key in ("client", "data"))
         names = distinct("clients in --node-config", client) if client.strip() else [""]
         if len(names) > 1 and NAME not in data and not calls_function(data):
@@ -83,19 +82,14 @@ class NodeSettings:
 
     @property
     def table_options(self) -> TableOptions:
-        """How a table is read, without its class."""
+        """Options for reading a table, without its class."""
         return TableOptions(
-            split_column=self.split or None,
-            weight_column=self.row_weight or None,
-            image_column=self.image or None,
-            ignore=self.ignore,
-            text_column=self.text or None,
-            tokenizer=self.tokenizer or None,
-            length=self.length,
-        )
+            split_column=self.split or None, weight_column=self.row_weight or None, image_column=self.image or None,
+            ignore=self.ignore, text_column=self.text or None, tokenizer=self.tokenizer or None, length=self.length,
+        )  # fmt: skip
 
 
 def calls_function(data: str) -> bool:
-    """Whether `data` names a function of this machine, such as load.py:load."""
+    """Say whether `data` names a function of this machine, such as load.py:load."""
     path, colon, _ = data.rpartition(":")
     return bool(colon) and path.endswith(".py")

@@ -1,4 +1,4 @@
-"""What a node will ever answer: its owner's configuration (--node-config), which no server can change.
+"""Rules of a node's owner (--node-config), which no server can change.
 
 A run may ask for more privacy than this, never for less.
 """
@@ -24,11 +24,11 @@ IN_NODE_CONFIG = "--node-config"
 
 
 class Refused(ConfigError):
-    """A question that the rules of the node's owner do not allow; nothing was computed."""
+    """A request that the rules of the node's owner do not allow; nothing was computed."""
 
 
 def _yes(value: Any) -> Any:
-    """Of the words of a node-config only yes and no."""
+    """Refuse words other than yes and no."""
     if isinstance(value, str) and value not in ("yes", "no"):
         raise ValueError(f'is "yes" or "no"; got {value!r}')
     return value
@@ -39,8 +39,6 @@ Permission = Annotated[bool, BeforeValidator(_yes)]
 
 @dataclass(frozen=True)
 class NodeRules:
-    """What the owner of a node allows."""
-
     min_noise: float = option(0.0, "Never train without differential privacy of at least this noise.", ge=0)
     epsilon: float = option(
         math.inf, "All answers together, of all runs and servers, may cost this at most.", gt=0, infinite=True
@@ -63,8 +61,11 @@ class NodeRules:
     def demands_privacy(self) -> bool:
         return self.min_noise > 0 or self.epsilon < math.inf
 
+    def _private(self, deployment: Deployment) -> bool:
+        return deployment.run.privacy is not None or self.demands_privacy
+
     def check_method(self, client: str, deployment: Deployment, algorithm: AnyAlgorithm, count: Tensor) -> None:
-        """Whether this client takes part in such a run at all. `count` [1] training examples."""
+        """Refuse runs that this client takes no part in. `count` [1] training examples."""
         method = deployment.method.strip()
         if self.methods and method not in self.methods:
             raise Refused(f"{client} takes part in {', '.join(self.methods)} only, and the run is of {method}")
@@ -93,9 +94,8 @@ class NodeRules:
             raise Refused(f"a split is one of {', '.join(SPLITS)}; the message asks for {split[:20]!r}")
         if split not in self.evaluate:
             raise Refused(f"{client} evaluates models on {', '.join(self.evaluate)} examples only, not on {split}")
-        private = deployment.run.privacy is not None or self.demands_privacy
         learned_from = split == "train" or (split == "val" and "needs validation" in algorithm.traits)
-        if private and learned_from:
+        if self._private(deployment) and learned_from:
             raise Refused(
                 f"{client} evaluates no model on examples that training uses: exact losses on them would tell what the "
                 "noise on gradients hides"
@@ -106,8 +106,7 @@ class NodeRules:
             raise Refused(f"the run does not declare a common scaling, so {client} gives no sums of features")
         if self.require_secure_aggregation:
             raise Refused(f"{client} sends data in secure sums only, and sums of its features would be unmasked")
-        private = deployment.run.privacy is not None or self.demands_privacy
-        if private and not self.sums:
+        if self._private(deployment) and not self.sums:
             raise Refused(
                 f'{client} gives no exact sums of its features, which epsilon would not cover; use scaling = "none" or '
                 'a number, or have the owner of the node allow it (sums="yes" in --node-config)'
@@ -115,14 +114,13 @@ class NodeRules:
 
     def check_categories(self, client: str, deployment: Deployment, columns: list[str]) -> None:
         """`columns` hold categories, whose names would be sent. Permission to give sums does not cover them."""
-        private = deployment.run.privacy is not None or self.demands_privacy
-        if private and columns:
+        if self._private(deployment) and columns:
             raise Refused(
                 f"{client} does not say which categories its columns {', '.join(columns[:5])} hold: no epsilon covers "
                 "that. Leave these columns out (features in the run, ignore in --node-config)"
             )
 
     def named(self) -> dict[str, Any]:
-        """For the books and people who read them."""
+        """The rules for the privacy log, as JSON."""
         rules = asdict(self) | {"methods": list(self.methods), "evaluate": list(self.evaluate)}
         return rules | {"epsilon": None if math.isinf(self.epsilon) else self.epsilon}

@@ -17,10 +17,10 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from kinfed.deploy.node.node import Node
-from kinfed.deploy.node.requests import CONFIRM, EVALUATE, HELLO, MASK, SECURE_KINDS, SHARE, SUMS, TRAIN, UNMASK
 from kinfed.deploy.server.deployment_server import serve
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.exchange import Answer, Sent
+from kinfed.deploy.transport.kinds import CONFIRM, EVALUATE, HELLO, MASK, SECURE_KINDS, SHARE, SUMS, TRAIN, UNMASK
 from kinfed.deploy.transport.wire import MessageError, Packet, arrays
 from kinfed.errors import KinfedError
 

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from kinfed.deploy.node.owner_policy import Refused
-from kinfed.deploy.node.requests import CONFIRM, MASK, SHARE, UNMASK
 from kinfed.deploy.node.vault_entry import VaultEntry
 from kinfed.deploy.secure.masks import (
     Ring,
@@ -34,6 +33,7 @@ from kinfed.deploy.secure.masks import (
 from kinfed.deploy.secure.secure_memory import SumMemory, SumState
 from kinfed.deploy.secure.secure_messages import Assembly, KeyRecord, Member, threshold_of, to_bytes, to_places, to_rows
 from kinfed.deploy.transport.client_keys import fingerprint, has_signed, read_public_keys, sign
+from kinfed.deploy.transport.kinds import CONFIRM, MASK, SHARE, UNMASK
 from kinfed.deploy.transport.wire import MessageError, Packet
 from kinfed.updates import secure_sum
 

@@ -113,7 +113,7 @@ class AnswerChecks:
         return events
 
 
-def check_same_question(order: Packet, answer: Packet) -> None:
+def check_same_request(order: Packet, answer: Packet) -> None:
     """Refuse an answer to another question."""
     for key in ("run", "round", "number", "kind", "name"):
         if answer.header.get(key) != order.header[key]:

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from kinfed.core import Tree
 from kinfed.data import SPLITS, Cohort, Features, Problem, Split
-from kinfed.deploy.node.requests import EVALUATE, TRAIN
-from kinfed.deploy.server.answer_checks import AnswerChecks, check_figures, check_same_question
+from kinfed.deploy.server.answer_checks import AnswerChecks, check_figures, check_same_request
 from kinfed.deploy.server.enrol import Roster
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.exchange import Exchange
+from kinfed.deploy.transport.kinds import EVALUATE, TRAIN
 from kinfed.deploy.transport.wire import MessageError, Packet, masked_widths, message_types, sent_tensors
 from kinfed.engine import Score, Task
 from kinfed.errors import CheckpointError, ConfigError
@@ -64,7 +64,7 @@ class NodePool:
         def take(name: str, answer: Packet) -> None:
             nonlocal nbytes
             k = self._number(name)
-            check_same_question(orders[name], answer)
+            check_same_request(orders[name], answer)
             nbytes += answer.nbytes
             try:
                 gradients = self._checks.events(answer, self._checks.planned(k)[0])
@@ -137,7 +137,7 @@ class NodePool:
         events: dict[int, list[Event]] = {}
 
         def take(name: str, answer: Packet) -> None:
-            check_same_question(orders[name], answer)
+            check_same_request(orders[name], answer)
             k = self._number(name)
             scores = {"personal", *(name for name in answer.groups if name.startswith("other."))}
             for group in sorted(scores | ({"server_model"} if server_model is not None else set())):

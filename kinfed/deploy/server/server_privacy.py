@@ -6,7 +6,7 @@ the seed, and every node has. So here
   * the noise of a sum comes from random bytes that are drawn for it and forgotten (kinfed.privacy.noise.fresh_noise);
   * who is called comes from the system's random numbers, anew at every attempt at a round: epsilon counts on samples
     that are independent of each other and that only the server knows;
-  * sums are counted on the disk before they are used (`SumBooks`). A server that is killed after a model has left, and
+  * sums are counted on the disk before they are used (`SumLedger`). A server that is killed after a model has left, and
     before its checkpoint, repeats the round with other noise and another sample: that is a further sum, and counts.
 
 The server is trusted with all of it, as in a simulation. No node can tell whether it adds noise.
@@ -50,7 +50,7 @@ class SecretSchedule(Schedule):
 
 
 @dataclass(frozen=True)
-class SumBooks:
+class SumLedger:
     """<out>/sums.json: how many noisy sums of a run have been let out, counted before each is used."""
 
     path: Path
@@ -86,7 +86,7 @@ def make_user_level(
     return UserLevel(
         privacy, template, averages, fresh_noise, schedule.client_sampling(num_clients),
         schedule.expected_replies(num_clients, keeps_stragglers=False), range(1, config.rounds + 1),
-        books=SumBooks(folder / FILE, run),
+        books=SumLedger(folder / FILE, run),
     )  # fmt: skip
 
 

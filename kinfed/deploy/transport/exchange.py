@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kinfed.core import Silence
-from kinfed.deploy.node.requests import HELLO
 from kinfed.deploy.transport.connections import Presence
 from kinfed.deploy.transport.enrolment_message import Greeting, read_greetings
+from kinfed.deploy.transport.kinds import HELLO
 from kinfed.deploy.transport.wire import MessageError, Packet, plain_text
 
 POLL_SECONDS = 0.5  # between looks for answers; each is two requests, which cost a superlink some milliseconds
