@@ -30,7 +30,8 @@ _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")  # a name, or a
 
 
 def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) -> list[Path]:
-    """What is not there yet: an existing CA goes on signing, existing keys stay. The files paths."""
+    """Make the missing files, and return their paths: an existing CA goes on signing, existing keys stay. `hosts`:
+    names and addresses of the server; `nodes`: clients that need a key."""
     if not hosts:
         raise ConfigError("name the host names or addresses under which nodes reach the server, e.g. --host localhost")
     for host in hosts:
@@ -79,9 +80,8 @@ def _authority(folder: Path, paths: list[Path]) -> tuple[ec.EllipticCurvePrivate
         return authority, certificate
     key = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kinfed deployment CA")])
-    usage = x509.KeyUsage(
-        False, False, False, False, False, True, True, False, False
-    )  # signs certificates, nothing else
+    # It signs certificates, nothing else.
+    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     certificate = (
         _builder(name, name, key.public_key(), 365 * CA_YEARS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)

@@ -64,7 +64,7 @@ class LocalTrial:
         return self.folder / "work"
 
     def run(self, say: Say, should_stop: Callable[[], bool] = lambda: False) -> list[Site]:
-        """Do it all; when this returns or raises, no process is left. The sites, with the vaults of their models."""
+        """Run the trial, and return its sites. When this returns or raises, no process is left."""
         from kinfed.deploy.operator.certs import make_certificates
 
         end = time.monotonic() + self.seconds
@@ -89,7 +89,7 @@ class LocalTrial:
             for site in sites:
                 self._start_node(processes, site, port)
             say(f"started  {len(sites)} nodes: {', '.join(names)}")
-            self._flwr("run", str(self._work / "app"), CONNECTION)
+            _finish(self._flwr("run", str(self._work / "app"), CONNECTION), "flwr run")
             self._follow(processes, say, should_stop, end)
         finally:
             processes.stop()
@@ -116,31 +116,22 @@ class LocalTrial:
         return port
 
     def _register(self, names: list[str], say: Say) -> None:
-        """All keys, at the same time: each takes a process."""
-        environment = self._environment("operator")
-        commands = [
-            [flower_program("flwr"), "supernode", "register", str(self._work / "certs" / f"{name}.pub"), CONNECTION]
-            for name in names
-        ]
-        running = [
-            subprocess.Popen(c, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for c in commands
-        ]
+        """Register all keys at the same time: each takes a process."""
+        keys = [str(self._work / "certs" / f"{name}.pub") for name in names]
+        running = [self._flwr("supernode", "register", key, CONNECTION) for key in keys]
         for name, process in zip(names, running, strict=True):
             _finish(process, f"register the key of {name}")
         say(f"registered the keys of {', '.join(names)}")
 
-    def _flwr(self, *arguments: str) -> str:
-        process = subprocess.Popen(
-            [flower_program("flwr"), *arguments], env=self._environment("operator"), stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        return _finish(process, f"flwr {arguments[0]}")
+    def _flwr(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start one of the operator's commands."""
+        command, environment = [flower_program("flwr"), *arguments], self._environment("operator")
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
     def _start_node(self, processes: Processes, site: Site, port: int) -> None:
-        certs = self._work.resolve() / "certs"
-        path = site.folder / "node.toml"
-        group = {"group": site.group} if site.group else {}
-        node = {"client": site.client, "data": f"{site.client}.npz", "vault": "vault", "peers": str(certs)} | group
+        certs, path = self._work.resolve() / "certs", site.folder / "node.toml"
+        node = {"client": site.client, "data": f"{site.client}.npz", "vault": "vault", "peers": str(certs)}
+        node |= {"group": site.group} if site.group else {}
         text = node_toml(f"{HOST}:{port}", node, ca=str(certs / "ca.crt"), key=str(certs / site.client))
         storage.write_atomically(path, text.encode())
         home = f"node-{site.client}"
@@ -179,9 +170,9 @@ class LocalTrial:
             time.sleep(0.2)
 
     def _check_run(self, processes: Processes, say: Say) -> None:
-        """PoolError where Flower says that the run is over, although the server's part has not said so. Says why it
-        may not have begun."""
-        text = self._flwr("list", CONNECTION, "--format", "json")
+        """PoolError if Flower says that the run is over, although the server's part has not said so. Says why it may
+        not have begun."""
+        text = _finish(self._flwr("list", CONNECTION, "--format", "json"), "flwr list")
         if '"starting"' in text or '"pending"' in text:
             say(STARTS_ANEW)
         if "finished" in text:
@@ -192,7 +183,7 @@ class LocalTrial:
 
 
 class _Follower:
-    """Shows what is new in a log, without the times."""
+    """Shows new lines of a log, without the times."""
 
     def __init__(self, path: Path, say: Say) -> None:
         self._path, self._say, self._read = path, say, 0

@@ -105,7 +105,7 @@ class NodePool:
         self.accepted[ids] = self._round
 
     def _read_update(self, k: int, round: int, answer: Packet) -> Any:
-        """What a client's answer to a round brings; MessageError where that cannot be used."""
+        """The content of a client's answer to a round; MessageError if it cannot be used."""
         if strange := answer.groups.keys() - {"up"}:
             raise MessageError(f"an answer to a round holds an update and nothing else; got {min(strange)} too")
         return self._checks.update(k, answer.group("up"))
@@ -116,16 +116,10 @@ class NodePool:
         return replace(updates, ids=torch.tensor(numbers), rows=self._up.stack([answers[k] for k in numbers]))
 
     def evaluate(
-        self,
-        ids: Tensor,
-        download: Download,
-        round: int,
-        *,
-        split: str = "test",
-        server_model: ServerModelOf | None = None,
-        keep_models: bool = False,
-    ) -> Evaluation:
-        """Of those who answer. Personal models stay where they are: asking for them is an error."""
+        self, ids: Tensor, download: Download, round: int, *,
+        split: str = "test", server_model: ServerModelOf | None = None, keep_models: bool = False,
+    ) -> Evaluation:  # fmt: skip
+        """Scores of the clients that answer. Personal models stay where they are: asking for them is an error."""
         if keep_models:
             raise ConfigError("personal models of a deployment are in the vaults of the nodes; they are not sent")
         orders = {}
@@ -153,20 +147,15 @@ class NodePool:
         record = _make_record(events, EVALUATION) if self._private else None
         if not numbers:
             return Evaluation(ids[:0], None, None, record=record)
-        others = sorted({name for a in answers for name in a.groups if name.startswith("other.")})
+        others = {name for name in set.intersection(*(set(a.groups) for a in answers)) if name.startswith("other.")}
         figures = set.intersection(*(set(a.group("figures")) for a in answers))
         return Evaluation(
-            torch.tensor(numbers),
-            _scores([a.group("personal") for a in answers]),
-            _scores([a.group("server_model") for a in answers]) if server_model is not None else None,
+            torch.tensor(numbers), _scores(answers, "personal"),
+            None if server_model is None else _scores(answers, "server_model"),
             {name: torch.cat([a.group("figures")[name].reshape(1) for a in answers]) for name in sorted(figures)},
-            alternatives={
-                name.removeprefix("other."): _scores([a.group(name) for a in answers])
-                for name in others
-                if all(name in a.groups for a in answers)
-            },
+            alternatives={name.removeprefix("other."): _scores(answers, name) for name in sorted(others)},
             record=record,
-        )
+        )  # fmt: skip
 
     def states(self) -> dict[str, Tensor]:
         return {"accepted": self.accepted.clone()}
@@ -186,13 +175,7 @@ class NodePool:
         return self.roster.names.index(name)
 
     def _order(
-        self,
-        kind: str,
-        k: int,
-        round: int,
-        down: Tree,
-        groups: Mapping[str, dict[str, Tensor]] | None = None,
-        **more: Any,
+        self, kind: str, k: int, round: int, down: Tree, groups: Mapping[str, Any] | None = None, **more: Any
     ) -> Packet:
         scale = {"mean": self.roster.mean, "std": self.roster.std}
         inputs = {name: tensor for name, tensor in scale.items() if tensor is not None}
@@ -237,20 +220,14 @@ def _make_record(events: Mapping[int, list[Event]], phase: int) -> Record:
     return record
 
 
-def _scores(answers: list[dict[str, Tensor]]) -> Score:
-    def column(name: str, dtype: torch.dtype) -> Tensor:
-        return torch.cat([tensors[name].reshape(1).to(dtype) for tensors in answers])
+def _scores(answers: list[Packet], group: str) -> Score:
+    """The scores of a group in all answers."""
+    rows = [answer.group(group) for answer in answers]
 
-    names = sorted(name for name in answers[0] if name.startswith("sums."))
-    sums = {
-        name.removeprefix("sums."): torch.cat([tensors[name].to(torch.float64) for tensors in answers])
-        for name in names
-    }
-    errors = all("error" in tensors for tensors in answers)
-    return Score(
-        column("correct", torch.float64),
-        column("loss", torch.float64),
-        column("count", torch.int64),
-        sums,
-        column("error", torch.float64) if errors else None,
-    )
+    def column(name: str, dtype: torch.dtype = torch.float64) -> Tensor:
+        return torch.cat([row[name].reshape(1).to(dtype) for row in rows])
+
+    names = sorted(name for name in rows[0] if name.startswith("sums."))
+    sums = {name.removeprefix("sums."): torch.cat([row[name].to(torch.float64) for row in rows]) for name in names}
+    error = column("error") if all("error" in row for row in rows) else None
+    return Score(column("correct"), column("loss"), column("count", torch.int64), sums, error)
