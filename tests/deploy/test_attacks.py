@@ -22,8 +22,7 @@ from kinfed.cli.app import app
 from kinfed.data.examples.batches import Batch
 from kinfed.deploy.node.node import Node, Withheld
 from kinfed.deploy.node.node_data import Enrolment, load_client_data
-from kinfed.deploy.node.node_settings import NodeSettings
-from kinfed.deploy.node.owner_policy import NodeRules, Refused
+from kinfed.deploy.node.node_settings import NodeRules, NodeSettings, Refused
 from kinfed.deploy.node.privacy_log import PrivacyLog
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.settings import Deployment

@@ -19,7 +19,7 @@ from kinfed.algorithms import ALGORITHMS, make_algorithm
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.federations.federation import Federation
 from kinfed.deploy.node.node import Node
-from kinfed.deploy.node.owner_policy import Refused
+from kinfed.deploy.node.node_settings import Refused
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.server.deployment_server import TooFewClients, serve
 from kinfed.deploy.settings import Deployment

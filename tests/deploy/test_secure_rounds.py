@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kinfed.data.federations.federation import Federation
 from kinfed.deploy.node.node import Node
-from kinfed.deploy.node.owner_policy import Refused
+from kinfed.deploy.node.node_settings import Refused
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.server.deployment_server import TooFewClients, serve
 from kinfed.deploy.settings import Deployment

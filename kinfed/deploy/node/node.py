@@ -25,8 +25,7 @@ from kinfed.algorithms import deployed_models
 from kinfed.core import Tree, storage
 from kinfed.data import SPLITS, LoopMemory, Moments, Split, with_memory
 from kinfed.deploy.node.node_data import load_client_data
-from kinfed.deploy.node.node_settings import NodeSettings
-from kinfed.deploy.node.owner_policy import Refused
+from kinfed.deploy.node.node_settings import NodeSettings, Refused
 from kinfed.deploy.node.requests import Preparation, prepare, with_weights
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.node.vault_entry import VaultEntry

@@ -72,7 +72,7 @@ class ClientData:
         return self.columns if self.text is None else [f"texts, cut by tokenizer {self.text.fingerprint()}"]
 
     def names_rows(self, deployment: Deployment) -> bool:
-        """Whether no choice of the server's decides which rows are trained on."""
+        """True if no choice of the server's decides which rows are trained on."""
         return self.names_test and (self.names_val or not deployment.validation_share)
 
     def sums(self, mean: Tensor | None) -> Tensor:

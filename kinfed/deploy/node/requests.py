@@ -29,8 +29,7 @@ from kinfed.config import Named, RunConfig
 from kinfed.core import Tree, storage
 from kinfed.data import SPLITS, Cohort, Federation, TablePreprocessing
 from kinfed.deploy.node.node_data import ClientData, Enrolment, load_client_data
-from kinfed.deploy.node.node_settings import NodeSettings
-from kinfed.deploy.node.owner_policy import Refused
+from kinfed.deploy.node.node_settings import NodeSettings, Refused
 from kinfed.deploy.node.privacy_log import Answered, ByNoise
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.node.vault_entry import VaultEntry, now

@@ -48,7 +48,7 @@ def read_record(answer: Packet, run: str, round: int, member: Member) -> KeyReco
 
 @dataclass
 class SecureRound:
-    """Of the clients that have trained."""
+    """One sum, of the clients that have trained."""
 
     ask: Ask
     assembly: Assembly
@@ -88,7 +88,7 @@ class SecureRound:
     # ---- the four requests after training ----
 
     def _shares(self) -> dict[int, list[bytes]]:
-        """By place: what each client has sealed for the others."""
+        """Secrets that each client has sealed for the others, by place."""
         members, count = self.assembly.members, len(self.assembly.members)
         clients = [[member.number, member.name, member.key] for member in members]
         records = to_rows([record.packed() for record in self.assembly.records])
@@ -124,7 +124,7 @@ class SecureRound:
         return signatures
 
     def _revealed(self, survivors: Sequence[int], signatures: Mapping[int, bytes]) -> dict[int, list[bytes]]:
-        """By the place of who reveals: shares by the place of whose they are."""
+        """Revealed shares: by the place of the revealing client, then by the place of their owner."""
         count = len(self.assembly.members)
         rows = to_rows([signatures.get(place, bytes(secure_sum.SIGNATURE_BYTES)) for place in range(count)])
         lists = {"survivors": to_flags(survivors, count), "signatures": rows}
@@ -143,7 +143,7 @@ class SecureRound:
         done: str,
         check: Callable[[int, Any], bool] = lambda place, value: True,
     ) -> dict[int, Any]:
-        """Ask the clients at these places; what those who answered have sent."""
+        """Ask the clients at these places; returns the values that came."""
         members, values = self.assembly.members, dict[int, Any]()
         self.nbytes_down += sum(request.nbytes for request in requests.values())
 
@@ -172,7 +172,7 @@ class SecureRound:
             raise NoSum(f"{self.assembly.members[place].name}: {error}") from None
 
     def _left_over(self, gone: int, survivors: Sequence[int], private: bytes) -> Ring:
-        """What cancels the masks that the survivors share with a client that went away after sharing its secrets."""
+        """Sum that cancels the masks of the survivors with a client that went away after sharing its secrets."""
         assembly, total = self.assembly, np.zeros(self.width + 1, np.uint64)
         if public_key(private) != assembly.records[gone].masking:
             raise NoSum(f"the shares of {assembly.members[gone].name}'s masking key do not fit what it announced")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -23,7 +24,6 @@ from torch import Tensor
 from kinfed.algorithms import check_algorithm_settings, privacy_profile, sample_update
 from kinfed.core import storage
 from kinfed.data import Population
-from kinfed.deploy.node.vault_entry import now
 from kinfed.deploy.server.enrol import Roster, TooFewClients, enrol_clients
 from kinfed.deploy.server.node_pool import NodePool, made_up_cohort
 from kinfed.deploy.server.server_privacy import SecretSchedule, make_user_level, notes
@@ -82,7 +82,7 @@ def _log_to(path: Path, say: Say) -> Say:
 
     def log(text: str) -> None:
         with storage.storage_errors("append to", path), path.open("a", encoding="utf-8") as file:
-            file.write(f"{now()} {text}\n")
+            file.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {text}\n")
         say(text)
 
     return log

@@ -1,4 +1,4 @@
-"""Present state of a deployment: <run folder>/status.json, which the server's part replaces as a whole every few seconds.
+"""State of a deployment: <run folder>/status.json, which the server's part replaces as a whole every few seconds.
 
     state       waiting (for clients to appear), running, done, or stopped
     doing       in words; since when
