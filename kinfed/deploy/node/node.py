@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms import deployed_models
-from kinfed.core import Tree, storage
+from kinfed.core import storage
 from kinfed.data import SPLITS, LoopMemory, Moments, Split, with_memory
 from kinfed.deploy.node.node_data import load_client_data
 from kinfed.deploy.node.node_settings import NodeSettings, Refused
-from kinfed.deploy.node.requests import Preparation, prepare, with_weights
+from kinfed.deploy.node.requests import Preparation, prepare, stored_state, with_weights
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.node.vault_entry import VaultEntry
 from kinfed.deploy.settings import Deployment
@@ -41,7 +41,6 @@ from kinfed.updates import SecureSum, user_level
 if TYPE_CHECKING:
     from kinfed.deploy.secure.secure_session import SecureSession
 
-_MOMENTS = "optimizer/"  # before names of moments in the vault; no field of a state has such a name
 _WITHOUT_EXAMPLES = (ConfigError, MessageError, ModelError, StorageError)
 _LOG = logging.getLogger("kinfed.node")
 
@@ -146,8 +145,8 @@ class NodeClient:
             self._check_order(round, entry.newest_round)
             if self.deployment.run.secure is not None:
                 self._session(order, entry).check_round(round)  # before anything is computed
-            client, moments, lost = self._state(entry, accepted, prepared)
-            request = prepared.request(entry, _stored(client, moments))
+            client, moments, lost = prepared.state(entry, accepted)
+            request = prepared.request(entry, stored_state(client, moments))
             if (answer := request.stored()) is not None:
                 return self._sent(order, entry, answer)
             task, cohort = request.protect(prepared.task, prepared.cohort(round, effort))
@@ -160,7 +159,7 @@ class NodeClient:
             for what, tree in (("update", up), ("new state", client), ("optimizer", moments)):
                 if not bool(tree.finite_rows(1).all()):
                     return request.keep(Packet(header | {"refused": f"its {what} is not finite"}))
-            entry.keep(round, _stored(client, moments), accepted, self.deployment.method)
+            entry.keep(round, stored_state(client, moments), accepted, self.deployment.method)
             return self._sent(order, entry, request.keep(Packet(header, {"up": sent_tensors(up)})))
 
     def _sent(self, order: Packet, entry: VaultEntry, answer: Packet) -> Packet:
@@ -208,8 +207,8 @@ class NodeClient:
         prepared, entry = self._prepare(EVALUATE, order), self._entry(order)
         with prepared.log_locked(), entry.locked():
             self._check_order(round, entry.model_round)
-            client, moments, lost = self._state(entry, accepted, prepared)
-            request = prepared.request(entry, _stored(client, moments))
+            client, moments, lost = prepared.state(entry, accepted)
+            request = prepared.request(entry, stored_state(client, moments))
             if (answer := request.stored()) is not None:
                 return answer
             task, cohort = request.protect(prepared.task, prepared.cohort(round))
@@ -262,27 +261,6 @@ class NodeClient:
     def _entry(self, order: Packet) -> VaultEntry:
         return self.vault.entry(order.require("run", str), self.settings.client)
 
-    def _state(self, entry: VaultEntry, accepted: int, prepared: Preparation) -> tuple[Tree, Moments, bool]:
-        """The state after the last round that counted, with the moments of local optimizers that belong to it; a new
-        one, and True, if the vault has lost it."""
-        fresh: Tree = self.algorithm.init_client(prepared.task, prepared.cohort(0))
-        if accepted == 0:
-            return fresh, Moments(), False
-        stored = entry.state(accepted)
-        if stored is None:
-            return fresh, Moments(), True
-        moments = {name.removeprefix(_MOMENTS): t for name, t in stored.items() if name.startswith(_MOMENTS)}
-        state = {name: tensor for name, tensor in stored.items() if not name.startswith(_MOMENTS)}
-        expected = fresh.named()
-        if state.keys() != expected.keys() or any(
-            state[name].shape != t.shape or state[name].dtype != t.dtype for name, t in expected.items()
-        ):
-            raise StorageError(
-                f"the state of {entry.client} in {entry.folder} does not fit this method and model; another version of "
-                "the data or of kinfed made it"
-            )
-        return fresh.like(state), Moments(moments), False
-
     def _keep_model(self, entry: VaultEntry, prepared: Preparation, row: Tensor, round: int) -> None:
         model, data, enrolment = self.run.model, prepared.data, prepared.enrolment
         inputs = ModelInputs(
@@ -294,11 +272,6 @@ class NodeClient:
             "model": model.name, "inputs": inputs.to_json(),
         }  # fmt: skip
         entry.keep_model(module_for(prepared.task, row.detach()).state_dict(), metadata)
-
-
-def _stored(client: Tree, moments: Moments) -> dict[str, Tensor]:
-    """A client's state as the vault keeps it."""
-    return client.named() | {_MOMENTS + name: tensor for name, tensor in moments.named().items()}
 
 
 def _score(score: Score) -> dict[str, Tensor]:

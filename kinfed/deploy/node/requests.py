@@ -27,7 +27,7 @@ from torch import Tensor
 from kinfed.algorithms import privacy_profile
 from kinfed.config import Named, RunConfig
 from kinfed.core import Tree, storage
-from kinfed.data import SPLITS, Cohort, Federation, TablePreprocessing
+from kinfed.data import SPLITS, Cohort, Federation, Moments, TablePreprocessing
 from kinfed.deploy.node.node_data import ClientData, Enrolment, load_client_data
 from kinfed.deploy.node.node_settings import NodeSettings, Refused
 from kinfed.deploy.node.privacy_log import Answered, ByNoise
@@ -37,9 +37,11 @@ from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.kinds import EVALUATE, TRAIN
 from kinfed.deploy.transport.wire import MessageError, Packet, message_types, received_tensors, tree_of
 from kinfed.engine import ModuleTask, Task
-from kinfed.errors import ConfigError, DataError
+from kinfed.errors import ConfigError, DataError, StorageError
 from kinfed.privacy import Events, Privacy, PrivateTask, Record, merge, new_nonce, planned_events
 from kinfed.runs import build_task
+
+_MOMENTS = "optimizer/"  # before names of moments in the vault; no field of a state has such a name
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,36 @@ class Preparation:
         private = self.deployment.run.privacy is not None
         return self.vault.privacy_log(self.settings.client).locked() if private else nullcontext()
 
+    def state(self, entry: VaultEntry, accepted: int) -> tuple[Tree, Moments, bool]:
+        """The state after the last round that counted, with the moments of local optimizers that belong to it; a new
+        one, and True, if the vault has lost it."""
+        fresh: Tree = self.deployment.algorithm.init_client(self.task, self.cohort(0))
+        if accepted == 0:
+            return fresh, Moments(), False
+        stored = entry.state(accepted)
+        if stored is None:
+            return fresh, Moments(), True
+        moments = {name.removeprefix(_MOMENTS): t for name, t in stored.items() if name.startswith(_MOMENTS)}
+        state = {name: tensor for name, tensor in stored.items() if not name.startswith(_MOMENTS)}
+        expected = fresh.named()
+        if state.keys() != expected.keys() or any(
+            state[name].shape != t.shape or state[name].dtype != t.dtype for name, t in expected.items()
+        ):
+            raise StorageError(
+                f"the state of {entry.client} in {entry.folder} does not fit this method and model; another version of "
+                "the data or of kinfed made it"
+            )
+        return fresh.like(state), Moments(moments), False
+
     def request(self, entry: VaultEntry, state: Mapping[str, Tensor]) -> PlainRequest:
         """The request of a client that starts from this state."""
         privacy = self.deployment.run.privacy
         return PlainRequest() if privacy is None else PrivateRequest(self, privacy, entry, state)
+
+
+def stored_state(client: Tree, moments: Moments) -> dict[str, Tensor]:
+    """A client's state as the vault keeps it."""
+    return client.named() | {_MOMENTS + name: tensor for name, tensor in moments.named().items()}
 
 
 def prepare(

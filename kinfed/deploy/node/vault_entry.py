@@ -82,21 +82,18 @@ class VaultEntry:
         """Store the state after `round`, beside the one that it was made from (that after round `before`)."""
         last = self._read()
         older = None if last is None else last.after(before)
-        content = {_NOW + name: t for name, t in tensors.items()} | {
-            _BEFORE + name: t for name, t in (older or {}).items()
-        }
+        content = {_NOW + name: t for name, t in tensors.items()}
+        content |= {_BEFORE + name: t for name, t in (older or {}).items()}
         number = 1 if last is None else last.version + 1
         metadata = {
-            "format": FORMAT, "kinfed": __version__, "run": self.run, "client": self.client,
-            "method": method, "round": str(round), "before": str(0 if older is None else before),
-            "version": str(number), "saved": now(),
+            "kinfed": __version__, "method": method, "round": str(round), "version": str(number), "saved": now(),
+            "before": str(0 if older is None else before),
         }  # fmt: skip
-        storage.write_tensors(self.folder / STATE, content, _sealed(metadata), private=True)
+        self._write(self.folder / STATE, content, metadata)
         return number
 
     def keep_model(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-        about = {"format": FORMAT, "run": self.run, "client": self.client} | dict(metadata)
-        storage.write_tensors(self.folder / MODEL, tensors, _sealed(about), private=True)
+        self._write(self.folder / MODEL, tensors, metadata)
 
     def answer(self, kind: str, request: str) -> Packet | None:
         """The answer to the request with this digest, if it is the last one of its kind."""
@@ -112,10 +109,13 @@ class VaultEntry:
     def keep_answer(self, kind: str, request: str, answer: Packet) -> None:
         """Store an answer in place of the last one of its kind."""
         tensors = {f"{group}/{key}": t for group, some in answer.groups.items() for key, t in some.items()}
-        about = {"format": FORMAT, "run": self.run, "client": self.client, "question": request}
-        storage.write_tensors(
-            self._answer_path(kind), tensors, _sealed(about | {"header": json.dumps(answer.header)}), private=True
-        )
+        self._write(self._answer_path(kind), tensors, {"question": request, "header": json.dumps(answer.header)})
+
+    def _write(self, path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+        """Write a file whose metadata have a checksum of their own: the one in a tensor file covers tensors only, and a
+        model's scaling is among the metadata."""
+        about = {"format": FORMAT, "run": self.run, "client": self.client, **metadata}
+        storage.write_tensors(path, tensors, about | {_ABOUT: _seal(about)}, private=True)
 
     def _answer_path(self, kind: str) -> Path:
         return self.folder / f"answer-{kind}.safetensors"
@@ -135,12 +135,6 @@ class VaultEntry:
         except StorageError as error:
             raise StorageError(f"{error}. {_WAY_OUT}") from None
         return _State(int(meta["round"]), int(meta["before"]), int(meta["version"]), tensors)
-
-
-def _sealed(metadata: Mapping[str, str]) -> dict[str, str]:
-    """The metadata with a checksum of their own: the one in a tensor file covers tensors only, and a model's scaling is
-    among the metadata."""
-    return {**metadata, _ABOUT: _seal(metadata)}
 
 
 def _seal(metadata: Mapping[str, str]) -> str:

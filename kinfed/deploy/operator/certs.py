@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from kinfed.core import storage
+from kinfed.deploy.operator.site_kit import write_with_mode
 from kinfed.errors import ConfigError, StorageError
 
 CA_YEARS, SERVER_DAYS = 10, 825  # clients of TLS refuse server certificates that are valid for longer
@@ -142,8 +142,5 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, data: bytes, paths: list[Path], secret: bool = False) -> None:
-    with storage.storage_errors("write", path), storage.draft(path.parent) as new:
-        os.chmod(new.path, 0o600 if secret else 0o644)
-        new.write(data)
-        new.commit(path)
+    write_with_mode(path, data, 0o600 if secret else 0o644)
     paths.append(path)

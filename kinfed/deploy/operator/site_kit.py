@@ -122,16 +122,17 @@ def write_kit(out: Path, files: list[KitFile]) -> list[Path]:
         storage.write_atomically(out, _zip(out.stem, files), private=True)
         return [out]
     storage.make_folder(out)
-    paths = []
     for file in files:
-        path = out / file.name
-        storage.make_folder(path.parent)
-        with storage.storage_errors("write", path), storage.draft(path.parent, private=True) as new:
-            new.write(file.data)
-            os.chmod(new.path, file.mode)
-            new.commit(path)
-        paths.append(path)
-    return paths
+        storage.make_folder((out / file.name).parent)
+        write_with_mode(out / file.name, file.data, file.mode)
+    return [out / file.name for file in files]
+
+
+def write_with_mode(path: Path, data: bytes, mode: int) -> None:
+    with storage.storage_errors("write", path), storage.draft(path.parent, private=True) as new:
+        new.write(data)
+        os.chmod(new.path, mode)
+        new.commit(path)
 
 
 def _zip(folder: str, files: list[KitFile]) -> bytes:

@@ -144,11 +144,10 @@ class LocalTrial:
 
     def _follow(self, processes: Processes, say: Say, should_stop: Callable[[], bool], end: float) -> None:
         """Show the run's log until it ends."""
-        log = _Follower(self.run_folder / "log.txt", say)
-        sign, last = "", time.monotonic()
+        sign, last, shown = "", time.monotonic(), 0
         while True:
             status = read_status(self.run_folder)
-            log.show()
+            shown += _show_from(shown, self.run_folder / "log.txt", say)
             if status is not None and status.state in ENDED:
                 if status.state != DONE:
                     raise PoolError(f"the run has stopped: {status.reason}")
@@ -182,20 +181,13 @@ class LocalTrial:
             )
 
 
-class _Follower:
-    """Shows new lines of a log, without the times."""
-
-    def __init__(self, path: Path, say: Say) -> None:
-        self._path, self._say, self._read = path, say, 0
-
-    def show(self) -> None:
-        if not self._path.exists():
-            return
-        text = self._path.read_bytes()[self._read :]
-        lines = text[: text.rfind(b"\n") + 1]
-        self._read += len(lines)
-        for line in lines.decode("utf-8", "replace").splitlines():
-            self._say(line.partition(" ")[2])
+def _show_from(start: int, log: Path, say: Say) -> int:
+    """Say the whole lines of a log from this byte on, without their times; returns their number of bytes."""
+    text = log.read_bytes()[start:] if log.exists() else b""
+    lines = text[: text.rfind(b"\n") + 1]
+    for line in lines.decode("utf-8", "replace").splitlines():
+        say(line.partition(" ")[2])
+    return len(lines)
 
 
 def _finish(process: subprocess.Popen[bytes], what: str) -> str:

@@ -6,7 +6,7 @@ goes into every message and every checkpoint, and is all a node needs to go on f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -61,10 +61,8 @@ class NodePool:
         events: dict[int, list[Event]] = {}
         nbytes, rejections = 0, dict[int, str]()
 
-        def take(name: str, answer: Packet) -> None:
+        def take(k: int, answer: Packet) -> None:
             nonlocal nbytes
-            k = self._number(name)
-            check_same_request(orders[name], answer)
             nbytes += answer.nbytes
             try:
                 gradients = self._checks.events(answer, self._checks.planned(k)[0])
@@ -75,18 +73,14 @@ class NodePool:
                 rejections[k] = str(error)
                 raise
             if answer.header.get("lost"):
-                self.exchange.say(
-                    f"{name} has lost its state of round {int(self.accepted[k])} and begins anew from what it is sent"
-                )
+                lost = f"{self.roster.names[k]} has lost its state of round {int(self.accepted[k])}"
+                self.exchange.say(f"{lost} and begins anew from what it is sent")
             answers[k], events[k] = update, gradients
 
         # Under user-level privacy whatever came counts: a model must not tell whether one client more has answered.
         hidden = self.deployment.run.user_privacy is not None
         needed = 0 if hidden else self.deployment.needed_updates(len(ids))
-        reasons = self.exchange.request(TRAIN, orders, self.deployment.deadline, take, needed)
-        for name, reason in sorted(reasons.items()):
-            if self._number(name) not in rejections:  # those are the run's to report
-                self.exchange.say(f"round {round}: without {name}: {reason}")
+        self._ask(TRAIN, orders, take, needed, f"round {round}", rejections)
         record = self._record(ids, events) if self._private else None
         updates = Updates(ids[:0], None, nbytes, dict(sorted(rejections.items())), record=record)
         if answers and len(answers) >= needed:
@@ -130,18 +124,14 @@ class NodePool:
         by_client: dict[int, Packet] = {}
         events: dict[int, list[Event]] = {}
 
-        def take(name: str, answer: Packet) -> None:
-            check_same_request(orders[name], answer)
-            k = self._number(name)
+        def take(k: int, answer: Packet) -> None:
             scores = {"personal", *(name for name in answer.groups if name.startswith("other."))}
             for group in sorted(scores | ({"server_model"} if server_model is not None else set())):
                 self._checks.score(k, SPLITS.index(split), answer.group(group))
             check_figures(answer.group("figures"))
             by_client[k], events[k] = answer, self._checks.events(answer, self._checks.planned(k)[1])
 
-        reasons = self.exchange.request(EVALUATE, orders, self.deployment.deadline, take, 1)
-        for name, reason in sorted(reasons.items()):
-            self.exchange.say(f"evaluation after round {round}: without {name}: {reason}")
+        self._ask(EVALUATE, orders, take, 1, f"evaluation after round {round}")
         numbers = sorted(by_client)
         answers = [by_client[k] for k in numbers]
         record = _make_record(events, EVALUATION) if self._private else None
@@ -171,8 +161,21 @@ class NodePool:
 
     # ---- messages ----
 
-    def _number(self, name: str) -> int:
-        return self.roster.names.index(name)
+    def _ask(
+        self, kind: str, orders: Mapping[str, Packet], take: Callable[[int, Packet], None], needed: int, what: str,
+        rejected: Collection[int] = (),
+    ) -> None:  # fmt: skip
+        """Send orders by client's name; `take` gets a client's number and its answer. The log says who is missing, but
+        for `rejected` numbers, which `take` adds and the run reports."""
+
+        def take_by_name(name: str, answer: Packet) -> None:
+            check_same_request(orders[name], answer)
+            take(self.roster.names.index(name), answer)
+
+        reasons = self.exchange.request(kind, orders, self.deployment.deadline, take_by_name, needed)
+        for name, reason in sorted(reasons.items()):
+            if self.roster.names.index(name) not in rejected:
+                self.exchange.say(f"{what}: without {name}: {reason}")
 
     def _order(
         self, kind: str, k: int, round: int, down: Tree, groups: Mapping[str, Any] | None = None, **more: Any
