@@ -96,7 +96,7 @@ def budget(folder: VaultFolder = DEFAULT) -> None:
     from kinfed.deploy import Vault
     from kinfed.privacy import epsilon_over_noises
 
-    pages = {books.client: books.read() for books in Vault(folder).booked_clients()}
+    pages = {log.client: log.read() for log in Vault(folder).privacy_logs()}
     if not pages:
         say(f"the vault {folder.expanduser()} has not answered any private request yet")
         return

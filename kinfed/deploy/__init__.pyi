@@ -1,10 +1,10 @@
 from kinfed.deploy.node.vault import Vault as Vault
 from kinfed.deploy.operator.app_folder import make_app as make_app
 from kinfed.deploy.operator.certs import make_certificates as make_certificates
-from kinfed.deploy.operator.node_start import NodeFile as NodeFile
-from kinfed.deploy.operator.node_start import run_node as run_node
-from kinfed.deploy.operator.server_start import ServerPlace as ServerPlace
-from kinfed.deploy.operator.server_start import run_server as run_server
+from kinfed.deploy.operator.services import NodeFile as NodeFile
+from kinfed.deploy.operator.services import ServerPlace as ServerPlace
+from kinfed.deploy.operator.services import run_node as run_node
+from kinfed.deploy.operator.services import run_server as run_server
 from kinfed.deploy.operator.site_kit import kit_files as kit_files
 from kinfed.deploy.operator.site_kit import write_kit as write_kit
 from kinfed.deploy.operator.trial import DEFAULTS as DEFAULTS

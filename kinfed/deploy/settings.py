@@ -1,4 +1,4 @@
-"""What the operator of a deployment configures: `[tool.flwr.app.config]` of the app's pyproject.toml.
+"""Settings of a deployment: `[tool.flwr.app.config]` of the app's pyproject.toml.
 
 Flower hands the same flat table to the server and to every node, and `flwr run --run-config` overrides what is in it.
 It knows no null, so "" stands for "not set": the default applies. Keys may be written with dashes or underscores.
@@ -50,7 +50,7 @@ RUN_DEFAULTS = {"rounds": 20, "participation": 1.0, "label_column": "label"}
 
 
 def not_for_nodes(algorithm: AnyAlgorithm) -> str:
-    """Why nodes cannot run the algorithm; "" where they can."""
+    """The reason why nodes cannot run the algorithm; "" if they can."""
     if changes_data(algorithm):
         return "clients would share examples, which no node does"
     return "nodes hold no public examples" if "needs public data" in algorithm.traits else ""
@@ -66,7 +66,7 @@ Names = Annotated[str, BeforeValidator(_number_as_text)]  # or how many of them
 
 @dataclass(frozen=True)
 class Deployment:
-    """What only a deployment has, and the settings of its run."""
+    """Settings that only a deployment has, and those of its run."""
 
     out: str = option("runs/deployment", "Folder on the server's machine; the same again resumes the run.")
     clients: Names = option("3", 'How many, or their names: "hospital-a,hospital-b,hospital-c".')
@@ -161,7 +161,7 @@ class Deployment:
 
     @property
     def client_names(self) -> list[str] | None:
-        """Where the operator listed them, in that order."""
+        """Names of the clients in their order, if the operator listed them."""
         if self.clients.strip().lstrip("-").isdigit():
             return None
         return distinct("clients", self.clients)
@@ -193,7 +193,7 @@ class Deployment:
 
     @property
     def divisor(self) -> float | None:
-        """What features are divided by, where `scaling` is a number."""
+        """Number that features are divided by, if `scaling` is one."""
         if self.scaling in (STANDARD, NONE):
             return None
         try:
@@ -205,7 +205,7 @@ class Deployment:
         return number
 
     def needed_updates(self, called: int) -> int:
-        """Updates without which a round of so many called clients does not count."""
+        """Number of updates without which a round with this number of `called` clients does not count."""
         rule = self.run.robust_rule
         needed = min(self.quorum, called) if self.quorum else called // 2 + 1
         return needed if rule is None else max(needed, rule.least)
@@ -243,15 +243,15 @@ class Deployment:
         return Path(self.out).expanduser()
 
     def fingerprint(self) -> str:
-        """Equal for deployments that compute the same; more rounds only continue a run, unless noise was planned for
-        so many of them."""
+        """Digest, equal for deployments that compute the same; more rounds only continue a run, unless noise was
+        planned for their number."""
         planned = self.run.dp_epsilon is not None or self.run.user_epsilon is not None
         rounds = self.run.rounds if planned else 1
         return replace(self.run, rounds=rounds).fingerprint()
 
 
 def describe_setting(name: str) -> tuple[Any, str]:
-    """The default of a setting, "" where there is none, and its one line of text."""
+    """The default of a setting, "" if there is none, and its one line of text."""
     kind = Deployment if name in declared(Deployment) else RunConfig
     default = RUN_DEFAULTS.get(name, kind.__dataclass_fields__[name].default)
     if isinstance(default, Named):

@@ -20,12 +20,10 @@ from typer.testing import CliRunner
 
 from kinfed.cli.app import app
 from kinfed.data.examples.batches import Batch
-from kinfed.deploy.node.node import Node
+from kinfed.deploy.node.node import Node, Withheld
 from kinfed.deploy.node.node_data import Enrolment, load_client_data
-from kinfed.deploy.node.node_errors import Withheld
-from kinfed.deploy.node.node_settings import NodeSettings
-from kinfed.deploy.node.owner_policy import NodeRules, Refused
-from kinfed.deploy.node.privacy_log import Books
+from kinfed.deploy.node.node_settings import NodeRules, NodeSettings, Refused
+from kinfed.deploy.node.privacy_log import PrivacyLog
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.wire import MessageError, Packet
@@ -208,8 +206,8 @@ def test_a_programs_error_stays_at_the_node(config: dict[str, Any], tmp_path: Pa
 # ---- books ----
 
 
-def books(config: dict[str, Any]) -> Books:
-    return Vault(config["vault"]).books("a")
+def books(config: dict[str, Any]) -> PrivacyLog:
+    return Vault(config["vault"]).privacy_log("a")
 
 
 def test_four_hundred_questions_stop_at_the_budget(config: dict[str, Any]) -> None:
@@ -300,7 +298,7 @@ def test_lost_or_altered_books_stop_all_answers(config: dict[str, Any]) -> None:
         with pytest.raises(StorageError, match="damaged"):
             ask(config, round=2)
     path.unlink()
-    with pytest.raises(StorageError, match="are gone"):
+    with pytest.raises(StorageError, match="is gone"):
         ask(config, round=2)
     path.write_text(text)
     ask(config, round=2)

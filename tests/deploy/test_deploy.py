@@ -19,7 +19,7 @@ from kinfed.algorithms import ALGORITHMS, make_algorithm
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.federations.federation import Federation
 from kinfed.deploy.node.node import Node
-from kinfed.deploy.node.owner_policy import Refused
+from kinfed.deploy.node.node_settings import Refused
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.server.deployment_server import TooFewClients, serve
 from kinfed.deploy.settings import Deployment
@@ -574,7 +574,7 @@ def test_a_private_run_that_is_resumed_costs_no_answer_twice(tmp_path: Path) -> 
     run(net)
     assert any("resumed after round 1" in line for line in net.log)
     for config in net.nodes_.values():
-        answers = Vault(config["vault"]).books(config["client"]).read().answers
+        answers = Vault(config["vault"]).privacy_log(config["client"]).read().answers
         assert [(a.kind, a.round) for a in answers] == [("train", 1), ("train", 2)]
 
 

@@ -17,8 +17,7 @@ from loopback import Loopback
 from kinfed.data.federations.federation import Federation
 from kinfed.deploy.node.node import Node
 from kinfed.deploy.node.node_data import load_client_data
-from kinfed.deploy.node.node_settings import NodeSettings
-from kinfed.deploy.node.owner_policy import Refused
+from kinfed.deploy.node.node_settings import NodeSettings, Refused
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.server.deployment_server import serve
 from kinfed.deploy.settings import Deployment

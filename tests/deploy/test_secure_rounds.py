@@ -16,12 +16,12 @@ from torch import Tensor
 
 from kinfed.data.federations.federation import Federation
 from kinfed.deploy.node.node import Node
-from kinfed.deploy.node.owner_policy import Refused
-from kinfed.deploy.node.requests import CONFIRM, MASK, SECURE_KINDS, SHARE, TRAIN, UNMASK
+from kinfed.deploy.node.node_settings import Refused
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.server.deployment_server import TooFewClients, serve
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.exchange import Sent
+from kinfed.deploy.transport.kinds import CONFIRM, MASK, SECURE_KINDS, SHARE, TRAIN, UNMASK
 from kinfed.deploy.transport.wire import MessageError, Packet
 from kinfed.errors import ConfigError
 from kinfed.runs.simulation import simulate
@@ -188,7 +188,7 @@ def test_private_training_goes_into_secure_sums(tmp_path: Path) -> None:
     net = make(tmp_path, dp_noise=1.0, rounds=1)
     folder = run(net)
     assert [record["dropped"] for record in records(folder)] == [0]
-    assert len(Vault(net.nodes_[100]["vault"]).books("a").read().answers) == 1
+    assert len(Vault(net.nodes_[100]["vault"]).privacy_log("a").read().answers) == 1
 
 
 # ---- servers that lie ----

@@ -13,7 +13,7 @@ pytest.importorskip("cryptography", reason="the extra flower is not installed: p
 from command_line import kinfed
 
 from kinfed.deploy.operator.certs import make_certificates
-from kinfed.deploy.operator.node_start import NodeFile
+from kinfed.deploy.operator.services import NodeFile
 from kinfed.deploy.operator.site_kit import kit_files, node_toml, write_kit
 from kinfed.deploy.transport.client_keys import read_public_keys
 from kinfed.errors import ConfigError, KinfedError, StorageError

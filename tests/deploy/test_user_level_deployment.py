@@ -15,12 +15,12 @@ from torch import Tensor
 from kinfed.algorithms.base import AveragingAlgorithm
 from kinfed.algorithms.common.message_shape import update_template
 from kinfed.data.federations.federation import Federation
-from kinfed.deploy.node.requests import EVALUATE, TRAIN
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.server.deployment_server import serve
-from kinfed.deploy.server.server_privacy import FILE, SecretSchedule, SumBooks
+from kinfed.deploy.server.server_privacy import FILE, SecretSchedule, SumLedger
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.exchange import Sent
+from kinfed.deploy.transport.kinds import EVALUATE, TRAIN
 from kinfed.errors import CheckpointError, ConfigError, StorageError
 from kinfed.privacy.noise import seeded_noise
 from kinfed.records.checkpoint import Checkpoints
@@ -179,7 +179,7 @@ def test_a_round_that_a_crash_repeats_is_another_sum(tmp_path: Path, monkeypatch
     first, second = server_models(net)[2]
     assert float((first - second).std()) == pytest.approx(2**0.5 * 2.0 * 0.5 / 3, rel=0.2)
     assert summary(folder)["rounds"] == 4
-    assert SumBooks(folder / FILE, json.loads((folder / "deployment.json").read_text())["run"]).read() == 4
+    assert SumLedger(folder / FILE, json.loads((folder / "deployment.json").read_text())["run"]).read() == 4
     assert summary(folder)["epsilon"] == ClientSampling("fixed", 1.0).epsilon(2.0, 4, 1e-5)
 
 

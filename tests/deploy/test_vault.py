@@ -120,7 +120,7 @@ def test_only_the_owner_may_look(tmp_path: Path) -> None:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     entry.keep_model({"w": torch.ones(2)}, {})
     entry.keep_answer("train", "q", Packet({"round": 1}, {"up": {"delta": torch.ones(1, 2)}}))
-    vault.books("b")
+    vault.privacy_log("b")
     paths = [path for path in vault.folder.rglob("*") if path.is_file()]
     assert len(paths) >= 7
     assert {path.name for path in paths if stat.S_IMODE(path.stat().st_mode) != 0o600} == set()

@@ -1,14 +1,20 @@
-"""What a node does when the server asks: say whose it is, add to common sums, train a round, evaluate.
+"""A node's answers to the server: its clients, common sums, a round of training, an evaluation.
 
 A node trusts nothing but the numbers in a message, and sends nothing but what the method declares in its Up. Its
 personal state stays in the vault (kinfed.deploy.node.vault); which of the last two states a round starts from, the
 server says by naming the last round of this client that counted. So a round that was lost on the way, came too late,
 was rejected or is repeated after a restart leaves no trace in what follows.
+
+The server never gets the text of an error that may quote the client's examples. Otherwise the settings of a run could
+name a column as the label, and read it value by value in sentences about unknown classes. Sentences about settings,
+messages, files and rules are sent as they are; of all other errors the server learns the kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,20 +22,18 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms import deployed_models
-from kinfed.core import Tree, storage
+from kinfed.core import storage
 from kinfed.data import SPLITS, LoopMemory, Moments, Split, with_memory
 from kinfed.deploy.node.node_data import load_client_data
-from kinfed.deploy.node.node_errors import withheld_errors
-from kinfed.deploy.node.node_settings import NodeSettings
-from kinfed.deploy.node.owner_policy import Refused
-from kinfed.deploy.node.preparation import Preparation, prepare, with_weights
-from kinfed.deploy.node.requests import EVALUATE, HELLO, SECURE_KINDS, SUMS, TRAIN
+from kinfed.deploy.node.node_settings import NodeSettings, Refused
+from kinfed.deploy.node.requests import Preparation, prepare, stored_state, with_weights
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.node.vault_entry import VaultEntry
 from kinfed.deploy.settings import Deployment
+from kinfed.deploy.transport.kinds import EVALUATE, HELLO, SECURE_KINDS, SUMS, TRAIN
 from kinfed.deploy.transport.wire import MessageError, Packet, message_types, sent_tensors, tree_of
 from kinfed.engine import Score, Task, module_for, task_for
-from kinfed.errors import ConfigError, StorageError
+from kinfed.errors import ConfigError, KinfedError, ModelError, StorageError
 from kinfed.privacy import EVALUATION, TRAINING, Record, recorded
 from kinfed.serving import ModelInputs
 from kinfed.updates import SecureSum, user_level
@@ -37,7 +41,25 @@ from kinfed.updates import SecureSum, user_level
 if TYPE_CHECKING:
     from kinfed.deploy.secure.secure_session import SecureSession
 
-_MOMENTS = "optimizer/"  # before names of moments in the vault; no field of a state has such a name
+_WITHOUT_EXAMPLES = (ConfigError, MessageError, ModelError, StorageError)
+_LOG = logging.getLogger("kinfed.node")
+
+
+class Withheld(KinfedError):
+    """An error at a node whose text stays there."""
+
+
+@contextmanager
+def _withheld_errors(clients: str) -> Iterator[None]:
+    try:
+        yield
+    except _WITHOUT_EXAMPLES:
+        raise
+    except Exception as error:
+        _LOG.exception("no answer for %s", clients)
+        raise Withheld(
+            f"{type(error).__name__} at {clients}; its text may quote examples and is in the node's own log"
+        ) from None
 
 
 class Node:
@@ -55,7 +77,7 @@ class Node:
     def answer(self, kind: str, order: Packet) -> Packet:
         if kind == HELLO:
             nonce = order.require("nonce", str)
-            with withheld_errors(", ".join(self.clients)):
+            with _withheld_errors(", ".join(self.clients)):
                 return Packet({"clients": [client.hello(nonce, self.number) for client in self.clients.values()]})
         name = order.require("name", str)
         if name not in self.clients:
@@ -63,15 +85,13 @@ class Node:
                 f"a message for client {name!r} has come to the node of {', '.join(self.clients)}; nothing was done"
             )
         client = self.clients[name]
-        with withheld_errors(name):
+        with _withheld_errors(name):
             if kind in SECURE_KINDS:
                 return client.secure_answer(kind, order)
             return {SUMS: client.sums, TRAIN: client.train, EVALUATE: client.evaluate}[kind](order)
 
 
 class NodeClient:
-    """One client at a node."""
-
     def __init__(self, settings: NodeSettings, deployment: Deployment) -> None:
         self.settings, self.deployment = settings, deployment
         self.algorithm, self.rules = deployment.algorithm, settings.rules
@@ -80,7 +100,7 @@ class NodeClient:
         torch.set_num_threads(settings.threads)
 
     def hello(self, nonce: str, node: int) -> dict[str, Any]:
-        """Who this is, signed, and the shape of its data: counts, not contents."""
+        """The client's greeting, signed, with the shape of its data: counts, not contents."""
         from kinfed.deploy.transport.client_keys import sign_greeting
 
         own = load_client_data(self.settings, self.deployment)
@@ -96,7 +116,7 @@ class NodeClient:
         return sign_greeting(key, where, greeting, nonce, node)
 
     def _identity(self) -> tuple[Path, bytes]:
-        """The client's private key, and where it is from."""
+        """File of the client's private key, and the key."""
         if not self.settings.key:
             return self.vault.identity(self.settings.client)
         path = Path(self.settings.key).expanduser()
@@ -120,31 +140,30 @@ class NodeClient:
         effort = order.require("effort", float)
         if not 0 < effort <= 1:
             raise MessageError(f"effort is a share of the local work in (0, 1]; the message says {effort}")
-        prepared = self._prepare(TRAIN, order)
-        entry = self._entry(order)
-        with prepared.books_locked(), entry.locked():
+        prepared, entry = self._prepare(TRAIN, order), self._entry(order)
+        with prepared.log_locked(), entry.locked():
             self._check_order(round, entry.newest_round)
             if self.deployment.run.secure is not None:
                 self._session(order, entry).check_round(round)  # before anything is computed
-            client, moments, lost = self._state(entry, accepted, prepared)
-            question = prepared.question(entry, _stored(client, moments))
-            if (answer := question.stored()) is not None:
+            client, moments, lost = prepared.state(entry, accepted)
+            request = prepared.request(entry, stored_state(client, moments))
+            if (answer := request.stored()) is not None:
                 return self._sent(order, entry, answer)
-            task, cohort = question.protect(prepared.task, prepared.cohort(round, effort))
+            task, cohort = request.protect(prepared.task, prepared.cohort(round, effort))
             memory = LoopMemory(1, moments) if self.algorithm.training.optimizer_state == "kept" else None
             with recorded(task, TRAINING) as record:
                 client, up = self.algorithm.client_update(task, client, prepared.down, with_memory(cohort, memory))
-            question.settle(record)
+            request.settle(record)
             moments = Moments() if memory is None else memory.moments
             header = self._reply_header(order) | {"lost": lost, "gradients": _gradient_counts(record)}
             for what, tree in (("update", up), ("new state", client), ("optimizer", moments)):
                 if not bool(tree.finite_rows(1).all()):
-                    return question.keep(Packet(header | {"refused": f"its {what} is not finite"}))
-            entry.keep(round, _stored(client, moments), accepted, self.deployment.method)
-            return self._sent(order, entry, question.keep(Packet(header, {"up": sent_tensors(up)})))
+                    return request.keep(Packet(header | {"refused": f"its {what} is not finite"}))
+            entry.keep(round, stored_state(client, moments), accepted, self.deployment.method)
+            return self._sent(order, entry, request.keep(Packet(header, {"up": sent_tensors(up)})))
 
     def _sent(self, order: Packet, entry: VaultEntry, answer: Packet) -> Packet:
-        """What is sent in answer to a round: the update itself or, for a secure sum, the keys that will mask it."""
+        """The answer to a round as it is sent: with the update or, for a secure sum, with keys that will mask it."""
         secure = self.deployment.run.secure
         if secure is None or not self.algorithm.sends or "up" not in answer.groups:
             return answer
@@ -162,7 +181,7 @@ class NodeClient:
         return Packet(answer.header, self._session(order, entry).open(order.require("round", int), vector).groups)
 
     def secure_answer(self, kind: str, order: Packet) -> Packet:
-        """A question after training, until the sum of a round is there."""
+        """Answer a request after training, until the sum of a round is there."""
         entry = self._entry(order)
         with entry.locked():
             answer = self._session(order, entry).answer(kind, order)
@@ -181,26 +200,25 @@ class NodeClient:
         return SecureSession(entry, owner)
 
     def evaluate(self, order: Packet) -> Packet:
-        """The personal model on the client's own held-out examples; it is kept in the vault, ready to use."""
+        """Evaluate the personal model on the client's own held-out examples, and keep it in the vault, ready to use."""
         round, accepted = order.require("round", int), order.require("accepted", int)
         split = order.require("split", str)
         self.rules.check_split(self.settings.client, self.deployment, self.algorithm, split)
-        prepared = self._prepare(EVALUATE, order)
-        entry = self._entry(order)
-        with prepared.books_locked(), entry.locked():
+        prepared, entry = self._prepare(EVALUATE, order), self._entry(order)
+        with prepared.log_locked(), entry.locked():
             self._check_order(round, entry.model_round)
-            client, moments, lost = self._state(entry, accepted, prepared)
-            question = prepared.question(entry, _stored(client, moments))
-            if (answer := question.stored()) is not None:
+            client, moments, lost = prepared.state(entry, accepted)
+            request = prepared.request(entry, stored_state(client, moments))
+            if (answer := request.stored()) is not None:
                 return answer
-            task, cohort = question.protect(prepared.task, prepared.cohort(round))
+            task, cohort = request.protect(prepared.task, prepared.cohort(round))
             with recorded(task, EVALUATION) as record:
                 models = deployed_models(
                     self.algorithm, task, client, prepared.down, cohort,
                     trained=torch.tensor([accepted > 0 and not lost]),
                     server_model=order.group("server_model").get("model"),
                 )  # fmt: skip
-            question.settle(record)
+            request.settle(record)
             theta = next(iter(models.values()))
             if not bool(torch.isfinite(theta).all()):
                 raise ConfigError(
@@ -210,7 +228,7 @@ class NodeClient:
             groups = self._scores(prepared.task, models, order, getattr(cohort, split))
             groups["figures"] = dict(self.algorithm.client_figures(client))
             header = self._reply_header(order) | {"lost": lost, "gradients": _gradient_counts(record)}
-            return question.keep(Packet(header, groups))
+            return request.keep(Packet(header, groups))
 
     def _check_order(self, round: int, newest: int) -> None:
         """Refuse orders of earlier rounds: what a server sent before it died may arrive after orders of its successor,
@@ -233,37 +251,15 @@ class NodeClient:
         return {name: _score(score) for name, score in scores.items()}
 
     def _reply_header(self, order: Packet) -> dict[str, Any]:
-        """Fields that tell the server which question this answers."""
-        return {key: order.header.get(key) for key in ("run", "round", "number", "kind")} | {
-            "name": self.settings.client
-        }
+        """Fields that tell the server which request this answers."""
+        same = {key: order.header.get(key) for key in ("run", "round", "number", "kind")}
+        return same | {"name": self.settings.client}
 
     def _prepare(self, kind: str, order: Packet) -> Preparation:
         return prepare(kind, order, self.settings, self.deployment, self.run, self.vault)
 
     def _entry(self, order: Packet) -> VaultEntry:
         return self.vault.entry(order.require("run", str), self.settings.client)
-
-    def _state(self, entry: VaultEntry, accepted: int, prepared: Preparation) -> tuple[Tree, Moments, bool]:
-        """The state after the last round that counted, with the moments of local optimizers that belong to it; a new
-        one, and True, where the vault has lost it."""
-        fresh: Tree = self.algorithm.init_client(prepared.task, prepared.cohort(0))
-        if accepted == 0:
-            return fresh, Moments(), False
-        stored = entry.state(accepted)
-        if stored is None:
-            return fresh, Moments(), True
-        moments = {name.removeprefix(_MOMENTS): t for name, t in stored.items() if name.startswith(_MOMENTS)}
-        state = {name: tensor for name, tensor in stored.items() if not name.startswith(_MOMENTS)}
-        expected = fresh.named()
-        if state.keys() != expected.keys() or any(
-            state[name].shape != t.shape or state[name].dtype != t.dtype for name, t in expected.items()
-        ):
-            raise StorageError(
-                f"the state of {entry.client} in {entry.folder} does not fit this method and model; another version of "
-                "the data or of kinfed made it"
-            )
-        return fresh.like(state), Moments(moments), False
 
     def _keep_model(self, entry: VaultEntry, prepared: Preparation, row: Tensor, round: int) -> None:
         model, data, enrolment = self.run.model, prepared.data, prepared.enrolment
@@ -278,11 +274,6 @@ class NodeClient:
         entry.keep_model(module_for(prepared.task, row.detach()).state_dict(), metadata)
 
 
-def _stored(client: Tree, moments: Moments) -> dict[str, Tensor]:
-    """A client's state as the vault keeps it."""
-    return client.named() | {_MOMENTS + name: tensor for name, tensor in moments.named().items()}
-
-
 def _score(score: Score) -> dict[str, Tensor]:
     plain = {"correct": score.correct, "loss": score.loss, "count": score.count}
     errors = {} if score.error is None else {"error": score.error}
@@ -292,6 +283,5 @@ def _score(score: Score) -> dict[str, Tensor]:
 def _gradient_counts(record: Record | None) -> list[list[float]]:
     """[q, gradients on each sample, samples] computed from this client's data. The keys of samples come from the
     client's secret and are not sent."""
-    if record is None:
-        return []
-    return [[q, gradients, samples] for (_, q, gradients), samples in sorted(record.ledger().batches.items())]
+    batches = {} if record is None else record.ledger().batches
+    return [[q, gradients, samples] for (_, q, gradients), samples in sorted(batches.items())]

@@ -1,5 +1,4 @@
-"""How a node loads its own examples, as its settings say (kinfed.deploy.node.node_settings), and prepares them as all
-are.
+"""A node's own examples: loaded as its settings say (kinfed.deploy.node.node_settings), prepared as all clients' are.
 
 Weights of rows are the node's own business: they are scaled to mean one over the client's training rows, here, and
 nothing of them leaves. (A simulation scales by the mean over all clients; the two agree where every client's weights
@@ -32,7 +31,7 @@ from kinfed.errors import ConfigError, DataError, StorageError
 
 @dataclass(frozen=True)
 class Examples:
-    """What a node's own function returns."""
+    """Result of a node's own function."""
 
     x: Any  # [n, ...] numbers
     y: Any  # [n] classes
@@ -55,22 +54,22 @@ class ClientData:
 
     @property
     def inputs(self) -> list[str]:
-        """What all clients must have in common: columns of a table, or how texts are cut."""
+        """Description that all clients must have in common: columns of a table, or how texts are cut."""
         return self.columns if self.text is None else [f"texts, cut by tokenizer {self.text.fingerprint()}"]
 
     def names_rows(self, deployment: Deployment) -> bool:
-        """No choice of the server's decides which rows are trained on."""
+        """True if no choice of the server's decides which rows are trained on."""
         return self.names_test and (self.names_val or not deployment.validation_share)
 
     def sums(self, mean: Tensor | None) -> Tensor:
-        """What scaling needs of this client: sums of features over its training rows, or of squared distances from the
-        common mean. float64."""
+        """Sums of features over this client's training rows, or of squared distances from the common mean, for the
+        scaling. float64 [*shape]."""
         raw = self.federation.features.raw[self.federation.train.rows].to(torch.float64)
         total: Tensor = raw.sum(0) if mean is None else (raw - mean).square().sum(0)
         return total
 
     def statistics(self) -> TableStatistics:
-        """What encoding a table needs of this client: counts, moments and categories of its training rows' columns."""
+        """Counts, moments and categories of the training rows' columns, for the encoding of tables."""
         assert self.table is not None
         assert self.table.read is not None
         return self.table.read.collect(self.federation.train.rows.numpy())[0]
@@ -84,7 +83,7 @@ class ClientData:
         return federation if rule == example_weights.NONE else federation.with_class_weights(rule)
 
     def encoded(self, enrolment: Enrolment) -> Federation:
-        """With features as models are fed them."""
+        """The client with features as models are fed them."""
         learnt, mean, std = enrolment.preprocessing, enrolment.mean, enrolment.std
         raw = self.federation.features.raw
         if self.table is not None:

@@ -1,32 +1,30 @@
-"""A client's books: what its training examples have ever been asked under differential privacy, over all runs and
-servers, and what that amounts to.
+"""A client's privacy log: all that its training examples were asked under differential privacy, over all runs and
+servers, and its cost.
 
     <vault>/books/<client>.json    one entry per answer; written and synced before the answer leaves
 
 The server keeps a ledger too (kinfed.privacy.budget), of its own run. This one is the client's own: it needs to trust
-nobody, and a second run or a second server begins where the first one ended. An entry that is in the books counts,
-whether or not the answer arrived.
+nobody, and a second run or a second server begins where the first one ended. An entry counts, whether or not its
+answer arrived.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from kinfed.core import storage
+from kinfed.deploy.node.vault_entry import locked_by
 from kinfed.errors import StorageError
 from kinfed.privacy import Event, Events, merge
 
 FORMAT = "kinfed-books-1"
-_WAY_OUT = "Restore it from a copy; without its books a client answers nothing private"
+_WAY_OUT = "Restore it from a copy; without its privacy log a client answers nothing private"
 
 ByNoise = tuple[tuple[float, Events], ...]
 
@@ -35,7 +33,7 @@ ByNoise = tuple[tuple[float, Events], ...]
 class Answered:
     """One answer that was computed from training examples."""
 
-    question: str  # digest of all that the answer depends on
+    question: str  # digest of all that the answer depends on; the file calls it so
     run: str
     kind: str
     round: int
@@ -50,57 +48,50 @@ class Answered:
 
 @dataclass(frozen=True)
 class Page:
-    """All that is in the books."""
+    """Content of the log."""
 
     answers: tuple[Answered, ...] = ()
-    rules: Mapping[str, Any] = field(default_factory=dict)  # of the owner, as of the last question
+    rules: Mapping[str, Any] = field(default_factory=dict)  # of the owner, as of the last request
     roles: str = ""  # which rows are for training, validation and test, where the node does not name them; a digest
 
     def spent(self, run: str | None = None, kind: str | None = None) -> ByNoise:
-        """Of all answers, or those of one run and kind."""
+        """Cost of all answers, or of those of one run and kind."""
         total: dict[float, Events] = {}
         for answer in self.answers:
             if run in (None, answer.run) and kind in (None, answer.kind):
                 total[answer.noise] = merge(total.get(answer.noise, ()), answer.events)
         return tuple(sorted(total.items()))
 
-    def knows(self, question: str) -> bool:
-        return any(answer.question == question for answer in self.answers)
+    def knows(self, request: str) -> bool:
+        return any(answer.question == request for answer in self.answers)
 
 
-class Books:
+class PrivacyLog:
     def __init__(self, folder: Path, client: str) -> None:
         self.folder, self.client = folder, client
         self.path = folder / f"{storage.file_name(client)}.json"
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Alone with the books, from the look at what is left until the answer is entered."""
-        lock = FileLock(self.folder / f".{storage.file_name(self.client)}.lock", mode=0o600)
-        with storage.storage_errors("lock", self.path):
-            lock.acquire()
-        try:
-            yield
-        finally:
-            lock.release()
+    def locked(self) -> AbstractContextManager[None]:
+        """Lock the log, from the look at the rest of the budget until the answer is entered."""
+        return locked_by(self.folder / f".{storage.file_name(self.client)}.lock")
 
     def open(self) -> None:
-        """Begin empty books, where there are none yet."""
+        """Begin an empty log, if there is none yet."""
         with self.locked():
             if not self.path.exists():
                 self._write(Page())
 
     def read(self) -> Page:
         if not self.path.exists():
-            raise StorageError(f"the books {self.path} are gone. {_WAY_OUT}")
-        record = storage.read_json(self.path, "the books of a client")
+            raise StorageError(f"the privacy log {self.path} is gone. {_WAY_OUT}")
+        record = storage.read_json(self.path, "the privacy log of a client")
         digest = record.pop("digest", None)
         if record.get("format") != FORMAT or record.get("client") != self.client or digest != _digest(record):
             raise StorageError(f"{self.path} is damaged, or another client's. {_WAY_OUT}")
         return Page(tuple(Answered.read(answer) for answer in record["answers"]), record["rules"], record["roles"])
 
     def note(self, rules: Mapping[str, Any], roles: str) -> Page:
-        """What the owner's rules are now; written where they changed."""
+        """Enter the owner's present rules, if they have changed."""
         page = self.read()
         new = replace(page, rules=dict(rules), roles=roles)
         if new != page:
@@ -114,14 +105,9 @@ class Books:
     def _write(self, page: Page) -> None:
         answers = [asdict(a) | {"events": [[e.q, e.gradients, e.batches] for e in a.events]} for a in page.answers]
         record = {
-            "format": FORMAT, "client": self.client, "rules": dict(page.rules), "roles": page.roles,
-            "answers": answers,
+            "format": FORMAT, "client": self.client, "rules": dict(page.rules), "roles": page.roles, "answers": answers,
         }  # fmt: skip
         storage.write_json(self.path, record | {"digest": _digest(record)}, private=True)
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _digest(record: Mapping[str, Any]) -> str:

@@ -1,15 +1,13 @@
-"""Where a node keeps what is personal: one folder per (run, client), written so that no crash can spoil it.
+"""Personal files of a node: one folder per (run, client), written so that no crash can spoil it.
 
     <vault>/<run>/<client>/state.safetensors     the client's state after its last two rounds
                            model.safetensors     the model to use, as plain PyTorch loads it (kinfed predict)
                            answer-*.safetensors  the last answers of private training, for when one is lost on the way
     <vault>/secrets/<client>.key                 32 random bytes for the noise of private training; never leaves
                    <client>.identity             the key that the client belongs to, where the node names no other
-    <vault>/books/<client>.json                  what private training was asked, over all runs
-    (kinfed.deploy.node.privacy_log)
+    <vault>/books/<client>.json                  the privacy log, over all runs (kinfed.deploy.node.privacy_log)
 
-Files are for their owner only (mode 600), and carry checksums of all that is in them. Nothing is pickled. The folder of
-one run and client is kinfed.deploy.node.vault_entry.
+Files are for their owner only (mode 600), and carry checksums of all that is in them. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -19,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kinfed.core import storage
-from kinfed.deploy.node.privacy_log import Books
+from kinfed.deploy.node.privacy_log import PrivacyLog
 from kinfed.deploy.node.vault_entry import MODEL, STATE, VaultEntry, locked_by, make_private_folder, read_about
 from kinfed.errors import ConfigError, StorageError
 from kinfed.privacy import SECRET_BYTES, Secret
 
-_SECRETS, _BOOKS = "secrets", "books"
+_SECRETS, _LOGS = "secrets", "books"
 
 
 @dataclass(frozen=True)
@@ -46,12 +44,12 @@ class Vault:
         self.folder = Path(folder).expanduser()
 
     def entry(self, run: str, client: str) -> VaultEntry:
-        if not run or run in (_SECRETS, _BOOKS):
+        if not run or run in (_SECRETS, _LOGS):
             raise StorageError(f"a run cannot be called {run!r}: the vault has a folder of its own under that name")
         return VaultEntry(self.folder / storage.file_name(run) / storage.file_name(client), run, client)
 
     def secret(self, client: str) -> Secret:
-        """The client's own, made at the first use. Only the owner of the files may read it."""
+        """The client's own secret, made at the first use. Only the owner of the files may read it."""
         path = self._secret_path(client)
         with storage.storage_errors("keep the secret", path), locked_by(path.parent / ".lock"):
             if not path.exists():
@@ -65,7 +63,7 @@ class Vault:
         return Secret(key)
 
     def identity(self, client: str) -> tuple[Path, bytes]:
-        """Where the private key is that the client belongs to, and the key; made at the first use."""
+        """Path of the private key that the client belongs to, and the key; made at the first use."""
         from kinfed.deploy.transport.client_keys import new_private_key
 
         path = self._secret_path(client).with_suffix(".identity")
@@ -74,20 +72,21 @@ class Vault:
                 storage.write_atomically(path, new_private_key(), private=True)
             return path, path.read_bytes()
 
-    def books(self, client: str) -> Books:
-        """The client's own, begun before its secret is: where there is a secret and no books, they were lost."""
-        folder = self.folder / _BOOKS
-        make_private_folder(folder)
-        books = Books(folder, client)
+    def privacy_log(self, client: str) -> PrivacyLog:
+        """The client's own, begun before its secret is: if there is a secret and no log, the log was lost."""
+        make_private_folder(self.folder / _LOGS)
+        log = PrivacyLog(self.folder / _LOGS, client)
         if not self._secret_path(client).exists():
-            books.open()
+            log.open()
             self.secret(client)
-        return books
+        return log
 
-    def booked_clients(self) -> list[Books]:
-        """The books of all clients that have any."""
-        folder = self.folder / _BOOKS
-        return [Books(folder, str(storage.read_json(path).get("client"))) for path in sorted(folder.glob("*.json"))]
+    def privacy_logs(self) -> list[PrivacyLog]:
+        """Logs of all clients that have any."""
+        folder = self.folder / _LOGS
+        return [
+            PrivacyLog(folder, str(storage.read_json(path).get("client"))) for path in sorted(folder.glob("*.json"))
+        ]
 
     def _secret_path(self, client: str) -> Path:
         folder = self.folder / _SECRETS
@@ -95,7 +94,7 @@ class Vault:
         return folder / f"{storage.file_name(client)}.key"  # ends in .key, so that with_suffix replaces just that
 
     def entries(self) -> list[EntryInfo]:
-        """What is in the vault, oldest first. A damaged entry is an error that names it."""
+        """Entries of the vault, oldest first. A damaged entry is an error that names it."""
         entries = []
         for path in sorted(self.folder.glob(f"*/*/{STATE}")):
             meta, nbytes = read_about(path), path.stat().st_size
@@ -109,7 +108,7 @@ class Vault:
         return sorted(entries, key=lambda entry: entry.saved)
 
     def model_path(self, run: str | None = None, client: str | None = None) -> Path:
-        """The personal model of a run and client; of the newest run where none is named."""
+        """Path of the personal model of a run (default: the newest) and client."""
         matching = [entry for entry in self.entries() if run in (None, entry.run) and client in (None, entry.client)]
         with_model = [entry for entry in matching if entry.has_model]
         if not with_model:
@@ -126,8 +125,7 @@ class Vault:
         return path
 
     def clear(self, run: str, client: str | None = None) -> list[str]:
-        """Remove a run's states, models and answers; the names of the clients that had any. Secrets and books stay:
-        what was answered has been answered."""
+        """Remove a run's states, models and answers; returns the clients that had any. Secrets and logs stay."""
         folder = self.folder / storage.file_name(run)
         gone = [entry.client for entry in self.entries() if entry.run == run and client in (None, entry.client)]
         if not gone:

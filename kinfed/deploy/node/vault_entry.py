@@ -1,4 +1,4 @@
-"""What one client keeps of one run in a vault: its state after the last two rounds, its model, its last answers.
+"""A client's files of one run in a vault: its state after the last two rounds, its model, its last answers.
 
 A round that a node has trained need not have counted: the reply may have come too late, or the server may have stopped
 and resumed from its last checkpoint. So the state *before* the last round stays in the file until the server, in its
@@ -31,6 +31,8 @@ FORMAT = "kinfed-vault-2"
 STATE, MODEL = "state.safetensors", "model.safetensors"
 _ABOUT = "about"  # the checksum of the metadata beside it
 _NOW, _BEFORE = "now.", "before."
+_OF_A_STATE = ("run", "client", "method", "round", "before", "version", "saved")
+_WAY_OUT = "Restore it from a copy, or remove it: the client then begins anew from the server's model"
 
 
 @dataclass(frozen=True)
@@ -48,33 +50,31 @@ class _State:
 
 
 class VaultEntry:
-    """What one client keeps of one run."""
-
     def __init__(self, folder: Path, run: str, client: str) -> None:
         self.folder, self.run, self.client = folder, run, client
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Alone with this entry: a process that outlived its supernode may still be writing."""
+        """Lock this entry: a process that outlived its supernode may still be writing."""
         make_private_folder(self.folder)
         with locked_by(self.folder / ".lock"):
             storage.remove_drafts(self.folder)
             yield
 
     def state(self, round: int) -> dict[str, Tensor] | None:
-        """The state after that round; None where it is not here (or `round` is 0: there was none)."""
+        """The state after that round; None if it is not here (or `round` is 0: there was none)."""
         state = self._read()
         return None if state is None else state.after(round)
 
     @property
     def newest_round(self) -> int:
-        """Of the state; 0 where there is none."""
+        """Round of the state; 0 if there is none."""
         path = self.folder / STATE
         return int(read_about(path)["round"]) if path.exists() else 0
 
     @property
     def model_round(self) -> int:
-        """After which the model was made; 0 where there is none."""
+        """Round after which the model was made; 0 if there is none."""
         path = self.folder / MODEL
         return int(read_about(path, ("round",))["round"]) if path.exists() else 0
 
@@ -82,26 +82,23 @@ class VaultEntry:
         """Store the state after `round`, beside the one that it was made from (that after round `before`)."""
         last = self._read()
         older = None if last is None else last.after(before)
-        content = {_NOW + name: t for name, t in tensors.items()} | {
-            _BEFORE + name: t for name, t in (older or {}).items()
-        }
+        content = {_NOW + name: t for name, t in tensors.items()}
+        content |= {_BEFORE + name: t for name, t in (older or {}).items()}
         number = 1 if last is None else last.version + 1
         metadata = {
-            "format": FORMAT, "kinfed": __version__, "run": self.run, "client": self.client,
-            "method": method, "round": str(round), "before": str(0 if older is None else before),
-            "version": str(number), "saved": datetime.now(UTC).isoformat(timespec="seconds"),
+            "kinfed": __version__, "method": method, "round": str(round), "version": str(number), "saved": now(),
+            "before": str(0 if older is None else before),
         }  # fmt: skip
-        storage.write_tensors(self.folder / STATE, content, _sealed(metadata), private=True)
+        self._write(self.folder / STATE, content, metadata)
         return number
 
     def keep_model(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-        about = {"format": FORMAT, "run": self.run, "client": self.client} | dict(metadata)
-        storage.write_tensors(self.folder / MODEL, tensors, _sealed(about), private=True)
+        self._write(self.folder / MODEL, tensors, metadata)
 
-    def answer(self, kind: str, question: str) -> Packet | None:
-        """The answer to this question, if it is the last one of its kind."""
+    def answer(self, kind: str, request: str) -> Packet | None:
+        """The answer to the request with this digest, if it is the last one of its kind."""
         path = self._answer_path(kind)
-        if not path.exists() or read_about(path, ("question", "header"))["question"] != question:
+        if not path.exists() or read_about(path, ("question", "header"))["question"] != request:
             return None
         groups: dict[str, dict[str, Tensor]] = {}
         for name, tensor in storage.read_tensors(path).items():
@@ -109,13 +106,16 @@ class VaultEntry:
             groups.setdefault(group, {})[key] = tensor
         return Packet(json.loads(read_about(path, ("header",))["header"]), groups)
 
-    def keep_answer(self, kind: str, question: str, answer: Packet) -> None:
-        """In place of the last one of its kind."""
+    def keep_answer(self, kind: str, request: str, answer: Packet) -> None:
+        """Store an answer in place of the last one of its kind."""
         tensors = {f"{group}/{key}": t for group, some in answer.groups.items() for key, t in some.items()}
-        about = {"format": FORMAT, "run": self.run, "client": self.client, "question": question}
-        storage.write_tensors(
-            self._answer_path(kind), tensors, _sealed(about | {"header": json.dumps(answer.header)}), private=True
-        )
+        self._write(self._answer_path(kind), tensors, {"question": request, "header": json.dumps(answer.header)})
+
+    def _write(self, path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+        """Write a file whose metadata have a checksum of their own: the one in a tensor file covers tensors only, and a
+        model's scaling is among the metadata."""
+        about = {"format": FORMAT, "run": self.run, "client": self.client, **metadata}
+        storage.write_tensors(path, tensors, about | {_ABOUT: _seal(about)}, private=True)
 
     def _answer_path(self, kind: str) -> Path:
         return self.folder / f"answer-{kind}.safetensors"
@@ -137,18 +137,6 @@ class VaultEntry:
         return _State(int(meta["round"]), int(meta["before"]), int(meta["version"]), tensors)
 
 
-_WAY_OUT = "Restore it from a copy, or remove it: the client then begins anew from the server's model"
-
-
-_OF_A_STATE = ("run", "client", "method", "round", "before", "version", "saved")
-
-
-def _sealed(metadata: Mapping[str, str]) -> dict[str, str]:
-    """The metadata with a checksum of their own: the one in a tensor file covers tensors only, and a model's scaling is
-    among the metadata."""
-    return {**metadata, _ABOUT: _seal(metadata)}
-
-
 def _seal(metadata: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(dict(metadata), sort_keys=True).encode()).hexdigest()[:32]
 
@@ -166,13 +154,17 @@ def read_about(path: Path, wanted: Sequence[str] = _OF_A_STATE) -> dict[str, Any
 
 
 def make_private_folder(path: Path) -> None:
-    """For this user's eyes only, as are all folders made on the way to it."""
+    """Make a folder for this user only, and so all folders on the way to it."""
     with storage.storage_errors("create the folder", path):
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         for folder in reversed(missing):
             with contextlib.suppress(FileExistsError):
                 folder.mkdir(mode=0o700)
                 storage.sync_folder(folder.parent)
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @contextlib.contextmanager

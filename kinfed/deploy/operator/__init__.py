@@ -1,1 +1,1 @@
-"""What an operator does: app folders, certificates, site kits, starting nodes and servers, trials."""
+"""The operator's tools: app folders, certificates, site kits, starting nodes and servers, trials."""

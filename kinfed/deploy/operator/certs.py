@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from kinfed.core import storage
+from kinfed.deploy.operator.site_kit import write_with_mode
 from kinfed.errors import ConfigError, StorageError
 
 CA_YEARS, SERVER_DAYS = 10, 825  # clients of TLS refuse server certificates that are valid for longer
@@ -30,7 +30,8 @@ _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")  # a name, or a
 
 
 def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) -> list[Path]:
-    """What is not there yet: an existing CA goes on signing, existing keys stay. The files paths."""
+    """Make the missing files, and return their paths: an existing CA goes on signing, existing keys stay. `hosts`:
+    names and addresses of the server; `nodes`: clients that need a key."""
     if not hosts:
         raise ConfigError("name the host names or addresses under which nodes reach the server, e.g. --host localhost")
     for host in hosts:
@@ -79,9 +80,8 @@ def _authority(folder: Path, paths: list[Path]) -> tuple[ec.EllipticCurvePrivate
         return authority, certificate
     key = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kinfed deployment CA")])
-    usage = x509.KeyUsage(
-        False, False, False, False, False, True, True, False, False
-    )  # signs certificates, nothing else
+    # It signs certificates, nothing else.
+    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     certificate = (
         _builder(name, name, key.public_key(), 365 * CA_YEARS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -142,8 +142,5 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, data: bytes, paths: list[Path], secret: bool = False) -> None:
-    with storage.storage_errors("write", path), storage.draft(path.parent) as new:
-        os.chmod(new.path, 0o600 if secret else 0o644)
-        new.write(data)
-        new.commit(path)
+    write_with_mode(path, data, 0o600 if secret else 0o644)
     paths.append(path)

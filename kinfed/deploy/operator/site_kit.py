@@ -1,4 +1,4 @@
-"""What a site needs to join: one folder, or one .zip file, with one command to start the node.
+"""Kit for a site that joins: one folder, or one .zip file, with one command to start the node.
 
     ca.crt        the server's certificate authority; no secret
     <client>      the site's private key: a secret, for its owner only (mode 600)
@@ -58,7 +58,6 @@ After an upgrade of kinfed, stop and start the node: a running one goes on with 
 To leave: stop the node, and tell the operator. Your personal model stays in the vault and needs no server.
 """
 
-
 _PEERS = """\
 
 peers holds the public keys of all clients. In a secure sum this node takes part with these clients only, and no server
@@ -83,8 +82,8 @@ def node_toml(server: str, node: Mapping[str, str], *, ca: str = "", key: str = 
 
 
 def kit_files(certs: Path, client: str, server: str, node: Mapping[str, str], peers: bool = True) -> list[KitFile]:
-    """`certs`: the folder of `kinfed deploy certs`. `node`: keys of [node] that are known already. `peers`: with the
-    public keys of all clients that the folder knows."""
+    """Files of a kit. `certs`: the folder of `kinfed deploy certs`. `node`: keys of [node] that are known already.
+    `peers`: with the public keys of all clients that the folder knows."""
     from kinfed.deploy.transport.client_keys import read_public_keys
 
     host, colon, port = server.rpartition(":")
@@ -94,20 +93,16 @@ def kit_files(certs: Path, client: str, server: str, node: Mapping[str, str], pe
         raise ConfigError(f"{client!r} cannot be the name of a client's key file; use letters, digits, - and _")
     for name in ("ca.crt", client):
         if not (certs / name).is_file():
-            raise StorageError(
-                f"{certs / name} does not exist; make it with: kinfed deploy certs {certs} --host {host} "
-                f"--node {client}"
-            )
+            command = f"kinfed deploy certs {certs} --host {host} --node {client}"
+            raise StorageError(f"{certs / name} does not exist; make it with: {command}")
     with storage.storage_errors("read the keys in", certs):
         ca, key = (certs / "ca.crt").read_bytes(), (certs / client).read_bytes()
     known = read_public_keys(certs) if peers else {}
-    folder = {"peers": "peers"} if peers else {}
-    table = {"client": client, "data": "data.csv", "label": "", "vault": "vault"} | folder | dict(node)
+    table = {"client": client, "data": "data.csv", "label": "", "vault": "vault"}
+    table |= ({"peers": "peers"} if peers else {}) | dict(node)
     text = node_toml(server, {name: value for name, value in table.items() if value}, ca="ca.crt", key=client)
-    about = {
-        "client": client, "line": "=" * (12 + len(client)), "version": __version__,
-        "peers": _PEERS if peers else "",
-    }  # fmt: skip
+    about = {"client": client, "line": "=" * (12 + len(client)), "version": __version__}
+    about["peers"] = _PEERS if peers else ""
     return [
         KitFile("ca.crt", ca, 0o644),
         KitFile(client, key, 0o600),
@@ -119,7 +114,7 @@ def kit_files(certs: Path, client: str, server: str, node: Mapping[str, str], pe
 
 
 def write_kit(out: Path, files: list[KitFile]) -> list[Path]:
-    """A folder or, where the name ends in .zip, a file. What exists is not overwritten: a site may have edited it."""
+    """Write a folder or, if the name ends in .zip, a file. An existing one is refused: a site may have edited it."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise StorageError(f"{out} exists already; choose another name with --out")
     if out.suffix == ".zip":
@@ -127,16 +122,17 @@ def write_kit(out: Path, files: list[KitFile]) -> list[Path]:
         storage.write_atomically(out, _zip(out.stem, files), private=True)
         return [out]
     storage.make_folder(out)
-    paths = []
     for file in files:
-        path = out / file.name
-        storage.make_folder(path.parent)
-        with storage.storage_errors("write", path), storage.draft(path.parent, private=True) as new:
-            new.write(file.data)
-            os.chmod(new.path, file.mode)
-            new.commit(path)
-        paths.append(path)
-    return paths
+        storage.make_folder((out / file.name).parent)
+        write_with_mode(out / file.name, file.data, file.mode)
+    return [out / file.name for file in files]
+
+
+def write_with_mode(path: Path, data: bytes, mode: int) -> None:
+    with storage.storage_errors("write", path), storage.draft(path.parent, private=True) as new:
+        new.write(data)
+        os.chmod(new.path, mode)
+        new.commit(path)
 
 
 def _zip(folder: str, files: list[KitFile]) -> bytes:

@@ -64,7 +64,7 @@ class LocalTrial:
         return self.folder / "work"
 
     def run(self, say: Say, should_stop: Callable[[], bool] = lambda: False) -> list[Site]:
-        """Do it all; when this returns or raises, no process is left. The sites, with the vaults of their models."""
+        """Run the trial, and return its sites. When this returns or raises, no process is left."""
         from kinfed.deploy.operator.certs import make_certificates
 
         end = time.monotonic() + self.seconds
@@ -89,7 +89,7 @@ class LocalTrial:
             for site in sites:
                 self._start_node(processes, site, port)
             say(f"started  {len(sites)} nodes: {', '.join(names)}")
-            self._flwr("run", str(self._work / "app"), CONNECTION)
+            _finish(self._flwr("run", str(self._work / "app"), CONNECTION), "flwr run")
             self._follow(processes, say, should_stop, end)
         finally:
             processes.stop()
@@ -116,31 +116,22 @@ class LocalTrial:
         return port
 
     def _register(self, names: list[str], say: Say) -> None:
-        """All keys, at the same time: each takes a process."""
-        environment = self._environment("operator")
-        commands = [
-            [flower_program("flwr"), "supernode", "register", str(self._work / "certs" / f"{name}.pub"), CONNECTION]
-            for name in names
-        ]
-        running = [
-            subprocess.Popen(c, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for c in commands
-        ]
+        """Register all keys at the same time: each takes a process."""
+        keys = [str(self._work / "certs" / f"{name}.pub") for name in names]
+        running = [self._flwr("supernode", "register", key, CONNECTION) for key in keys]
         for name, process in zip(names, running, strict=True):
             _finish(process, f"register the key of {name}")
         say(f"registered the keys of {', '.join(names)}")
 
-    def _flwr(self, *arguments: str) -> str:
-        process = subprocess.Popen(
-            [flower_program("flwr"), *arguments], env=self._environment("operator"), stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        return _finish(process, f"flwr {arguments[0]}")
+    def _flwr(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start one of the operator's commands."""
+        command, environment = [flower_program("flwr"), *arguments], self._environment("operator")
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
     def _start_node(self, processes: Processes, site: Site, port: int) -> None:
-        certs = self._work.resolve() / "certs"
-        path = site.folder / "node.toml"
-        group = {"group": site.group} if site.group else {}
-        node = {"client": site.client, "data": f"{site.client}.npz", "vault": "vault", "peers": str(certs)} | group
+        certs, path = self._work.resolve() / "certs", site.folder / "node.toml"
+        node = {"client": site.client, "data": f"{site.client}.npz", "vault": "vault", "peers": str(certs)}
+        node |= {"group": site.group} if site.group else {}
         text = node_toml(f"{HOST}:{port}", node, ca=str(certs / "ca.crt"), key=str(certs / site.client))
         storage.write_atomically(path, text.encode())
         home = f"node-{site.client}"
@@ -153,11 +144,10 @@ class LocalTrial:
 
     def _follow(self, processes: Processes, say: Say, should_stop: Callable[[], bool], end: float) -> None:
         """Show the run's log until it ends."""
-        log = _Follower(self.run_folder / "log.txt", say)
-        sign, last = "", time.monotonic()
+        sign, last, shown = "", time.monotonic(), 0
         while True:
             status = read_status(self.run_folder)
-            log.show()
+            shown += _show_from(shown, self.run_folder / "log.txt", say)
             if status is not None and status.state in ENDED:
                 if status.state != DONE:
                     raise PoolError(f"the run has stopped: {status.reason}")
@@ -179,9 +169,9 @@ class LocalTrial:
             time.sleep(0.2)
 
     def _check_run(self, processes: Processes, say: Say) -> None:
-        """PoolError where Flower says that the run is over, although the server's part has not said so. Says why it
-        may not have begun."""
-        text = self._flwr("list", CONNECTION, "--format", "json")
+        """PoolError if Flower says that the run is over, although the server's part has not said so. Says why it may
+        not have begun."""
+        text = _finish(self._flwr("list", CONNECTION, "--format", "json"), "flwr list")
         if '"starting"' in text or '"pending"' in text:
             say(STARTS_ANEW)
         if "finished" in text:
@@ -191,20 +181,13 @@ class LocalTrial:
             )
 
 
-class _Follower:
-    """Shows what is new in a log, without the times."""
-
-    def __init__(self, path: Path, say: Say) -> None:
-        self._path, self._say, self._read = path, say, 0
-
-    def show(self) -> None:
-        if not self._path.exists():
-            return
-        text = self._path.read_bytes()[self._read :]
-        lines = text[: text.rfind(b"\n") + 1]
-        self._read += len(lines)
-        for line in lines.decode("utf-8", "replace").splitlines():
-            self._say(line.partition(" ")[2])
+def _show_from(start: int, log: Path, say: Say) -> int:
+    """Say the whole lines of a log from this byte on, without their times; returns their number of bytes."""
+    text = log.read_bytes()[start:] if log.exists() else b""
+    lines = text[: text.rfind(b"\n") + 1]
+    for line in lines.decode("utf-8", "replace").splitlines():
+        say(line.partition(" ")[2])
+    return len(lines)
 
 
 def _finish(process: subprocess.Popen[bytes], what: str) -> str:

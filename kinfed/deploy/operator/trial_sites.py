@@ -1,5 +1,5 @@
-"""What a trial deploys: the clients of a simulation as sites with files of their own, and the settings of a deployment
-that computes the same."""
+"""Sites of a trial: the clients of a simulation with files of their own, and the settings of a deployment that computes
+the same."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Site:
 
 
 def site_names(federation: Federation) -> list[str]:
-    """The clients' own names where they can name a key file, else client-0, client-1, ..."""
+    """The clients' own names if they can name a key file, else client-0, client-1, ..."""
     names = federation.names
     usable = all(
         storage.file_name(name) == name and name not in ("ca", "server") and "," not in name and not name.isdigit()
@@ -60,16 +60,13 @@ def write_sites(folder: Path, federation: Federation, names: list[str]) -> list[
         arrays: dict[str, Any] = {inputs: federation.features.gather(index).numpy(), "y": y, "test": split == 2}
         with storage.storage_errors("write", path):
             np.savez(path, **arrays, **({"val": split == 1} if sizes[1] else {}))
-        group = "" if federation.groups is None else _group_name(federation, k)
+        group = ""
+        if federation.groups is not None:
+            # The server numbers groups by their sorted names; the digits keep the order of their numbers.
+            number = int(federation.groups[k])
+            group = f"{number:06d}" + ("" if federation.group_names is None else f"-{federation.group_names[number]}")
         sites.append(Site(name, path.parent, group))
     return sites
-
-
-def _group_name(federation: Federation, k: int) -> str:
-    assert federation.groups is not None
-    number = int(federation.groups[k])
-    # The server numbers groups by their sorted names; the digits keep the order of their numbers.
-    return f"{number:06d}" if federation.group_names is None else f"{number:06d}-{federation.group_names[number]}"
 
 
 def deployment_settings(config: RunConfig, federation: Federation, names: list[str]) -> dict[str, Any]:
@@ -92,23 +89,20 @@ def deployment_settings(config: RunConfig, federation: Federation, names: list[s
         if isinstance(values[name], Named)
         for key, value in values[name].options.items()
     }
+    problem = federation.problem
+    if problem.is_regression:
+        target = {"target": f"{problem.mean!r},{problem.scale!r}"}
+    else:
+        target = {"classes": ",".join(class_names(federation) or []) or str(federation.num_classes)}
     return {name: _flat(value) for name, value in values.items()} | {
         "clients": ",".join(names) if len(names) > 1 else names[0], "method": label, "seed": config.seeds[0],
         "options": " ".join(f"{key}={_literal(value)}" for key, value in (options | owned).items()),
-        **_problem_settings(federation),
-        "scaling": NONE, "label_column": "label",
+        **target, "scaling": NONE, "label_column": "label",
     }  # fmt: skip
 
 
-def _problem_settings(federation: Federation) -> dict[str, str]:
-    problem = federation.problem
-    if problem.is_regression:
-        return {"target": f"{problem.mean!r},{problem.scale!r}"}
-    return {"classes": ",".join(class_names(federation) or []) or str(federation.num_classes)}
-
-
 def class_names(federation: Federation) -> list[str] | None:
-    """Where the classes have names that a list of names can hold; None: they go by their numbers."""
+    """Names of the classes, if a list of names can hold them; None: they go by their numbers."""
     names = federation.class_names
     if names is None or len(set(names)) < len(names) or any("," in name or name != name.strip() for name in names):
         return None
@@ -116,7 +110,7 @@ def class_names(federation: Federation) -> list[str] | None:
 
 
 def _flat(value: Any) -> bool | int | float | str:
-    """As Flower's table of settings takes it."""
+    """A value as Flower's table of settings takes it."""
     if value is None:
         return ""
     if isinstance(value, Named):

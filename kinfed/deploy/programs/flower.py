@@ -7,7 +7,7 @@ part of a run, and one at a node for every message; both import the kinfed that 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -17,17 +17,16 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from kinfed.deploy.node.node import Node
-from kinfed.deploy.node.requests import CONFIRM, EVALUATE, HELLO, MASK, SECURE_KINDS, SHARE, SUMS, TRAIN, UNMASK
 from kinfed.deploy.server.deployment_server import serve
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.exchange import Answer, Sent
+from kinfed.deploy.transport.kinds import EVALUATE, HELLO, SECURE_KINDS, SUMS, TRAIN
 from kinfed.deploy.transport.wire import MessageError, Packet, arrays
 from kinfed.errors import KinfedError
 
 _HEADER, _JSON = "header", "json"  # names of the record of a packet's header, and of the text in it
-_TYPES = {HELLO: "query.hello", SUMS: "query.sums", TRAIN: "train", EVALUATE: "evaluate"} | {
-    kind: f"query.{kind}" for kind in SECURE_KINDS
-}
+_QUERIES = (HELLO, SUMS, *SECURE_KINDS)
+_TYPES = {TRAIN: "train", EVALUATE: "evaluate"} | {kind: f"query.{kind}" for kind in _QUERIES}
 _GONE = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 
 
@@ -73,19 +72,19 @@ class GridTransport:
 
 
 def _answer(reply: Message) -> Answer:
-    question = reply.metadata.reply_to_message_id
+    request = reply.metadata.reply_to_message_id
     if reply.has_error():
         code, reason = reply.error.code, reply.error.reason or ""
         crashed = code == ErrorCode.CLIENT_APP_CRASHED
-        return Answer(question, None, _sentence(code, reason), gone=code in _GONE, crashed=crashed)
+        return Answer(request, None, _sentence(code, reason), gone=code in _GONE, crashed=crashed)
     try:
-        return Answer(question, from_records(reply.content))
+        return Answer(request, from_records(reply.content))
     except MessageError as error:
-        return Answer(question, None, str(error))
+        return Answer(request, None, str(error))
 
 
 def _sentence(code: int, reason: str) -> str:
-    """What Flower says of an error, without its wrapping: <class 'X'>:<'text'>"""
+    """Flower's text of an error, without its wrapping: <class 'X'>:<'text'>"""
     if code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION and ":<'" in reason:
         kind, _, text = reason.partition(":<'")
         name = kind.removeprefix("<class '").removesuffix("'>").rpartition(".")[2]
@@ -93,13 +92,14 @@ def _sentence(code: int, reason: str) -> str:
     return f"{reason or 'no reason given'} (code {code})"
 
 
-def _say(text: str) -> None:
-    log(logging.INFO, "kinfed: %s", text)
+def _answers(kind: str) -> Callable[[Message, Context], Message]:
+    """The function that answers requests of a kind at a node."""
 
+    def answer(message: Message, context: Context) -> Message:
+        node = Node.of(context.node_config, context.run_config, message.metadata.dst_node_id)
+        return Message(to_records(node.answer(kind, from_records(message.content))), reply_to=message)
 
-def _answer_order(kind: str, message: Message, context: Context) -> Message:
-    node = Node.of(context.node_config, context.run_config, message.metadata.dst_node_id)
-    return Message(to_records(node.answer(kind, from_records(message.content))), reply_to=message)
+    return answer
 
 
 server_app = ServerApp()
@@ -109,47 +109,14 @@ client_app = ClientApp()
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
     try:
-        serve(Deployment.parse(context.run_config), GridTransport(grid), _say)
+        deployment = Deployment.parse(context.run_config)
+        serve(deployment, GridTransport(grid), lambda text: log(logging.INFO, "kinfed: %s", text))
     except KinfedError as error:
         log(logging.ERROR, "kinfed: %s", error)
         raise
 
 
-@client_app.query("hello")
-def hello(message: Message, context: Context) -> Message:
-    return _answer_order(HELLO, message, context)
-
-
-@client_app.query("sums")
-def sums(message: Message, context: Context) -> Message:
-    return _answer_order(SUMS, message, context)
-
-
-@client_app.train()
-def train(message: Message, context: Context) -> Message:
-    return _answer_order(TRAIN, message, context)
-
-
-@client_app.evaluate()
-def evaluate(message: Message, context: Context) -> Message:
-    return _answer_order(EVALUATE, message, context)
-
-
-@client_app.query("share")
-def share(message: Message, context: Context) -> Message:
-    return _answer_order(SHARE, message, context)
-
-
-@client_app.query("mask")
-def mask(message: Message, context: Context) -> Message:
-    return _answer_order(MASK, message, context)
-
-
-@client_app.query("confirm")
-def confirm(message: Message, context: Context) -> Message:
-    return _answer_order(CONFIRM, message, context)
-
-
-@client_app.query("unmask")
-def unmask(message: Message, context: Context) -> Message:
-    return _answer_order(UNMASK, message, context)
+client_app.train()(_answers(TRAIN))
+client_app.evaluate()(_answers(EVALUATE))
+for _kind in _QUERIES:
+    client_app.query(_kind)(_answers(_kind))

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from kinfed.errors import ConfigError, PoolError
@@ -26,6 +25,8 @@ ALL_SECONDS = 30.0  # likewise for processes that have others to end first
 TAIL_LINES = 12  # of a log, in the error about its process
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # here: between fork and exec no lock may be waited for
 _PR_SET_PDEATHSIG = 1
+
+_Member = tuple[int, str]  # a process: numbers are used again, and the time of its start tells one from the next
 
 
 class Processes:
@@ -48,12 +49,11 @@ class Processes:
         """PoolError where one has ended, with the last lines that it wrote."""
         for name, process in self._running.items():
             if (status := process.poll()) is not None:
-                raise PoolError(
-                    f"{name} has ended with status {status}; {self.log_path(name)} says:\n{self.tail(name)}"
-                )
+                log = f"{self.log_path(name)} says:\n{self.tail(name)}"
+                raise PoolError(f"{name} has ended with status {status}; {log}")
 
     def wait(self, what: str, seconds: float, happened: Callable[[], bool]) -> None:
-        """Until it has happened; PoolError when the time is up, or when a process has ended."""
+        """Wait until it has happened; PoolError when the time is up, or when a process has ended."""
         end = time.monotonic() + seconds
         while not happened():
             self.check()
@@ -75,9 +75,10 @@ class Processes:
         end = time.monotonic() + ALL_SECONDS
         for process in self._running.values():
             end_group(process, max(end - time.monotonic(), 0.0))
-        for member in family & _members():  # of other groups: Flower's superlink starts some of its programs so
+        alive = {member for member, _ in _table()}
+        for pid, _ in family & alive:  # of other groups: Flower's superlink starts some of its programs so
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(member.pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
         self._running.clear()
 
 
@@ -100,34 +101,22 @@ def end_group(process: subprocess.Popen[bytes], grace: float = GRACE_SECONDS) ->
     process.wait()
 
 
-@dataclass(frozen=True)
-class _Member:
-    """A process; numbers are used again, and the time of its start tells one from the next."""
-
-    pid: int
-    start: str
-
-
-def _members() -> set[_Member]:
-    return {member for member, _ in _table()}
-
-
 def _table() -> list[tuple[_Member, int]]:
-    """All processes and the numbers of their parents; on Linux only, elsewhere none are known."""
+    """Processes and the numbers of their parents; on Linux only, elsewhere none are known."""
     table = []
     for path in Path("/proc").glob("[0-9]*/stat") if sys.platform == "linux" else ():
         with contextlib.suppress(OSError):  # it has ended meanwhile
             fields = path.read_text("utf-8", errors="replace").rpartition(")")[2].split()
-            table.append((_Member(int(path.parent.name), fields[19]), int(fields[1])))
+            table.append(((int(path.parent.name), fields[19]), int(fields[1])))
     return table
 
 
 def _descendants(pids: set[int]) -> set[_Member]:
-    """All that these have started, and what those have."""
+    """Processes that these have started, directly or not."""
     family, numbers, table = set[_Member](), set(pids), _table()
     while children := {member for member, parent in table if parent in numbers} - family:
         family |= children
-        numbers = {child.pid for child in children}
+        numbers = {pid for pid, _ in children}
     return family
 
 
@@ -150,7 +139,7 @@ def flower_program(name: str) -> str:
 
 
 def flower_environment(home: Path) -> dict[str, str]:
-    """For Flower's programs: a folder of their own, nothing reported to its makers, and quick looks for new tasks."""
+    """Variables for Flower's programs: a folder of their own, nothing reported to its makers, quick looks for tasks."""
     return os.environ | {
         "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5", "PYTHONUNBUFFERED": "1",
@@ -162,8 +151,7 @@ def free_port() -> int:
     """A port of this machine that nobody listens on now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+        return int(listener.getsockname()[1])
 
 
 def is_listening(host: str, port: int) -> bool:

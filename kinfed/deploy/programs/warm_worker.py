@@ -64,8 +64,8 @@ def reason_against(program: str) -> str:
 
 
 def load_program(program: str) -> Callable[[], Any]:
-    """What Flower's own program calls, with all that its task needs imported. Torch computes nothing here: threads do
-    not survive a fork."""
+    """The function that Flower's own program calls, with all that its task needs imported. Torch computes nothing
+    here: threads do not survive a fork."""
     import kinfed.deploy.programs.flower  # noqa: F401
 
     (entry,) = metadata.entry_points(group="console_scripts", name=program)
@@ -127,7 +127,7 @@ class WarmWorker:
             self._say(f"warm worker: does what {self._name} does; no Python is started for it")
 
     def _be_the_program(self, arguments: list[str], task: Callable[[], Any]) -> None:
-        """In the fork: what Flower's own program does. Never returns."""
+        """Do in the fork what Flower's own program does. Never returns."""
         status = 1
         try:
             for number in (signal.SIGINT, signal.SIGTERM):

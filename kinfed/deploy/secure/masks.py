@@ -45,12 +45,12 @@ def public_key(private: bytes) -> bytes:
 
 
 def commitment(secret: bytes) -> bytes:
-    """By which a secret of 32 random bytes is known again; it tells nothing of it."""
+    """Digest by which a secret of 32 random bytes is known again; it tells nothing of it."""
     return hashlib.sha256(b"kinfed commitment" + secret).digest()
 
 
 def agreed_key(private: bytes, public: bytes, purpose: str) -> bytes:
-    """What the owners of two key pairs both compute, and nobody else can."""
+    """The key that the owners of two key pairs both compute, and nobody else can."""
     try:
         shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
@@ -70,7 +70,7 @@ def seal(key: bytes, text: bytes, about: str) -> bytes:
 
 
 def unseal(key: bytes, sealed: bytes, about: str) -> bytes:
-    """MessageError where it was changed on the way, or is for another."""
+    """Open a sealed text; MessageError if it was changed on the way, or is for another."""
     try:
         return AESGCM(key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], about.encode())
     except (InvalidTag, ValueError):
@@ -78,7 +78,7 @@ def unseal(key: bytes, sealed: bytes, about: str) -> bytes:
 
 
 def split_secret(secret: bytes, threshold: int, count: int) -> list[bytes]:
-    """`count` shares of 32 bytes; any `threshold` of them give the secret, fewer tell nothing of it."""
+    """Shares of 32 bytes, `count` of them; any `threshold` give the secret, fewer tell nothing of it."""
     halves = [Shamir.split(threshold, count, secret[half : half + _HALF], ssss=False) for half in (0, _HALF)]
     by_number = [dict(half) for half in halves]
     return [b"".join(half[number + 1] for half in by_number) for number in range(count)]

@@ -1,4 +1,4 @@
-"""What a client remembers between the questions of a secure sum, in its vault.
+"""Memory of a client between the requests of a secure sum, in its vault.
 
 <vault>/<run>/<client>/sum.json                its secrets and the answers of the sum under way (mode 600)
                        sum-update.safetensors  the update as whole numbers, until the next one takes its place
@@ -37,7 +37,7 @@ class SumState:
     pairs: dict[str, str] = field(default_factory=dict)  # by place: the pairs of others
     senders: list[int] = field(default_factory=list)  # U1, as places
     survivors: list[int] = field(default_factory=list)  # U2, which this client has signed
-    questions: dict[str, str] = field(default_factory=dict)  # digests, by kind
+    questions: dict[str, str] = field(default_factory=dict)  # digests of requests, by kind; the file calls them so
     sealed: list[str] = field(default_factory=list)  # the answer to `share`
     masked_round: int = 0  # the last one in which an update was masked
 
@@ -70,7 +70,7 @@ class SumMemory:
         storage.write_json(self._path, asdict(state) | about, private=True)
 
     def update(self) -> Tensor:
-        """int64 [W + 1], as it was kept."""
+        """The update, int64 [W + 1], as it was kept."""
         return storage.read_tensors(self._entry.folder / _UPDATE)["update"]
 
     def keep_update(self, round: int, vector: Tensor) -> None:

@@ -1,7 +1,7 @@
-"""What clients tell each other in a secure sum, through a server that must not be able to change it.
+"""Messages of clients to each other in a secure sum, through a server that must not be able to change them.
 
 Bonawitz et al.: Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017 (the variant against
-servers that lie). A round of n clients has five questions:
+servers that lie). A round of n clients has five requests:
 
     train      the client trains, and answers with two public keys and a commitment to a seed, signed with its own key
     share      gets the keys of all; answers with its secrets (the seed b, the private masking key s) in shares, one
@@ -38,7 +38,7 @@ def threshold_of(clients: int, share: float) -> int:
 
 @dataclass(frozen=True)
 class KeyRecord:
-    """What a client publishes for one sum."""
+    """Keys that a client publishes for one sum."""
 
     sealing: bytes  # public key: for shares that are sealed for this client
     masking: bytes  # public key: for masks between two clients
@@ -56,7 +56,7 @@ class KeyRecord:
         return self.sealing + self.masking + self.commitment + self.signature
 
     def text(self, run: str, round: int, member: Member) -> bytes:
-        """That is signed: an old record, or another client's, proves nothing."""
+        """Text that is signed: an old record, or another client's, proves nothing."""
         keys = [part.hex() for part in (self.sealing, self.masking, self.commitment)]
         return json.dumps(["kinfed secure sum: keys", run, round, member.number, member.name, *keys]).encode()
 
@@ -75,7 +75,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Assembly:
-    """All clients of a sum, in the order of their numbers, with their keys. `place`: a client's position in it."""
+    """Clients of a sum, in the order of their numbers, with their keys. `place`: a client's position in it."""
 
     run: str
     round: int
@@ -84,7 +84,7 @@ class Assembly:
 
     @property
     def digest(self) -> str:
-        """Equal for all who see the same clients with the same keys."""
+        """Digest, equal for all that see the same clients with the same keys."""
         members = [[m.number, m.name, m.key, r.packed().hex()] for m, r in zip(self.members, self.records, strict=True)]
         return hashlib.sha256(json.dumps([self.run, self.round, members]).encode()).hexdigest()
 
@@ -92,19 +92,19 @@ class Assembly:
         return [member.number for member in self.members].index(number)
 
     def purpose(self, what: str, sender: int, receiver: int) -> str:
-        """Of a key between two places."""
+        """Purpose of a key between two places."""
         return f"kinfed secure sum: {what} {sender} {receiver} {self.digest}"
 
     def mask_purpose(self, one: int, other: int) -> str:
         return self.purpose("mask", min(one, other), max(one, other))
 
     def confirmation(self, place: int, survivors: Sequence[int]) -> bytes:
-        """What the client at a place signs: who is in the sum."""
+        """Text that the client at a place signs: the clients in the sum."""
         return json.dumps(["kinfed secure sum: list", self.digest, place, list(survivors)]).encode()
 
 
 def to_rows(rows: Sequence[bytes]) -> Tensor:
-    """uint8 [n, width]"""
+    """Rows as a table, uint8 [n, width]."""
     return torch.tensor([list(row) for row in rows], dtype=torch.uint8)
 
 
@@ -117,14 +117,14 @@ def to_bytes(packet: Packet, group: str, name: str, rows: int, width: int) -> li
 
 
 def to_flags(places: Sequence[int], count: int) -> Tensor:
-    """uint8 [count]: 1 at these places."""
+    """Flags, uint8 [count]: 1 at these places."""
     flags = torch.zeros(count, dtype=torch.uint8)
     flags[list(places)] = 1
     return flags
 
 
 def to_places(packet: Packet, name: str, count: int) -> list[int]:
-    """Where the flags of a message are 1, in ascending order."""
+    """Places at which the flags of a message are 1, in ascending order."""
     flags = packet.group("lists").get(name)
     if flags is None or flags.dtype != torch.uint8 or tuple(flags.shape) != (count,) or bool((flags > 1).any()):
         raise MessageError(f"a message should hold the list {name} of {count} zeros and ones")

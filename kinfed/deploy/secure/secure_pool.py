@@ -11,11 +11,10 @@ import torch
 
 from kinfed.algorithms import COUNT, mean_from_row
 from kinfed.core import Tree
-from kinfed.deploy.node.requests import TRAIN
 from kinfed.deploy.secure.secure_messages import Assembly, KeyRecord, Member
-from kinfed.deploy.secure.secure_round import NoSum, SecureRound, SecureTotal, read_record
-from kinfed.deploy.server.answer_checks import check_same_question
+from kinfed.deploy.secure.secure_round import Ask, NoSum, SecureRound, SecureTotal, read_record
 from kinfed.deploy.server.node_pool import NodePool
+from kinfed.deploy.transport.kinds import TRAIN
 from kinfed.deploy.transport.wire import MessageError, Packet, tree_of
 from kinfed.updates import SecureSettings, Updates, secure_sum, user_level
 
@@ -55,7 +54,11 @@ class SecureNodePool(NodePool):
         members = tuple(self._member(k) for k in numbers)
         assembly = Assembly(self.run, round, members, tuple(answers[k] for k in numbers))
         secure = SecureRound(
-            self._ask(round), assembly, self._width, max(needed, self.settings.least), self.deployment.secure_threshold
+            self._asker(round),
+            assembly,
+            self._width,
+            max(needed, self.settings.least),
+            self.deployment.secure_threshold,
         )
         try:
             total = secure.total()
@@ -71,20 +74,14 @@ class SecureNodePool(NodePool):
     def _member(self, k: int) -> Member:
         return Member(k, self.roster.names[k], self.roster.keys[k])
 
-    def _ask(self, round: int) -> Callable[..., None]:
-        def ask(kind: str, questions: Mapping[int, Packet], take: Callable[[int, Packet], None], needed: int) -> None:
+    def _asker(self, round: int) -> Ask:
+        def ask(kind: str, requests: Mapping[int, Packet], take: Callable[[int, Packet], None], needed: int) -> None:
             orders = {}
-            for k, question in questions.items():
+            for k, request in requests.items():
                 header = {"kind": kind, "run": self.run, "round": round, "number": k, "name": self.roster.names[k]}
-                orders[self.roster.names[k]] = Packet(header | question.header, question.groups)
+                orders[self.roster.names[k]] = Packet(header | request.header, request.groups)
 
-            def take_by_name(name: str, answer: Packet) -> None:
-                check_same_question(orders[name], answer)
-                take(self._number(name), answer)
-
-            reasons = self.exchange.request(kind, orders, self.deployment.deadline, take_by_name, needed)
-            for name, reason in sorted(reasons.items()):
-                self.exchange.say(f"round {round}, {kind}: without {name}: {reason}")
+            self._ask(kind, orders, take, needed, f"round {round}, {kind}")
 
         return ask
 

@@ -1,6 +1,6 @@
 """The server's part in secure sums: it carries messages between clients, and can take masks off their sum only.
 
-Clients may go away between any two questions; as long as enough of them answer the last one, the sum is that of all
+Clients may go away between any two requests; as long as enough of them answer the last one, the sum is that of all
 whose masked updates came. Where too few do, or shares do not give the secrets that their owners committed to, there is
 no sum, and the round is as if nobody had replied.
 """
@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.deploy.node.requests import CONFIRM, MASK, SHARE, UNMASK
 from kinfed.deploy.secure.masks import Ring, agreed_key, commitment, join_secret, mask, public_key
 from kinfed.deploy.secure.secure_messages import Assembly, KeyRecord, Member, threshold_of, to_bytes, to_flags, to_rows
 from kinfed.deploy.secure.secure_session import read_vector
 from kinfed.deploy.transport.client_keys import has_signed
+from kinfed.deploy.transport.kinds import CONFIRM, MASK, SHARE, UNMASK
 from kinfed.deploy.transport.wire import MessageError, Packet
 from kinfed.errors import KinfedError
 from kinfed.updates import secure_sum
 
-# (kind, questions by client's number, what to do with an answer, how many are needed): reasons of those without one
+# (kind, requests by client's number, what to do with an answer, how many are needed): reasons of those without one
 Ask = Callable[[str, Mapping[int, Packet], Callable[[int, Packet], None], int], None]
 
 
@@ -48,7 +48,7 @@ def read_record(answer: Packet, run: str, round: int, member: Member) -> KeyReco
 
 @dataclass
 class SecureRound:
-    """Of the clients that have trained."""
+    """One sum, of the clients that have trained."""
 
     ask: Ask
     assembly: Assembly
@@ -60,7 +60,7 @@ class SecureRound:
 
     @property
     def needed(self) -> int:
-        """Clients that must answer every question."""
+        """Clients that must answer every request."""
         return max(self.least, threshold_of(len(self.assembly.members), self.threshold))
 
     def total(self) -> SecureTotal:
@@ -85,36 +85,36 @@ class SecureRound:
         numbers = [assembly.members[place].number for place in survivors]
         return SecureTotal(numbers, torch.from_numpy(total.view(np.int64)))
 
-    # ---- the four questions after training ----
+    # ---- the four requests after training ----
 
     def _shares(self) -> dict[int, list[bytes]]:
-        """By place: what each client has sealed for the others."""
+        """Secrets that each client has sealed for the others, by place."""
         members, count = self.assembly.members, len(self.assembly.members)
         clients = [[member.number, member.name, member.key] for member in members]
         records = to_rows([record.packed() for record in self.assembly.records])
-        question = Packet({"clients": clients}, {"keys": {"records": records}})
+        request = Packet({"clients": clients}, {"keys": {"records": records}})
         return self._put(
-            SHARE, dict.fromkeys(range(count), question),
+            SHARE, dict.fromkeys(range(count), request),
             lambda answer: to_bytes(answer, "shares", "sealed", count, secure_sum.SEALED_BYTES), "shared their secrets",
         )  # fmt: skip
 
     def _masked(self, senders: Sequence[int], sealed: Mapping[int, list[bytes]]) -> dict[int, Ring]:
         count, blank = len(self.assembly.members), bytes(secure_sum.SEALED_BYTES)
         flags = {"senders": to_flags(senders, count)}
-        questions = {
+        requests = {
             place: Packet({}, {
                 "lists": flags,
                 "shares": {"sealed": to_rows([sealed[one][place] if one in sealed else blank for one in range(count)])},
             })
             for place in senders
         }  # fmt: skip
-        return self._put(MASK, questions, lambda answer: read_vector(answer, self.width + 1), "sent masked updates")
+        return self._put(MASK, requests, lambda answer: read_vector(answer, self.width + 1), "sent masked updates")
 
     def _confirmed(self, survivors: Sequence[int]) -> dict[int, bytes]:
         assembly = self.assembly
-        question = Packet({}, {"lists": {"survivors": to_flags(survivors, len(assembly.members))}})
+        request = Packet({}, {"lists": {"survivors": to_flags(survivors, len(assembly.members))}})
         signatures = self._put(
-            CONFIRM, dict.fromkeys(survivors, question),
+            CONFIRM, dict.fromkeys(survivors, request),
             lambda answer: to_bytes(answer, "list", "signature", 1, secure_sum.SIGNATURE_BYTES)[0],
             "signed who is in the sum",
             lambda place, signature: has_signed(
@@ -124,13 +124,13 @@ class SecureRound:
         return signatures
 
     def _revealed(self, survivors: Sequence[int], signatures: Mapping[int, bytes]) -> dict[int, list[bytes]]:
-        """By the place of who reveals: shares by the place of whose they are."""
+        """Revealed shares: by the place of the revealing client, then by the place of their owner."""
         count = len(self.assembly.members)
         rows = to_rows([signatures.get(place, bytes(secure_sum.SIGNATURE_BYTES)) for place in range(count)])
         lists = {"survivors": to_flags(survivors, count), "signatures": rows}
-        question = Packet({}, {"lists": lists})
+        request = Packet({}, {"lists": lists})
         return self._put(
-            UNMASK, dict.fromkeys(sorted(signatures), question),
+            UNMASK, dict.fromkeys(sorted(signatures), request),
             lambda answer: to_bytes(answer, "shares", "revealed", count, secure_sum.SHARE_BYTES),
             "revealed their shares",
         )  # fmt: skip
@@ -138,14 +138,14 @@ class SecureRound:
     def _put(
         self,
         kind: str,
-        questions: Mapping[int, Packet],
+        requests: Mapping[int, Packet],
         read: Callable[[Packet], Any],
         done: str,
         check: Callable[[int, Any], bool] = lambda place, value: True,
     ) -> dict[int, Any]:
-        """Ask the clients at these places; what those who answered have sent."""
+        """Ask the clients at these places; returns the values that came."""
         members, values = self.assembly.members, dict[int, Any]()
-        self.nbytes_down += sum(question.nbytes for question in questions.values())
+        self.nbytes_down += sum(request.nbytes for request in requests.values())
 
         def take(number: int, answer: Packet) -> None:
             place = self.assembly.place(number)
@@ -156,9 +156,9 @@ class SecureRound:
             values[place] = value
 
         needed = self.needed if kind in (SHARE, MASK) else threshold_of(len(members), self.threshold)
-        self.ask(kind, {members[place].number: question for place, question in questions.items()}, take, needed)
+        self.ask(kind, {members[place].number: request for place, request in requests.items()}, take, needed)
         if len(values) < needed:
-            raise NoSum(f"{len(values)} of {len(questions)} clients have {done}, and {needed} must")
+            raise NoSum(f"{len(values)} of {len(requests)} clients have {done}, and {needed} must")
         return values
 
     # ---- taking masks off ----
@@ -172,7 +172,7 @@ class SecureRound:
             raise NoSum(f"{self.assembly.members[place].name}: {error}") from None
 
     def _left_over(self, gone: int, survivors: Sequence[int], private: bytes) -> Ring:
-        """What cancels the masks that the survivors share with a client that went away after sharing its secrets."""
+        """Sum that cancels the masks of the survivors with a client that went away after sharing its secrets."""
         assembly, total = self.assembly, np.zeros(self.width + 1, np.uint64)
         if public_key(private) != assembly.records[gone].masking:
             raise NoSum(f"the shares of {assembly.members[gone].name}'s masking key do not fit what it announced")

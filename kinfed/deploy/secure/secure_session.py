@@ -1,6 +1,6 @@
-"""A client's part in secure sums: what it remembers between questions, and what it refuses to be asked.
+"""A client's part in secure sums: what it remembers between requests, and what it refuses.
 
-A question may come twice, because an answer was lost on the way: the same one gets the same answer. Another one in its
+A request may come twice, because an answer was lost on the way: the same one gets the same answer. Another one in its
 place is refused, and so is a round in which the client has masked an update already: in two sums of one update and
 different clients, whoever is in one of them alone stands in the difference. So a server that stops between masks and
 its checkpoint loses that round.
@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.deploy.node.owner_policy import Refused
-from kinfed.deploy.node.requests import CONFIRM, MASK, SHARE, UNMASK
+from kinfed.deploy.node.node_settings import Refused
 from kinfed.deploy.node.vault_entry import VaultEntry
 from kinfed.deploy.secure.masks import (
     Ring,
@@ -34,13 +33,14 @@ from kinfed.deploy.secure.masks import (
 from kinfed.deploy.secure.secure_memory import SumMemory, SumState
 from kinfed.deploy.secure.secure_messages import Assembly, KeyRecord, Member, threshold_of, to_bytes, to_places, to_rows
 from kinfed.deploy.transport.client_keys import fingerprint, has_signed, read_public_keys, sign
+from kinfed.deploy.transport.kinds import CONFIRM, MASK, SHARE, UNMASK
 from kinfed.deploy.transport.wire import MessageError, Packet
 from kinfed.updates import secure_sum
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Who takes part, and on what terms."""
+    """The client that takes part, and its terms."""
 
     number: int
     name: str
@@ -61,10 +61,10 @@ class SecureSession:
         self._memory = SumMemory(entry, owner.name)
         self._state = self._memory.read()
 
-    # ---- the five questions ----
+    # ---- the five requests ----
 
     def check_round(self, round: int) -> None:
-        """Before anything is computed for it."""
+        """Refuse a round before anything is computed for it."""
         if round <= self._state.masked_round:
             raise Refused(
                 f"{self.owner.name} has masked an update of round {self._state.masked_round} already, and round "
@@ -200,7 +200,7 @@ class SecureSession:
     # ---- checks ----
 
     def _check_members(self, assembly: Assembly) -> None:
-        """All keys are signed by whom they belong to, and the client's own are among them."""
+        """Refuse keys that their owners have not signed, or without the client's own among them."""
         owner, members = self.owner, assembly.members
         numbers = [member.number for member in members]
         if numbers != sorted(set(numbers)) or len({member.name for member in members}) < len(members):
@@ -219,7 +219,7 @@ class SecureSession:
             raise Refused("two clients of the sum have the same keys")
 
     def _check_list(self, assembly: Assembly, places: list[int], what: str) -> None:
-        """Enough clients, of enough owners, and this one among them."""
+        """Refuse too few clients or owners, and a list without this client."""
         least = self.owner.least
         if what != "take part":
             least = max(least, threshold_of(len(assembly.members), self.owner.threshold))
@@ -233,7 +233,7 @@ class SecureSession:
             raise Refused(f"{self.owner.name} is not among the clients that {what}")
 
     def _check_peers(self, members: tuple[Member, ...]) -> None:
-        """Names have the keys that the owner of the node wrote down, or else those that they had when first seen."""
+        """Refuse other keys than those that the owner of the node wrote down, or else those that were seen first."""
         if self.owner.peers:
             known, where = read_public_keys(Path(self.owner.peers).expanduser()), self.owner.peers
         else:

@@ -1,4 +1,4 @@
-"""What clients' answers may say, held against what the method sends and what each client declared at its enrolment."""
+"""Checks of clients' answers, against what the method sends and what each client declared at its enrolment."""
 
 from __future__ import annotations
 
@@ -31,9 +31,8 @@ class AnswerChecks:
         self._up = message_types(deployment.algorithm)[1]
         self._counts = {field.name for field in fields(self._up) if field.metadata.get(EXAMPLES)}
         self._widths = {name: sample.shape[1] for name, sample in up.items() if sample.dim() > 1}
-        self._spec = UpdateSpec.from_update(
-            up, deployment.run.largest_norm, trained_columns(deployment.algorithm, task)
-        )
+        trained = trained_columns(deployment.algorithm, task)
+        self._spec = UpdateSpec.from_update(up, deployment.run.largest_norm, trained)
 
     # ---- updates and evaluations ----
 
@@ -51,7 +50,7 @@ class AnswerChecks:
         return tree_of(self._up, tensors)
 
     def _check_examples(self, k: int, name: str, numbers: Tensor) -> None:
-        """They decide what a client weighs in parts of what is averaged: no more than the examples that it has."""
+        """Refuse more examples than the client has: they decide its weight in parts of the average."""
         declared = int(self._declared[k, 0])
         most = (1 + self._deployment.drift) * declared
         if bool((numbers < 0).any()) or float(numbers.sum()) > most:
@@ -61,7 +60,7 @@ class AnswerChecks:
             )
 
     def _check_count(self, k: int, split: int, count: float) -> None:
-        """Against what the client said when it was enrolled: counts are weights, and nobody else can know them."""
+        """Refuse another count than at the enrolment: counts are weights, and nobody else can know them."""
         declared = int(self._declared[k, split])
         if not abs(count - declared) <= self._deployment.drift * declared:  # NaN is not
             raise MessageError(
@@ -70,7 +69,7 @@ class AnswerChecks:
             )
 
     def score(self, k: int, split: int, tensors: Mapping[str, Tensor]) -> None:
-        """An evaluation of client k on the split with this number."""
+        """Check an evaluation of client k on the split with this number."""
         plain = ("correct", "loss", "count")
         if any(name not in tensors or tensors[name].numel() != 1 for name in plain):
             raise MessageError("an evaluation without correct, loss and count of one client")
@@ -93,7 +92,7 @@ class AnswerChecks:
     # ---- privacy ----
 
     def planned(self, k: int) -> tuple[Events, Events]:
-        """The most that a round, and an evaluation, ask of a client's data."""
+        """The largest cost of a round, and of an evaluation, in privacy."""
         if not self._private:
             return (), ()
         algorithm, count = self._deployment.algorithm, self._declared[k : k + 1, 0]
@@ -104,7 +103,7 @@ class AnswerChecks:
         return round[0], (planned_events(profile.per_personalization, algorithm, count) or [()])[0]
 
     def events(self, answer: Packet, most: Events) -> list[Event]:
-        """What the answer says that the client's data were asked; no more than `most`."""
+        """Cost of the answer in privacy, as it says itself; no more than `most`."""
         if not self._private:
             return []
         events = _reported_events(answer)
@@ -113,8 +112,8 @@ class AnswerChecks:
         return events
 
 
-def check_same_question(order: Packet, answer: Packet) -> None:
-    """Refuse an answer to another question."""
+def check_same_request(order: Packet, answer: Packet) -> None:
+    """Refuse an answer to another request."""
     for key in ("run", "round", "number", "kind", "name"):
         if answer.header.get(key) != order.header[key]:
             theirs = repr(answer.header.get(key))[:60]
@@ -122,7 +121,7 @@ def check_same_question(order: Packet, answer: Packet) -> None:
 
 
 def check_figures(figures: Mapping[str, Tensor]) -> None:
-    """Diagnostics of the method: one number each."""
+    """Refuse diagnostics of the method that are not one number each."""
     for name, tensor in figures.items():
         if tensor.numel() != 1 or name != plain_text(name, LONGEST_FIGURE):
             raise MessageError(f"a figure {name} that is not one number")

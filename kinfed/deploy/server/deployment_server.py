@@ -43,14 +43,10 @@ Say = Callable[[str], None]
 
 
 def serve(
-    deployment: Deployment,
-    transport: Transport,
-    say: Say = print,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Path:
-    """Run a deployment to its end, from where its folder says it stopped; the folder with the results."""
+    deployment: Deployment, transport: Transport, say: Say = print, *,
+    clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
+) -> Path:  # fmt: skip
+    """Run a deployment to its end, from where its folder says it stopped; returns the folder with the results."""
     with _open_folder(deployment, say, clock, sleep) as folder:
         log = _log_to(folder.path / "log.txt", say)
         exchange = Exchange(transport, log, clock, sleep)
@@ -73,8 +69,8 @@ def serve(
             log(f"stopped: {reason}")
             status.update(STOPPED, "stopped", reason=reason)
             raise
-        absent = [name for k, name in enumerate(roster.names) if k not in result.evaluation.ids.tolist()]
-        if absent:
+        evaluated = result.evaluation.ids.tolist()
+        if absent := [name for k, name in enumerate(roster.names) if k not in evaluated]:
             log(f"the last evaluation is without {', '.join(absent)}; their vaults hold an older model")
         log(f"done; results in {folder.path}, personal models in the vaults of the nodes")
         status.update(DONE, "done")
@@ -118,16 +114,12 @@ def _run_rounds(
     save_layout(folder.path, config.model.name, task)
     pool, loop = _make_loop(deployment, run, roster, exchange, task, folder.path)
     with loop:
+        clients = ClientTable(roster.names, n_train=roster.counts[:, 0], n_test=roster.counts[:, 2])
         method_run = MethodRun(
-            deployment.method,
-            loop,
-            ClientTable(roster.names, n_train=roster.counts[:, 0], n_test=roster.counts[:, 2]),
-            _num_rounds(deployment, folder, loop, exchange.say),
-            eval_every=config.eval_every,
-            checkpoint_every=config.checkpoint_every,
-            folder=folder,
+            deployment.method, loop, clients, _num_rounds(deployment, folder, loop, exchange.say),
+            eval_every=config.eval_every, checkpoint_every=config.checkpoint_every, folder=folder,
             observer=_LogObserver(exchange.say, config.rounds, status, config.metric),
-        )
+        )  # fmt: skip
         for report in method_run.rounds():
             if pool.rounds_without_quorum >= deployment.patience:
                 raise TooFewClients(
@@ -140,7 +132,7 @@ def _run_rounds(
 
 
 def _num_rounds(deployment: Deployment, folder: RunFolder, loop: Loop, say: Say) -> int:
-    """As configured; less where rounds were repeated whose sums count against a promised user-level epsilon."""
+    """The configured number; less if rounds were repeated whose sums count against a promised user-level epsilon."""
     rounds = deployment.run.rounds
     if loop.user_level is None or deployment.run.user_epsilon is None:
         return rounds
@@ -228,7 +220,7 @@ def _make_budget(deployment: Deployment, roster: Roster, task: Task, say: Say) -
 
 @dataclass(frozen=True)
 class _LogObserver(NullObserver):
-    """Writes what a run reports into the log (kinfed.runs.observer)."""
+    """Writes reports of a run into the log (kinfed.runs.observer)."""
 
     say: Say
     num_rounds: int

@@ -1,4 +1,4 @@
-"""Who takes part in a deployment: clients appear, say what data they have, and agree on what models are fed.
+"""Enrolment: clients appear, say what data they have, and agree on what models are fed.
 
 All of it happens once, before the first round, and is written down (deployment.json); a run that is resumed reads it.
 """
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from kinfed.core import storage
 from kinfed.data import Population, TablePreprocessing, TableStatistics, parse_kinds, spread
-from kinfed.deploy.node.requests import SUMS
 from kinfed.deploy.settings import STANDARD, Deployment
-from kinfed.deploy.transport.exchange import Exchange
+from kinfed.deploy.transport.exchange import Exchange, Take
+from kinfed.deploy.transport.kinds import SUMS
 from kinfed.deploy.transport.wire import MessageError, Packet, plain_text
 from kinfed.errors import ConfigError, DataError, KinfedError
 
@@ -55,9 +55,8 @@ class Roster:
 
 
 def enrol_clients(deployment: Deployment, exchange: Exchange, path: Path) -> tuple[str, Roster]:
-    """The run's own name and its clients: as the file says, where there is one, else from the nodes that appear.
-
-    From then on every client belongs to its key. Keys that the operator wrote down come before all others."""
+    """The run's own name and its clients: from the file, if there is one, else from the nodes that appear. From then on
+    every client belongs to its key. Keys that the operator wrote down come before all others."""
     exchange.largest_count = deployment.largest_count
     if deployment.keys:
         from kinfed.deploy.transport.client_keys import read_public_keys
@@ -83,20 +82,19 @@ def _load_roster(path: Path) -> tuple[str, Roster]:
 
 
 def _enrol(deployment: Deployment, exchange: Exchange) -> Roster:
-    """All clients are there for the first time."""
+    """Enrol clients for the first time."""
     names = _await_clients(deployment, exchange)
     roster = _roster(names, exchange, learnt=deployment.scaling == STANDARD)
-    if deployment.scaling == STANDARD and roster.columns and not roster.tokens:
-        return _learn_columns(deployment, exchange, roster)
-    if deployment.scaling == STANDARD:
-        mean, std = _common_scaling(deployment, exchange, roster)
-    else:
-        mean, std = None, None if deployment.divisor is None else torch.tensor(deployment.divisor, dtype=torch.float32)
-    return replace(roster, mean=mean, std=std)
+    if deployment.scaling != STANDARD:
+        divisor = deployment.divisor
+        return replace(roster, std=None if divisor is None else torch.tensor(divisor, dtype=torch.float32))
+    if roster.tokens:
+        return roster
+    return (_learn_columns if roster.columns else _learn_scaling)(deployment, exchange, roster)
 
 
 def _await_clients(deployment: Deployment, exchange: Exchange) -> list[str]:
-    """Their names in the order of their numbers: as listed, else sorted."""
+    """Names of the clients in the order of their numbers: as listed, else sorted."""
     wanted, listed = deployment.num_clients, deployment.client_names
 
     def present() -> list[str]:
@@ -122,8 +120,8 @@ def _await_clients(deployment: Deployment, exchange: Exchange) -> list[str]:
 
 
 def _roster(names: list[str], exchange: Exchange, learnt: bool) -> Roster:
-    """From what the clients say of themselves; DataError where their data do not fit together. Columns that are
-    `learnt` together may be other ones at every client."""
+    """The roster, from the clients' greetings; DataError if their data do not fit together. Columns that are `learnt`
+    together may be other ones at every client."""
     greetings = [exchange.greetings[name] for name in names]
     first = greetings[0]
     same = [("shape", "shape of an example"), ("columns", "feature columns"), ("tokens", "kind of features")]
@@ -141,22 +139,18 @@ def _roster(names: list[str], exchange: Exchange, learnt: bool) -> Roster:
     groups = [greeting.group for greeting in greetings]
     if any(groups) and not all(groups):
         raise ConfigError(f"{names[groups.index('')]} has no group, and others have; give every node one, or none")
-    _report_counts(names, counts, exchange)
+    # Claims decide how much clients weigh; people should see them.
+    share = counts[:, 0] / counts[:, 0].sum().clamp_min(1)
+    claims = [f"{name} {n} ({100 * p:.0f} %)" for name, n, p in zip(names, counts[:, 0].tolist(), share, strict=True)]
+    exchange.say(f"training examples, as the clients say: {', '.join(claims)}")
     return Roster(
         names, counts, first.shape, list(first.columns), first.tokens, groups if any(groups) else [],
         keys=[exchange.keys[name] for name in names],
     )  # fmt: skip
 
 
-def _report_counts(names: list[str], counts: Tensor, exchange: Exchange) -> None:
-    """What clients claim decides how much they weigh; people should see it."""
-    share = counts[:, 0] / counts[:, 0].sum().clamp_min(1)
-    claims = [f"{name} {n} ({100 * p:.0f} %)" for name, n, p in zip(names, counts[:, 0].tolist(), share, strict=True)]
-    exchange.say(f"training examples, as the clients say: {', '.join(claims)}")
-
-
 def _learn_columns(deployment: Deployment, exchange: Exchange, roster: Roster) -> Roster:
-    """What the columns of all clients' tables become, from one message of statistics of each. A client whose statistics
+    """Learn the encoding of all clients' tables from one message of statistics of each. A client whose statistics
     cannot be used adds nothing; its rows are encoded like all others."""
     messages: dict[str, TableStatistics] = {}
 
@@ -168,9 +162,7 @@ def _learn_columns(deployment: Deployment, exchange: Exchange, roster: Roster) -
             raise MessageError(str(error)) from None
         messages[name] = statistics
 
-    questions = {name: Packet({"kind": SUMS, "name": name}) for name in roster.names}
-    reasons = exchange.request(SUMS, questions, deployment.wait, take)
-    _check_answers(deployment, exchange, roster, len(messages), reasons, "learning columns")
+    _ask(deployment, exchange, roster, roster.names, {}, take, "learning columns")
     declared = parse_kinds(deployment.run.columns)
     merged = TableStatistics.merged([messages[name] for name in roster.names if name in messages], declared)
     for name in [*(deployment.feature_columns or ()), *declared]:
@@ -187,25 +179,22 @@ def _learn_columns(deployment: Deployment, exchange: Exchange, roster: Roster) -
     )
 
 
-def _common_scaling(deployment: Deployment, exchange: Exchange, roster: Roster) -> tuple[Tensor | None, Tensor | None]:
-    """Mean and deviation of every feature over all clients' training rows, from two sums of each client."""
-    if roster.tokens:
-        return None, None
+def _learn_scaling(deployment: Deployment, exchange: Exchange, roster: Roster) -> Roster:
+    """Learn mean and deviation of every feature over all clients' training rows, from two sums of each client."""
     mean_parts = _sums(deployment, exchange, roster, roster.names, None)
     rows = sum(exchange.greetings[name].rows for name in mean_parts)
     mean = torch.stack(list(mean_parts.values())).sum(0) / max(rows, 1)
     parts = _sums(deployment, exchange, roster, list(mean_parts), mean)  # whose first sums cannot be is not asked on
     rows = sum(exchange.greetings[name].rows for name in parts)
-    return mean.to(torch.float32), spread(mean, torch.stack(list(parts.values())).sum(0), rows).to(torch.float32)
+    std = spread(mean, torch.stack(list(parts.values())).sum(0), rows)
+    return replace(roster, mean=mean.to(torch.float32), std=std.to(torch.float32))
 
 
 def _sums(
     deployment: Deployment, exchange: Exchange, roster: Roster, names: list[str], mean: Tensor | None
 ) -> dict[str, Tensor]:
-    """What these clients add, in their order: sums of features or, given the mean, of squared distances from it. A
-    client whose sums cannot be used adds nothing; its examples are scaled like all others."""
-    groups = {} if mean is None else {"sums": {"mean": mean}}
-    questions = {name: Packet({"kind": SUMS, "name": name}, groups) for name in names}
+    """Sums of features of these clients, in their order, or, given the mean, of squared distances from it. A client
+    whose sums cannot be used adds nothing; its examples are scaled like all others."""
     parts: dict[str, Tensor] = {}
 
     def take(name: str, answer: Packet) -> None:
@@ -221,20 +210,24 @@ def _sums(
             )
         parts[name] = part.to(torch.float64)
 
-    reasons = exchange.request(SUMS, questions, deployment.wait, take)
-    _check_answers(deployment, exchange, roster, len(parts), reasons, "the common scaling")
+    groups = {} if mean is None else {"sums": {"mean": mean}}
+    _ask(deployment, exchange, roster, names, groups, take, "the common scaling")
     return {name: parts[name] for name in names if name in parts}
 
 
-def _check_answers(
-    deployment: Deployment, exchange: Exchange, roster: Roster, answers: int, reasons: dict[str, str], what: str
-) -> None:
-    """Say whose answers could not be used; refuse where too few could."""
-    for name, reason in sorted(reasons.items()):
+def _ask(
+    deployment: Deployment, exchange: Exchange, roster: Roster, names: list[str], groups: dict[str, Any], take: Take,
+    what: str,
+) -> None:  # fmt: skip
+    """Ask these clients for sums. Says whose answers could not be used; refuses if too few could."""
+    packets = {name: Packet({"kind": SUMS, "name": name}, groups) for name in names}
+    reasons = sorted(exchange.request(SUMS, packets, deployment.wait, take).items())
+    for name, reason in reasons:
         exchange.say(f"{what} is without {name}: {reason}")
-    if answers < deployment.needed_updates(len(roster.names)):
-        name, reason = next(iter(sorted(reasons.items())))
-        raise TooFewClients(f"{what} needs {deployment.needed_updates(len(roster.names))} clients; {name}: {reason}")
+    needed = deployment.needed_updates(len(roster.names))
+    if len(names) - len(reasons) < needed:
+        name, reason = reasons[0]
+        raise TooFewClients(f"{what} needs {needed} clients; {name}: {reason}")
 
 
 def _short(value: Any) -> str:

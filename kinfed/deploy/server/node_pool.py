@@ -6,7 +6,7 @@ goes into every message and every checkpoint, and is all a node needs to go on f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from kinfed.core import Tree
 from kinfed.data import SPLITS, Cohort, Features, Problem, Split
-from kinfed.deploy.node.requests import EVALUATE, TRAIN
-from kinfed.deploy.server.answer_checks import AnswerChecks, check_figures, check_same_question
+from kinfed.deploy.server.answer_checks import AnswerChecks, check_figures, check_same_request
 from kinfed.deploy.server.enrol import Roster
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.exchange import Exchange
+from kinfed.deploy.transport.kinds import EVALUATE, TRAIN
 from kinfed.deploy.transport.wire import MessageError, Packet, masked_widths, message_types, sent_tensors
 from kinfed.engine import Score, Task
 from kinfed.errors import CheckpointError, ConfigError
@@ -61,10 +61,8 @@ class NodePool:
         events: dict[int, list[Event]] = {}
         nbytes, rejections = 0, dict[int, str]()
 
-        def take(name: str, answer: Packet) -> None:
+        def take(k: int, answer: Packet) -> None:
             nonlocal nbytes
-            k = self._number(name)
-            check_same_question(orders[name], answer)
             nbytes += answer.nbytes
             try:
                 gradients = self._checks.events(answer, self._checks.planned(k)[0])
@@ -75,18 +73,14 @@ class NodePool:
                 rejections[k] = str(error)
                 raise
             if answer.header.get("lost"):
-                self.exchange.say(
-                    f"{name} has lost its state of round {int(self.accepted[k])} and begins anew from what it is sent"
-                )
+                lost = f"{self.roster.names[k]} has lost its state of round {int(self.accepted[k])}"
+                self.exchange.say(f"{lost} and begins anew from what it is sent")
             answers[k], events[k] = update, gradients
 
         # Under user-level privacy whatever came counts: a model must not tell whether one client more has answered.
         hidden = self.deployment.run.user_privacy is not None
         needed = 0 if hidden else self.deployment.needed_updates(len(ids))
-        reasons = self.exchange.request(TRAIN, orders, self.deployment.deadline, take, needed)
-        for name, reason in sorted(reasons.items()):
-            if self._number(name) not in rejections:  # those are the run's to report
-                self.exchange.say(f"round {round}: without {name}: {reason}")
+        self._ask(TRAIN, orders, take, needed, f"round {round}", rejections)
         record = self._record(ids, events) if self._private else None
         updates = Updates(ids[:0], None, nbytes, dict(sorted(rejections.items())), record=record)
         if answers and len(answers) >= needed:
@@ -105,7 +99,7 @@ class NodePool:
         self.accepted[ids] = self._round
 
     def _read_update(self, k: int, round: int, answer: Packet) -> Any:
-        """What a client's answer to a round brings; MessageError where that cannot be used."""
+        """The content of a client's answer to a round; MessageError if it cannot be used."""
         if strange := answer.groups.keys() - {"up"}:
             raise MessageError(f"an answer to a round holds an update and nothing else; got {min(strange)} too")
         return self._checks.update(k, answer.group("up"))
@@ -116,16 +110,10 @@ class NodePool:
         return replace(updates, ids=torch.tensor(numbers), rows=self._up.stack([answers[k] for k in numbers]))
 
     def evaluate(
-        self,
-        ids: Tensor,
-        download: Download,
-        round: int,
-        *,
-        split: str = "test",
-        server_model: ServerModelOf | None = None,
-        keep_models: bool = False,
-    ) -> Evaluation:
-        """Of those who answer. Personal models stay where they are: asking for them is an error."""
+        self, ids: Tensor, download: Download, round: int, *,
+        split: str = "test", server_model: ServerModelOf | None = None, keep_models: bool = False,
+    ) -> Evaluation:  # fmt: skip
+        """Scores of the clients that answer. Personal models stay where they are: asking for them is an error."""
         if keep_models:
             raise ConfigError("personal models of a deployment are in the vaults of the nodes; they are not sent")
         orders = {}
@@ -136,37 +124,28 @@ class NodePool:
         by_client: dict[int, Packet] = {}
         events: dict[int, list[Event]] = {}
 
-        def take(name: str, answer: Packet) -> None:
-            check_same_question(orders[name], answer)
-            k = self._number(name)
+        def take(k: int, answer: Packet) -> None:
             scores = {"personal", *(name for name in answer.groups if name.startswith("other."))}
             for group in sorted(scores | ({"server_model"} if server_model is not None else set())):
                 self._checks.score(k, SPLITS.index(split), answer.group(group))
             check_figures(answer.group("figures"))
             by_client[k], events[k] = answer, self._checks.events(answer, self._checks.planned(k)[1])
 
-        reasons = self.exchange.request(EVALUATE, orders, self.deployment.deadline, take, 1)
-        for name, reason in sorted(reasons.items()):
-            self.exchange.say(f"evaluation after round {round}: without {name}: {reason}")
+        self._ask(EVALUATE, orders, take, 1, f"evaluation after round {round}")
         numbers = sorted(by_client)
         answers = [by_client[k] for k in numbers]
         record = _make_record(events, EVALUATION) if self._private else None
         if not numbers:
             return Evaluation(ids[:0], None, None, record=record)
-        others = sorted({name for a in answers for name in a.groups if name.startswith("other.")})
+        others = {name for name in set.intersection(*(set(a.groups) for a in answers)) if name.startswith("other.")}
         figures = set.intersection(*(set(a.group("figures")) for a in answers))
         return Evaluation(
-            torch.tensor(numbers),
-            _scores([a.group("personal") for a in answers]),
-            _scores([a.group("server_model") for a in answers]) if server_model is not None else None,
+            torch.tensor(numbers), _scores(answers, "personal"),
+            None if server_model is None else _scores(answers, "server_model"),
             {name: torch.cat([a.group("figures")[name].reshape(1) for a in answers]) for name in sorted(figures)},
-            alternatives={
-                name.removeprefix("other."): _scores([a.group(name) for a in answers])
-                for name in others
-                if all(name in a.groups for a in answers)
-            },
+            alternatives={name.removeprefix("other."): _scores(answers, name) for name in sorted(others)},
             record=record,
-        )
+        )  # fmt: skip
 
     def states(self) -> dict[str, Tensor]:
         return {"accepted": self.accepted.clone()}
@@ -182,17 +161,24 @@ class NodePool:
 
     # ---- messages ----
 
-    def _number(self, name: str) -> int:
-        return self.roster.names.index(name)
+    def _ask(
+        self, kind: str, orders: Mapping[str, Packet], take: Callable[[int, Packet], None], needed: int, what: str,
+        rejected: Collection[int] = (),
+    ) -> None:  # fmt: skip
+        """Send orders by client's name; `take` gets a client's number and its answer. The log says who is missing, but
+        for `rejected` numbers, which `take` adds and the run reports."""
+
+        def take_by_name(name: str, answer: Packet) -> None:
+            check_same_request(orders[name], answer)
+            take(self.roster.names.index(name), answer)
+
+        reasons = self.exchange.request(kind, orders, self.deployment.deadline, take_by_name, needed)
+        for name, reason in sorted(reasons.items()):
+            if self.roster.names.index(name) not in rejected:
+                self.exchange.say(f"{what}: without {name}: {reason}")
 
     def _order(
-        self,
-        kind: str,
-        k: int,
-        round: int,
-        down: Tree,
-        groups: Mapping[str, dict[str, Tensor]] | None = None,
-        **more: Any,
+        self, kind: str, k: int, round: int, down: Tree, groups: Mapping[str, Any] | None = None, **more: Any
     ) -> Packet:
         scale = {"mean": self.roster.mean, "std": self.roster.std}
         inputs = {name: tensor for name, tensor in scale.items() if tensor is not None}
@@ -237,20 +223,14 @@ def _make_record(events: Mapping[int, list[Event]], phase: int) -> Record:
     return record
 
 
-def _scores(answers: list[dict[str, Tensor]]) -> Score:
-    def column(name: str, dtype: torch.dtype) -> Tensor:
-        return torch.cat([tensors[name].reshape(1).to(dtype) for tensors in answers])
+def _scores(answers: list[Packet], group: str) -> Score:
+    """The scores of a group in all answers."""
+    rows = [answer.group(group) for answer in answers]
 
-    names = sorted(name for name in answers[0] if name.startswith("sums."))
-    sums = {
-        name.removeprefix("sums."): torch.cat([tensors[name].to(torch.float64) for tensors in answers])
-        for name in names
-    }
-    errors = all("error" in tensors for tensors in answers)
-    return Score(
-        column("correct", torch.float64),
-        column("loss", torch.float64),
-        column("count", torch.int64),
-        sums,
-        column("error", torch.float64) if errors else None,
-    )
+    def column(name: str, dtype: torch.dtype = torch.float64) -> Tensor:
+        return torch.cat([row[name].reshape(1).to(dtype) for row in rows])
+
+    names = sorted(name for name in rows[0] if name.startswith("sums."))
+    sums = {name.removeprefix("sums."): torch.cat([row[name].to(torch.float64) for row in rows]) for name in names}
+    error = column("error") if all("error" in row for row in rows) else None
+    return Score(column("correct"), column("loss"), column("count", torch.int64), sums, error)

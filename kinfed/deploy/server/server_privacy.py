@@ -1,4 +1,4 @@
-"""User-level privacy at a real server: its noise, its choice of clients, and what it has let out.
+"""User-level privacy at a real server: its noise, its choice of clients, and the number of released sums.
 
 In a simulation noise and samples are functions of the run's seed. At a real server whoever has the app's settings has
 the seed, and every node has. So here
@@ -6,7 +6,7 @@ the seed, and every node has. So here
   * the noise of a sum comes from random bytes that are drawn for it and forgotten (kinfed.privacy.noise.fresh_noise);
   * who is called comes from the system's random numbers, anew at every attempt at a round: epsilon counts on samples
     that are independent of each other and that only the server knows;
-  * sums are counted on the disk before they are used (`SumBooks`). A server that is killed after a model has left, and
+  * sums are counted on the disk before they are used (`SumLedger`). A server that is killed after a model has left, and
     before its checkpoint, repeats the round with other noise and another sample: that is a further sum, and counts.
 
 The server is trusted with all of it, as in a simulation. No node can tell whether it adds noise.
@@ -38,7 +38,7 @@ FORMAT = "kinfed-sums-1"
 
 @dataclass(frozen=True)
 class SecretSchedule(Schedule):
-    """Who takes part, by the system's random numbers: never the same twice, and known to nobody else."""
+    """Choice of clients by the system's random numbers: never the same twice, and known to nobody else."""
 
     def active(self, seed: int, round: int, num_clients: int) -> Tensor:
         source = secrets.SystemRandom()
@@ -50,8 +50,8 @@ class SecretSchedule(Schedule):
 
 
 @dataclass(frozen=True)
-class SumBooks:
-    """<out>/sums.json: how many noisy sums of a run have been let out, counted before each is used."""
+class SumLedger:
+    """<out>/sums.json: the number of noisy sums of a run that were released, counted before each is used."""
 
     path: Path
     run: str
@@ -59,7 +59,7 @@ class SumBooks:
     def read(self) -> int:
         if not self.path.exists():
             return 0
-        record: dict[str, Any] = storage.read_json(self.path, "the number of sums that were let out")
+        record: dict[str, Any] = storage.read_json(self.path, "the number of released sums")
         count = record.get("sums")
         if record.get("format") != FORMAT or record.get("run") != self.run or type(count) is not int or count < 0:
             raise StorageError(
@@ -75,7 +75,7 @@ class SumBooks:
 def make_user_level(
     deployment: Deployment, run: str, folder: Path, num_clients: int, task: Task, update: Mapping[str, Tensor]
 ) -> UserLevel | None:
-    """As the settings ask for it; None where they do not. `update`: one as the method makes it [1, ...]."""
+    """User-level privacy, if the settings ask for it. `update`: one as the method makes it [1, ...]."""
     config, algorithm = deployment.run, deployment.algorithm
     privacy = config.user_privacy
     if privacy is None:
@@ -86,18 +86,17 @@ def make_user_level(
     return UserLevel(
         privacy, template, averages, fresh_noise, schedule.client_sampling(num_clients),
         schedule.expected_replies(num_clients, keeps_stragglers=False), range(1, config.rounds + 1),
-        books=SumBooks(folder / FILE, run),
+        books=SumLedger(folder / FILE, run),
     )  # fmt: skip
 
 
 def notes(deployment: Deployment, user_level: UserLevel, num_clients: int) -> list[str]:
-    """What the operator must know before the first round."""
+    """Sentences for the operator before the first round."""
     config, label = deployment.run, deployment.method
     privacy = config.user_privacy
     assert privacy is not None
-    lines = list(privacy.notes(label, deployment.algorithm, num_clients, user_level.sampling))
-    lines.append(
+    return [
+        *privacy.notes(label, deployment.algorithm, num_clients, user_level.sampling),
         f"{label}: user-level noise {user_level.noise:.4g} on every sum, of {user_level.expected:g} clients expected; "
-        "the server adds it, and is trusted to"
-    )
-    return lines
+        "the server adds it, and is trusted to",
+    ]

@@ -1,4 +1,4 @@
-"""What a deployment does now: <run folder>/status.json, which the server's part replaces as a whole every few seconds.
+"""State of a deployment: <run folder>/status.json, which the server's part replaces as a whole every few seconds.
 
     state       waiting (for clients to appear), running, done, or stopped
     doing       in words; since when
@@ -66,10 +66,8 @@ class StatusWriter:
             for name in self.names or sorted(presence.contacts)
             for contact in [presence.of(name)]
         }  # fmt: skip
-        record = (
-            self.about | self._values | {"written": _text(wall), "clients": clients, "nodes": self.exchange.strangers()}
-        )
-        storage.write_json(self.folder / FILE, record)
+        record = {"written": _text(wall), "clients": clients, "nodes": self.exchange.strangers()}
+        storage.write_json(self.folder / FILE, self.about | self._values | record)
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ class Status:
 
 
 def read_status(folder: Path) -> Status | None:
-    """None where the server's part has written none yet."""
+    """The status; None if the server's part has written none yet."""
     path = folder / FILE
     if not path.exists():
         return None
@@ -104,7 +102,7 @@ def read_status(folder: Path) -> Status | None:
 
 @dataclass(frozen=True)
 class Progress:
-    """What the journal says."""
+    """Summary of the journal."""
 
     rounds: int = 0
     seconds: float = 0.0  # per round, of the last five

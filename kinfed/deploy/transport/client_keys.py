@@ -1,12 +1,12 @@
-"""Who a client is: a key. It signs the client's greeting, and the server takes the name from no other key. With secure
-aggregation it also signs what clients tell each other through the server (kinfed.deploy.secure.secure_messages).
+"""The key that a client is known by. It signs the client's greeting, and the server takes the name from no other key.
+With secure aggregation it also signs what clients tell each other through the server.
 
-The key is that of the node, where its configuration names one (key="/etc/kinfed/hospital-a", the file that Flower
+The key is that of the node, if its configuration names one (key="/etc/kinfed/hospital-a", the file that Flower
 authenticates the node with), else one that is made in the vault at the first use. Both are ECDSA keys on P-384, private
 ones in OpenSSH's format, public ones in its one-line form.
 
-What is signed is the greeting together with a number that the server has just drawn and the number under which Flower
-knows the node: an old greeting proves nothing, nor does one that was made on another node.
+The signature covers the greeting together with a number that the server has just drawn and the number under which
+Flower knows the node: an old greeting proves nothing, nor does one that was made on another node.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def sign_greeting(private: bytes, where: Path, greeting: Mapping[str, Any], nonc
 
 
 def is_signed(greeting: Mapping[str, Any], nonce: str, node: int) -> bool:
-    """Whether whoever greets holds the key that the greeting names."""
+    """Say whether the sender of a greeting holds the key that it names."""
     content = {name: value for name, value in greeting.items() if name not in ("key", "signature")}
     try:
         signature = bytes.fromhex(str(greeting.get("signature")))
@@ -60,7 +60,7 @@ def sign(private: bytes, where: Path, text: bytes) -> bytes:
 
 
 def has_signed(public: str, signature: bytes, text: bytes) -> bool:
-    """Whether the owner of the public key has signed the text."""
+    """Say whether the owner of the public key has signed the text."""
     r, s = (int.from_bytes(part, "big") for part in (signature[:_NUMBER_BYTES], signature[_NUMBER_BYTES:]))
     return _verifies(public, encode_dss_signature(r, s), text)
 
@@ -87,7 +87,7 @@ def _verifies(public: str, signature: bytes, text: bytes) -> bool:
 
 
 def read_public_keys(folder: Path) -> dict[str, str]:
-    """By client: <client>.pub of a folder, as `kinfed deploy certs` writes them."""
+    """Keys by client: <client>.pub of a folder, as `kinfed deploy certs` writes them."""
     keys = {}
     with storage.storage_errors("read the keys of clients in", folder):
         for path in sorted(folder.iterdir()):
@@ -99,7 +99,7 @@ def read_public_keys(folder: Path) -> dict[str, str]:
 
 
 def fingerprint(key: str) -> str:
-    """For people: eight digits by which keys can be told apart."""
+    """Eight digits by which people can tell keys apart."""
     return hashlib.sha256(key.encode()).hexdigest()[:8]
 
 

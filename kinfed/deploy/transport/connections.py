@@ -1,4 +1,4 @@
-"""What is known of every client's connection, so that the log can give the reason for every silence.
+"""Connections of clients, so that the log can give the reason for every silence.
 
 Times are those of the exchange's clock, in seconds.
 """
@@ -34,7 +34,7 @@ class Presence:
         contact.asked = now if contact.asked is None else contact.asked
 
     def settle(self, name: str, now: float, error: str = "") -> None:
-        """It has answered, or is not waited for any more; what was wrong, if anything was."""
+        """Note an answer, or the end of waiting for one with its error."""
         contact = self.of(name)
         contact.asked = None
         if error:
@@ -43,12 +43,12 @@ class Presence:
             contact.answered = contact.seen = now
 
     def note_error(self, name: str, now: float, error: str) -> None:
-        """Its answer is still awaited."""
+        """Note an error of a client whose answer is still awaited."""
         contact = self.of(name)
         contact.error, contact.failed = error, now
 
     def sentence(self, name: str, now: float, connected: Collection[str]) -> str:
-        """Why there is nothing from this client yet."""
+        """The reason why there is nothing from this client yet."""
         contact = self.of(name)
         if name not in connected:
             where = "never seen yet" if contact.seen is None else f"not connected, last seen {_ago(now, contact.seen)}"

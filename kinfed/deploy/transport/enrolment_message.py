@@ -1,4 +1,4 @@
-"""What a client says of itself, read with suspicion: every value is checked before anything is computed from it."""
+"""A client's greeting, read with suspicion: every value is checked before anything is computed from it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Greeting:
 
     @classmethod
     def read(cls, header: Mapping[str, Any], largest_count: int) -> Greeting:
-        """MessageError where anything in it is not what it should be."""
+        """Read a greeting; MessageError if anything in it is not what it should be."""
         packet = Packet(dict(header))
         name, group = (_name(packet.require(key, str), key) for key in ("name", "group"))
         if not name:
@@ -49,7 +49,7 @@ class Greeting:
 
 
 def read_greetings(answer: Packet, largest_count: int) -> list[Greeting]:
-    """Of all clients of a node."""
+    """Greetings of all clients of a node."""
     headers = answer.require("clients", list)
     if not headers or len(headers) > MOST_CLIENTS or not all(isinstance(header, dict) for header in headers):
         raise MessageError("a node should name its clients")
@@ -78,7 +78,7 @@ def _whole(value: Any, what: str, least: int, most: int) -> int:
 
 
 def _short(value: Any) -> str:
-    """For an error: numbers of a million digits are not written out."""
+    """Text of a value for an error: numbers of a million digits are not written out."""
     if isinstance(value, int) and abs(value) > 10**18:
         return f"a number of {value.bit_length()} bits"
     return plain_text(repr(value), 60)

@@ -1,12 +1,12 @@
-"""Questions to nodes and their answers, over any transport: who is where, who has answered, and for how long to wait.
+"""Requests to nodes and their answers, over any transport: who is where, who has answered, and for how long to wait.
 
 Nodes come and go under numbers that mean nothing; clients have names. A node that appears is greeted, and says which
 clients it has: mostly one. It proves it with the client's key: the first key that came with a name, or the one that the
 operator wrote down for it, is the client's, and a node with another key is refused. A client that is away when it is
 asked gets its message as soon as it is back, until the time is up; one whose node went down with the message gets it
 again, and one whose process that should have answered was killed gets it once more. Every message has one answer at
-most: a second one, an answer to an earlier question, or one that comes after the time is up is never looked at. Who is
-silent for long is named in the log, with all that is known of it.
+most: a second one, an answer to an earlier request, or one that comes after the time is up is never looked at. A client
+that is silent for long is named in the log, with all that is known of it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kinfed.core import Silence
-from kinfed.deploy.node.requests import HELLO
 from kinfed.deploy.transport.connections import Presence
 from kinfed.deploy.transport.enrolment_message import Greeting, read_greetings
+from kinfed.deploy.transport.kinds import HELLO
 from kinfed.deploy.transport.wire import MessageError, Packet, plain_text
 
 POLL_SECONDS = 0.5  # between looks for answers; each is two requests, which cost a superlink some milliseconds
@@ -111,7 +111,7 @@ class Exchange:
         )
 
     def strangers(self) -> list[str]:
-        """What is known of nodes that are connected and have not said whose they are."""
+        """Sentences about nodes that are connected and have not said whose they are."""
         now = self.clock()
         quiet = [
             f"node {greeted.node} is connected, and was asked who it is {now - greeted.since:.0f} s ago; no answer yet"
@@ -122,7 +122,7 @@ class Exchange:
     def request(
         self, kind: str, packets: Mapping[str, Packet], seconds: float, take: Take, needed: int | None = None
     ) -> dict[str, str]:
-        """Ask each client its own question, and hand over the answers as they come. Ends when all have answered, when
+        """Send each client its own request, and hand over the answers as they come. Ends when all have answered, when
         the time is up, or when `needed` have and nobody else is connected. Returns, by client, why there is none."""
         start = self.clock()
         silence, end = Silence(start), start + seconds
@@ -194,11 +194,9 @@ class Exchange:
 
     def _discover(self, online: set[int]) -> None:
         now = self.clock()
-        late = [message for message, greeted in self._greeted.items() if now - greeted.since > HELLO_SECONDS]
-        for message in late:
-            del self._greeted[message]
-        for node in [node for node in self.clients if node not in online]:
-            del self.clients[node]  # should it come back, it may be another client's
+        self._greeted = {m: greeted for m, greeted in self._greeted.items() if now - greeted.since <= HELLO_SECONDS}
+        # A node that went away may come back as another client's.
+        self.clients = {node: names for node, names in self.clients.items() if node in online}
         self.presence.see(self.present(), now)
         for node in [node for node in self.troubles if node not in online or now >= self._retry[node]]:
             del self.troubles[node], self._retry[node]
@@ -244,7 +242,7 @@ class Exchange:
                 )
 
     def _drop_stale(self, name: str) -> None:
-        """The newer connection of a client is the one that lives: a killed node stays listed for a while."""
+        """Forget the older connection of a client: a killed node stays listed for a while."""
         former = next((node for node, names in self.clients.items() if name in names), None)
         if former is None:
             return
@@ -255,7 +253,7 @@ class Exchange:
             self.troubles[former], self._retry[former] = f"another node has appeared as {name}", float("inf")
 
     def _quarantine(self, node: int, trouble: str) -> None:
-        """It is greeted again after a while; the log has its trouble once."""
+        """Greet a node again after a while; the log has its trouble once."""
         self.troubles[node], self._retry[node] = trouble, self.clock() + RETRY_SECONDS
         if trouble not in self._logged:
             self._logged.add(trouble)

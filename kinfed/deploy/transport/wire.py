@@ -1,4 +1,4 @@
-"""What is in a message: a header, and trees of tensors as named arrays.
+"""Content of a message: a header, and trees of tensors as named arrays.
 
 The header is JSON; the arrays are numbers in a fixed layout. Nothing in a message names a class, a function or a file,
 so reading one can build nothing but numbers. What type of tree the arrays belong to, both sides know from the method.
@@ -29,14 +29,13 @@ _DTYPES = {"float32", "float64", "float16", "int64", "int32", "int16", "int8", "
 
 Arrays = dict[str, Tensor]
 
-
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")  # of terminals
 _MARKUP = str.maketrans("[]<>", "()()")
 LONGEST_TEXT = 300
 
 
 def plain_text(text: str, most: int = LONGEST_TEXT) -> str:
-    """What a node wrote, for a log or a terminal: one line without escape codes and markup, not too long."""
+    """A node's text for a log or a terminal: one line without escape codes and markup, not too long."""
     text = _ESCAPES.sub("", text[: 10 * most])
     text = "".join(c if c.isprintable() else " " for c in text).translate(_MARKUP)
     text = " ".join(text.split())
@@ -82,13 +81,13 @@ class Packet:
         return value
 
     def digest(self) -> str:
-        """Of everything in it, whatever the order of its keys and tensors."""
+        """Digest of everything in it, whatever the order of its keys and tensors."""
         groups = {name: storage.checksum(tensors) for name, tensors in self.groups.items()}
         return hashlib.sha256(json.dumps([self.header, groups], sort_keys=True).encode()).hexdigest()
 
     @property
     def nbytes(self) -> int:
-        """Of all tensors."""
+        """Bytes of all tensors."""
         return sum(t.numel() * t.element_size() for some in self.groups.values() for t in some.values())
 
 
@@ -115,8 +114,8 @@ def message_types(algorithm: Algorithm[Any, Any, Any, Any]) -> tuple[type[Tree],
 
 
 def sent_fields(algorithm: Algorithm[Any, Any, Any, Any]) -> dict[str, bool]:
-    """What leaves a node in a round: the fields of the method's Up, and whether each always does. The others may be
-    None, as the method's options have it."""
+    """Fields of the method's Up, which leave a node in a round, and whether each always does. The others may be None,
+    as the method's options have it."""
     up = message_types(algorithm)[1]
     hints = typing.get_type_hints(up)
     return {field.name: type(None) not in typing.get_args(hints[field.name]) for field in dataclasses.fields(up)}
@@ -132,7 +131,7 @@ def sent_tensors(tree: Tree) -> Arrays:
 
 
 def masked_widths(tree: Tree) -> dict[str, int]:
-    """By masked field, its number of columns: bits alone do not say where the last byte ends."""
+    """Columns of every masked field: bits alone do not say where the last byte ends."""
     tensors = tree.named()
     return {name: tensors[name].shape[1] for name, _ in _masked(type(tree), tensors)}
 

@@ -1,0 +1,218 @@
+"""A node and a server, started from their files and kept running: a program of Flower that is started again whenever it
+ends, beside a warm worker that does its tasks. The file of a node:
+
+    server = "fl.example.org:8000"        the superlink
+    ca = "ca.crt"                         its certificate authority; no line: a server without TLS
+    key = "hospital-a"                    the node's private key, for Flower and for kinfed
+
+    [node]                                as in --node-config (kinfed.deploy.node.node_settings)
+    client = "hospital-a"
+    data = "/srv/patients.csv"
+    vault = "vault"
+
+Paths are relative to the file's folder.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kinfed.core import storage
+from kinfed.deploy.node.node_settings import NodeSettings
+from kinfed.deploy.programs.processes import end_group, flower_environment, flower_program, free_port, start_group
+from kinfed.deploy.programs.warm_worker import CLIENT_PROGRAM, SERVER_PROGRAM, WarmWorker, load_program, reason_against
+from kinfed.errors import ConfigError, StorageError
+
+Say = Callable[[str], None]
+ShouldStop = Callable[[], bool]
+_KEYS = ("server", "ca", "key", "node")
+# The superlink takes a killed node for alive for about a minute, and refuses its key meanwhile.
+NODE_RESTART_SECONDS, SERVER_RESTART_SECONDS = 15.0, 3.0
+_NODE_ENDED = (
+    "If it says 'Failed to activate', its key is not registered (flwr supernode register), or the superlink still "
+    "believes that the former node with this key is alive, which lasts about a minute"
+)
+_SERVER_ENDED = (
+    "If it says that the address is in use, another process listens there. Current runs have ended: start them again"
+)
+
+
+@dataclass(frozen=True)
+class Service:
+    name: str  # of the program, for people
+    command: Callable[[], list[str]]  # asked for at every start
+    task_program: str  # that it starts for every task (kinfed.deploy.programs.warm_worker)
+    restart_seconds: float  # between an end and the next start
+    advice: str  # what its end may mean
+
+
+def run_service(service: Service, say: Say, should_stop: ShouldStop, *, warm: bool, home: Path) -> None:
+    """Run until it should stop. `home`: the folder of Flower's own files."""
+    os.environ.update(flower_environment(home))
+    reason = reason_against(service.task_program) if warm else "it was not wanted"
+    if reason:
+        say(f"no warm worker: {reason}; a Python is started for every task, which takes seconds each time")
+    worker = None if reason else WarmWorker(Path(flower_program(service.task_program)), say)
+    process = _Process(service, worker, say)
+    try:
+        process.start()
+        if worker is not None:
+            task = load_program(service.task_program)  # while the program starts, which takes as long
+            worker.serve(task, lambda: should_stop() or process.watch())
+        while not should_stop():
+            process.watch()
+            time.sleep(0.2)
+    finally:
+        process.stop()
+        if worker is not None:
+            worker.close()
+
+
+class _Process:
+    def __init__(self, service: Service, worker: WarmWorker | None, say: Say) -> None:
+        self._service, self._worker, self._say = service, worker, say
+        self._process: subprocess.Popen[bytes] | None = None
+        self._start_at = 0.0
+
+    def start(self) -> None:
+        environment = dict(os.environ)
+        if self._worker is not None:
+            environment["PATH"] = os.pathsep.join([str(self._worker.programs), environment["PATH"]])
+        sys.stdout.flush()
+        self._process = start_group(self._service.command(), environment)
+
+    def watch(self) -> bool:
+        """Start it again when it has ended and the time has come. False: this is no reason to stop."""
+        if self._process is None:
+            if time.monotonic() >= self._start_at:
+                self.start()
+        elif (status := self._process.poll()) is not None:
+            end_group(self._process, 0.0)
+            pause = self._service.restart_seconds
+            self._process, self._start_at = None, time.monotonic() + pause
+            self._say(
+                f"the {self._service.name} has ended with status {status}; the next try is in {pause:g} s. "
+                f"{self._service.advice}"
+            )
+        return False
+
+    def stop(self) -> None:
+        if self._process is not None:
+            end_group(self._process)
+
+
+@dataclass(frozen=True)
+class NodeFile:
+    """Content of a node's file; paths are absolute."""
+
+    server: str
+    node: Mapping[str, str]  # --node-config
+    folder: Path
+    ca: Path | None = None
+    key: Path | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> NodeFile:
+        try:
+            table = tomllib.loads(path.read_text("utf-8"))
+        except OSError as error:
+            raise StorageError(f"cannot read the node's file {path}: {error.strerror or error}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}") from None
+        if unknown := sorted(table.keys() - set(_KEYS)):
+            raise ConfigError(f"{path}: a node's file may contain {', '.join(_KEYS)}, but not {unknown[0]!r}")
+        if not isinstance(table.get("server"), str) or not isinstance(table.get("node"), dict):
+            raise ConfigError(f'{path} needs server = "host:port" and a table [node] with client and data')
+        folder = path.resolve().parent
+        ca, key = (_existing(folder, table, name, path) for name in ("ca", "key"))
+        if (ca is None) != (key is None):
+            raise ConfigError(
+                f"{path} names only one of ca and key; a node has both, or neither for a server without TLS"
+            )
+        return cls(table["server"], _node_config(table["node"], folder, key), folder, ca, key)
+
+    def command(self, port: int) -> list[str]:
+        """Command that starts the supernode; `port` is one of this machine, for its own use."""
+        secure = ["--insecure"]
+        if self.ca is not None:
+            secure = ["--root-certificates", str(self.ca), "--auth-supernode-private-key", str(self.key)]
+        config = " ".join(f'{name}="{value}"' for name, value in self.node.items())
+        return [
+            flower_program("flower-supernode"), *secure, "--superlink", self.server, "--port", str(port),
+            "--node-config", config,
+        ]  # fmt: skip
+
+
+def run_node(file: NodeFile, say: Say, should_stop: ShouldStop, *, warm: bool = True, home: Path | None = None) -> None:
+    """Run the node until it should stop. `home`: the folder of Flower's own files (default: beside the node's)."""
+    service = Service("supernode", lambda: file.command(free_port()), CLIENT_PROGRAM, NODE_RESTART_SECONDS, _NODE_ENDED)
+    say(f"node of {file.node['client']}: connects to {file.server}; Ctrl-C stops it")
+    run_service(service, say, should_stop, warm=warm, home=home or file.folder / "flower")
+    say(f"node of {file.node['client']}: stopped")
+
+
+def _existing(folder: Path, table: Mapping[str, Any], name: str, path: Path) -> Path | None:
+    if name not in table:
+        return None
+    file = folder / str(table[name])
+    if not file.is_file():
+        raise StorageError(f"{path} says {name} = {str(table[name])!r}, and {file} is no file")
+    return file
+
+
+def _node_config(table: Mapping[str, Any], folder: Path, key: Path | None) -> dict[str, str]:
+    """The table as text, with absolute paths; values that Flower cannot pass on are refused."""
+    config = {name: str(value) for name, value in table.items()}
+    for name in ("data", "vault", "peers"):
+        if config.get(name):
+            config[name] = str(folder / Path(config[name]).expanduser())
+    if key is not None:
+        config.setdefault("key", str(key))
+    NodeSettings.parse_all(config)
+    for name, value in config.items():
+        if '"' in value or "\n" in value:
+            raise ConfigError(f"{name} in [node] holds a quotation mark or a new line, which Flower does not pass on")
+    return config
+
+
+@dataclass(frozen=True)
+class ServerPlace:
+    """The superlink's address and files."""
+
+    certs: Path  # the folder of `kinfed deploy certs`
+    host: str
+    port: int
+    folder: Path  # for its database and Flower's own files
+
+    def command(self) -> list[str]:
+        """Command that starts the superlink, with TLS and for registered nodes only."""
+        return [
+            flower_program("flower-superlink"), "--host", self.host, "--port", str(self.port),
+            "--database", str(self.folder.resolve() / "superlink.db"), "--disable-runtime-dependency-installation",
+            "--ssl-ca-certfile", str(self.certs / "ca.crt"), "--ssl-certfile", str(self.certs / "server.crt"),
+            "--ssl-keyfile", str(self.certs / "server.key"), "--enable-supernode-auth",
+        ]  # fmt: skip
+
+    def check(self) -> None:
+        for name in ("ca.crt", "server.crt", "server.key"):
+            if not (self.certs / name).is_file():
+                command = f"kinfed deploy certs {self.certs} --host {self.host}"
+                raise StorageError(f"{self.certs / name} does not exist; make it with: {command}")
+
+
+def run_server(place: ServerPlace, say: Say, should_stop: ShouldStop, *, warm: bool = True) -> None:
+    """Run the superlink until it should stop."""
+    place.check()
+    storage.make_folder(place.folder)
+    service = Service("superlink", place.command, SERVER_PROGRAM, SERVER_RESTART_SECONDS, _SERVER_ENDED)
+    say(f"superlink: listens on {place.host}:{place.port}, with TLS and node authentication; Ctrl-C stops it")
+    run_service(service, say, should_stop, warm=warm, home=place.folder / "flower")
+    say("superlink: stopped")
