@@ -95,9 +95,8 @@ def shrunk(seen: Tensor, error: Tensor) -> Advantage:
 
 def choose(advantages: Mapping[str, Advantage], sites: int) -> list[str]:
     """[K] the contender of every site; `advantages` are of all but learning alone, in the order of the portfolio."""
-    return _largest(
-        {ALONE: torch.zeros(sites, dtype=torch.float64)} | {name: one.expected for name, one in advantages.items()}
-    )
+    alone = torch.zeros(sites, dtype=torch.float64)
+    return _largest({ALONE: alone} | {name: one.expected for name, one in advantages.items()})
 
 
 def best_together(advantages: Mapping[str, Advantage], sites: int) -> list[str | None]:

@@ -1,5 +1,4 @@
-"""The common base of the scikit-learn estimators (kinfed.sklearn): training, prediction, adoption, and rows as they take
-them."""
+"""The common base of the scikit-learn estimators (kinfed.sklearn): rows, training, prediction, adoption."""
 
 from __future__ import annotations
 
