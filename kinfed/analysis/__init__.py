@@ -1,4 +1,4 @@
-"""What results say: comparison of methods with intervals, what a client gains."""
+"""Conclusions from results: comparison of methods with intervals, and gains of clients."""
 
 from kinfed.core.door import open_door
 

@@ -81,7 +81,7 @@ class Method:
         }
 
     def final_of_all(self, kind: Kind, metric: str) -> dict[int, float]:
-        """The metric of all clients after the final round, by seed; those who never took part count too."""
+        """The metric of all clients after the final round, by seed; clients that never took part count too."""
         return {
             trial.seed: trial.final.all_clients[kind][metric]
             for trial in self.complete_trials
@@ -109,7 +109,7 @@ class Comparison:
 
     @property
     def metric(self) -> str:
-        """What methods are ranked by: the metric of the first run, or what its problem is usually judged by."""
+        """The metric that methods are ranked by: that of the first run, or what its problem is usually judged by."""
         finals = [trial.final.metrics for method in self.methods for trial in method.complete_trials]
         present = {name for final in finals for kind in KINDS for name in final.get(kind, {})}
         return headline_of(self.runs[0].config, present)
@@ -129,7 +129,7 @@ class Comparison:
 
     @property
     def baselines(self) -> dict[int, Baseline]:
-        """What clients reach without a model, by seed."""
+        """Baselines, which clients reach without a model, by seed."""
         return {seed: baseline for run in reversed(self.runs) for seed, baseline in run.baselines.items()}
 
     @property
@@ -173,17 +173,12 @@ def _methods(runs: Sequence[RunRecord], start: int) -> tuple[Method, ...]:
     pairs = [(run, algorithm) for run in runs for algorithm in run.algorithms]
     names = [display_name(algorithm) for _, algorithm in pairs]
     places = slots([family(run, algorithm) for run, algorithm in pairs])
-    return tuple(
-        Method(
-            algorithm=algorithm,
-            label=f"{name} · {run.label}" if names.count(name) > 1 else name,
-            index=index,
-            slot=slot,
-            run=run,
-            trials=tuple(trial for trial in run.trials if trial.algorithm == algorithm),
-        )
-        for index, ((run, algorithm), name, slot) in enumerate(zip(pairs, names, places, strict=True), start)
-    )
+    methods = []
+    for index, ((run, algorithm), name, slot) in enumerate(zip(pairs, names, places, strict=True), start):
+        label = f"{name} · {run.label}" if names.count(name) > 1 else name
+        trials = tuple(trial for trial in run.trials if trial.algorithm == algorithm)
+        methods.append(Method(algorithm, label, index, slot, run, trials))
+    return tuple(methods)
 
 
 def slots(algorithms: Sequence[str]) -> list[Slot]:
@@ -225,7 +220,7 @@ def same_data(one: RunRecord, other: RunRecord) -> bool:
 
 
 def cautions(comparison: Comparison) -> list[str]:
-    """What a reader must know before comparing the methods' figures."""
+    """Notes that a reader must know before comparing the methods' figures."""
     chosen = {run.config.get("metric") for run in comparison.runs} - {None}
     notes = [
         f"No metric {name} is known here, so methods are compared by {comparison.style.noun}: give the file that "

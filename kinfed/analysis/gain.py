@@ -1,4 +1,4 @@
-"""Who gains from federating, and who had better learn alone: expected errors from a table of clients' estimates, or
+"""The gain from federating that clients can expect: errors from a table of clients' estimates, or
 from the estimates of a Self-FL run.
 
 A table has one row per client:
@@ -129,14 +129,9 @@ def _falls_to(target: float, falling: Callable[[float], Tensor], scale: float) -
 
 
 def gain_from_arrays(
-    estimate: Numbers,
-    variance: Numbers,
-    n: Numbers,
-    *,
-    clients: Sequence[str] | None = None,
-    s0: float | None = None,
-    margin: float = 0.05,
-) -> GainReport:
+    estimate: Numbers, variance: Numbers, n: Numbers, *, clients: Sequence[str] | None = None,
+    s0: float | None = None, margin: float = 0.05,
+) -> GainReport:  # fmt: skip
     """Expected errors from estimate [M] or [M, d], variance of one example [M] (trace) and number of examples n [M].
 
     s0 is estimated unless given. For vectors a given s0 is a trace, as variance is.
@@ -155,19 +150,8 @@ def gain_from_arrays(
     rows = []
     for i, name in enumerate(names):
         alone, one_for_all, paper, claim, exact = (float(column[i]) for column in columns)
-        rows.append(
-            ClientGain(
-                client=name,
-                n=int(count[i]),
-                alone=alone,
-                one_for_all=one_for_all,
-                paper=paper,
-                paper_claim=claim,
-                exact=exact,
-                with_paper=_change(paper, alone, margin),
-                with_exact=_change(exact, alone, margin),
-            )
-        )
+        changes = _change(paper, alone, margin), _change(exact, alone, margin)
+        rows.append(ClientGain(name, int(count[i]), alone, one_for_all, paper, claim, exact, *changes))
     return GainReport(tuple(rows), spread, margin)
 
 
@@ -184,24 +168,15 @@ def gain_from_table(path: str | Path, *, s0: float | None = None, margin: float 
     _require_two(table.num_rows)
     clients = _names(table, path)
     z = torch.stack([_numbers(table, name, clients, path) for name in estimates], -1)
-    return gain_from_arrays(
-        z[:, 0] if estimates == ["estimate"] else z,
-        _numbers(table, "variance", clients, path),
-        _numbers(table, "n", clients, path),
-        clients=clients,
-        s0=s0,
-        margin=margin,
-    )
+    variance, n = (_numbers(table, name, clients, path) for name in ("variance", "n"))
+    z = z[:, 0] if estimates == ["estimate"] else z
+    return gain_from_arrays(z, variance, n, clients=clients, s0=s0, margin=margin)
 
 
 def gain_from_run(
-    folder: Path,
-    algorithm: str | None = None,
-    seed: int | None = None,
-    *,
-    s0: float | None = None,
+    folder: Path, algorithm: str | None = None, seed: int | None = None, *, s0: float | None = None,
     margin: float = 0.05,
-) -> GainReport:
+) -> GainReport:  # fmt: skip
     """``gain_from_arrays`` of a run that holds a Self-FL method; s0 is its last σ_0² unless given.
 
     The run's own estimates stand for the two-level model's quantities: a client's last model for z_m, its uncertainty
@@ -232,35 +207,27 @@ def gain_from_run(
         )
     data = run.description(seed)
     count = torch.tensor(data.sizes(), dtype=torch.float64)
-    return gain_from_arrays(
-        run.models(algorithm, seed).personal[known],
-        (variance * count)[known],
-        count[known],
-        clients=[data.names[int(k)] for k in known],
-        s0=float(last["method"]["sigma0_sq"]) if s0 is None else s0,
-        margin=margin,
-    )
+    models, names = run.models(algorithm, seed).personal[known], [data.names[int(k)] for k in known]
+    s0 = float(last["method"]["sigma0_sq"]) if s0 is None else s0
+    return gain_from_arrays(models, (variance * count)[known], count[known], clients=names, s0=s0, margin=margin)
 
 
 # ---- what people see ----
 
 
 def render(report: GainReport, limit: int = 40) -> Table:
-    """A table of expected squared errors, those who save most first; beyond ``limit`` rows the middle is left out."""
+    """A table of expected squared errors, clients that save most first; beyond ``limit`` rows the middle is left out."""
     table = Table(title="Expected squared error per client", title_justify="left")
     table.add_column("client")
     for heading in ("n", "alone", "one for all", "Self-FL", "(claimed)", "exact", "saved"):
         table.add_column(heading, justify="right")
     table.add_column("verdict")
-    ordered = sorted(report.rows, key=lambda row: -row.saved)
-    head = len(ordered) if len(ordered) <= limit else (limit + 1) // 2
-    tail = len(ordered) if len(ordered) <= limit else len(ordered) - limit // 2
-    for row in ordered[:head]:
-        table.add_row(*_cells(row))
-    if tail > head:
-        table.add_row(Text(f"... {tail - head} more"))
-    for row in ordered[tail:]:
-        table.add_row(*_cells(row))
+    rows = [_cells(row) for row in sorted(report.rows, key=lambda row: -row.saved)]
+    if len(rows) > limit:
+        head, tail = (limit + 1) // 2, len(rows) - limit // 2
+        rows[head:tail] = [[Text(f"... {tail - head} more")]]
+    for cells in rows:
+        table.add_row(*cells)
     return table
 
 
@@ -271,17 +238,10 @@ def _cells(row: ClientGain) -> list[Text]:
         verdict, style = "gains", "green"
     else:
         verdict, style = "gains with exact weights only", "yellow"
-    return [
-        Text(row.client),
-        Text(str(row.n)),
-        Text(f"{row.alone:.3g}"),
-        Text(f"{row.one_for_all:.3g}"),
-        Text(f"{row.paper:.3g}", style="red" if row.with_paper == "worse" else ""),
-        Text(f"{row.paper_claim:.3g}"),
-        Text(f"{row.exact:.3g}"),
-        Text(f"{row.saved:.0%}"),
-        Text(verdict, style=style),
-    ]
+    plain = [Text(f"{error:.3g}") for error in (row.alone, row.one_for_all)]
+    paper = Text(f"{row.paper:.3g}", style="red" if row.with_paper == "worse" else "")
+    rest = [Text(f"{row.paper_claim:.3g}"), Text(f"{row.exact:.3g}"), Text(f"{row.saved:.0%}")]
+    return [Text(row.client), Text(str(row.n)), *plain, paper, *rest, Text(verdict, style=style)]
 
 
 def summary(report: GainReport) -> str:
@@ -293,11 +253,8 @@ def summary(report: GainReport) -> str:
     if harmed:
         line += f"; Self-FL's published weights would make {harmed} of {count} worse off than alone"
     spread = report.spread
-    if spread.known:
-        origin = "given"
-    elif spread.low is None or spread.high is None:
-        origin = "estimated"
-    else:
+    origin = "given" if spread.known else "estimated"
+    if spread.low is not None and spread.high is not None:
         origin = f"estimated, 95% range {spread.low:.3g} to {spread.high:.3g}"
     return f"{line}. Variance between clients s0 = {spread.s0:.3g} ({origin})."
 

@@ -1,4 +1,4 @@
-"""How the headline metric of a comparison is written: its name, unit and digits, and which way is better."""
+"""Styles in which metrics are written: name, unit and digits, and which way is better."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MetricStyle:
 
     @property
     def gain_unit(self) -> str:
-        """Of a difference of two values."""
+        """The unit of a difference of two values."""
         return "percentage points" if self.in_percent else self.unit.strip() or self.title
 
     @property
@@ -39,18 +39,18 @@ class MetricStyle:
 
     @property
     def noun(self) -> str:
-        """In a sentence: accuracy, AUROC, RMSE."""
+        """The name in a sentence: accuracy, AUROC, RMSE."""
         return self.axis_title.removesuffix(f",{self.unit}") if self.unit else self.axis_title
 
     def for_values(self, values: Iterable[float]) -> MetricStyle:
-        """With three digits that count of values of this size: 0.729, 7.29, 72.9. Shares keep theirs."""
+        """The style with three digits that count for values of this size: 0.729, 7.29, 72.9. Shares keep theirs."""
         sizes = [abs(value) for value in values if isfinite(value) and value]
         if self.in_percent or not sizes:
             return self
         return replace(self, digits=max(0, 2 - floor(log10(median(sizes)))))
 
     def gain(self, own: float, other: float) -> float:
-        """How much better `own` is, in the stored unit."""
+        """The lead of `own` over `other` in the stored unit; positive is better."""
         return other - own if self.lower_is_better else own - other
 
 

@@ -51,7 +51,7 @@ def _methods(run: RunRecord) -> dict[str, Any]:
 
 
 def _data(run: RunRecord) -> tuple[Any, ...] | None:
-    """What of the data is the same with every seed; None where nothing is written down."""
+    """The part of the data that is the same with every seed; None where nothing is written down."""
     described = next(iter(run.federations.values()), None)
     if described is None:
         return None

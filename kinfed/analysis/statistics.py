@@ -58,7 +58,7 @@ class Interval:
 
 
 def student_quantile(degrees: float | NDArray[np.int64], confidence: float) -> NDArray[np.float64]:
-    """How many standard errors Student's interval reaches to either side."""
+    """The reach of Student's interval to either side, in standard errors."""
     from scipy.special import stdtrit  # a quarter of a second to import, and a page of one seed has no interval
 
     return np.asarray(stdtrit(degrees, 0.5 + confidence / 2))
@@ -77,7 +77,7 @@ MOST_SEEDS = 100  # beyond this, "how many seeds would decide" has no practical 
 
 
 def seeds_to_decide(margin: Interval, confidence: float = 0.95) -> int | None:
-    """How many seeds would move Student's interval off zero, if mean and standard deviation stayed as observed; None
+    """The number of seeds that would move Student's interval off zero, if mean and standard deviation stayed as observed; None
     where more than MOST_SEEDS would be needed, or none are enough because the mean is zero."""
     if margin.mean == 0.0:
         return None
@@ -105,18 +105,15 @@ class Difference:
 def difference(
     one: Mapping[int, float], other: Mapping[int, float], lower_is_better: bool = False
 ) -> Difference | None:
-    """How far `one` leads `other`, both by seed; None where there is no spread to judge it by."""
+    """The lead of `one` over `other`, both by seed; None where there is no spread to judge it by."""
     sign = -1.0 if lower_is_better else 1.0
     shared = sorted(one.keys() & other.keys())
     if len(shared) >= 2:
         differences = {seed: sign * (one[seed] - other[seed]) for seed in shared}
-        paired = average(differences)
-        if paired is None or paired.sd is None:
+        paired, likely = average(differences), interval(differences)
+        if paired is None or paired.sd is None or likely is None:
             return None
-        ahead = sum(value > 0 for value in differences.values())
-        likely = interval(differences)
-        assert likely is not None  # there is a spread
-        return Difference(paired.mean, paired.sd, paired.n, ahead, likely)
+        return Difference(paired.mean, paired.sd, paired.n, sum(value > 0 for value in differences.values()), likely)
     a, b = average(one), average(other)
     if a is None or b is None or a.sd is None or b.sd is None:
         return None
@@ -125,7 +122,7 @@ def difference(
 
 
 def _welch(mean: float, a: Average, b: Average, confidence: float = 0.95) -> Interval:
-    """Of a difference of means over seeds that do not belong together."""
+    """Welch's interval of a difference of means over seeds that do not belong together."""
     assert a.sd is not None
     assert b.sd is not None
     own, other = a.sd**2 / a.n, b.sd**2 / b.n
@@ -245,14 +242,9 @@ _EQUAL = 1e-6
 
 def summarize_gains(values: list[Gain]) -> GainSummary:
     gains = [entry.gain for entry in values]
-    return GainSummary(
-        helped=sum(gain > _EQUAL for gain in gains),
-        unchanged=sum(abs(gain) <= _EQUAL for gain in gains),
-        hurt=sum(gain < -_EQUAL for gain in gains),
-        mean=fmean(gains),
-        median=median(gains),
-        lowest=min(gains),
-    )
+    helped, hurt = sum(gain > _EQUAL for gain in gains), sum(gain < -_EQUAL for gain in gains)
+    unchanged = sum(abs(gain) <= _EQUAL for gain in gains)
+    return GainSummary(helped, unchanged, hurt, fmean(gains), median(gains), min(gains))
 
 
 def adjusted_rand(one: Sequence[int], other: Sequence[int]) -> float:

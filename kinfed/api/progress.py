@@ -1,4 +1,4 @@
-"""What a running experiment shows in Python: a bar on a terminal, one line that changes in a notebook, else nothing."""
+"""Displays of a running experiment in Python: a bar on a terminal, a line that changes in a notebook, else nothing."""
 
 from __future__ import annotations
 
@@ -23,11 +23,8 @@ NOTEBOOK_EVERY = 0.2  # seconds between two forms of the line
 
 def total_rounds(config: RunConfig) -> int:
     """Rounds of all methods, seeds and folds, with what comes before them."""
-    return (
-        (config.folds or 1)
-        * len(config.seeds)
-        * (len(config.algorithms) * config.rounds + config.warm_start + config.pretrain)
-    )
+    of_a_seed = len(config.algorithms) * config.rounds + config.warm_start + config.pretrain
+    return (config.folds or 1) * len(config.seeds) * of_a_seed
 
 
 class Speed:
@@ -125,12 +122,10 @@ class NotebookLine(NullObserver):
 
         self._drawn = time.monotonic()
         share = min(self._done / max(self._total, 1), 1.0)
-        self._show(
-            render(
-                "progress.html", package="kinfed.api", share=share, done=self._done, total=self._total,
-                where=self._where, figure=self._figure, notes=self._notes, running=running,
-            )
-        )  # fmt: skip
+        self._show(render(
+            "progress.html", "kinfed.api", share=share, done=self._done, total=self._total,
+            where=self._where, figure=self._figure, notes=self._notes, running=running,
+        ))  # fmt: skip
 
 
 @contextmanager
@@ -138,24 +133,20 @@ def progress_display(config: RunConfig, wanted: bool | None) -> Iterator[Observe
     """The display for where this process runs. `wanted`: True always shows one, False none, None where someone looks
     on: in a notebook, and where standard error is a terminal."""
     metric, rounds = config.metric, total_rounds(config)
-    if wanted is False:
-        yield NullObserver()
-        return
-    if (show := notebook_cell()) is not None:
+    if wanted is not False and (show := notebook_cell()) is not None:
         yield NotebookLine(show, rounds, metric)
-        return
-    if wanted is None and not sys.stderr.isatty():
+    elif wanted is False or (wanted is None and not sys.stderr.isatty()):
         yield NullObserver()
-        return
-    from rich.console import Console  # where nobody looks on, nobody waits for it
+    else:
+        from rich.console import Console  # where nobody looks on, nobody waits for it
 
-    console = Console(stderr=True, markup=False, emoji=False, force_terminal=True)
-    with LiveDisplay(console, rounds, metric, transient=True) as display:
-        yield display
+        console = Console(stderr=True, markup=False, emoji=False, force_terminal=True)
+        with LiveDisplay(console, rounds, metric, transient=True) as display:
+            yield display
 
 
 def notebook_cell() -> Callable[[str], None] | None:
-    """How to show HTML below the cell that runs, and to replace it; None where this is no notebook."""
+    """A function that shows HTML below the running cell in place of its last; None where this is no notebook."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     if shell is None or not hasattr(shell, "kernel"):  # a terminal's IPython has no kernel

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinfed.analysis import Comparison, average, single_run
-from kinfed.api.result_frames import client_rows, history_rows, summary_rows, to_native
+from kinfed.api.result_views import client_rows, history_rows, plot, summary_rows, to_native
 from kinfed.data import Description
 from kinfed.errors import ConfigError
 from kinfed.records import Baseline, FinalRecord, Kind, RunFiles, RunRecord, client_number, headline_text, load_run
@@ -90,11 +90,11 @@ class RunResult:
 
     @property
     def baselines(self) -> tuple[Baseline, ...]:
-        """What clients reach without a model, by seed."""
+        """Baselines, which clients reach without a model, by seed."""
         return tuple(self.run.baselines.values())
 
     def describe(self, seed: int | None = None) -> Description:
-        """Who holds what under a seed, by default the first."""
+        """Describe who holds what under a seed, by default the first."""
         chosen = self.seeds[0] if seed is None else seed
         if chosen not in self.run.federations:
             raise ConfigError(f"the run has no seed {chosen}; it has {', '.join(map(str, self.run.federations))}")
@@ -116,8 +116,8 @@ class RunResult:
         return to_native(client_rows(self.run), backend)
 
     def answers(self, label: str | None = None, seed: int | None = None) -> tuple[ClientShares, ...]:
-        """Of Kin: how much every client learns alone, from all and from its group, and what it gains over training
-        alone where the run has Local too. `str` of an answer is a sentence."""
+        """Shares by Kin: how much every client learns alone, from all and from its group, and what it gains over
+        training alone where the run has Local too. `str` of an answer is a sentence."""
         from kinfed.report import answers
 
         by_method = {method.algorithm: answers(method) for method in self.comparison.methods}
@@ -137,8 +137,6 @@ class RunResult:
     def plot(self, what: str = "rounds", kind: Kind = "personal") -> Figure:
         """A plotly figure of the headline metric over "rounds", over "bytes" sent, or by "clients"; for the clients'
         "personal" models or the "server"'s."""
-        from kinfed.api.result_plots import plot
-
         return plot(self.comparison, what, kind)
 
     def report(self, out: Path | str | None = None) -> Path:
@@ -158,24 +156,23 @@ class RunResult:
                 figures.append(f"{method.algorithm} {headline_text({metric: mean.mean}, metric).split()[-1]}")
         seeds = f"{len(self.seeds)} seed{'' if len(self.seeds) == 1 else 's'}"
         state = "" if all(trial.finished for trial in self.run.trials) and self.run.trials else ", unfinished"
-        place = "in memory" if self.folder is None else str(self.folder)
         shown = ", ".join(figures[:6]) + (f", and {len(figures) - 6} more" if len(figures) > 6 else "")
-        return f"<RunResult {place}: {metric} {shown or 'of nothing yet'}; {seeds}{state}>"
+        return f"<RunResult {self._place}: {metric} {shown or 'of nothing yet'}; {seeds}{state}>"
 
     def _repr_html_(self) -> str:
         comparison, metric = self.comparison, self.comparison.metric
         worst = "worst10" if metric == "accuracy" else f"{metric}_worst10"
         shown = (f"personal_{metric}", f"personal_{worst}", f"server_{metric}", "mb_per_round", "seconds")
         columns = [column for column in main_columns(comparison) if column.key in shown]
-        place = "in memory" if self.folder is None else str(self.folder)
         return render(
-            "result.html",
-            package="kinfed.api",
-            heading=headline([self.run]),
-            place=place,
+            "result.html", "kinfed.api", heading=headline([self.run]), place=self._place,
             table=results_table(comparison, columns),
             sentences=[*self.run.notes, *(findings(comparison)[:2] if self.run.trials else ())],
-        )
+        )  # fmt: skip
+
+    @property
+    def _place(self) -> str:
+        return "in memory" if self.folder is None else str(self.folder)
 
     # ---- models ----
 

@@ -43,16 +43,11 @@ def run(
     grown = Path(out) if extend and out is not None else None
     chosen, build = experiment.chosen_config(config, model, settings, grown)
     with progress_display(chosen, progress) as display:
+        watching = display if observer is None else Observers((display, observer))
         outcome = experiment.run(
-            chosen,
-            out=out,
-            resume=resume,
-            extend=extend,
-            federation=federation,
-            model=build,
-            observer=display if observer is None else Observers((display, observer)),
+            chosen, out=out, resume=resume, extend=extend, federation=federation, model=build, observer=watching,
             should_stop=should_stop,
-        )
+        )  # fmt: skip
     return RunResult(folder=outcome.folder, outcome=outcome)
 
 

@@ -13,6 +13,7 @@ board's own scripts only. Whoever has an account on this machine can read the bo
 from __future__ import annotations
 
 import time
+from datetime import datetime
 from functools import cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,11 +22,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
-from kinfed.board.board_data import listed, live_view
+from kinfed.analysis import compare, single_run
 from kinfed.core import storage
 from kinfed.errors import ConfigError, KinfedError
-from kinfed.records import RunEntry, find_runs
-from kinfed.report import render
+from kinfed.records import RunEntry, RunRecord, TrialRecord, find_runs, headline_text, load_run
+from kinfed.report import headline, learning_curves, render, report_page
+from kinfed.report.drawing import DARK, style_of
 
 HOST, PORT = "127.0.0.1", 8050
 _SEARCH_EVERY = 1.0  # seconds for which a search of the folder is good
@@ -63,11 +65,11 @@ class BoardServer(ThreadingHTTPServer):
 
     @property
     def hosts(self) -> set[str]:
-        """What the Host of a request may be."""
+        """Values that the Host of a request may have."""
         return {f"{name}:{self.server_address[1]}" for name in (HOST, "localhost")}
 
     def runs(self) -> dict[str, RunEntry]:
-        """By name."""
+        """Runs by name."""
         found_at, runs = self._found
         if time.monotonic() - found_at >= _SEARCH_EVERY or not runs:
             runs = {entry.name: entry for entry in find_runs(self.folder)}
@@ -155,9 +157,45 @@ def _plotly() -> bytes:
 
 def _report(entry: RunEntry) -> str:
     """The run's page as it would be written now."""
-    from kinfed.analysis import compare
-    from kinfed.records import load_run
-    from kinfed.report import report_page
-
     run = load_run(entry.path.resolve(), entry.name)
     return report_page([run], compare([run]))
+
+
+def listed(entry: RunEntry) -> dict[str, Any]:
+    """A row of the list."""
+    plain = ("name", "state", "dataset", "algorithms", "done", "planned", "problem")
+    return {name: getattr(entry, name) for name in plain} | {
+        "changed": datetime.fromtimestamp(entry.changed).strftime("%Y-%m-%d %H:%M"),
+        "seeds": len(entry.settings.get("seeds") or ()),
+        "rounds": entry.settings.get("rounds"),
+        "best": "" if entry.best is None else str(entry.best),
+    }
+
+
+def live_view(entry: RunEntry) -> dict[str, Any]:
+    """The state of one run: how far every method and seed is, and curves so far."""
+    run = load_run(entry.path.resolve(), entry.name)
+    comparison = single_run(run)
+    figure = learning_curves(comparison) if any(trial.rounds for trial in run.trials) else None
+    return {
+        **listed(entry),
+        "title": headline([run]) if run.trials else entry.name,
+        "notes": list(run.notes),
+        "trials": [_trial(trial, run) for trial in run.trials],
+        "figure": None if figure is None else figure.payload,
+        "methods": [{"label": method.label, "color": style_of(method).color} for method in comparison.methods],
+        "dark": DARK,
+    }
+
+
+def _trial(trial: TrialRecord, run: RunRecord) -> dict[str, Any]:
+    personal = trial.final.metrics.get("personal", {})
+    metric = run.config.get("metric")
+    return {
+        "algorithm": trial.algorithm,
+        "seed": trial.seed,
+        "round": trial.rounds[-1].number if trial.rounds else trial.round,
+        "planned": run.last_planned_round,
+        "finished": trial.finished,
+        "figure": headline_text(personal, metric if isinstance(metric, str) else None),
+    }

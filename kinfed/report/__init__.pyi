@@ -1,4 +1,3 @@
-from kinfed.report.charts.client_groups import ClientGroups as ClientGroups
 from kinfed.report.charts.figures import bytes_against_accuracy as bytes_against_accuracy
 from kinfed.report.charts.figures import cumulative_shares as cumulative_shares
 from kinfed.report.charts.figures import distribution as distribution
@@ -8,9 +7,12 @@ from kinfed.report.html import Download as Download
 from kinfed.report.html import render as render
 from kinfed.report.method_tables import main_columns as main_columns
 from kinfed.report.method_tables import results_table as results_table
+from kinfed.report.page import build as build
 from kinfed.report.page import report_page as report_page
+from kinfed.report.page import write_page as write_page
 from kinfed.report.panels import PANELS as PANELS
 from kinfed.report.panels import method_panels as method_panels
+from kinfed.report.panels.base import ClientGroups as ClientGroups
 from kinfed.report.panels.base import Panel as Panel
 from kinfed.report.panels.cgpfl_panel import accuracy_by_number as accuracy_by_number
 from kinfed.report.panels.cgpfl_panel import choice_of_number as choice_of_number
@@ -25,5 +27,3 @@ from kinfed.report.tables import TableCell as TableCell
 from kinfed.report.tables import TableColumn as TableColumn
 from kinfed.report.tables import TextTable as TextTable
 from kinfed.report.tables import csv_text as csv_text
-from kinfed.report.writing import build as build
-from kinfed.report.writing import write_page as write_page

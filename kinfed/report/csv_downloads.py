@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from kinfed.analysis import Comparison, average
 from kinfed.records import KINDS
+from kinfed.report.html import Download
 from kinfed.report.method_tables import ALL_COLUMNS, CLIENT_FIGURES, COST_COLUMNS
 from kinfed.report.tables import csv_text
 
 _METRIC_KEYS = [(kind, metric) for kind in KINDS for metric in CLIENT_FIGURES]
+
+
+def downloads(comparison: Comparison) -> list[Download]:
+    return [
+        Download("methods.csv", "one line per method", results_csv(comparison)),
+        Download("seeds.csv", "one line per method and seed", seeds_csv(comparison)),
+        Download("rounds.csv", "one line per method, seed and round", rounds_csv(comparison)),
+        Download("clients.csv", "one line per method, seed and client", clients_csv(comparison)),
+    ]
 
 
 def results_csv(comparison: Comparison) -> str:

@@ -1,4 +1,4 @@
-"""Who gains from federating, as a run measured it: every client's figure alone and with a method, for the terminal."""
+"""The gain that a run measured: every client's figure alone and with a method, for the terminal."""
 
 from __future__ import annotations
 

@@ -15,19 +15,25 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+import jinja2
+from jinja2 import BytecodeCache, ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from jinja2.bccache import Bucket
 from markupsafe import Markup
 
+from kinfed.core import cache as code_cache
+from kinfed.core import storage
+from kinfed.errors import StorageError
 from kinfed.report.drawing.formats import plural
 from kinfed.report.drawing.palette import DARK, style_of
 from kinfed.report.drawing.svg import palette_rules, still_picture
-from kinfed.report.template_cache import TemplateCache
 
 REPORT = "kinfed.report"
 MAX_DOWNLOAD = 1_500_000  # characters in a data: link; browsers refuse much longer ones
@@ -48,6 +54,35 @@ class Download:
             return None
         kind = "text/csv" if self.name.endswith(".csv") else "text/plain"
         return f"data:{kind};charset=utf-8;base64,{base64.b64encode(self.text.encode()).decode()}"
+
+
+class TemplateCache(BytecodeCache):
+    """Compiled templates in the cache folder, as Python keeps compiled modules: compiling takes half of the time of a
+    small page. Jinja2 compares the text of a template, so nothing is ever out of date; a damaged file is made again (so
+    no `FileSystemBytecodeCache`, which would run it), and a folder that cannot be written costs time, not the page."""
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        try:
+            content = self._path(bucket).read_bytes()
+        except (OSError, StorageError):
+            return
+        code = code_cache.unsealed(content, bucket.key)
+        if code is not None:
+            bucket.bytecode_from_string(code)
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        code = bucket.bytecode_to_string()
+        try:
+            path = self._path(bucket)
+            storage.make_folder(path.parent)
+            storage.write_atomically(path, code_cache.sealed(code, bucket.key))
+        except StorageError:
+            return  # it is compiled again next time
+
+    def _path(self, bucket: Bucket) -> Path:
+        """A file by versions of Python and Jinja2, which do not read each other's code."""
+        versions = f"{sys.implementation.cache_tag}-jinja2-{jinja2.__version__}"
+        return code_cache.cache_folder() / "templates" / versions / f"{bucket.key}.code"
 
 
 def render(template: str, package: str = REPORT, **values: Any) -> str:
@@ -73,15 +108,14 @@ def environment(package: str = REPORT) -> Environment:
 
 
 @cache
-def _resource(name: str) -> Markup:
-    """A file of ours beside the templates, word for word."""
-    return Markup(files(REPORT).joinpath("templates", name).read_text(encoding="utf-8"))
+def _resource(name: str, folder: str = "templates") -> Markup:
+    """A file of ours, word for word."""
+    return Markup(files(REPORT).joinpath(folder, name).read_text(encoding="utf-8"))
 
 
-@cache
 def _plotly() -> Markup:
     """The smallest build of plotly.js that draws all marks of the report, a third of the whole (see its folder)."""
-    return Markup(files(REPORT).joinpath("plotly", "plotly-cartesian.min.js").read_text(encoding="utf-8"))
+    return _resource("plotly-cartesian.min.js", "plotly")
 
 
 def _policy(scripts: Sequence[str]) -> Markup:

@@ -19,11 +19,10 @@ from kinfed.analysis import (
 )
 from kinfed.engine import METRICS
 from kinfed.records import KINDS, Baseline, Kind, TrialRecord, finite
-from kinfed.report.drawing.formats import format_number, natural_order
+from kinfed.report.charts.figures import KIND_NAMES
+from kinfed.report.drawing.formats import format_number, natural_order, shown, signed
 from kinfed.report.drawing.palette import style_of
 from kinfed.report.tables import TableCell, TableColumn, TextTable
-
-KIND_NAMES: dict[Kind, str] = {"personal": "Personal models", "server": "Server model"}
 
 # Heading and definition.
 CLIENT_FIGURES = {
@@ -67,11 +66,8 @@ class MethodColumn:
     lower_is_better: bool = False
     judged: bool = True  # whether a best may be marked and the spread is of interest
 
-    def cell(self, method: Method, best: bool) -> TableCell:
-        return self.cell_of(self.values(method), best)
-
-    def cell_of(self, values: dict[int, float], best: bool = False) -> TableCell:
-        """Of values by seed."""
+    def cell(self, values: dict[int, float], best: bool = False) -> TableCell:
+        """The mean of values by seed, with its spread."""
         entry = average(values)
         if entry is None:
             return TableCell("–", best=best)
@@ -122,28 +118,26 @@ ALL_COLUMNS = (*(_metric_column(kind, metric) for kind in KINDS for metric in CL
 
 
 def main_columns(comparison: Comparison) -> tuple[MethodColumn, ...]:
-    """Of the results table: the headline metric first, where it is not accuracy."""
+    """Columns of the results table: the headline metric first, where it is not accuracy."""
     name = comparison.metric
     if name in ("accuracy", "loss"):
         return MAIN_COLUMNS
     names = (name, f"{name}_mean", f"{name}_worst10")
-    others = tuple(
-        other for other in ("accuracy", "loss") if any(m.final("personal", other) for m in comparison.methods)
-    )
+    others = [o for o in ("accuracy", "loss") if any(m.final("personal", o) for m in comparison.methods)]
     personal = (*(_chosen_column("personal", one) for one in names), *(_metric_column("personal", o) for o in others))
     return (*personal, _chosen_column("server", name), *COST_COLUMNS)
 
 
 def _chosen_column(kind: Kind, figure: str) -> MethodColumn:
-    """Of a metric, or of its mean or worst tenth over clients."""
+    """The column of a metric, or of its mean or worst tenth over clients."""
     name = figure.removesuffix("_worst10").removesuffix("_mean")
     style = metric_style(name)
-    worst = figure.endswith("_worst10")
-    heading = "Worst 10 %" if worst else "Client mean" if figure.endswith("_mean") else style.title
-    definition = METRICS.named(name).definition
-    if worst:
+    heading, definition = style.title, METRICS.named(name).definition
+    if figure.endswith("_worst10"):
+        heading = "Worst 10 %"
         definition = f"Mean {style.title} of the tenth of the clients (rounded up) that are served worst."
     elif figure.endswith("_mean"):
+        heading = "Client mean"
         definition = f"Plain average of the clients' {style.title}: every client counts the same."
     return MethodColumn(
         f"{kind}_{figure}",
@@ -166,7 +160,7 @@ def results_table(comparison: Comparison, columns: Sequence[MethodColumn] | None
     rows = [
         [
             method_cell(method),
-            *(c.cell(method, winner == method.index) for c, winner in zip(columns, winners, strict=True)),
+            *(c.cell(c.values(method), winner == method.index) for c, winner in zip(columns, winners, strict=True)),
         ]
         for method in comparison.methods
     ]
@@ -182,30 +176,22 @@ def every_metric_table(comparison: Comparison) -> TextTable | None:
 
 
 def _baseline_row(comparison: Comparison, columns: Sequence[MethodColumn]) -> list[TableCell]:
-    """What clients reach without a model, never marked best; it has no server and no costs."""
-    baselines = comparison.baselines
-    cells = [TableCell(baseline_label(comparison), tone="baseline")]
+    """The row of what clients reach without a model, never marked best; it has no server and no costs."""
+    cells = [TableCell(f"without a model: {next(iter(comparison.baselines.values())).name}", tone="baseline")]
     for column in columns:
         name = column.key.removeprefix("personal_")
-        known = {seed: b.personal[name] for seed, b in baselines.items() if name in b.personal}
-        cells.append(replace(column.cell_of(known if name != column.key else {}), tone="baseline"))
+        known = {seed: b.personal[name] for seed, b in comparison.baselines.items() if name in b.personal}
+        cells.append(replace(column.cell(known if name != column.key else {}), tone="baseline"))
     return cells
-
-
-def baseline_label(comparison: Comparison) -> str:
-    """The name of the row without a model."""
-    return f"without a model: {next(iter(comparison.baselines.values())).name}"
 
 
 def participation_table(comparison: Comparison) -> TextTable:
     """One row per method: who took part, and the headline figure of these clients beside that of all."""
-    metric = comparison.metric
-    style = comparison.style
-    scale, digits = style.scale, style.digits
+    metric, style = comparison.metric, comparison.style
 
     def figure(values: dict[int, float]) -> str:
         entry = average(values)
-        return "–" if entry is None else format_number(entry.mean * scale, digits)
+        return "–" if entry is None else shown(entry.mean, style)
 
     rows: list[list[TableCell | str]] = [
         [
@@ -232,69 +218,48 @@ def method_cell(method: Method) -> TableCell:
     return TableCell(method.label, style=style_of(method))
 
 
-def leads_table(
-    title: str, leads: Sequence[tuple[Method, Difference | None]], style: MetricStyle | None = None
-) -> TextTable:
-    style = style or metric_style("accuracy")
-
-    def points(value: float) -> str:
-        return ("+" if value > 0 else "") + format_number(style.scale * value, style.digits)
-
+def leads_table(title: str, leads: Sequence[tuple[Method, Difference | None]], style: MetricStyle) -> TextTable:
     rows: list[list[TableCell | str]] = []
     for method, lead in leads:
         if lead is None:
             rows.append([method_cell(method), *4 * ["–"], "cannot say: too few seeds"])
             continue
-        rows.append(
-            [
-                method_cell(method),
-                points(lead.mean),
-                " to ".join(points(end) for end in (lead.likely.low, lead.likely.high)),
-                f"{style.scale * lead.spread:.{style.digits}f}",
-                "not paired" if lead.ahead is None else f"{lead.ahead} of {lead.n}",
-                "yes" if lead.clear else "no, the interval reaches down to zero",
-            ]
-        )
+        ends = f"{signed(lead.likely.low, style)} to {signed(lead.likely.high, style)}"
+        ahead = "not paired" if lead.ahead is None else f"{lead.ahead} of {lead.n}"
+        verdict = "yes" if lead.clear else "no, the interval reaches down to zero"
+        spread = f"{style.scale * lead.spread:.{style.digits}f}"
+        rows.append([method_cell(method), signed(lead.mean, style), ends, spread, ahead, verdict])
     names = (f"Lead, {'points' if style.in_percent else style.title}", "95 % interval", "Spread", "Seeds ahead")
     return TextTable.of(title, [TableColumn("Over", "name"), *names, TableColumn("Clear?", "text")], rows)
 
 
-def balance_table(by_method: Sequence[tuple[Method, list[Gain]]], style: MetricStyle | None = None) -> TextTable:
+def balance_table(by_method: Sequence[tuple[Method, list[Gain]]], style: MetricStyle) -> TextTable:
     """Clients helped, unchanged and hurt, as numbers and as a bar of their shares; every client once."""
     rows = []
-    style = style or metric_style("accuracy")
     for method, values in by_method:
         s = summarize_gains(client_gains(values))
         shares = (("helped", s.helped), ("unchanged", s.unchanged), ("hurt", s.hurt))
-        rows.append(
-            [
-                method_cell(method),
-                TableCell("", style=style_of(method), shares=shares),
-                *(TableCell(str(count), sort_value=count) for _, count in shares),
-                *(TableCell(_signed(gain, style), sort_value=gain) for gain in (s.mean, s.median, s.lowest)),
-            ]
-        )
+        bar = TableCell("", style=style_of(method), shares=shares)
+        counts = [TableCell(str(count), sort_value=count) for _, count in shares]
+        figures = [TableCell(_signed(gain, style), sort_value=gain) for gain in (s.mean, s.median, s.lowest)]
+        rows.append([method_cell(method), bar, *counts, *figures])
     names = ("Helped", "Unchanged", "Hurt", "Mean gain", "Median gain", "Largest loss")
     columns = [METHOD, TableColumn("Balance", "text"), *(TableColumn(name, sortable=True) for name in names)]
     return TextTable.of("Clients helped and hurt by each method", columns, rows)
 
 
 def _signed(gain: float, style: MetricStyle) -> str:
-    if abs(gain) < 1e-12:  # what is left of equal figures after means over seeds were subtracted
-        return "0"
-    return ("+" if gain > 0 else "") + format_number(style.scale * gain, style.digits)
+    """Signed, or 0 for what is left of equal figures after means over seeds were subtracted."""
+    return "0" if abs(gain) < 1e-12 else signed(gain, style)
 
 
 MOST_NAMED_CLIENTS = 5_000  # in the page's table; clients.csv has all
 
 
 def sites_table(
-    method: Method,
-    values: list[Gain],
-    style: MetricStyle,
-    baselines: Mapping[int, Baseline],
+    method: Method, values: list[Gain], style: MetricStyle, baselines: Mapping[int, Baseline],
     most: int = MOST_NAMED_CLIENTS,
-) -> TextTable | None:
+) -> TextTable | None:  # fmt: skip
     """Every client by name: what it has without a model, alone, and by the method, and the gain with its interval."""
     by_client = client_gains(values)
     if len(by_client) > most:
@@ -312,26 +277,16 @@ def sites_table(
             interval = TableCell(text, sort_value=low, interval=(low, g.gain, high), reach=reach)
             verdict = "better together" if low > 0 else "better alone" if high < 0 else "may be chance"
             verdict = "equal" if low == high == 0 else verdict
-        rows.append(
-            [
-                TableCell(g.client, sort_value=place[g.client]),
-                TableCell(f"{g.n_train:,}", sort_value=g.n_train),
-                TableCell(f"{g.n_test:,}", sort_value=g.n_test),
-                *([_baseline_cell(g.client, style, baselines)] if baselines else []),
-                *(TableCell(format_number(style.scale * v, style.digits), sort_value=v) for v in (g.alone, g.own)),
-                TableCell(_signed(g.gain, style), sort_value=g.gain),
-                interval,
-                verdict,
-            ]
-        )
-    unit = style.unit.strip()
+        cells = [TableCell(g.client, sort_value=place[g.client])]
+        cells += [TableCell(f"{n:,}", sort_value=n) for n in (g.n_train, g.n_test)]
+        cells += [_baseline_cell(g.client, style, baselines)] if baselines else []
+        cells += [TableCell(shown(value, style), sort_value=value) for value in (g.alone, g.own)]
+        rows.append([*cells, TableCell(_signed(g.gain, style), sort_value=g.gain), interval, verdict])
+    figures = [*(["No model"] if baselines else []), "Alone", method.label]
     columns = [
         TableColumn("Client", "name", sortable=True),
-        TableColumn("Training rows", sortable=True),
-        TableColumn("Test rows", sortable=True),
-        *([TableColumn("No model", unit=unit, sortable=True)] if baselines else []),
-        TableColumn("Alone", unit=unit, sortable=True),
-        TableColumn(method.label, unit=unit, sortable=True),
+        *(TableColumn(name, sortable=True) for name in ("Training rows", "Test rows")),
+        *(TableColumn(name, unit=style.unit.strip(), sortable=True) for name in figures),
         TableColumn("Gain", sortable=True),
         TableColumn("95 % interval", "text", sortable=True),
         TableColumn("Verdict", "text"),
@@ -342,6 +297,4 @@ def sites_table(
 def _baseline_cell(client: str, style: MetricStyle, baselines: Mapping[int, Baseline]) -> TableCell:
     known = {seed: value for seed, b in baselines.items() if (value := b.clients.get(client)) is not None}
     entry = average(known)
-    if entry is None:
-        return TableCell("–")
-    return TableCell(format_number(style.scale * entry.mean, style.digits), sort_value=entry.mean)
+    return TableCell("–") if entry is None else TableCell(shown(entry.mean, style), sort_value=entry.mean)

@@ -1,11 +1,14 @@
-"""Puts the report together: one HTML page that needs nothing from outside itself."""
+"""The report put together: one HTML page that needs nothing from outside itself, and its file."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from kinfed.analysis import Comparison, cautions
-from kinfed.records import RunRecord
+from kinfed.analysis import Comparison, cautions, compare, pool_seeds
+from kinfed.core import storage
+from kinfed.records import RunRecord, load_runs
 from kinfed.report.html import render
 from kinfed.report.sections import Section, sections
 from kinfed.report.sentences import findings, headline, other_data
@@ -21,6 +24,26 @@ class Part:
     findings: list[str]
     cautions: list[str]
     sections: list[Section]
+
+
+def build(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
+    """Write the report and return its path. Seeds of runs with equal settings are averaged together.
+
+    Without `out` the report of a single run goes into its folder as report.html, and one of several runs to
+    comparison.html in the current directory: the page of one of them is left alone. The file appears whole or not at
+    all.
+    """
+    runs = load_runs([Path(folder) for folder in run_dirs])
+    pooled = pool_seeds(runs)
+    target = out or (runs[0].path / "report.html" if len(runs) == 1 else Path("comparison.html"))
+    return write_page(target, report_page(pooled, compare(pooled)))
+
+
+def write_page(target: Path, page: str) -> Path:
+    """Write a page whole or not at all, in a folder that is made where it is missing."""
+    storage.make_folder(target.parent)
+    storage.write_atomically(target, page.encode())
+    return target
 
 
 def report_page(runs: list[RunRecord], comparisons: list[Comparison]) -> str:

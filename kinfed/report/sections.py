@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from kinfed.analysis import Comparison, gains
-from kinfed.report import csv_downloads, method_tables
+from kinfed.report import method_tables
 from kinfed.report.charts import class_map, figures
-from kinfed.report.charts.clock_figures import metric_over_time
 from kinfed.report.charts.gain_figures import gain_against_size, sorted_gains
 from kinfed.report.charts.site_curves import FEWEST_IN_A_BIN, site_curves
+from kinfed.report.csv_downloads import downloads
+from kinfed.report.drawing.chart import Figure
 from kinfed.report.html import Download
+from kinfed.report.method_tables import SERVER_COLUMNS
 from kinfed.report.panels import method_panels
 from kinfed.report.panels.privacy_panel import accuracy_against_epsilon
 from kinfed.report.sentences import (
@@ -49,9 +51,9 @@ def sections(comparison: Comparison) -> list[Section]:
         ("clients", "From client to client"): _clients,
         ("gain", "Who is helped, who is hurt"): _gains,
         ("curves", "Client by client: ranking and calibration"): _curves,
-        ("cost", "What it costs"): _cost,
-        ("time", "Over simulated time"): _time,
-        ("privacy", "What privacy costs"): _privacy,
+        ("cost", "What it costs"): _against(figures.bytes_against_accuracy),
+        ("time", "Over simulated time"): _against(figures.metric_over_time),
+        ("privacy", "What privacy costs"): _against(accuracy_against_epsilon),
         ("run", "What was run"): _what_was_run,
         ("data", "Who holds which data"): _data,
         ("inside", "Inside the methods"): _method_panels,
@@ -81,6 +83,7 @@ def _results(comparison: Comparison) -> Values | None:
         return None
     kind, seeds = headline_kind(comparison), seeds_of(comparison)
     lead = leads(comparison, kind) if kind and seeds > 1 else None
+    has_server = "server" in comparison.kinds
     title = f"How clear is the lead of {lead[0].label} in {kind} {comparison.style.noun}?" if lead else ""
     return {
         "final_rounds": sorted({method.final_round for method in comparison.methods}),
@@ -88,9 +91,7 @@ def _results(comparison: Comparison) -> Values | None:
         "seeds": seeds,
         "table": method_tables.results_table(comparison),
         "leads": method_tables.leads_table(title, lead[1], comparison.style) if lead else None,
-        "server_table": method_tables.results_table(comparison, method_tables.SERVER_COLUMNS)
-        if "server" in comparison.kinds
-        else None,
+        "server_table": method_tables.results_table(comparison, SERVER_COLUMNS) if has_server else None,
         "every_metric": method_tables.every_metric_table(comparison),
         "one_class": one_class_sentence(comparison),
         "in_percent": f"{comparison.style.noun} in %" if comparison.style.in_percent else "",
@@ -124,15 +125,10 @@ def _gains(comparison: Comparison) -> Values | None:
     if not by_method:
         return values
     best = best_federated(comparison)
-    first = next((method for method, _ in by_method if method is best), by_method[0][0])
+    first, own = next((pair for pair in by_method if pair[0] is best), by_method[0])
     return values | {
         "balance": method_tables.balance_table(by_method, comparison.style),
-        "sites": method_tables.sites_table(
-            first,
-            next(entries for method, entries in by_method if method is first),
-            comparison.style,
-            comparison.baselines,
-        ),
+        "sites": method_tables.sites_table(first, own, comparison.style, comparison.baselines),
         "most_named": method_tables.MOST_NAMED_CLIENTS,
         "metric": comparison.style.noun,
         "bars": sorted_gains(by_method, first, comparison.style),
@@ -149,19 +145,14 @@ def _curves(comparison: Comparison) -> Values | None:
     return {"curves": curves, "binary": binary, "in_a_bin": FEWEST_IN_A_BIN}
 
 
-def _cost(comparison: Comparison) -> Values | None:
-    figure = figures.bytes_against_accuracy(comparison)
-    return None if figure is None else {"figure": figure, "metric": comparison.style.noun}
+def _against(draw: Callable[[Comparison], Figure | None]) -> Callable[[Comparison], Values | None]:
+    """A section of one figure of the metric."""
 
+    def make(comparison: Comparison) -> Values | None:
+        figure = draw(comparison)
+        return None if figure is None else {"figure": figure, "metric": comparison.style.noun}
 
-def _time(comparison: Comparison) -> Values | None:
-    figure = metric_over_time(comparison)
-    return None if figure is None else {"figure": figure, "metric": comparison.style.noun}
-
-
-def _privacy(comparison: Comparison) -> Values | None:
-    figure = accuracy_against_epsilon(comparison)
-    return None if figure is None else {"figure": figure, "metric": comparison.style.noun}
+    return make
 
 
 def _data(comparison: Comparison) -> Values | None:
@@ -190,13 +181,5 @@ def _tables(comparison: Comparison) -> Values | None:
     if not comparison.methods:
         return None
     results = method_tables.results_table(comparison)
-    return {
-        "files": [
-            Download("methods.csv", "one line per method", csv_downloads.results_csv(comparison)),
-            Download("seeds.csv", "one line per method and seed", csv_downloads.seeds_csv(comparison)),
-            Download("rounds.csv", "one line per method, seed and round", csv_downloads.rounds_csv(comparison)),
-            Download("clients.csv", "one line per method, seed and client", csv_downloads.clients_csv(comparison)),
-            Download("results.tex", "the table of results for LaTeX with booktabs", results.latex()),
-        ],
-        "markdown": results.markdown(),
-    }
+    latex = Download("results.tex", "the table of results for LaTeX with booktabs", results.latex())
+    return {"files": [*downloads(comparison), latex], "markdown": results.markdown()}

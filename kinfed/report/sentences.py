@@ -24,7 +24,7 @@ from kinfed.analysis import (
 from kinfed.config import PresetUse
 from kinfed.data import Description
 from kinfed.records import Kind, RunRecord
-from kinfed.report.drawing.formats import format_number, plural
+from kinfed.report.drawing.formats import format_number, plural, shown
 from kinfed.report.panels.kin_panel import in_short
 
 FEW_NAMES = 4  # clients that a sentence names
@@ -46,7 +46,7 @@ def brief(value: Any) -> str:
 
 
 def facts(run: RunRecord) -> dict[str, str]:
-    """What was run, as a short list; whatever else the configuration holds is in the fold below it."""
+    """The main settings of a run, by heading; whatever else was configured is in the fold below them."""
     config = run.config
     entries = {
         "Data": brief(config.get("dataset")),
@@ -66,13 +66,9 @@ def facts(run: RunRecord) -> dict[str, str]:
             for name in algorithms
         ]
         entries["Methods"] = ", ".join(methods)
-    entries["Preset"] = _preset(config.get("preset"))
+    if isinstance(use := config.get("preset"), Mapping):
+        entries["Preset"] = "; ".join(PresetUse(**use).notes())
     return {label: text for label, text in entries.items() if text and text != "None"}
-
-
-def _preset(use: Any) -> str:
-    """What a preset has set for which method, and which methods have their defaults."""
-    return "; ".join(PresetUse(**use).notes()) if isinstance(use, Mapping) else ""
 
 
 def _options(name: str, options: Mapping[str, Any]) -> str:
@@ -80,7 +76,7 @@ def _options(name: str, options: Mapping[str, Any]) -> str:
 
 
 def _partition(run: RunRecord) -> Any:
-    """As configured, or as the data set is shared out where nothing was said."""
+    """The partition as configured, or as the data set is shared out where nothing was said."""
     for federation in run.federations.values():
         if not run.config.get("partition") and federation.description.get("partition"):
             return {"name": federation.description["partition"], **federation.description.get("options", {})}
@@ -88,7 +84,7 @@ def _partition(run: RunRecord) -> Any:
 
 
 def _clients(run: RunRecord) -> int | None:
-    """As configured, or as found where the data set brings its own clients."""
+    """The number of clients as configured, or as found where the data set brings its own."""
     configured = run.config.get("clients")
     counts = [len(federation.names) for federation in run.federations.values()]
     return configured if isinstance(configured, int) else counts[0] if counts else None
@@ -130,7 +126,7 @@ def seeds_of(comparison: Comparison) -> int:
 
 
 def findings(comparison: Comparison) -> list[str]:
-    """What came out, in two or three sentences that claim no more than the seeds support."""
+    """The outcome in two or three sentences that claim no more than the seeds support."""
     sentences = []
     if ranking := _ranking(comparison):
         sentences.append(ranking)
@@ -150,7 +146,7 @@ def findings(comparison: Comparison) -> list[str]:
 
 
 def outsiders_sentence(comparison: Comparison) -> str:
-    """How many clients took part in no round; "" where all did, or where a run does not say."""
+    """The number of clients that took part in no round; "" where all did, or where a run does not say."""
     counts = [pair for method in comparison.methods for pair in method.participation.values()]
     missing = [clients - took_part for took_part, clients in counts]
     if not any(missing):
@@ -161,7 +157,7 @@ def outsiders_sentence(comparison: Comparison) -> str:
 
 
 def one_class_sentence(comparison: Comparison) -> str:
-    """That accuracy tells little, where clients reach most of it without a model; "" where they do not."""
+    """A warning that accuracy tells little, where clients reach most of it without a model; else ""."""
     reached = average(
         {seed: b.personal["accuracy"] for seed, b in comparison.baselines.items() if "accuracy" in b.personal}
     )
@@ -222,9 +218,8 @@ def _level(values: Mapping[int, float], metric: str) -> str:
     if level is None:
         return "–"
     style = metric_style(metric)
-    scale, digits, unit = style.scale, style.digits, style.unit
-    spread = "" if level.sd is None else f" ± {scale * level.sd:.{digits}f}"
-    return format_number(scale * level.mean, digits) + spread + unit
+    spread = "" if level.sd is None else f" ± {style.scale * level.sd:.{style.digits}f}"
+    return shown(level.mean, style) + spread + style.unit
 
 
 def _join_names(names: list[str]) -> str:
@@ -247,24 +242,21 @@ def leads(comparison: Comparison, kind: Kind) -> tuple[Method, list[tuple[Method
 
 def data_sentence(federation: Description) -> str:
     sizes = sorted(federation.sizes())
+    text = (
+        f"{plural(len(sizes), 'client')} hold {plural(sum(sizes), 'training example')}: {sizes[0]} to {sizes[-1]} each "
+        f"(median {median(sizes):g})"
+    )
     if federation.problem.is_regression:
-        return (
-            f"{plural(len(sizes), 'client')} hold {plural(sum(sizes), 'training example')}: {sizes[0]} to {sizes[-1]} "
-            f"each (median {median(sizes):g}); {federation.problem.in_words()}."
-        )
+        return f"{text}; {federation.problem.in_words()}."
     held = [sum(count > 0 for count in counts) for counts in federation.train]
     classes = f"{min(held)} to {max(held)}" if min(held) != max(held) else f"{held[0]}"
-    all_of_them = (
-        "" if federation.listed is None else f"In a sample of {len(sizes):,} of {federation.num_clients:,} clients: "
-    )
-    return all_of_them + (
-        f"{plural(len(sizes), 'client')} hold {plural(sum(sizes), 'training example')}: {sizes[0]} to {sizes[-1]} each "
-        f"(median {median(sizes):g}), of {classes} out of {len(federation.class_labels)} classes."
-    )
+    if federation.listed is not None:
+        text = f"In a sample of {len(sizes):,} of {federation.num_clients:,} clients: {text}"
+    return f"{text}, of {classes} out of {len(federation.class_labels)} classes."
 
 
 def data_notes(federations: Mapping[int, Description]) -> list[str]:
-    """What was noted while sharing out the data, once where it holds for all seeds."""
+    """Notes of sharing out the data, once where they hold for all seeds."""
     by_note: dict[str, list[int]] = {}
     for seed, federation in sorted(federations.items()):
         for note in federation.notes:

@@ -76,7 +76,7 @@ class TableCell:
 
 
 def _drawn_column(place: float) -> int:
-    """Of DRAWN columns, for a place in percent of the line."""
+    """The one of DRAWN columns for a place in percent of the line."""
     column, middle = round(place / 100 * (DRAWN - 1)), DRAWN // 2
     return column if column != middle or place == 50 else middle + (1 if place > 50 else -1)
 

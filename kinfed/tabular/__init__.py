@@ -1,4 +1,4 @@
-"""From a table to a model for every site: `kinfed fit`."""
+"""A model for every site of a table: `kinfed fit`."""
 
 from kinfed.core.door import open_door
 

@@ -1,6 +1,6 @@
+from kinfed.tabular.estimator_base import Array as Array
 from kinfed.tabular.estimator_base import PersonalizedEstimator as PersonalizedEstimator
-from kinfed.tabular.estimator_rows import Array as Array
-from kinfed.tabular.estimator_rows import rows_that_count as rows_that_count
+from kinfed.tabular.estimator_base import rows_that_count as rows_that_count
 from kinfed.tabular.fit_result import PAGE as PAGE
 from kinfed.tabular.fit_result import FitResult as FitResult
 from kinfed.tabular.fit_result import is_fit as is_fit

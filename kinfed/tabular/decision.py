@@ -1,4 +1,4 @@
-"""From a finished search to what is fitted: the settings of every contender, and the contender of every site.
+"""The choice after a search: the settings of every contender, and the contender of every site.
 
 The settings of a contender are those with the best metric over the validated rows of all sites. Which contender a site
 should take rests on its own validation rows, and on those of all other sites.
@@ -38,9 +38,8 @@ from torch import Tensor
 from kinfed.analysis import gain
 from kinfed.engine import Judged, Metric, bootstrap_draws, deviation_of_draws
 from kinfed.errors import DataError
-from kinfed.tabular.inner_folds import NEVER
 from kinfed.tabular.portfolio import ALONE, LOCAL, ONE_MODEL, Contender, Try, contenders_of
-from kinfed.tabular.search import Search, Tries
+from kinfed.tabular.search import NEVER, Search, Tries
 from kinfed.tabular.site_outputs import judged_training
 
 ROWS_DRAWN = 20_000_000  # rows of all bootstrap draws of one contender together, at most
@@ -48,7 +47,7 @@ ROWS_DRAWN = 20_000_000  # rows of all bootstrap draws of one contender together
 
 @dataclass(frozen=True)
 class Advantage:
-    """Of one contender over learning alone, at all sites; in the unit of the metric, positive is better."""
+    """The advantage of a contender over learning alone, at all sites, in the metric's unit; positive is better."""
 
     seen: Tensor  # [K] a_k; NaN where it is not known
     error: Tensor  # [K] s_k; NaN there
@@ -130,8 +129,8 @@ class FitDecision:
 
     @property
     def newcomer(self) -> Contender:
-        """What suits a site that was not there: of the fitted ones that with the largest μ, as of a site without
-        validation rows; alone, which has 0, comes first among equals."""
+        """The contender for a new site: of the fitted ones that with the largest μ, as of a site without validation
+        rows; alone, which has 0, comes first among equals."""
         return max(self.fitted, key=lambda one: 0.0 if one.name == ALONE else self.advantages[one.name].mean)
 
 
@@ -177,11 +176,11 @@ def only_choice(search: Search) -> FitDecision:
 
 
 def pooled_value(metric: Metric, judged: Judged) -> float:
-    """Over all rows; within sites, as kinfed.engine.scoring.metrics defines it."""
+    """The metric over all rows; within sites, as kinfed.engine.scoring.metrics defines it."""
     numerator, denominator = metric.sums(judged)
     return float(metric.value(torch.tensor([numerator.sum(), denominator.sum()], dtype=torch.float64)))
 
 
 def replicates_for(rows: int) -> int:
-    """Bootstrap draws of so many rows: a thousand, fewer of large tables, whose errors are small anyway."""
+    """Number of bootstrap draws: a thousand, fewer of large tables, whose errors are small anyway."""
     return max(100, min(1000, ROWS_DRAWN // max(rows, 1)))

@@ -1,4 +1,4 @@
-"""What the scikit-learn estimators for classes and numbers share (kinfed.sklearn): training, prediction, adoption."""
+"""The common base of the scikit-learn estimators (kinfed.sklearn): rows, training, prediction, adoption."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from sklearn.base import BaseEstimator
-from sklearn.utils import Tags
+from sklearn.utils import Tags, _safe_indexing
 from sklearn.utils.validation import (
+    _check_sample_weight,
     check_consistent_length,
     check_is_fitted,
     column_or_1d,
@@ -24,18 +26,19 @@ from kinfed.errors import KinfedError
 from kinfed.newcomers import RunInMemory, newcomer_from_table
 from kinfed.runs import run
 from kinfed.serving import WIDTH, ModelPipeline
-from kinfed.tabular.estimator_rows import Array, apart, client_names
+from kinfed.tabular.fit_result import FittedModels, Newcomer
 from kinfed.tabular.fit_settings import FitSettings
-from kinfed.tabular.fitted_models import FittedModels, Newcomer
 from kinfed.tabular.fitting import SiteFit
 from kinfed.tabular.portfolio import Contender
 from kinfed.tabular.site_files import load_sites
 
+Array = npt.NDArray[Any]
+ONLY = "all rows"  # the client of rows without one
 CLIENT, TARGET, WEIGHT = "client of the row", "target of the row", "weight of the row"  # columns beside the features
 
 
 class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """What both estimators share. Parameters:
+    """The base of both estimators. Parameters:
 
     algorithm      "auto", or a method by name
     model          kind of model (kinfed list models)
@@ -144,7 +147,7 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-lear
 
     @property
     def _class_weights(self) -> str:
-        """As a rule of kinfed.data.federations.example_weights."""
+        """A rule of kinfed.data.federations.example_weights."""
         return example_weights.NONE
 
     @property
@@ -225,7 +228,7 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-lear
     # ---- rows ----
 
     def _validated(self, X: Any, y: Any = "no_validation", *, reset: bool, **checks: Any) -> Any:
-        """As scikit-learn checks its inputs; frames stay what they are, with their columns compared."""
+        """Inputs checked as scikit-learn does; frames stay what they are, with their columns compared."""
         is_frame = hasattr(X, "columns") or hasattr(X, "column_names")
         if is_frame:
             if reset and not len(X):
@@ -240,9 +243,50 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-lear
 
 
 def _forward(pipeline: ModelPipeline, module: nn.Module, part: Mapping[str, Any]) -> Array:
-    """In float64, so that a row gets the same output whatever rows stand beside it."""
+    """Outputs in float64, so that a row gets the same output whatever rows stand beside it."""
     features, _ = pipeline.encode(as_table(part))
     with torch.inference_mode():
         blocks = [module(features.gather(i).double()) for i in torch.split(torch.arange(len(features)), WIDTH)]
     problem, outputs = pipeline.inputs.problem, torch.cat(blocks).numpy()
     return np.asarray(problem.restored(outputs) if problem.is_regression else outputs)
+
+
+def client_names(client: Any, rows: int) -> list[str]:
+    """[rows] the client of every row as text; one and the same where none are given."""
+    if client is None:
+        return [ONLY] * rows
+    names = [str(name) for name in np.asarray(client).ravel().tolist()]
+    if len(names) != rows:
+        raise ValueError(f"client names the owner of every row: {rows} rows, {len(names)} names")
+    return names
+
+
+def apart(X: Any, column: str, client: Any) -> tuple[Any, list[str]]:
+    """A frame without its column of clients, and that column. Empty cells are no client: "" stands for them."""
+    import narwhals
+
+    if client is not None:
+        raise ValueError(f"clients are named by the column {column!r} of X; leave the argument client out")
+    try:
+        frame = narwhals.from_native(X, eager_only=True)
+    except TypeError:
+        raise ValueError(f"client_column={column!r} is a column of a frame; X is of type {type(X).__name__}") from None
+    if column not in frame.columns:
+        raise ValueError(f"X has no column {column!r}, which names clients; it has {', '.join(frame.columns[:8])}")
+    values = frame.get_column(column)
+    missing = values.is_null().to_list()
+    names = ["" if gap else str(value) for value, gap in zip(values.to_list(), missing, strict=True)]
+    return frame.drop(column).to_native(), names
+
+
+def rows_that_count(sample_weight: Any, X: Any, y: Array, client: Any) -> tuple[Any, Array, Any, Array | None]:
+    """X, y, client and weights of rows with a weight above 0; no weights where all are equal."""
+    if sample_weight is None:
+        return X, y, client, None
+    weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+    some = np.flatnonzero(weights > 0)
+    weights = None if len(np.unique(weights[some])) == 1 else weights[some]
+    if len(some) == len(y):
+        return X, y, client, weights
+    client = None if client is None else np.asarray(client).ravel()[some]
+    return _safe_indexing(X, some), y[some], client, weights

@@ -1,4 +1,4 @@
-"""What a fit found: for every site what it would have alone and with the others, what was chosen for it, and why."""
+"""The result of a fit, for every site alone, with the others and as chosen, and the models that it hands over."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from kinfed.core import storage
-from kinfed.data import Problem
+from kinfed.data import Federation, Problem
 from kinfed.engine import METRICS, Metric
 from kinfed.errors import ConfigError, unknown_name
+from kinfed.newcomers import RunInMemory, adopt, as_pipeline, learn_alone
 from kinfed.runs import MAJORITY
 from kinfed.serving import ModelPipeline
-from kinfed.tabular.portfolio import ALONE
+from kinfed.tabular.portfolio import ALONE, LOCAL, Contender
 
 RECORD, MODELS_FOLDER, SERVER_FILE, PAGE = "fit.json", "models", "server.safetensors", "fit.html"
 SITES_FOLDER, RUNS = "sites", "runs"
@@ -33,7 +34,7 @@ class Estimate:
 
     @property
     def is_clear(self) -> bool:
-        """Of a gain: whether its interval excludes zero."""
+        """Tell of a gain whether its interval excludes zero."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
@@ -149,7 +150,7 @@ class FitResult:
 
     @classmethod
     def read(cls, folder: Path | str) -> FitResult:
-        """What `kinfed fit` wrote."""
+        """Read what `kinfed fit` wrote."""
         folder = Path(folder)
         record = storage.read_json(folder / RECORD, "the result of kinfed fit")
         if record.pop("format", None) != FORMAT:
@@ -166,7 +167,7 @@ class FitResult:
 
 
 def is_fit(folder: Path) -> bool:
-    """Whether a folder holds a finished fit."""
+    """Tell whether a folder holds a finished fit."""
     return (folder / RECORD).exists()
 
 
@@ -176,3 +177,38 @@ def site_path(folder: Path, site: str) -> Path:
 
 def server_path(folder: Path) -> Path:
     return folder / MODELS_FOLDER / SERVER_FILE
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """The way of a new site to a model."""
+
+    contender: Contender
+    run: RunInMemory | None = None  # where it joins, in memory
+
+    def model(self, name: str, rows: Federation, server: ModelPipeline | None) -> ModelPipeline:
+        """Its model, from labelled rows of its own (kinfed.newcomers.adoption)."""
+        label = self.contender.name
+        if self.contender.model == "server" and server is not None:
+            return ModelPipeline(server.module, server.inputs, {**server.about, "client": name})
+        assert self.run is not None
+        alone = self.contender.method == LOCAL
+        theta = learn_alone(self.run, rows, label) if alone else adopt(self.run, rows, label).model
+        return as_pipeline(self.run, theta, label, name)
+
+
+@dataclass(frozen=True)
+class FittedModels:
+    """Models with all that belongs to them."""
+
+    sites: dict[str, ModelPipeline]
+    server: ModelPipeline | None  # the one model of all; None where there is one site
+    chosen: dict[str, str]  # the contender of every site
+    newcomer: Newcomer
+
+    def save(self, folder: Path) -> None:
+        for site, model in self.sites.items():
+            storage.make_folder(site_path(folder, site).parent)
+            model.save(site_path(folder, site))
+        if self.server is not None:
+            self.server.save(server_path(folder))

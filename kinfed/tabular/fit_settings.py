@@ -1,4 +1,4 @@
-"""What a fit is asked for. The command line shows these settings: what needs torch is imported where it is used."""
+"""Settings of a fit. The command line shows them: what needs torch is imported where it is used."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class FitSettings:
         return tuple(name.strip() for name in self.models.split(",") if name.strip())
 
     def metric_for(self, problem: Problem) -> Metric:
-        """What is chosen by and reported; one that does not fit the problem is refused."""
+        """The metric that is chosen by and reported; one that does not fit the problem is refused."""
         from kinfed.engine import METRICS
 
         defaults = DEFAULT_METRICS if self.class_weights == RunConfig.class_weights else WEIGHTED_METRICS

@@ -34,9 +34,8 @@ from kinfed.records import JobFolder
 from kinfed.runs import Interrupted, RunOutcome, baseline_name, run
 from kinfed.serving import ModelPipeline
 from kinfed.tabular.decision import FitDecision, decide, only_choice
-from kinfed.tabular.fit_result import RECORD, RUNS, ContenderRecord, FitResult
+from kinfed.tabular.fit_result import RECORD, RUNS, ContenderRecord, FitResult, FittedModels, Newcomer
 from kinfed.tabular.fit_settings import FitSettings
-from kinfed.tabular.fitted_models import FittedModels, Newcomer
 from kinfed.tabular.gains import SiteFigures, site_records
 from kinfed.tabular.portfolio import ALONE, BASELINE, LOCAL, ONE_MODEL, Contender, methods_of, run_name
 from kinfed.tabular.search import FitObserver, FoldStore, Search, TimeBudget, Tries, method_config
@@ -47,7 +46,7 @@ PLAN = "plan.json"
 
 
 class Unobserved:
-    """For nobody."""
+    """An observer that keeps silent."""
 
     def begin(self, steps: int) -> None:
         pass
@@ -167,7 +166,7 @@ class SiteFit:
         )  # fmt: skip
 
     def _search(self, search: Search, folder: Path | None) -> Tries:
-        """What was tried; where a search ended before, it is not gone on with."""
+        """The tries; a search that ended before is not gone on with."""
         plan = None if folder is None else folder / PLAN
         if plan is not None and plan.exists():
             record = storage.read_json(plan, "the plan of a fit")
@@ -274,7 +273,7 @@ class SiteFit:
 
 
 def sent_message(result: RunOutcome, label: str) -> dict[str, Any]:
-    """What a site sends in a round of a run in which all sites take part in every round (fields of ContenderRecord)."""
+    """The message of a site in a run in which all sites take part in every round, as fields of ContenderRecord."""
     method, config = result.result(label), result.config
     options = dict(config.algorithms[label])
     algorithm = make_algorithm(options.pop("method"), config.training, options)

@@ -1,4 +1,4 @@
-"""What every site gets, on test rows that nothing was chosen by, with intervals.
+"""Figures and gains of every site, on test rows that nothing was chosen by, with intervals.
 
 An interval is value ± t · s with the standard deviation s of bootstrap draws of the site's test rows and Student's t
 for as many rows; of metrics that compare two classes (`Metric.by_class`), for as many as the rarer has. It ends where
@@ -47,7 +47,7 @@ class SiteFigures:
         return _within(estimate, 0.0, 1.0) if self.metric.percent else estimate
 
     def gain(self, name: str | None, site: int) -> Estimate:
-        """Over learning alone."""
+        """The gain over learning alone."""
         if name is None or name == ALONE:
             return Estimate(0.0, 0.0, 0.0)
         one = self._gains[name]
@@ -74,13 +74,12 @@ class SiteFigures:
             return UNDEFINED
         share = float(moved.double().mean())
         variance = 1 / (1 / (pooled.spread**2 + error[moved][known].square())).sum()
-        reach = _reach(float(variance.sqrt()), int(known.sum()))
-        mean = pooled.mean
+        reach, mean = _reach(float(variance.sqrt()), int(known.sum())), pooled.mean
         return Estimate(share * mean, share * (mean - reach), share * (mean + reach))
 
 
 def _estimate(value: Tensor, error: Tensor, rows: int) -> Estimate:
-    """With Student's t for as many rows; without an interval where there are too few for one."""
+    """The value with Student's interval for as many rows; without one where there are too few."""
     if not bool(torch.isfinite(value)):
         return UNDEFINED
     if not bool(torch.isfinite(error)) or rows < 2:

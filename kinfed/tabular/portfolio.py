@@ -1,4 +1,4 @@
-"""What `kinfed fit` chooses among, and the settings that it tries.
+"""Contenders of `kinfed fit`, and the settings that it tries.
 
 A *contender* is what a site could deploy: a model of its own training alone, the one model of all, that model
 fine-tuned, or the personal model of a method. One training of FedAvg serves two of them.
@@ -75,7 +75,7 @@ class Try:
 
 
 def run_name(contender: Contender, chosen: Try) -> str:
-    """Of the run that fits a contender by a chosen try: contenders with the same training rows and kind of model."""
+    """The run that fits a contender by a chosen try: one for the same training rows and kind of model."""
     validates = "needs validation" in ALGORITHMS[contender.method].target.traits
     return f"{chosen.model}-validated" if validates else chosen.model
 
@@ -112,15 +112,11 @@ def _unit(draw: int, place: int, seed: int) -> float:
 
 
 def _at(range_: Range, unit: float) -> Any:
-    if range_.log:
-        value = range_.low * (range_.high / range_.low) ** unit
-    else:
-        value = range_.low + unit * (range_.high - range_.low)
+    low, high = range_.low, range_.high
     if range_.whole:
-        return min(int(range_.low + unit * (range_.high - range_.low + 1)), int(range_.high))
-    return float(f"{value:.3g}")
+        return min(int(low + unit * (high - low + 1)), int(high))
+    return float(f"{low * (high / low) ** unit if range_.log else low + unit * (high - low):.3g}")
 
 
 def _default(method: str, name: str) -> Any:
-    entry = ALGORITHMS[method]
-    return next((doc.default for doc in entry.describe_options() if doc.name == name), None)
+    return next((doc.default for doc in ALGORITHMS[method].describe_options() if doc.name == name), None)

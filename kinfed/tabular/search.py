@@ -5,6 +5,10 @@ two of these. What a choice rests on is then the same number of tries for every 
 record: the same table, settings and number of tries give the same result, bit for bit, on a machine of any speed. Where
 time is up within the first try already, methods without it are left out by name.
 
+Validation is nested: the training rows of every site are in folds, each of which is validated by models that the others
+train; what columns become, and mean and scale of a number to predict, are learnt anew in every fold. Test rows are in
+none of them, so nothing that is chosen here has seen one.
+
 Every finished fold of every try is a file (or stays in memory, without a folder), so that a search that was killed goes
 on where it was.
 """
@@ -13,26 +17,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kinfed.config import RunConfig, make_config
-from kinfed.core import storage
-from kinfed.data import Federation
-from kinfed.data.sources import Source
-from kinfed.errors import ConfigError
+from kinfed.core import rng, storage
+from kinfed.data import Federation, fold_numbers, make_federation, name_keys
+from kinfed.data.sources import Source, take_rows
+from kinfed.errors import ConfigError, DataError
 from kinfed.runs import Interrupted, run
 from kinfed.tabular.fit_settings import FitSettings
-from kinfed.tabular.inner_folds import assign_folds, fold_federation, fold_rows
 from kinfed.tabular.portfolio import LOCAL, Contender, Try, contenders_of, make_try
 from kinfed.tabular.site_outputs import outputs_on_test
 
 RESERVE = 1.5  # times what the methods took in a fold: kept back for fitting the chosen ones on all training rows
+NEVER = -1  # the fold of a row that always trains
 PAGE_SECONDS = 5.0  # kept back for what comes after that
 
 
@@ -42,10 +47,10 @@ def now() -> float:
 
 
 class FitObserver(Protocol):
-    """Who hears what a fit does."""
+    """An observer of a fit."""
 
     def begin(self, steps: int) -> None:
-        """So many steps are to be done, if time allows."""
+        """The number of steps is known; they are done if time allows."""
 
     def step(self, text: str) -> None:
         """A step begins."""
@@ -76,9 +81,36 @@ class TimeBudget:
         return self.left <= 0
 
 
+def assign_folds(data: Federation, folds: int, seed: int) -> Tensor:
+    """[T] the fold in which each entry of `data.train.rows` is validated; the only row of a site always trains."""
+    fold = fold_numbers(data.train, folds, data.labels, name_keys(rng.root(seed, "fit-folds"), data.names))
+    if not bool((fold >= 0).any()):
+        raise DataError(
+            f"none of the {data.num_clients} sites has two training rows, so methods cannot be compared; give more "
+            "rows, or another client_column if this one identifies rows rather than sites"
+        )
+    return fold
+
+
+def fold_federation(source: Source, data: Federation, fold_of: Tensor, fold: int, seed: int) -> Federation:
+    """The sites with the training rows outside of a fold, and those inside it in the place of test rows."""
+    marked = torch.zeros(len(source), dtype=torch.bool)
+    marked[data.train.rows[fold_of == fold]] = True
+    rows = data.train.rows.sort().values
+    part = replace(take_rows(source, rows), is_test=marked[rows], is_val=None)
+    return make_federation(part, "column", None, None, seed)
+
+
+def fold_rows(data: Federation, fold_of: Tensor, fold: int) -> Tensor:
+    """[T_f] places in `data.train.rows` of a fold's test rows, in the order of `fold_federation(...).test.rows`."""
+    inside = (fold_of == fold).nonzero().squeeze(1)
+    owner, row = data.train.owner[inside], data.train.rows[inside]
+    return inside[torch.from_numpy(np.lexsort((row.numpy(), owner.numpy())))]
+
+
 @dataclass(frozen=True)
 class FoldResult:
-    """What the models of one method say of the rows of one fold; nothing, with a reason, where it was refused."""
+    """Outputs of the models of one method on the rows of one fold; none, with a reason, where it was refused."""
 
     outputs: dict[str, Tensor]  # [T_f, C] by the model that a contender deploys (personal, server)
     seconds: float
@@ -95,13 +127,10 @@ class FoldStore:
             storage.make_folder(folder)
             storage.remove_drafts(folder)
             for path in sorted(folder.glob("*.safetensors")):
-                self._read(path)
-
-    def _read(self, path: Path) -> None:
-        about = storage.read_metadata(path)
-        outputs = {name: tensor for name, tensor in storage.read_tensors(path).items() if name != "refused"}
-        key = int(about["try"]), about["method"], int(about["fold"])
-        self._memory[key] = FoldResult(outputs, float(about["seconds"]), about["refusal"])
+                about = storage.read_metadata(path)
+                outputs = {name: tensor for name, tensor in storage.read_tensors(path).items() if name != "refused"}
+                key = int(about["try"]), about["method"], int(about["fold"])
+                self._memory[key] = FoldResult(outputs, float(about["seconds"]), about["refusal"])
 
     @property
     def seconds(self) -> float:
@@ -153,7 +182,7 @@ class Search:
 
     @cached_property
     def fold_of(self) -> Tensor:
-        """[T] of data.train.rows."""
+        """[T] the fold of each entry of data.train.rows."""
         return assign_folds(self.data, self.settings.folds, self.settings.seed)
 
     def run(self) -> Tries:
@@ -171,7 +200,7 @@ class Search:
         return make_try(number, method, self.settings.model_names, self.data.num_clients, self.settings.seed)
 
     def _try(self, number: int, method: str) -> bool:
-        """Whether all folds are done in time."""
+        """Try a method in all folds; False where time was up before the last."""
         for fold in range(self.settings.folds):
             self.observer.step(f"{method}, try {number + 1} of {self.settings.trials}, fold {fold + 1}")
             if self.store.get((number, method, fold)) is None:
@@ -236,8 +265,7 @@ class Search:
         """Outputs of a try on all training rows; none where some are not finite."""
         joined = {}
         for one in contenders_of(method):
-            width = self.data.problem.outputs
-            whole = torch.zeros(len(self.fold_of), width, dtype=torch.float64)
+            whole = torch.zeros(len(self.fold_of), self.data.problem.outputs, dtype=torch.float64)
             for fold, result in enumerate(folds):
                 whole[fold_rows(self.data, self.fold_of, fold)] = result.outputs[one.model]
             if bool(torch.isfinite(whole).all()):

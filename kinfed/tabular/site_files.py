@@ -1,4 +1,4 @@
-"""Where the rows of a fit come from: a table with a column of sites, one file per site, or a data set by name."""
+"""Rows of a fit: from a table with a column of sites, one file per site, or a data set by name."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _paths(table: Any) -> list[Path] | None:
 def join_files(files: Sequence[Path]) -> pa.Table:
     """The rows of all files, with the column `site`. A column that a file lacks is missing in its rows; where files do
     not agree whether a column holds numbers, it holds text."""
-    names = [_stem(file) for file in files]
+    names = [file.name.partition(".")[0] for file in files]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise DataError(f"two files are called {twice[0]}; every site needs a name of its own: rename one")
@@ -65,10 +65,6 @@ def join_files(files: Sequence[Path]) -> pa.Table:
         return pa.concat_tables(parts, promote_options="permissive")
     except pa.ArrowTypeError:
         return pa.concat_tables([_as_text(part, _disputed(parts)) for part in parts], promote_options="permissive")
-
-
-def _stem(file: Path) -> str:
-    return file.name.partition(".")[0]
 
 
 def _disputed(parts: Sequence[pa.Table]) -> set[str]:

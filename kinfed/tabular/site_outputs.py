@@ -1,4 +1,4 @@
-"""What the models of a run say of every test row of every site: what choices and gains are computed from."""
+"""Outputs of the models of a run on every test row of every site: the ground of choices and gains."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def judged_test(outputs: Tensor, data: Federation) -> Judged:
 
 
 def judged_baseline(data: Federation) -> Judged:
-    """Of every site's test rows, by the shares of classes or the mean of its own training rows (kinfed.runs.baseline):
-    what it takes no model to reach."""
+    """Every site's test rows by the shares of classes or the mean of its own training rows (kinfed.runs.baseline): what
+    it takes no model to reach."""
     outputs = constant_outputs(data, torch.arange(data.num_clients))[data.test.owner]
     return judged_test(data.problem.restored(outputs) if data.problem.is_regression else outputs, data)
 
 
 def judged_training(outputs: Tensor, data: Federation, places: Tensor) -> Judged:
-    """Of the entries `places`, ascending, of `data.train.rows`; outputs [T, C] are of all of them."""
+    """The entries `places`, ascending, of `data.train.rows`; outputs [T, C] are of all of them."""
     train = data.train
     return judged_rows(outputs[places], train.rows[places], train.owner[places], data)

@@ -57,7 +57,7 @@ def page(result: FitResult, folder: Path) -> str:
 
 
 def adopt_command(result: FitResult) -> str:
-    """How a site that was not there gets a model of its own; "" where nothing is learnt from the others."""
+    """The command by which a new site gets a model of its own; "" where nothing is learnt from the others."""
     one = result.contender(result.newcomer)
     if one.name in (ALONE, ONE_MODEL):
         return ""
@@ -85,9 +85,10 @@ def cautions(result: FitResult, words: Wording) -> list[str]:
             f"The figures of {some(few)} come from fewer than {FEW_ROWS} test rows: read them with their intervals."
         )
     rare = [
-        f"{site.site} ({site.rare_rows} of class {site.rare_class})" for site in result.sites
-        if site.test_rows >= FEW_ROWS and site.rare_rows is not None and site.rare_rows < FEW_OF_A_CLASS
-    ]  # fmt: skip
+        f"{site.site} ({site.rare_rows} of class {site.rare_class})"
+        for site in result.sites
+        if site.test_rows >= FEW_ROWS and words.has_few(site)
+    ]
     if rare:
         sentences.append(
             f"One class has fewer than {FEW_OF_A_CLASS} test rows at {some(rare)}, and the figures depend on them."
@@ -120,14 +121,14 @@ def site_table(result: FitResult) -> TextTable:
 
 
 def common_reach(ends: list[float]) -> float:
-    """How far drawings reach to both sides of zero: nine of ten ends of intervals lie within, so that a few sites with
+    """The reach of drawings to both sides of zero: nine of ten ends of intervals lie within, so that a few sites with
     a handful of rows do not make dots of all others. Longer ones are cut."""
     ordered = sorted(abs(end) for end in ends if end)
     return ordered[math.ceil(0.9 * len(ordered)) - 1] if ordered else 0.0
 
 
 def short_table(result: FitResult, most: int) -> TextTable:
-    """For a terminal: the first sites, what they have alone, and what they take."""
+    """The first sites for a terminal: what they have alone, and what they take."""
     words = Wording(result)
     name, takes = TableColumn("site", "name"), TableColumn("takes", "text")
     rows = [

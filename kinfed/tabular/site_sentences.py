@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kinfed.analysis import MetricStyle, metric_style
-from kinfed.report.drawing import format_number, plural
+from kinfed.report.drawing import format_number, plural, shown, signed
 from kinfed.tabular.fit_result import ContenderRecord, Estimate, FitResult, SiteRecord
 from kinfed.tabular.portfolio import ALONE, FINE_TUNED, ONE_MODEL
 
@@ -47,24 +47,21 @@ class Wording:
         return "–" if estimate.value is None else self.number(estimate.value)
 
     def number(self, value: float) -> str:
-        return format_number(self.style.scale * value, self.style.digits) + self.style.unit
+        return shown(value, self.style) + self.style.unit
 
     def gain(self, value: float) -> str:
         """+1.2 points; of errors in their own unit, where positive is less error."""
-        return self._signed(value) + (" points" if self.style.in_percent else "")
+        return signed(value, self.style) + (" points" if self.style.in_percent else "")
 
     def interval(self, estimate: Estimate) -> str:
         if estimate.low is None or estimate.high is None:
             return "too few test rows for an interval"
-        return f"95 % interval {self._signed(estimate.low)} to {self._signed(estimate.high)}"
-
-    def _signed(self, value: float) -> str:
-        return ("+" if value > 0 else "") + format_number(self.style.scale * value, self.style.digits)
+        return f"95 % interval {signed(estimate.low, self.style)} to {signed(estimate.high, self.style)}"
 
     # ---- sites ----
 
     def predicted(self) -> str:
-        """What is predicted: target, which is 0 (312 training rows) or 1 (377)."""
+        """The target in words: outcome, which is 0 (312 training rows) or 1 (377)."""
         problem, name = self.result.problem, self.result.target or "the target"
         if problem.is_regression:
             return (
@@ -83,19 +80,22 @@ class Wording:
     def rows(self, site: SiteRecord) -> str:
         """31 test rows, 2 of them of class 0."""
         rows = plural(site.test_rows, "test row")
-        few = site.rare_rows is not None and site.rare_rows < FEW_OF_A_CLASS
-        return f"{rows}, {site.rare_rows} of them of class {site.rare_class}" if few else rows
+        return f"{rows}, {site.rare_rows} of them of class {site.rare_class}" if self.has_few(site) else rows
+
+    def has_few(self, site: SiteRecord) -> bool:
+        """Tell whether few test rows are of the rarer of two classes."""
+        return site.rare_rows is not None and site.rare_rows < FEW_OF_A_CLASS
 
     def title(self, name: str) -> str:
         return self.result.contender(name).title
 
     def kind_of_model(self, network: str) -> str:
-        """What the two kinds that are tried by default are to people who do not know their names."""
+        """The kind of model for people who do not know the names of those that are tried by default."""
         linear = "linear regression" if self.result.problem.is_regression else "logistic regression"
         return {"mlr": f"{linear} (mlr)", "mlp": "small neural network (mlp)"}.get(network, network)
 
     def way(self, name: str) -> str:
-        """What a site takes, after "takes"."""
+        """The words for a contender after "takes"."""
         fixed = {
             ALONE: "the model it trains alone",
             ONE_MODEL: "the one model of all sites",
@@ -104,7 +104,7 @@ class Wording:
         return fixed.get(name, f"a model of its own that learns with the others by {self.title(name)}")
 
     def sentence(self, site: SiteRecord) -> str:
-        """What the site has alone, what it takes, and what that gains on its test rows."""
+        """One sentence on what the site has alone, what it takes, and what that gains on its test rows."""
         takes = f"{site.site} takes {self.way(site.chosen)}"
         rows = self.rows(site)
         if not site.test_rows:
@@ -120,18 +120,16 @@ class Wording:
         )
 
     def _undefined(self, site: SiteRecord) -> str:
-        """Why the metric has no value at the site."""
+        """The reason why the metric has no value at the site."""
         rows = plural(site.test_rows, "test row")
         if self.result.known_metric.by_class and site.rare_rows == 0:
             verb = "is" if site.test_rows == 1 else "are all"
+            only = next(label for label in self.result.problem.class_labels if label != site.rare_class)
             return (
-                f"{self.style.noun} compares rows of both classes, and its {rows} {verb} of class "
-                f"{self._other_class(site)}, so that nothing can be said of its gain"
+                f"{self.style.noun} compares rows of both classes, and its {rows} {verb} of class {only}, so that "
+                "nothing can be said of its gain"
             )
         return f"{self.style.noun} is undefined on its {rows}, so that nothing can be said of its gain"
-
-    def _other_class(self, site: SiteRecord) -> str:
-        return next(label for label in self.result.problem.class_labels if label != site.rare_class)
 
     def _no_better(self, site: SiteRecord) -> str:
         if site.together is None:
@@ -149,7 +147,7 @@ class Wording:
         return "the difference is within chance"
 
     def why(self, site: SiteRecord) -> str:
-        """Why that was chosen."""
+        """The reason of the choice."""
         own = plural(site.validated_rows, "validation row")
         if site.chosen == ALONE:
             if site.together is None:
@@ -165,7 +163,7 @@ class Wording:
         )
 
     def leaves(self, contender: ContenderRecord) -> str:
-        """What would leave a site that takes this, where sites really train apart."""
+        """All that would leave a site that takes this, where sites really train apart."""
         once = (
             f"Once, {size(self.result.statistics_bytes)} of sums, counts and names of categories of its columns"
             if self.result.statistics_bytes
@@ -180,11 +178,11 @@ class Wording:
 
     @property
     def baseline(self) -> str:
-        """What a site reaches without a model, as the head of a column."""
+        """The baseline, which takes no model, as the head of a column."""
         return self.result.baseline.capitalize()
 
     def no_model(self, site: SiteRecord) -> bool:
-        """Whether what the site takes does no better on its test rows than its baseline."""
+        """Tell whether the model of the site does no better on its test rows than its baseline."""
         if site.deployed.value is None or site.baseline.value is None:
             return False
         sign = -1 if self.style.lower_is_better else 1
@@ -193,7 +191,7 @@ class Wording:
     # ---- all sites ----
 
     def newcomer(self) -> str:
-        """For a site that was not there."""
+        """Advice to a new site."""
         name = self.result.newcomer
         if len(self.result.sites) == 1:
             return ""
@@ -216,7 +214,7 @@ class Wording:
         return f"{head}; {self._clear_sites(moved)}. {self._mean(gain)}"
 
     def _clear_sites(self, moved: Sequence[SiteRecord]) -> str:
-        """Where the gain, or the loss, is beyond chance; of many sites some are by chance."""
+        """The sites whose gain, or loss, is beyond chance; of many sites some are by chance."""
         better, worse = ([one.site for one in moved if one.gain.is_clear and sign * (one.gain.value or 0) > 0]
                          for sign in (1, -1))  # fmt: skip
         if not better and not worse:

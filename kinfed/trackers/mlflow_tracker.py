@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
@@ -21,8 +21,7 @@ _PARAMS_AT_ONCE, _LONGEST = 100, 500  # what every server of MLflow takes: param
 _URI, _FILES = "MLFLOW_TRACKING_URI", "MLFLOW_ALLOW_FILE_STORE"
 
 
-@dataclass(frozen=True)
-class MlflowRun:
+class MlflowRun(NamedTuple):
     client: MlflowClient
     id: str
 
@@ -56,13 +55,8 @@ class MlflowTracker(Tracker[MlflowRun]):
         return self.folder(run, "mlruns").resolve().as_uri()
 
     def write(self, track: MlflowRun, values: Values, round: int) -> None:
-        now = round_time()
+        now = int(time.time() * 1000)  # milliseconds, as MLflow counts them
         track.client.log_batch(track.id, metrics=[Metric(name, value, now, round) for name, value in values.items()])
 
     def close(self, track: MlflowRun, finished: bool) -> None:
         track.client.set_terminated(track.id, "FINISHED" if finished else "KILLED")
-
-
-def round_time() -> int:
-    """Milliseconds, as MLflow counts them."""
-    return int(time.time() * 1000)

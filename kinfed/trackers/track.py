@@ -1,13 +1,22 @@
-"""What all trackers share: which run of theirs a method and seed is, and what is written of each round."""
+"""Trackers: observers that write what a run does for TensorBoard, MLflow or Weights & Biases. Each needs a package of
+its own, which is an extra of kinfed.
+
+    kinfed run --track tensorboard,mlflow --out runs/a
+    kinfed.run(algorithms="local,ditto", out="runs/a", observer=make_tracker("tensorboard"))
+
+Every method and seed is a run of the tracker, called ditto-0, with the settings, and figures of every round under the
+names of `round_values`. A run that is resumed goes on in the same place.
+"""
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kinfed.core import storage
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, unknown_name
 from kinfed.runs import Metrics, NullObserver, RunInfo
 
 if TYPE_CHECKING:
@@ -15,6 +24,12 @@ if TYPE_CHECKING:
 
     from kinfed.records import FinalRecord
     from kinfed.server import RoundReport
+
+TRACKERS = {
+    "tensorboard": "kinfed.trackers.tensorboard_tracker:TensorBoardTracker",
+    "mlflow": "kinfed.trackers.mlflow_tracker:MlflowTracker",
+    "wandb": "kinfed.trackers.wandb_tracker:WandbTracker",
+}
 
 Track = TypeVar("Track")  # what a tracker has open for one method and seed
 Values = dict[str, float]
@@ -63,7 +78,7 @@ class Tracker(NullObserver, Generic[Track]):
         raise NotImplementedError
 
     def folder(self, run: RunInfo, name: str) -> Path:
-        """Where a tracker without another place writes: in the run's folder."""
+        """The place of a tracker that was given none: in the run's folder."""
         if run.folder is None:
             raise ConfigError(f"{type(self).__name__} writes to the run's folder, and there is none; give out (--out)")
         return run.folder / name
@@ -93,3 +108,23 @@ class Tracker(NullObserver, Generic[Track]):
         while self._tracks:
             (label, _), track = self._tracks.popitem()
             self.close(track, finished=label not in (self.run.settings["algorithms"] if self.run else ()))
+
+
+def make_tracker(name: str) -> Tracker[Any]:
+    """The tracker of that name, with its files in the run's folder."""
+    if name not in TRACKERS:
+        raise unknown_name("tracker", name, TRACKERS)
+    module, _, kind = TRACKERS[name].partition(":")
+    try:
+        tracker: Tracker[Any] = getattr(importlib.import_module(module), kind)()
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"tracking with {name} needs the package {error.name}; pip install 'kinfed[{name}]'"
+        ) from error
+    return tracker
+
+
+def make_trackers(names: Iterable[str]) -> list[Tracker[Any]]:
+    """The trackers of these names, several of which may stand in one text: tensorboard,mlflow."""
+    listed = [part.strip() for text in names for part in text.split(",") if part.strip()]
+    return [make_tracker(name) for name in dict.fromkeys(listed)]

@@ -29,20 +29,12 @@ class WandbTracker(Tracker[Any]):
         storage.make_folder(place / "wandb")  # wandb would choose another place where there is none
         name = self.track_name(label, seed)
         identity = hashlib.sha256(f"{run.fingerprint} {place.resolve()} {name}".encode()).hexdigest()[:16]
-        return wandb.init(
-            project=self._project,
-            group=place.name or None,
-            name=name,
-            id=identity,  # the same when the run is resumed
-            resume="allow",
-            dir=str(place),
-            mode=os.environ.get("WANDB_MODE", "offline"),
+        quiet = wandb.Settings(console="off", silent=True, x_disable_stats=True, disable_git=True, save_code=False)
+        return wandb.init(  # the identity is the same when the run is resumed
+            project=self._project, group=place.name or None, name=name, id=identity, resume="allow", dir=str(place),
+            mode=os.environ.get("WANDB_MODE", "offline"), reinit="create_new", settings=quiet,
             config={**run.settings, "algorithm": label, "seed": seed},
-            reinit="create_new",
-            settings=wandb.Settings(
-                console="off", silent=True, x_disable_stats=True, disable_git=True, save_code=False
-            ),
-        )
+        )  # fmt: skip
 
     def write(self, track: Any, values: Values, round: int) -> None:
         track.log(values, step=round)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import kinfed
-from kinfed.api import result_frames
+from kinfed.api import result_views
 from kinfed.api.run_result import RunResult
 from kinfed.core import storage
 from kinfed.data.federations.federation import Federation
@@ -94,9 +94,9 @@ def test_frames_of_every_backend(results: Results, monkeypatch: pytest.MonkeyPat
     assert isinstance(results[0].to_frame(), pd.DataFrame)
     with pytest.raises(ConfigError, match="backend of frames"):
         results[0].to_frame("panda")
-    found = result_frames.importlib.util.find_spec
+    found = result_views.importlib.util.find_spec
     monkeypatch.setattr(
-        result_frames.importlib.util, "find_spec", lambda name: None if name == "pandas" else found(name)
+        result_views.importlib.util, "find_spec", lambda name: None if name == "pandas" else found(name)
     )
     assert isinstance(results[0].to_frame(), pl.DataFrame)
     with pytest.raises(ConfigError, match="pandas is not installed"):

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from kinfed.board.board_data import live_view
-from kinfed.board.board_server import BoardServer
+from kinfed.board.board_server import BoardServer, live_view
 from kinfed.core.storage import to_json
 from kinfed.data.federations.federation import Federation
 from kinfed.errors import ConfigError

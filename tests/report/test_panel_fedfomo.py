@@ -15,9 +15,9 @@ from kinfed.analysis.comparison import Method, slots
 from kinfed.data.descriptions.description import Description
 from kinfed.records.run_record import FinalRecord, RoundRecord, RunRecord, TrialRecord
 from kinfed.report import build
-from kinfed.report.charts.client_groups import ClientGroups
 from kinfed.report.drawing import palette
 from kinfed.report.panels import Panel
+from kinfed.report.panels.base import ClientGroups
 from kinfed.report.panels.fedfomo_panel import MAX_STEPS, kin_found, who_helps_whom
 
 TWO_GROUPS = ClientGroups(("a", "b", "c", "d"), (0, 0, 1, 1), (0, 0, 1, 1), None)

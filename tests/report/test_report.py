@@ -665,7 +665,7 @@ def test_a_logarithmic_axis_is_labelled_and_covers_its_data(low: float, ratio: f
 
 
 def test_numbers_without_a_value_are_gaps() -> None:
-    assert numbers([1 / 3, math.nan, None, math.inf], 100) == [33.3333, None, None, None]
+    assert numbers([100 / 3, math.nan, None, math.inf]) == [33.3333, None, None, None]
 
 
 def test_a_task_without_accuracy_is_ranked_by_loss(tmp_path: Path) -> None:

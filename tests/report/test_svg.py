@@ -15,8 +15,7 @@ from kinfed.report.drawing.chart import Figure, Trace, View, axis, escape, layou
 from kinfed.report.drawing.marks import area, band, bars, dots, heat, in_view, line, spread, stacked
 from kinfed.report.drawing.palette import HUES, INK
 from kinfed.report.drawing.svg import palette_rules, still_picture
-from kinfed.report.drawing.svg_axes import make_scale, nice_numbers
-from kinfed.report.drawing.svg_shapes import css_color, stepped
+from kinfed.report.drawing.svg_parts import css_color, make_scale, nice_numbers, stepped
 
 BLUE, ORANGE = HUES[:2]
 

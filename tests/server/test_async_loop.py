@@ -21,7 +21,7 @@ from kinfed.deploy.settings import Deployment
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.records.reader import load_runs
-from kinfed.report.charts.clock_figures import metric_over_time
+from kinfed.report.charts.figures import metric_over_time
 from kinfed.server.async_loop import AsyncLoop
 from kinfed.server.clock import CLOCKS, Clock, Speeds, gradients_per_round
 from kinfed.server.loop import Loop

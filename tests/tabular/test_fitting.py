@@ -27,8 +27,8 @@ from kinfed.tabular.decision import decide
 from kinfed.tabular.fit_result import Estimate, FitResult
 from kinfed.tabular.fit_settings import FitSettings
 from kinfed.tabular.fitting import SiteFit, sent_message
-from kinfed.tabular.inner_folds import NEVER, assign_folds, fold_federation, fold_rows
 from kinfed.tabular.portfolio import contenders_of, make_try, methods_of
+from kinfed.tabular.search import NEVER, assign_folds, fold_federation, fold_rows
 from kinfed.tabular.site_files import load_sites
 from kinfed.tabular.site_outputs import outputs_on_test
 from kinfed.tabular.site_page import common_reach, write_page

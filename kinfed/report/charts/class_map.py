@@ -12,6 +12,7 @@ from typing import Any
 from kinfed.data import Description
 from kinfed.report.drawing.chart import (
     Figure,
+    Layout,
     Trace,
     View,
     axis,
@@ -55,11 +56,10 @@ def client_columns(federation: Description) -> list[ClientColumn]:
 
     ordered = sorted(range(len(federation.names)), key=reading_order)
     if len(ordered) <= MAX_COLUMNS:
-        names = [client_label(federation.names[m]) for m in ordered]
+        names = {m: client_label(federation.names[m]) for m in ordered}
         if groups is None:
-            return [ClientColumn(name, (m,), None) for name, m in zip(names, ordered, strict=True)]
-        pairs = zip(names, ordered, strict=True)
-        return [ClientColumn(f"{name} ({group_of(groups[m])})", (m,), groups[m]) for name, m in pairs]
+            return [ClientColumn(name, (m,), None) for m, name in names.items()]
+        return [ClientColumn(f"{name} ({group_of(groups[m])})", (m,), groups[m]) for m, name in names.items()]
     if groups and len(set(groups)) <= MAX_COLUMNS:
         members = {g: tuple(m for m in ordered if groups[m] == g) for g in sorted(set(groups))}
         return [ClientColumn(f"{group_of(g)}, {len(ms)} clients", ms, None) for g, ms in members.items()]
@@ -87,26 +87,13 @@ def class_map(federations: dict[int, Description]) -> Figure | None:
     ticks = range(0, classes, math.ceil(classes / 26))
     x = axis("Pools of clients" if pooled else "Clients", ticks="", showline=False, tickvals=[0], ticktext=[BLANK])
     x["title"]["standoff"] = 14
-    y = axis(
-        domain=[0, 1 - upper - 0.04],
-        range=[classes - 0.5, -0.5],
-        showgrid=False,
-        tickvals=list(ticks),
-        ticktext=[short(federation.class_labels[c]) for c in ticks],
-    )
-    return Figure(
-        description="How many training examples each client holds, and the share of each class among them.",
-        data=data,
-        layout=layout(
-            x,
-            y,
-            "Training examples" + (", median of the pool" if pooled else ""),
-            yaxis2=axis(domain=[1 - upper, 1], nticks=4, rangemode="tozero"),
-            margin={"l": 44, "r": 16, "t": 56, "b": 46},
-        ),
-        height=height,
-        views=tuple(views),
-    )
+    names: Layout = {"tickvals": list(ticks), "ticktext": [short(federation.class_labels[c]) for c in ticks]}
+    y = axis(domain=[0, 1 - upper - 0.04], range=[classes - 0.5, -0.5], showgrid=False, **names)
+    sizes = axis(domain=[1 - upper, 1], nticks=4, rangemode="tozero")
+    above = "Training examples" + (", median of the pool" if pooled else "")
+    shape = layout(x, y, above, yaxis2=sizes, margin={"l": 44, "r": 16, "t": 56, "b": 46})
+    description = "How many training examples each client holds, and the share of each class among them."
+    return Figure(description, data, shape, height, tuple(views))
 
 
 def _middles(columns: Sequence[ClientColumn]) -> list[float]:

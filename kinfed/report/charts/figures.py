@@ -1,4 +1,4 @@
-"""Figures that set the methods side by side: over rounds, over bytes, over clients."""
+"""Figures that set the methods side by side: over rounds, bytes, simulated time and clients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from kinfed.report.drawing.chart import (
 from kinfed.report.drawing.marks import curve, in_view, line, method_level, of_method, spread
 from kinfed.report.drawing.palette import style_of
 
+KIND_NAMES: dict[Kind, str] = {"personal": "Personal models", "server": "Server model"}
 MAX_DOTS = 4000  # beyond this, shapes instead of single clients
+SECONDS_PER_HOUR = 3600
+LONG = 2 * SECONDS_PER_HOUR  # times from here on are drawn in hours
 
 
 def over_rounds(method: Method, kind: Kind, metric: str) -> dict[int, Average]:
@@ -44,37 +47,25 @@ def over_rounds(method: Method, kind: Kind, metric: str) -> dict[int, Average]:
 
 
 def reading(metric: str, spread: str = "%{customdata}") -> str:
-    """What hovering a curve says of its value: mean, spread where there is one, unit."""
+    """The text on hovering a curve: mean, spread where there is one, unit."""
     style = metric_style(metric)
     return f"%{{y:{'.1f' if style.in_percent else '.4g'}}}{spread}{style.unit}"
 
 
 def kind_views(comparison: Comparison) -> tuple[View, ...]:
-    names: dict[Kind, str] = {"personal": "Personal models", "server": "Server model"}
-    what = comparison.style.axis_title
-    return tuple(View(kind, names[kind], y_title(f"{names[kind]}: {what}")) for kind in comparison.kinds)
+    names, what = [(kind, KIND_NAMES[kind]) for kind in comparison.kinds], comparison.style.axis_title
+    return tuple(View(kind, name, y_title(f"{name}: {what}")) for kind, name in names)
 
 
 def metric_figure(
     comparison: Comparison, draw: Callable[[Method, Kind], list[Trace]], x: Layout, against: str, height: int = 380
 ) -> Figure | None:
     """The metric of every method against something, a view for each kind of model."""
-    data = [
-        trace
-        for kind in comparison.kinds
-        for method in comparison.methods
-        for trace in in_view(kind, draw(method, kind))
-    ]
-    if not data:
-        return None
-    return Figure(
-        description=f"The {comparison.metric} {against}, one line per method.",
-        data=data,
-        layout=layout(x, axis(), ""),
-        height=height,
-        views=kind_views(comparison),
-        methods=comparison.methods,
-    )
+    pairs = [(kind, method) for kind in comparison.kinds for method in comparison.methods]
+    data = [trace for kind, method in pairs for trace in in_view(kind, draw(method, kind))]
+    description = f"The {comparison.metric} {against}, one line per method."
+    views, methods = kind_views(comparison), comparison.methods
+    return Figure(description, data, layout(x, axis(), ""), height, views, methods=methods) if data else None
 
 
 def learning_curves(comparison: Comparison) -> Figure | None:
@@ -128,6 +119,36 @@ def _megabytes_until(method: Method) -> dict[int, float]:
     return totals
 
 
+def metric_over_time(comparison: Comparison) -> Figure | None:
+    """The metric after each evaluated round, against the simulated time of its end."""
+    times = {method.label: _seconds_until(method) for method in comparison.methods}
+    ends = [max(by_round.values()) for by_round in times.values() if by_round]
+    if not ends:
+        return None
+    unit, scale = ("hours", 1 / SECONDS_PER_HOUR) if max(ends) > LONG else ("seconds", 1.0)
+
+    def draw(method: Method, kind: Kind) -> list[Trace]:
+        by_round, until = over_rounds(method, kind, comparison.metric), times[method.label]
+        points = [(scale * until[number], mean) for number, mean in by_round.items() if until.get(number)]
+        hover = f"<b>{escape(method.label)}</b><br>after %{{x:,.4~r}} {unit}: {reading(comparison.metric)}"
+        return curve(method, points, hover) if points else []
+
+    title = f"Simulated {unit} since the start"
+    logarithmic = max(ends) > 20 * min(ends)
+    x = log_axis(title, scale * min(ends) / 50, scale * max(ends)) if logarithmic else axis(title)
+    return metric_figure(comparison, draw, x, "over simulated time")
+
+
+def _seconds_until(method: Method) -> dict[int, float]:
+    """Simulated seconds at the end of each round, mean over the complete trials; empty without a clock."""
+    totals: dict[int, float] = {}
+    for trial in method.complete_trials:
+        for entry in trial.rounds:
+            if entry.clock is not None:
+                totals[entry.number] = totals.get(entry.number, 0.0) + entry.clock / len(method.complete_trials)
+    return totals
+
+
 def client_accuracies(method: Method, kind: Kind) -> list[tuple[float, str]]:
     """(accuracy in %, what to say about the client) of every client that took part, and complete trial."""
     return [
@@ -157,23 +178,14 @@ def distribution(comparison: Comparison) -> Figure | None:
         text = [text for _, text in values] if max(counts) <= MAX_DOTS else None
         row, color = present.index(method), style_of(method).color
         data += in_view(kind, [spread((v for v, _ in values), row, color, name=method.label, text=text)])
+    x = axis("Accuracy of a client, %", showgrid=True, showline=False, ticks="")
     y = axis(showticklabels=False, showgrid=False, showline=False, range=[len(present) - 0.66, -0.62], ticks="")
     labels = [
         note(escape(method.label), 0, row - 0.22, xref="paper", yanchor="bottom") for row, method in enumerate(present)
     ]
-    return Figure(
-        description="Accuracies of the single clients, one row per method.",
-        data=data,
-        layout=layout(
-            axis("Accuracy of a client, %", showgrid=True, showline=False, ticks=""),
-            y,
-            "",
-            annotations=labels,
-            margin={"l": 8, "r": 16, "t": 8, "b": 46},
-        ),
-        height=60 + 62 * len(present),
-        views=tuple(View(view.key, view.label) for view in kind_views(comparison)),
-    )
+    shape = layout(x, y, "", annotations=labels, margin={"l": 8, "r": 16, "t": 8, "b": 46})
+    views = tuple(View(view.key, view.label) for view in kind_views(comparison))
+    return Figure("Accuracies of the single clients, one row per method.", data, shape, 60 + 62 * len(present), views)
 
 
 def cumulative_shares(comparison: Comparison) -> Figure | None:
@@ -191,15 +203,11 @@ def cumulative_shares(comparison: Comparison) -> Figure | None:
         data += in_view(kind, of_method(method, [step_line]))
     if not data:
         return None
-    return Figure(
-        description="Share of the clients at or below each accuracy, one line per method.",
-        data=data,
-        layout=layout(axis("Accuracy of a client, %"), axis(range=[0, 101]), "Clients at or below this accuracy, %"),
-        height=340,
-        views=tuple(
-            View(view.key, view.label, {"xaxis.range": [lowest[view.key] - 1, 101]})
-            for view in kind_views(comparison)
-            if view.key in lowest
-        ),
-        methods=comparison.methods,
+    views = tuple(
+        View(view.key, view.label, {"xaxis.range": [lowest[view.key] - 1, 101]})
+        for view in kind_views(comparison)
+        if view.key in lowest
     )
+    shape = layout(axis("Accuracy of a client, %"), axis(range=[0, 101]), "Clients at or below this accuracy, %")
+    description = "Share of the clients at or below each accuracy, one line per method."
+    return Figure(description, data, shape, 340, views, methods=comparison.methods)

@@ -59,43 +59,26 @@ def gain_against_size(by_method: Gains, first: Method, style: MetricStyle = ACCU
     for method, values in by_method:
         sample: list[Gain] = subsampled(values, 1500)
         color = style_of(method).faded(0.5 if len(sample) <= 200 else 0.25)
+        others = [(other, gains) for other, gains in by_method if other is not method]
+        x, y = [g.n_train for g in sample], [by_scale * g.gain for g in sample]
         marks = [
-            *(
-                _medians(other, gains, faded(LOCAL, 0.45), 1.2, by_scale)
-                for other, gains in by_method
-                if other is not method
-            ),
-            dots(
-                [g.n_train for g in sample], [by_scale * g.gain for g in sample], color, "%{text}", name=method.label,
-                text=[_about(g, style) for g in sample],
-            ),
+            *(_medians(other, gains, faded(LOCAL, 0.45), 1.2, by_scale) for other, gains in others),
+            dots(x, y, color, "%{text}", name=method.label, text=[_about(g, style) for g in sample]),
             _medians(method, values, style_of(method).color, 3, by_scale),
-        ]  # fmt: skip
+        ]
         data += in_view(str(method.index), marks)
     description = "Gain over training alone against the number of training examples of the client."
-    x = size_axis(g.n_train for _, values in by_method for g in values)
-    return _figure(description, data, x, by_method, first, 360, style)
+    sizes = size_axis(g.n_train for _, values in by_method for g in values)
+    return _figure(description, data, sizes, by_method, first, 360, style)
 
 
 def _figure(
-    description: str,
-    data: list[Trace],
-    x: Layout,
-    by_method: Gains,
-    first: Method,
-    height: int,
-    style: MetricStyle,
+    description: str, data: list[Trace], x: Layout, by_method: Gains, first: Method, height: int, style: MetricStyle
 ) -> Figure:
-    return Figure(
-        description=description,
-        data=data,
-        layout=layout(
-            x, axis(zeroline=True, zerolinecolor=INK, zerolinewidth=1), f"Gain over Local, {style.gain_unit}"
-        ),
-        height=height,
-        views=tuple(View(str(method.index), method.label) for method, _ in by_method),
-        initial=str(first.index),
-    )
+    y = axis(zeroline=True, zerolinecolor=INK, zerolinewidth=1)
+    views = tuple(View(str(method.index), method.label) for method, _ in by_method)
+    shape = layout(x, y, f"Gain over Local, {style.gain_unit}")
+    return Figure(description, data, shape, height, views, str(first.index))
 
 
 def _about(g: Gain, style: MetricStyle) -> str:
@@ -106,8 +89,8 @@ def _about(g: Gain, style: MetricStyle) -> str:
 
 
 def _medians(method: Method, values: list[Gain], color: str, width: float, by_scale: float) -> Trace:
-    """Through the median sizes and gains of up to six equally large groups of clients of neighbouring size, at least
-    five each."""
+    """A line through median sizes and gains of up to six equal groups of clients of neighbouring size, at least five
+    each."""
     ordered = sorted(values, key=lambda g: g.n_train)
     count = max(1, min(6, len(ordered) // 5))
     cuts = [round(i * len(ordered) / count) for i in range(count + 1)]

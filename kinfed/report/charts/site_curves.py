@@ -6,7 +6,7 @@ A client with few test rows has no curve worth drawing: it is named with its num
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kinfed.analysis import Comparison, Method
 from kinfed.records import Curves
@@ -48,11 +48,13 @@ def site_curves(comparison: Comparison) -> SiteCurves | None:
     is_binary = all(federation.num_classes == 2 for federation in comparison.federations.values())
     predicted = f"Probability of the {'second' if is_binary else 'predicted'} class, %"
 
+    diagonal = line((0, 100), (0, 100), MUTED, "", width=1, dash="dot")
+
     def figure(what: str, draw: Draw, x: str, y: str) -> Figure | None:
         data: list[Trace] = []
         for view, client in zip(views, drawn, strict=True):
             lines = [trace for method, curves in by_method for trace in _of_client(draw, method, curves, client)]
-            data += in_view(view.key, [_diagonal(), *lines])
+            data += in_view(view.key, [diagonal, *lines])
         methods = tuple(method for method, _ in by_method)
         ends = [-2, 102]
         description = f"{what} of a client's personal models, one line per method."
@@ -68,19 +70,13 @@ def site_curves(comparison: Comparison) -> SiteCurves | None:
 
 
 def curves_of(method: Method) -> Curves | None:
-    """Of all seeds together, where all complete trials have curves of the same clients."""
+    """Curves of all seeds together; None unless all complete trials have curves of the same clients."""
     known = [method.run.curves.get((method.algorithm, trial.seed)) for trial in method.complete_trials]
     parts = [curves for curves in known if curves is not None]
     if not parts or len(parts) < len(known) or len({curves.clients for curves in parts}) > 1:
         return None
     joined, seeds = Curves.joined(parts), len(parts)
-    return Curves(
-        joined.clients, joined.rows / seeds, joined.smaller / seeds, joined.roc, joined.positives, joined.bins
-    )
-
-
-def _diagonal() -> Trace:
-    return line((0, 100), (0, 100), MUTED, "", width=1, dash="dot")
+    return replace(joined, rows=joined.rows / seeds, smaller=joined.smaller / seeds)
 
 
 def _of_client(draw: Draw, method: Method, curves: Curves, client: str) -> list[Trace]:

@@ -10,6 +10,8 @@ from kinfed.report.drawing.chart import y_title as y_title
 from kinfed.report.drawing.formats import duration as duration
 from kinfed.report.drawing.formats import format_number as format_number
 from kinfed.report.drawing.formats import plural as plural
+from kinfed.report.drawing.formats import shown as shown
+from kinfed.report.drawing.formats import signed as signed
 from kinfed.report.drawing.marks import dots as dots
 from kinfed.report.drawing.marks import in_view as in_view
 from kinfed.report.drawing.marks import level as level

@@ -8,6 +8,7 @@ through `escape`, because plotly reads tags in text.
 
 from __future__ import annotations
 
+import copy
 import html
 import math
 from collections.abc import Iterable, Sequence
@@ -50,9 +51,21 @@ class Figure:
     def initial_view(self) -> str | None:
         return self.initial or (self.views[0].key if self.views else None)
 
+    def shown(self, view: str | None) -> tuple[list[Trace], Layout]:
+        """The traces of a view, or all for None, and the layout with the view's patch."""
+        patched = copy.deepcopy(self.layout)
+        for path, value in (entry for one in self.views if one.key == view for entry in one.patch.items()):
+            *keys, last = (int(key) if key.isdecimal() else key for key in path.split("."))
+            place: Any = patched
+            for key in keys:
+                place = place[key]
+            place[last] = value
+        traces = [trace for trace in self.data if view is None or trace.get("meta", {}).get("view") in (None, view)]
+        return traces, patched
+
     @property
     def payload(self) -> dict[str, Any]:
-        """What the page's script draws."""
+        """The values that the page's script draws."""
         return {
             "data": self.data,
             "layout": self.layout,
@@ -76,15 +89,19 @@ def client_label(name: str) -> str:
     return f"client {name}" if name.isdecimal() else escape(name)
 
 
-def numbers(values: Iterable[float | None], scale: float = 1.0) -> list[float | None]:
-    """JSON has no NaN; six significant digits are finer than any screen. Whole numbers stay as they are."""
-    return [_number(value, scale) for value in values]
+def numbers(values: Iterable[float | None]) -> list[float | None]:
+    """Values for JSON, which has no NaN; six significant digits are finer than any screen. Whole numbers stay."""
+    return [_number(value) for value in values]
 
 
-def _number(value: float | None, scale: float) -> float | None:
+def _number(value: float | None) -> float | None:
     if value is None or not math.isfinite(value):
         return None
-    return value if isinstance(value, int) and scale == 1 else float(f"{value * scale:.6g}")
+    return value if isinstance(value, int) else float(f"{value:.6g}")
+
+
+def tick_text(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:,.6g}".replace(",", "\u202f")
 
 
 def subsampled(values: Sequence[Any], limit: int = MAX_POINTS_OF_A_CURVE) -> list[Any]:
@@ -109,7 +126,7 @@ def axis(title: str = "", **more: Any) -> Layout:
 
 
 def log_axis(title: str, low: float, high: float) -> Layout:
-    """From low to high, labelled at 1, 2, 5, 10, ... or, over many decades, at powers of ten."""
+    """The axis from low to high, labelled at 1, 2, 5, 10, ... or, over many decades, at powers of ten."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = (1, 2, 5) if math.log10(high / low) < 3 else (1,)
     ticks = [step * 10.0**decade for decade in decades for step in steps]
@@ -120,18 +137,18 @@ def log_axis(title: str, low: float, high: float) -> Layout:
         type="log",
         range=[math.log10(low) - margin, math.log10(high) + margin],
         tickvals=ticks,
-        ticktext=[f"{tick:,.6g}".replace(",", "\u202f") for tick in ticks],
+        ticktext=[tick_text(tick) for tick in ticks],
     )
 
 
 def round_axis(rounds: Iterable[float], title: str = "Round") -> Layout:
-    """Of figures over these rounds, which are labelled one by one while they are few: there is no round 2.5."""
+    """The axis of these rounds, which are labelled one by one while they are few: there is no round 2.5."""
     each = sorted(set(rounds))
     return axis(title, tickvals=each) if len(each) <= MAX_NAMED_ROUNDS else axis(title)
 
 
 def size_axis(sizes: Iterable[int]) -> Layout:
-    """Of figures with clients by the number of their training examples; logarithmic where sizes differ much."""
+    """The axis of clients by the number of their training examples; logarithmic where sizes differ much."""
     title, positive = "Training examples of the client", [size for size in sizes if size > 0]
     wide = bool(positive) and max(positive) > 8 * min(positive)
     return log_axis(title, min(positive), max(positive)) if wide else axis(title)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kinfed.analysis import MetricStyle
 
 MINUS = "\u2212"
 NARROW_SPACE = "\u202f"
 
 
 def format_number(value: float, digits: int) -> str:
-    """With a true minus, thousands apart, and never zero for what is only small."""
+    """The number with a true minus and thousands apart; what is only small is never written as zero."""
     if not math.isfinite(value):
         return "not finite"
     if value == 0:
@@ -20,9 +24,14 @@ def format_number(value: float, digits: int) -> str:
     return text.replace(",", NARROW_SPACE).replace("-", MINUS)
 
 
-def format_points(value: float) -> str:
-    """A difference of accuracies in percentage points, with its sign."""
-    return ("+" if value > 0 else "") + format_number(100 * value, 1)
+def shown(value: float, style: MetricStyle) -> str:
+    """A value of a metric in its shown unit, which does not follow."""
+    return format_number(style.scale * value, style.digits)
+
+
+def signed(value: float, style: MetricStyle) -> str:
+    """A difference of two values of a metric, with its sign."""
+    return ("+" if value > 0 else "") + shown(value, style)
 
 
 def plural(n: int, noun: str) -> str:

@@ -135,7 +135,7 @@ def heat(
 
 
 def ramp(middle: float = 0.5) -> list[list[Any]]:
-    """From the empty colour to the strongest; `middle` is where the light one stands."""
+    """The scale from the empty colour to the strongest; `middle` is where the light one stands."""
     return [[0, SURFACE], [middle, HEAT_LOW], [1, HEAT_HIGH]]
 
 
@@ -166,12 +166,12 @@ def spread(values: Iterable[float], row: float, color: str, *, name: str = "", t
 
 
 def in_view(view: str, traces: Iterable[Trace]) -> list[Trace]:
-    """Shown only while the view is chosen."""
+    """The traces, shown only while the view is chosen."""
     return [trace | {"meta": trace.get("meta", {}) | {"view": view}} for trace in traces]
 
 
 def of_method(method: Method, traces: Iterable[Trace]) -> list[Trace]:
-    """Switched by the legend's entry of the method."""
+    """The traces, switched by the legend's entry of the method."""
     return [trace | {"meta": trace.get("meta", {}) | {"method": method.index}} for trace in traces]
 
 

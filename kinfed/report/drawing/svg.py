@@ -20,8 +20,8 @@ from markupsafe import Markup
 from kinfed.report.drawing.chart import Figure, Trace, axis, layout
 from kinfed.report.drawing.marks import ramp
 from kinfed.report.drawing.palette import AXIS, DARK, GRID, HUES, INK, MUTED
-from kinfed.report.drawing.svg_axes import Scale, make_scale
-from kinfed.report.drawing.svg_shapes import (
+from kinfed.report.drawing.svg_parts import (
+    Scale,
     axis_name,
     cell_edges,
     color_at,
@@ -29,6 +29,7 @@ from kinfed.report.drawing.svg_shapes import (
     css_variable,
     least_distance,
     line_path,
+    make_scale,
     plain_text,
     stepped,
     without_gaps,
@@ -52,8 +53,8 @@ def palette_rules() -> Markup:
 
 class _Still:
     def __init__(self, figure: Figure, width: int) -> None:
-        self.layout = layout(axis(), axis(), "") | _patched(figure)
-        self.traces = [trace for trace in figure.data if _is_shown(trace, figure.initial_view)]
+        self.traces, patched = figure.shown(figure.initial_view)
+        self.layout = layout(axis(), axis(), "") | patched
         self.width, self.height = width, figure.height
         margin = self.layout["margin"]
         self.left, self.right = margin["l"], width - margin["r"]
@@ -113,18 +114,14 @@ class _Still:
         return make_scale(shape, self._values("y", name), start, end, tight)
 
     def _axes(self) -> Iterable[str]:
-        grid, ink = (
-            f'stroke="{GRID}" style="stroke:{css_color(GRID)}"',
-            f'stroke="{AXIS}" style="stroke:{css_color(AXIS)}"',
-        )
+        grid, ink = (f'stroke="{color}" style="stroke:{css_color(color)}"' for color in (GRID, AXIS))
         text = f'font-size="12" style="fill:{css_color(MUTED)}"'
         for name, scale in self.y.items():
             for pixel, label in scale.ticks:
                 if self.layout[name].get("showgrid", True):
                     yield f'<path d="M{self.left} {pixel:.1f}H{self.right}" {grid}/>'
-                yield (
-                    f'<text x="{self.left - 6}" y="{pixel + 4:.1f}" text-anchor="end" {text}>{plain_text(label)}</text>'
-                )
+                where = f'x="{self.left - 6}" y="{pixel + 4:.1f}" text-anchor="end"'
+                yield f"<text {where} {text}>{plain_text(label)}</text>"
             zero = scale.place(0.0)
             if self.layout[name].get("zeroline") and zero is not None:
                 yield f'<path d="M{self.left} {zero:.1f}H{self.right}" style="stroke:{css_color(INK)}"/>'
@@ -132,9 +129,8 @@ class _Still:
         for pixel, label in self.x.ticks:
             if bottom.get("showgrid"):
                 yield f'<path d="M{pixel:.1f} {self.top}V{self.bottom}" {grid}/>'
-            yield (
-                f'<text x="{pixel:.1f}" y="{self.bottom + 18}" text-anchor="middle" {text}>{plain_text(label)}</text>'
-            )
+            where = f'x="{pixel:.1f}" y="{self.bottom + 18}" text-anchor="middle"'
+            yield f"<text {where} {text}>{plain_text(label)}</text>"
         if bottom.get("showline"):
             yield f'<path d="M{self.left} {self.bottom}H{self.right}" {ink}/>'
         title = bottom.get("title", {}).get("text", "")
@@ -142,18 +138,12 @@ class _Still:
         yield f'<text x="{middle:.0f}" y="{self.bottom + 38}" text-anchor="middle" {text}>{plain_text(title)}</text>'
 
     def _notes(self) -> Iterable[str]:
-        y = self.y["yaxis"]
         for entry in self.layout.get("annotations", ()):
-            x = (
-                self.left + entry["x"] * (self.right - self.left)
-                if entry.get("xref") == "paper"
-                else self.x.place(entry["x"])
-            )
-            below = (
-                self.bottom - entry["y"] * (self.bottom - self.top)
-                if entry.get("yref") == "paper"
-                else y.place(entry["y"])
-            )
+            x, below = self.x.place(entry["x"]), self.y["yaxis"].place(entry["y"])
+            if entry.get("xref") == "paper":
+                x = self.left + entry["x"] * (self.right - self.left)
+            if entry.get("yref") == "paper":
+                below = self.bottom - entry["y"] * (self.bottom - self.top)
             if x is None or below is None or not entry["text"]:
                 continue
             anchor = {"left": "start", "right": "end"}.get(entry.get("xanchor", "left"), "middle")
@@ -198,14 +188,8 @@ class _Still:
             yield trace | {"base": low, "y": high}
 
     def _mark(self, trace: Trace) -> Iterable[str]:
-        kind = trace["type"]
-        if kind == "heatmap":
-            return self._map(trace)
-        if kind in ("box", "violin"):
-            return self._box(trace)
-        if kind == "bar":
-            return self._bars(trace)
-        return self._curve(trace) if kind == "scatter" else ()  # what a stranger's panel draws needs the script
+        kinds = {"heatmap": self._map, "box": self._box, "violin": self._box, "bar": self._bars, "scatter": self._curve}
+        return kinds[trace["type"]](trace) if trace["type"] in kinds else ()  # a stranger's mark needs the script
 
     def _curve(self, trace: Trace) -> Iterable[str]:
         y, line = self.y[axis_name(trace)], trace.get("line", {})
@@ -243,10 +227,9 @@ class _Still:
 
     def _errors(self, trace: Trace, y: Scale) -> Iterable[str]:
         bars = []
-        for letter, error in (("y", trace.get("error_y")), ("x", trace.get("error_x"))):
-            if not error:
-                continue
-            for a, b, length in zip(trace["x"], trace["y"], error["array"], strict=False):
+        for letter in ("y", "x"):
+            lengths = trace.get(f"error_{letter}", {}).get("array", ())
+            for a, b, length in zip(trace["x"], trace["y"], lengths, strict=False):
                 x, height = self.x.place(a), y.place(b)
                 if x is None or height is None or length is None:
                     continue
@@ -311,28 +294,3 @@ class _Still:
             # Spread over the height of the box by position: the same picture every time.
             spots = [(self.x.pixel(v), y.pixel(row + 0.36 * ((i * 0.618) % 1 - 0.5))) for i, v in enumerate(trace["x"])]
             yield from self._dots(spots, marker)
-
-
-def _is_shown(trace: Trace, view: str | None) -> bool:
-    of = trace.get("meta", {}).get("view")
-    return of is None or view is None or of == view
-
-
-def _patched(figure: Figure) -> dict[str, Any]:
-    """The layout of the view that the figure begins with."""
-    patched: dict[str, Any] = _copied(figure.layout)
-    for view in figure.views:
-        if view.key == figure.initial_view:
-            for path, value in view.patch.items():
-                *keys, last = path.split(".")
-                inner: Any = patched
-                for key in keys:
-                    inner = inner[int(key) if key.isdecimal() else key]
-                inner[int(last) if last.isdecimal() else last] = value
-    return patched
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _copied(entry) for key, entry in value.items()}
-    return [_copied(entry) for entry in value] if isinstance(value, list) else value

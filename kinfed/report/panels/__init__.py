@@ -41,7 +41,7 @@ for _name, _location, _summary in (
     ("affinity", "fedfomo_panel:who_helps_whom", "FedFomo: who helps whom"),
     ("decisions", "selffl_panel:decisions", "Self-FL: who learns alone, who from all"),
     ("privacy", "privacy_panel:privacy", "what a private run promises to whom"),
-    ("user-privacy", "user_privacy_panel:user_privacy", "what user-level privacy promises, and of which models"),
+    ("user-privacy", "privacy_panel:user_privacy", "what user-level privacy promises, and of which models"),
 ):
     PANELS.register(_name, f"{__name__}.{_location}", summary=_summary)
 

@@ -1,4 +1,4 @@
-"""How much of its own model each client of APFL keeps, over rounds and by the size of its data."""
+"""APFL: the part of its own model that each client keeps, over rounds and by the size of its data."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 
 from kinfed.analysis import Method
-from kinfed.report.drawing.chart import Figure, axis, client_label, layout, round_axis, size_axis, subsampled
+from kinfed.report.drawing.chart import Figure, Layout, axis, client_label, layout, round_axis, size_axis, subsampled
 from kinfed.report.drawing.marks import band, dots, line
 from kinfed.report.drawing.palette import INK, faded, style_of
 from kinfed.report.panels.base import Panel, seed_note, series
 
 MAX_LINES = 60  # clients drawn one by one; beyond, the middle 80 %
+ALPHA: Layout = {"range": [-0.03, 1.03], "nticks": 6}  # its axis
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,8 @@ def _over_rounds(method: Method, shares: MixingShares) -> Figure:
         data = [band(x, [q[0] for q in tenths], [q[-1] for q in tenths], style_of(method).faded(0.2), above)]
     medians = [median(alpha) for _, alpha in columns]
     data.append(line(x, medians, INK, "round %{x}: median α = %{y:.2f}", name="median", width=2.2, size=5, dots=True))
-    return Figure(
-        description="α of the clients over rounds, and its median.",
-        data=data,
-        layout=layout(round_axis(x), _alpha_axis(), f"α; {above}; thick: median"),
-        height=290,
-    )
+    shape = layout(round_axis(x), axis(**ALPHA), f"α; {above}; thick: median")
+    return Figure("α of the clients over rounds, and its median.", data, shape, 290)
 
 
 def _by_size(method: Method, shares: MixingShares, sizes: tuple[int, ...]) -> Figure:
@@ -99,13 +96,6 @@ def _by_size(method: Method, shares: MixingShares, sizes: tuple[int, ...]) -> Fi
         "%{text}: α = %{y:.2f}", name=method.label, outline={"width": 0.5, "color": faded(INK, 0.3)},
         text=[f"{client_label(name)}, {size} training examples" for size, _, name in points],
     )  # fmt: skip
-    return Figure(
-        description="α of every client after the last evaluated round, against the number of its training examples.",
-        data=[marks],
-        layout=layout(size_axis(sizes), _alpha_axis(), f"α after round {shares.rounds[-1]}"),
-        height=290,
-    )
-
-
-def _alpha_axis() -> dict[str, object]:
-    return axis(range=[-0.03, 1.03], nticks=6)
+    description = "α of every client after the last evaluated round, against the number of its training examples."
+    shape = layout(size_axis(sizes), axis(**ALPHA), f"α after round {shares.rounds[-1]}")
+    return Figure(description, [marks], shape, 290)

@@ -1,18 +1,34 @@
-"""What panels are made of; see `kinfed.report.panels`."""
+"""Parts of panels: what a method recorded, the clients of a seed, and figures that several panels draw; see
+`kinfed.report.panels`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kinfed.analysis import Method
-from kinfed.report.drawing.chart import Figure, Trace
-from kinfed.report.drawing.marks import bars
+from kinfed.analysis import Method, average
+from kinfed.data import Description
+from kinfed.report.drawing.chart import (
+    Figure,
+    Layout,
+    Trace,
+    client_label,
+    escape,
+    group_name,
+    group_ticks,
+    layout,
+    round_axis,
+)
+from kinfed.report.drawing.marks import bars, curve
 from kinfed.report.drawing.palette import style_of
 
+MAX_NAMED_GROUPS = 12  # along an axis
+MAX_NAMED_CLIENTS = 25
 MAX_BARS = 200
+
+ByRound = dict[int, dict[int, float]]  # {round: {seed: number}}
 
 
 @dataclass(frozen=True)
@@ -31,6 +47,32 @@ def series(method: Method, key: str) -> dict[int, dict[int, Any]]:
     return {seed: values for seed, values in by_seed.items() if values}
 
 
+def numbers_by_round(method: Method, key: str, read: Callable[[Any], float | None]) -> ByRound:
+    """The numbers that `read` makes of one of the method's own figures, where they are not None."""
+    by_round: ByRound = {}
+    for seed, values in series(method, key).items():
+        for number, value in values.items():
+            if (known := read(value)) is not None:
+                by_round.setdefault(number, {})[seed] = float(known)
+    return by_round
+
+
+def is_constant(by_round: ByRound) -> bool:
+    return len({value for by_seed in by_round.values() for value in by_seed.values()}) < 2
+
+
+def number_figure(description: str, method: Method, by_round: ByRound, y: Layout, title: str) -> Figure:
+    """A number over rounds, mean over seeds."""
+    points = [(number, mean) for number, values in sorted(by_round.items()) if (mean := average(values))]
+    data = curve(method, points, "round %{x}: %{y:.4g}%{customdata}")
+    return Figure(description, data, layout(round_axis(by_round), y, title), 220)
+
+
+def client_names(method: Method, seed: int, count: int) -> Sequence[str]:
+    federation = method.run.federations.get(seed)
+    return [f"client {m}" for m in range(count)] if federation is None else federation.names[:count]
+
+
 def ranked_bars(method: Method, entries: Sequence[tuple[float, str]], hover: str) -> tuple[Trace, str]:
     """One bar per client, (height, text) in this order, or for every k-th where they are many; and what the axis then
     has to say."""
@@ -42,5 +84,53 @@ def ranked_bars(method: Method, entries: Sequence[tuple[float, str]], hover: str
 
 
 def seed_note(method: Method, seed: int) -> str:
-    """For panels that show one seed only."""
+    """The last sentence of panels that show one seed only."""
     return f" Shown is seed {seed}." if len(method.complete_trials) > 1 else ""
+
+
+@dataclass(frozen=True)
+class ClientGroups:
+    """Names of the clients, the group each trains in, and the group each is judged on."""
+
+    names: Sequence[str]
+    groups: Sequence[int] | None
+    targets: Sequence[int] | None
+    group_names: Sequence[str] | None
+
+    @classmethod
+    def of(cls, federation: Description | None, count: int) -> ClientGroups:
+        """Clients are numbered where there is no description of as many."""
+        if federation is None or len(federation.names) != count:
+            return cls([str(m) for m in range(count)], None, None, None)
+        groups, moved = federation.groups, federation.description.get("target_of")
+        targets = groups
+        if groups is not None and isinstance(moved, list) and sorted(moved) == list(range(count)):
+            targets = [groups[m] for m in moved]
+        return cls(federation.names, groups, targets, federation.group_names)
+
+    def client(self, m: int) -> str:
+        """Escaped for plotly, as are the names of groups."""
+        return client_label(self.names[m])
+
+    def group(self, number: int) -> str:
+        return escape(group_name(self.group_names, number))
+
+    def order(self, by: Sequence[int] | None) -> list[int]:
+        """The clients, those of a group side by side."""
+        return sorted(range(len(self.names)), key=lambda m: (by[m] if by else 0, m))
+
+    def ticks(self, by: Sequence[int] | None, order: Sequence[int]) -> Layout:
+        """Ticks of an axis along which the clients stand in that order: names of groups, or of clients while few."""
+        if by is not None and 1 < len(set(by)) <= MAX_NAMED_GROUPS:
+            return group_ticks([by[m] for m in order], self.group_names, range(len(order)))
+        if len(order) <= MAX_NAMED_CLIENTS:
+            return {"tickvals": list(range(len(order))), "ticktext": [self.client(m) for m in order]}
+        return {"showticklabels": False}
+
+    def kin(self, i: int, n: int) -> bool:
+        """Tell whether client n trains in the group that client i is judged on."""
+        return self.groups is not None and self.targets is not None and self.groups[n] == self.targets[i]
+
+    @property
+    def foreign(self) -> bool:
+        return self.targets != self.groups

@@ -10,14 +10,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kinfed.algorithms import complexity, confidence, label_discrepancy
 from kinfed.analysis import Average, Method, average, family
 from kinfed.data import Description
-from kinfed.records import RunRecord, TrialRecord
+from kinfed.records import RunRecord
 from kinfed.report.drawing.chart import Figure, Layout, axis, escape, layout, round_axis, subsampled
 from kinfed.report.drawing.formats import plural
 from kinfed.report.drawing.marks import dots, heat, line
@@ -51,21 +51,12 @@ def _is_square(value: Any) -> bool:
 
 def _map(method: Method, matrix: list[list[float]], last: int) -> Figure:
     names = [str(k) for k in range(len(matrix))]
-    squares = heat(
-        [[None if i == j else value for j, value in enumerate(row)] for i, row in enumerate(matrix)],
-        "contexts %{y} and %{x}: %{z:.3g} apart",
-        x=names,
-        y=names,
-        low=0,
-        numerals=".2g" if len(matrix) <= 8 else "",
-    )
+    cells = [[None if i == j else value for j, value in enumerate(row)] for i, row in enumerate(matrix)]
+    hover, numerals = "contexts %{y} and %{x}: %{z:.3g} apart", ".2g" if len(matrix) <= 8 else ""
+    squares = heat(cells, hover, x=names, y=names, low=0, numerals=numerals)
     named: Layout = {"type": "category", "showgrid": False, "ticks": "", "showline": False, "nticks": 12}
-    return Figure(
-        description=f"Distances between the context models of {method.label} after round {last}.",
-        data=[squares],
-        layout=layout(axis("Context", **named), axis(**named, autorange="reversed"), "Distance between context models"),
-        height=280,
-    )
+    shape = layout(axis("Context", **named), axis(**named, autorange="reversed"), "Distance between context models")
+    return Figure(f"Distances between the context models of {method.label} after round {last}.", [squares], shape, 280)
 
 
 def _costs(method: Method, seed: int) -> Iterator[tuple[int, float]]:
@@ -85,24 +76,19 @@ def _costs(method: Method, seed: int) -> Iterator[tuple[int, float]]:
 
 def _cost_curve(method: Method, costs: dict[int, float]) -> Figure:
     points, hover = subsampled(list(costs.items())), "round %{x}: %{y:.3g}"
-    return Figure(
-        description=f"Mean squared distance of the personal models of {method.label} from their contexts, over rounds.",
-        data=[line([n for n, _ in points], [v for _, v in points], style_of(method).color, hover, dots=True)],
-        layout=layout(round_axis(costs), axis(nticks=5, rangemode="tozero"), "Personal models to contexts, squared"),
-        height=280,
-    )
+    data = [line([n for n, _ in points], [v for _, v in points], style_of(method).color, hover, dots=True)]
+    description = f"Mean squared distance of the personal models of {method.label} from their contexts, over rounds."
+    y = axis(nticks=5, rangemode="tozero")
+    return Figure(description, data, layout(round_axis(costs), y, "Personal models to contexts, squared"), 280)
 
 
 def _distances_sentence(matrix: list[list[float]], cost: float | None) -> str:
     pairs = [(matrix[i][j], i, j) for i in range(len(matrix)) for j in range(i)]
-    text = ""
-    if pairs:
-        (least, a, b), (most, c, d) = min(pairs), max(pairs)
-        text = (
-            f"The nearest two context models, {b} and {a}, are {least:.2g} apart, the farthest, {d} and {c}, {most:.2g}"
-        )
-        text += "." if cost is None else f"; a personal model is about {math.sqrt(cost):.2g} from its context."
-    return text
+    if not pairs:
+        return ""
+    (least, a, b), (most, c, d) = min(pairs), max(pairs)
+    text = f"The nearest two context models, {b} and {a}, are {least:.2g} apart, the farthest, {d} and {c}, {most:.2g}"
+    return text + ("." if cost is None else f"; a personal model is about {math.sqrt(cost):.2g} from its context.")
 
 
 def _bound_sentence(method: Method, seed: int, count: int, cost: float | None) -> str:
@@ -193,17 +179,9 @@ def _terms(method: Method, choice: ContextChoice) -> Figure:
         [choice.contexts], [choice.e[choice.contexts - 1]], color, "chosen: K = %{x}",
         name=f"chosen: {choice.contexts}", symbol="star", size=14,
     )  # fmt: skip
-    return Figure(
-        description=f"Both terms of e(K) and their sum by number of contexts; {method.label} chose {choice.contexts}.",
-        data=[*data, star],
-        layout=layout(
-            axis("Number of contexts K", nticks=10),
-            axis(nticks=5, rangemode="tozero"),
-            "e(K), Eq. (11)",
-            legend_below=True,
-        ),
-        height=340,
-    )
+    description = f"Both terms of e(K) and their sum by number of contexts; {method.label} chose {choice.contexts}."
+    below, left = axis("Number of contexts K", nticks=10), axis(nticks=5, rangemode="tozero")
+    return Figure(description, [*data, star], layout(below, left, "e(K), Eq. (11)", legend_below=True), 340)
 
 
 def accuracy_by_number(method: Method) -> Panel | None:
@@ -228,37 +206,29 @@ def accuracy_by_number(method: Method) -> Panel | None:
     return Panel("Accuracy and the number of contexts", text, (_against_number(method, points, stars),))
 
 
-@dataclass(frozen=True)
-class ContextPoint:
+class ContextPoint(NamedTuple):
     contexts: float  # mean over seeds
     accuracy: Average
 
 
 def _final(run: RunRecord, label: str) -> ContextPoint | None:
     trials = [trial for trial in run.trials if trial.algorithm == label and trial.finished]
-    accuracy = average({t.seed: t.final.metrics["personal"]["accuracy"] for t in trials if _has_accuracy(t)})
+    personal = {trial.seed: trial.final.metrics.get("personal", {}) for trial in trials}
+    accuracy = average({seed: metrics["accuracy"] for seed, metrics in personal.items() if "accuracy" in metrics})
     last = [trial.rounds[-1].method.get("contexts") for trial in trials if trial.rounds]
     counts = [count for count in last if isinstance(count, int)]
     return ContextPoint(fmean(counts), accuracy) if counts and accuracy is not None else None
-
-
-def _has_accuracy(trial: TrialRecord) -> bool:
-    return "accuracy" in trial.final.metrics.get("personal", {})
 
 
 def _against_number(method: Method, points: dict[str, ContextPoint], stars: dict[str, ContextPoint]) -> Figure:
     ordered = dict(sorted(points.items(), key=lambda item: item[1].contexts))
     data = [line(**_coordinates(ordered), color=LOCAL, name="CGPFL", width=1.5, size=8, dots=True)]
     if stars:
-        data.append(
-            dots(**_coordinates(stars), color=style_of(method).color, name="CGPFL-Heur", symbol="star", size=15)
-        )
-    return Figure(
-        description="Personal accuracy against the number of contexts; a star marks what CGPFL-Heur chose.",
-        data=data,
-        layout=layout(axis("Number of contexts K", nticks=10), axis(nticks=6), "Personal accuracy, %"),
-        height=320,
-    )
+        color = style_of(method).color
+        data.append(dots(**_coordinates(stars), color=color, name="CGPFL-Heur", symbol="star", size=15))
+    description = "Personal accuracy against the number of contexts; a star marks what CGPFL-Heur chose."
+    shape = layout(axis("Number of contexts K", nticks=10), axis(nticks=6), "Personal accuracy, %")
+    return Figure(description, data, shape, 320)
 
 
 def _coordinates(points: dict[str, ContextPoint]) -> dict[str, Any]:

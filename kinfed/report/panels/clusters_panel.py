@@ -1,5 +1,4 @@
-"""Who trains with whom, for methods that sort clients into clusters: over rounds, and, where clusters are split from
-one another, as a tree.
+"""Clusters: who trains with whom, over rounds, and, where clusters are split from one another, as a tree.
 
 A run records, at evaluated rounds, which server model every client has (`assignment`), for every method whose server
 holds several. A method may record it itself, with −1 for a client that has none yet.
@@ -13,21 +12,17 @@ from itertools import pairwise
 from typing import Any
 
 from kinfed.analysis import Method, adjusted_rand
-from kinfed.report.charts.client_groups import ClientGroups
 from kinfed.report.drawing.chart import Figure, Trace, axis, layout, note, round_axis, subsampled
 from kinfed.report.drawing.formats import plural
 from kinfed.report.drawing.marks import flat, heat, line, stacked
 from kinfed.report.drawing.palette import GRID, HUES, INK, MUTED, faded
-from kinfed.report.panels.base import Panel, seed_note, series
+from kinfed.report.panels.base import ClientGroups, Panel, seed_note, series
 
 MAX_ROWS = 150  # clients shown one by one
 MAX_COLUMNS = 120  # rounds
 MAX_BRANCHES = 60
 
 NONE = -1  # the cluster of a client that has none yet
-
-# What methods call a cluster, if they do not call it that.
-NOUNS = {"cgpfl": "context", "cgpfl_heur": "context"}
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,7 @@ def clusters(method: Method) -> Panel | None:
 
 
 def cluster_history(method: Method) -> ClusterHistory | None:
-    """Of the first of the complete trials; rounds with anything but one whole number per client are left out."""
+    """Clusters of the first complete trial; rounds with anything but one whole number per client are left out."""
     by_seed = series(method, "assignment")
     if not by_seed:
         return None
@@ -137,30 +132,23 @@ def _strip(history: ClusterHistory) -> Figure:
     order = sorted(clients.order(None), key=lambda m: (groups[m] if groups else 0, history.last[m], m))
     present = [NONE, *history.clusters]
     names = [clients.client(m) + (f" ({clients.group(groups[m])})" if groups else "") for m in order]
-    squares = heat(
-        [[present.index(labels[m]) for _, labels in columns] for m in order],
-        "%{customdata}",
-        colors=flat([color(label) for label in present]),
-        low=-0.5,
-        high=len(present) - 0.5,
-        details=[
-            [f"{name}, round {number}: {history.name(labels[m])}" for number, labels in columns]
-            for m, name in zip(order, names, strict=True)
-        ],
-    )
+    details = [
+        [f"{name}, round {number}: {history.name(labels[m])}" for number, labels in columns]
+        for m, name in zip(order, names, strict=True)
+    ]
+    cells = [[present.index(labels[m]) for _, labels in columns] for m in order]
+    colors = flat([color(label) for label in present])
+    squares = heat(cells, "%{customdata}", colors=colors, low=-0.5, high=len(present) - 0.5, details=details)
     ticks = subsampled(range(len(columns)), 8)
     x = axis("Round", showline=False, tickvals=ticks, ticktext=[str(columns[i][0]) for i in ticks])
     y = axis(showgrid=False, range=[len(order) - 0.5, -0.5], ticks="", **clients.ticks(groups, order))
-    return Figure(
-        description=f"The {history.noun} of every client over rounds, one row per client.",
-        data=[squares],
-        layout=layout(x, y, f"Colours: {history.noun}s; rows: clients" + (" by group" if groups else "")),
-        height=110 + min(max(14 * len(order), 150), 460),
-    )
+    shape = layout(x, y, f"Colours: {history.noun}s; rows: clients" + (" by group" if groups else ""))
+    description = f"The {history.noun} of every client over rounds, one row per client."
+    return Figure(description, [squares], shape, 110 + min(max(14 * len(order), 150), 460))
 
 
 def _members(history: ClusterHistory) -> Figure:
-    """How many clients each cluster has, stacked over rounds."""
+    """The number of clients of each cluster, stacked over rounds."""
     rounds = [number for number, _ in history.columns]
     counts = [Counter(labels) for _, labels in history.columns]
     data = [
@@ -171,16 +159,12 @@ def _members(history: ClusterHistory) -> Figure:
         for label in (*history.clusters, NONE)
         if any(count[label] for count in counts)
     ]  # fmt: skip
-    return Figure(
-        description=f"How many clients each {history.noun} has, over rounds.",
-        data=data,
-        layout=layout(round_axis(rounds), axis(nticks=5, rangemode="tozero"), f"Clients by {history.noun}"),
-        height=260,
-    )
+    shape = layout(round_axis(rounds), axis(nticks=5, rangemode="tozero"), f"Clients by {history.noun}")
+    return Figure(f"How many clients each {history.noun} has, over rounds.", data, shape, 260)
 
 
 def _tree(method: Method, history: ClusterHistory) -> Figure | None:
-    """Where a method records from which cluster (`parent`) and in which round (`born`) each one was split."""
+    """The tree of splits, where a method records of each cluster its `parent` and the round it was `born` in."""
     end = history.rounds[-1]
     parent, born = (series(method, key).get(history.seed, {}).get(end) for key in ("parent", "born"))
     if not isinstance(parent, list) or not isinstance(born, list):
@@ -212,9 +196,5 @@ def _tree(method: Method, history: ClusterHistory) -> Figure | None:
         note(str(size[cluster]), end, row, xshift=8, font={"size": 12, "color": INK if size[cluster] else MUTED})
         for row, cluster in enumerate(order)
     ]
-    return Figure(
-        description=f"The tree of splits of {method.label}: which {history.noun} was split from which, and when.",
-        data=[branch(cluster) for cluster in order],
-        layout=shape,
-        height=110 + min(max(30 * len(order), 120), 420),
-    )
+    description = f"The tree of splits of {method.label}: which {history.noun} was split from which, and when."
+    return Figure(description, [branch(cluster) for cluster in order], shape, 110 + min(max(30 * len(order), 120), 420))

@@ -1,4 +1,4 @@
-"""Who helps whom: affinities and mixing weights of FedFomo and FedFomo-MA.
+"""FedFomo: who helps whom, by affinities and mixing weights of FedFomo and FedFomo-MA.
 
 Figures 2 and 5 of Zhang et al., "Personalized Federated Learning with First Order Model Optimization" (the matrix of
 affinities over time) and 4, 6 and 7 (one client's view of all others), as far as a run records them: at its evaluated
@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from kinfed.analysis import Method
-from kinfed.report.charts.client_groups import ClientGroups
 from kinfed.report.drawing.chart import Figure, Layout, Trace, axis, escape, layout, numbers, round_axis, subsampled
 from kinfed.report.drawing.marks import heat, line, ramp, stacked
 from kinfed.report.drawing.palette import AXIS, DASHES, GRID, HUES, LOCAL, MUTED, faded, style_of
-from kinfed.report.panels.base import Panel, seed_note, series
+from kinfed.report.panels.base import ClientGroups, Panel, seed_note, series
 
 MAX_STEPS = 25  # rounds, or clients, that a slider stops at
 MAX_CLIENTS = 100  # squares of more would be too small to see
@@ -79,27 +78,17 @@ def _matrix(method: Method, rounds: dict[int, Matrix], clients: ClientGroups) ->
 
     steps = {str(number): step(affinity) for number, affinity in rounds.items()}
     latest = list(steps.values())[-1]
-    squares = heat(
-        latest["z"][0],
-        "%{customdata[1]} for %{customdata[0]}: %{z:.3g}",
-        low=latest["zmin"],
-        high=latest["zmax"],
-        details=[[[clients.client(i), clients.client(n)] for n in columns] for i in rows],
-        colors=ramp(0.6),
-    )
+    pairs = [[[clients.client(i), clients.client(n)] for n in columns] for i in rows]
+    hover, ends = "%{customdata[1]} for %{customdata[0]}: %{z:.3g}", {"low": latest["zmin"], "high": latest["zmax"]}
+    squares = heat(latest["z"][0], hover, details=pairs, colors=ramp(0.6), **ends)
     bare: Layout = {"showgrid": False, "ticks": "", "constrain": "domain"}
-    x = axis(
-        "The stronger the colour, the more helpful", showline=False, **bare, **clients.ticks(clients.groups, columns)
-    )
-    y = axis(autorange="reversed", scaleanchor="x", **bare, **clients.ticks(clients.targets, rows))
+    along, down = clients.ticks(clients.groups, columns), clients.ticks(clients.targets, rows)
+    x = axis("The stronger the colour, the more helpful", showline=False, **bare, **along)
+    y = axis(autorange="reversed", scaleanchor="x", **bare, **down)
     rows_are, columns_are = ("judged on", "trained in") if clients.foreign else ("client", "whose model")
     base = layout(x, y, f"Rows: {rows_are}; columns: {columns_are}")
-    return Figure(
-        description=f"Affinities between the clients under {method.label}, as a matrix that steps over rounds.",
-        data=[squares],
-        layout=_with_slider(base, "After round ", steps, len(steps) - 1),
-        height=520,
-    )
+    description = f"Affinities between the clients under {method.label}, as a matrix that steps over rounds."
+    return Figure(description, [squares], _with_slider(base, "After round ", steps, len(steps) - 1), 520)
 
 
 def _views(method: Method, rounds: dict[int, Matrix], clients: ClientGroups) -> Figure:
@@ -119,14 +108,9 @@ def _views(method: Method, rounds: dict[int, Matrix], clients: ClientGroups) -> 
         hover = f"{clients.client(n)}{_of_group(clients, n)}<br>round %{{x}}: %{{y:.3g}}"
         return line(x, first["y"][n], color, hover, name=clients.names[n], width=first["line.width"][n], dash=dash)
 
-    data = [one_line(n) for n in range(len(order))]
     base = layout(round_axis(x), axis(nticks=6), "One client’s affinity to all others")
-    return Figure(
-        description=f"Affinity of one client to every other over rounds under {method.label}, client by client.",
-        data=data,
-        layout=_with_slider(base, "", steps, 0),
-        height=520,
-    )
+    description = f"Affinity of one client to every other over rounds under {method.label}, client by client."
+    return Figure(description, [one_line(n) for n in range(len(order))], _with_slider(base, "", steps, 0), 520)
 
 
 def _view_name(clients: ClientGroups, i: int) -> str:
@@ -150,7 +134,7 @@ def _look(clients: ClientGroups, n: int) -> tuple[str, str]:
 
 
 def _shares(method: Method, mixes: dict[int, Matrix], clients: ClientGroups) -> Figure:
-    """Of what clients mix: the own model, models trained on what they are judged on, all others; mean over clients."""
+    """Shares of what clients mix, in the mean: the own model, models trained on what they are judged on, others."""
     parts: dict[str, list[float]] = {"own model": [], "of the target’s group": [], "others": []}
     x = []
     for number, mix in subsampled(sorted(mixes.items()), 4 * MAX_STEPS):
@@ -163,20 +147,13 @@ def _shares(method: Method, mixes: dict[int, Matrix], clients: ClientGroups) -> 
         for part, amount in zip(parts.values(), (own, kin, sum(sum(row) for _, row in rows) - own - kin), strict=True):
             part.append(100 * amount / len(rows))
     colors = (LOCAL, style_of(method).color, AXIS)
-    return Figure(
-        description=f"Shares of the models that clients of {method.label} mix, over rounds.",
-        data=[
-            stacked(x, values, faded(color, 0.75), f"round %{{x}}, {name}: %{{y:.0f}} %", name)
-            for (name, values), color in zip(parts.items(), colors, strict=True)
-        ],
-        layout=layout(
-            round_axis(x),
-            axis(range=[0, 100], ticksuffix=" %"),
-            "What clients mix, on average",
-            legend_below=True,
-        ),
-        height=340,
-    )
+    data = [
+        stacked(x, values, faded(color, 0.75), f"round %{{x}}, {name}: %{{y:.0f}} %", name)
+        for (name, values), color in zip(parts.items(), colors, strict=True)
+    ]
+    y = axis(range=[0, 100], ticksuffix=" %")
+    shape = layout(round_axis(x), y, "What clients mix, on average", legend_below=True)
+    return Figure(f"Shares of the models that clients of {method.label} mix, over rounds.", data, shape, 340)
 
 
 def _with_slider(base: Layout, prefix: str, steps: dict[str, dict[str, Any]], active: int) -> Layout:

@@ -1,4 +1,4 @@
-"""What Kin found for every client: how much it learns alone, from all or from its group, and what that gains.
+"""Kin: how much every client learns alone, from all or from its group, and what that gains.
 
 Shares are those that a client measured last; the gain is that of its test examples over training alone, where the run
 has both.
@@ -18,14 +18,14 @@ from kinfed.report.drawing.chart import Figure, axis, escape, layout
 from kinfed.report.drawing.formats import plural
 from kinfed.report.drawing.marks import bars
 from kinfed.report.drawing.palette import LOCAL, faded, style_of
-from kinfed.report.panels.base import MAX_BARS, Panel, seed_note, series
+from kinfed.report.panels.base import MAX_BARS, Panel, client_names, seed_note, series
 
 LEAST_SHOWN = 0.005  # share; below it is 0 %
 
 
 @dataclass(frozen=True)
 class ClientShares:
-    """Of one client and seed; `str` of it is one sentence for the person behind the client."""
+    """Shares of one client with one seed; `str` of it is one sentence for the person behind the client."""
 
     client: str
     alone: float  # shares of its predictions
@@ -54,9 +54,8 @@ class ClientShares:
         if self.gain is None:
             return f"{self.client} learns {text}."
         form = "+.1f" if self.unit else "+.3g"
-        mean, low, high = (
-            f"{value:{form}}".replace("-", "−") for value in (self.gain.mean, self.gain.low, self.gain.high)
-        )
+        ends = (self.gain.mean, self.gain.low, self.gain.high)
+        mean, low, high = (f"{value:{form}}".replace("-", "−") for value in ends)
         return f"{self.client} learns {text}; expected gain over alone {mean}{self.unit} [{low}, {high}]."
 
 
@@ -71,10 +70,7 @@ def shares(method: Method) -> Panel | None:
     seed = min(by_seed)
     ordered = sorted(by_seed[seed], key=lambda answer: answer.alone)
     groups = {answer.kin for answer in ordered if answer.kin}
-    text = _found_groups(method, seed, bool(groups))
-    text += f" {ordered[0]}"
-    if len(ordered) > 1:
-        text += f" {ordered[-1]}"
+    text = " ".join(map(str, [_found_groups(method, seed, bool(groups)), ordered[0], *ordered[1:][-1:]]))
     judged = [answer for answer in ordered if answer.gain is not None]
     if judged:
         helped, hurt = sum(a.is_helped for a in judged), sum(a.is_hurt for a in judged)
@@ -86,7 +82,7 @@ def shares(method: Method) -> Panel | None:
 
 
 def in_short(method: Method) -> str | None:
-    """What all clients of all seeds were told, in one sentence; None where the method recorded no shares."""
+    """One sentence on all clients of all seeds; None where the method recorded no shares."""
     by_seed = answers(method)
     return None if not by_seed else shares_in_short(method.label, by_seed)
 
@@ -106,7 +102,7 @@ def shares_in_short(label: str, by_seed: Mapping[int, Sequence[ClientShares]]) -
 
 
 def answers(method: Method) -> dict[int, list[ClientShares]]:
-    """By seed: what every client was told last; {} where the method recorded no shares."""
+    """The last shares of every client, by seed; {} where the method recorded none."""
     recorded = series(method, "clients")
     by_seed = {seed: _answers(method, seed, rounds) for seed, rounds in recorded.items()}
     return {seed: clients for seed, clients in by_seed.items() if clients}
@@ -117,16 +113,15 @@ def _answers(method: Method, seed: int, rounds: dict[int, object]) -> list[Clien
     needed = ("alone", "together", "adapted")
     if not isinstance(figures, dict) or any(key not in figures for key in needed):
         return []
-    federation = method.run.federations.get(seed)
+    names = client_names(method, seed, len(figures["alone"]))
     assignment = _last(method, "assignment", seed) if _last(method, "groups", seed) not in (None, 1) else None
     sizes = Counter(group for group in assignment or () if group >= 0)
     gained, unit = _gains(method, seed), " points" if single_run(method.run).style.in_percent else ""
     clients = []
     for m, values in enumerate(zip(*(figures[key] for key in needed), strict=True)):
-        name = federation.names[m] if federation is not None else f"client {m}"
-        alone, together, adapted = (float(value) for value in values)
         kin = sizes[assignment[m]] if assignment and assignment[m] >= 0 else 0
-        clients.append(ClientShares(name, alone, together, adapted, kin, gained.get(name), unit))
+        alone, together, adapted = map(float, values)
+        clients.append(ClientShares(names[m], alone, together, adapted, kin, gained.get(names[m]), unit))
     return clients
 
 
@@ -136,7 +131,7 @@ def _last(method: Method, key: str, seed: int) -> Any:
 
 
 def _gains(method: Method, seed: int) -> dict[str, Interval]:
-    """By client: gain over Local in the same run, where the run knows how sure it is; as shown."""
+    """Gains over Local in the same run, by client and in the shown unit, where the run knows how sure it is."""
     comparison = single_run(method.run)
     scale = comparison.style.scale
     own = {g.client: g.likely for g in gains(comparison, method) if g.seed == seed}
@@ -164,13 +159,8 @@ def _bars(method: Method, answers: Sequence[ClientShares]) -> Figure:
         ("from others", [a.together for a in subset], faded(color, 0.45)),
         ("from others, adapted", [a.adapted for a in subset], color),
     )
-    return Figure(
-        description=f"Shares of every client’s predictions in {method.label}: alone, from others, adapted.",
-        data=[bars(place, values, shade, "%{text}", name=name, text=names) for name, values, shade in layers],
-        layout=layout(
-            axis("Clients, by what they learn alone" + ("" if step == 1 else f", every {step}th"), nticks=6),
-            axis(range=[0, 1], tickformat=".0%"),
-            "Share of a client’s predictions: alone (grey), from others (pale), adapted (full)",
-        ),
-        height=300,
-    )
+    data = [bars(place, values, shade, "%{text}", name=name, text=names) for name, values, shade in layers]
+    x = axis("Clients, by what they learn alone" + ("" if step == 1 else f", every {step}th"), nticks=6)
+    above = "Share of a client’s predictions: alone (grey), from others (pale), adapted (full)"
+    description = f"Shares of every client’s predictions in {method.label}: alone, from others, adapted."
+    return Figure(description, data, layout(x, axis(range=[0, 1], tickformat=".0%"), above), 300)

@@ -1,8 +1,8 @@
-"""What a private run promises to whom, and what it costs in accuracy."""
+"""Privacy: the promises of a private run to examples and to users, and their cost in accuracy."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -11,7 +11,7 @@ from kinfed.records import ClientRecord, Kind
 from kinfed.report.charts.figures import metric_figure, over_rounds, reading
 from kinfed.report.drawing.chart import Figure, Trace, axis, client_label, escape, layout, log_axis
 from kinfed.report.drawing.marks import curve, method_level
-from kinfed.report.panels.base import Panel, ranked_bars, series
+from kinfed.report.panels.base import Panel, is_constant, number_figure, numbers_by_round, ranked_bars, series
 
 
 def privacy(method: Method) -> Panel | None:
@@ -31,8 +31,7 @@ def _sentence(last: Sequence[dict[str, Any]], clients: Sequence[ClientRecord]) -
     if None in largest:
         text = f"Gradients were clipped, but no noise was added ({settings}): there is no privacy, ε is infinite."
     else:
-        delta = f"{one['delta']:g}".replace("e-0", "e-")
-        text = f"No client’s ε exceeds {max(largest):.3g} at δ = {delta} ({settings})"
+        text = f"No client’s ε exceeds {max(largest):.3g} at δ = {_delta(one)} ({settings})"
         if clients:
             text += f"; the mean over clients is {fmean(client.values['epsilon'] for client in clients):.3g}"
         text += (
@@ -40,14 +39,16 @@ def _sentence(last: Sequence[dict[str, Any]], clients: Sequence[ClientRecord]) -
             "everything the client sent, and its model."
         )
     if refused := max(int(entry["refused"]) for entry in last):
-        text += f" {_clients(refused)} had to stop early to stay within the budget."
+        text += (
+            f" {'One client' if refused == 1 else f'{refused} clients'} had to stop early to stay within the budget."
+        )
     if one["not_covered"]:
         text += f" Not covered by ε: {'; '.join(map(str, one['not_covered']))}."
     return text
 
 
-def _clients(count: int) -> str:
-    return "One client" if count == 1 else f"{count} clients"
+def _delta(figures: dict[str, Any]) -> str:
+    return f"{figures['delta']:g}".replace("e-0", "e-")
 
 
 def _range(values: Sequence[float]) -> str:
@@ -61,16 +62,9 @@ def _each_client(method: Method, clients: Sequence[ClientRecord]) -> Figure:
     epsilons = [client.values["epsilon"] for client in ordered]
     each, of = ranked_bars(method, list(zip(epsilons, about, strict=True)), "ε = %{y:.3g}<br>%{text}")
     seeds = " of all seeds" if len(method.complete_trials) > 1 else ""
-    return Figure(
-        description=f"ε of every client under {method.label}, sorted.",
-        data=[each],
-        layout=layout(
-            axis(f"Clients{seeds}{of}", showticklabels=False, ticks=""),
-            axis(nticks=5, rangemode="tozero"),
-            "ε of each client, least private first",
-        ),
-        height=280,
-    )
+    x = axis(f"Clients{seeds}{of}", showticklabels=False, ticks="")
+    shape = layout(x, axis(nticks=5, rangemode="tozero"), "ε of each client, least private first")
+    return Figure(f"ε of every client under {method.label}, sorted.", [each], shape, 280)
 
 
 def accuracy_against_epsilon(comparison: Comparison) -> Figure | None:
@@ -98,9 +92,43 @@ def accuracy_against_epsilon(comparison: Comparison) -> Figure | None:
 
 def _spent(method: Method) -> dict[int, float]:
     """{round: ε_max, mean over seeds}, where it is finite and more than 0."""
-    by_round: dict[int, list[float]] = {}
-    for rounds in series(method, "privacy").values():
-        for number, figures in rounds.items():
-            if figures["epsilon_max"]:
-                by_round.setdefault(number, []).append(float(figures["epsilon_max"]))
-    return {number: fmean(values) for number, values in by_round.items()}
+    by_round = numbers_by_round(method, "privacy", lambda figures: figures["epsilon_max"] or None)
+    return {number: fmean(by_seed.values()) for number, by_seed in by_round.items()}
+
+
+def user_privacy(method: Method) -> Panel | None:
+    recorded = series(method, "user_privacy")
+    if not recorded:
+        return None
+    last = [by_round[max(by_round)] for by_round in recorded.values()]
+    return Panel("User-level privacy", _user_sentence(last), tuple(_user_figures(method)))
+
+
+def _user_sentence(last: Sequence[dict[str, Any]]) -> str:
+    """`last`: what every seed recorded at its last evaluation."""
+    one, largest = last[0], [entry["epsilon"] for entry in last]
+    settings = (
+        f"noise {one['noise']:.3g} times the clipping norm in the sum of a round, divided by {one['expected']:.4g} "
+        f"expected clients; neighbours: {one['neighbours']}"
+    )
+    if None in largest:
+        return (
+            f"Updates were clipped, but no noise was added ({settings}): there is no user-level privacy, ε is infinite."
+        )
+    if not any(largest):
+        return "Nothing leaves the clients: there is no server model to protect, and no noise."
+    return (
+        f"Server model private at (ε, δ) = ({max(largest):.3g}, {_delta(one)}) per client, over all rounds "
+        f"({settings}). "
+        "Personal models stay with their clients: they have no noise, and are not covered. The server itself sees "
+        "single updates and is trusted; scores and other figures on this page are not covered."
+    )
+
+
+def _user_figures(method: Method) -> Iterator[Figure]:
+    """ε over rounds, and the clipping norm where it moves."""
+    for name, title in (("epsilon", "ε of every client so far"), ("clip", "Clipping norm")):
+        by_round = numbers_by_round(method, "user_privacy", lambda figures: figures[name] or None)  # noqa: B023
+        if not is_constant(by_round):
+            description = f"{title} under {method.label}, over rounds."
+            yield number_figure(description, method, by_round, axis(nticks=5, rangemode="tozero"), title)

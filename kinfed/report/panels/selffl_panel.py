@@ -1,4 +1,4 @@
-"""What Self-FL's clients decided: how much they take from the others, and how long they train.
+"""Self-FL: decisions of its clients, how much to take from the others and how long to train.
 
 Figures 10 and 11 of Chen et al., "Self-Aware Personalized Federated Learning", as far as a run records them: the
 paper's histogram is over the active clients of a round, this one over every client's latest decision.
@@ -19,7 +19,7 @@ from kinfed.report.drawing.chart import Figure, axis, escape, layout, round_axis
 from kinfed.report.drawing.formats import plural
 from kinfed.report.drawing.marks import bars, line
 from kinfed.report.drawing.palette import INK, faded, style_of
-from kinfed.report.panels.base import Panel, ranked_bars, series
+from kinfed.report.panels.base import Panel, client_names, ranked_bars, series
 
 BINS = 20
 
@@ -72,10 +72,8 @@ def decisions(method: Method) -> Panel | None:
     mostly_all = sum(d.weight >= 0.5 for d in ordered)
     text = (
         f"After round {last}, {mostly_all} of {len(ordered)} clients learn mostly from all and "
-        f"{len(ordered) - mostly_all} mostly alone. {in_words(ordered[0])}"
+        f"{len(ordered) - mostly_all} mostly alone. {' '.join(map(in_words, ordered[:1] + ordered[1:][-1:]))}"
     )
-    if len(ordered) > 1:
-        text += f" {in_words(ordered[-1])}"
     if undecided := len(by_round[last]) - len(ordered):
         text += f" {undecided} more cannot tell yet: that takes two rounds of their own."
     if len(method.complete_trials) > 1:
@@ -93,12 +91,11 @@ def _decisions_by_round(method: Method) -> dict[int, list[Decision]]:
     by_round: dict[int, list[Decision]] = {}
     needed = ("sigma_m_sq", "weight_of_others", "raw_steps", "steps")
     for seed, rounds in series(method, "clients").items():
-        federation = method.run.federations.get(seed)
         for number, figures in rounds.items():
             if not isinstance(figures, dict) or any(key not in figures for key in needed):
                 continue
-            for m, (variance, weight, raw, steps) in enumerate(zip(*(figures[key] for key in needed), strict=True)):
-                name = federation.names[m] if federation is not None else f"client {m}"
+            names = client_names(method, seed, len(figures["steps"]))
+            for name, variance, weight, raw, steps in zip(names, *(figures[key] for key in needed), strict=True):
                 decision = Decision(name, seed, float(variance), float(weight), float(raw), int(steps))
                 by_round.setdefault(number, []).append(decision)
     return dict(sorted(by_round.items()))
@@ -119,16 +116,9 @@ def _histogram(method: Method, decisions: Sequence[Decision], last: int) -> Figu
     if isinstance(cap, int) and not isinstance(cap, bool) and cap < top:
         hover = f"no client trains more than {cap} steps"
         data.append(line([cap, cap], [0, max(counts)], INK, hover, name="cap", width=1.5, dash="dash"))
-    return Figure(
-        description=f"How many local steps the rule of {method.label} asks for, over clients, after round {last}.",
-        data=data,
-        layout=layout(
-            axis("Local steps by the rule, before the cap"),
-            axis(dtick=max(1, math.ceil(max(counts) / 5))),
-            f"Clients after round {last}",
-        ),
-        height=280,
-    )
+    description = f"How many local steps the rule of {method.label} asks for, over clients, after round {last}."
+    x, y = axis("Local steps by the rule, before the cap"), axis(dtick=max(1, math.ceil(max(counts) / 5)))
+    return Figure(description, data, layout(x, y, f"Clients after round {last}"), 280)
 
 
 def _trajectory(method: Method, by_round: dict[int, list[Decision]]) -> Figure:
@@ -153,16 +143,9 @@ def _trajectory(method: Method, by_round: dict[int, list[Decision]]) -> Figure:
             f"{escape(one.client)}{seeds}, round %{{x}}: %{{y:.1f}}", name=one.client, shape="hv", dots=True,
         ),
     ]  # fmt: skip
-    return Figure(
-        description=f"Local steps by the rule over rounds, for {one.client} and the median of all clients.",
-        data=data,
-        layout=layout(
-            round_axis(medians, f"Round; {escape(one.client)}{seeds}"),
-            axis(nticks=5, rangemode="tozero"),
-            "Steps of one client; dotted: median",
-        ),
-        height=280,
-    )
+    description = f"Local steps by the rule over rounds, for {one.client} and the median of all clients."
+    x, y = round_axis(medians, f"Round; {escape(one.client)}{seeds}"), axis(nticks=5, rangemode="tozero")
+    return Figure(description, data, layout(x, y, "Steps of one client; dotted: median"), 280)
 
 
 def _believed_gain(method: Method, ordered: Sequence[Decision]) -> Figure:
@@ -170,14 +153,9 @@ def _believed_gain(method: Method, ordered: Sequence[Decision]) -> Figure:
     entries = [(min(d.gain, ceiling), escape(in_words(d))) for d in reversed(ordered)]
     each, of = ranked_bars(method, entries, "gain %{y:.3g}<br>%{text}")
     y = axis(nticks=5, **({"type": "log"} if ceiling > 30 else {"rangemode": "tozero"}))
-    return Figure(
-        description=f"The gain over learning alone that {method.label} believes each client to have, sorted.",
-        data=[each],
-        layout=layout(
-            axis(f"Clients{of}, from most to least gain", showticklabels=False, ticks=""), y, "Believed gain over alone"
-        ),
-        height=280,
-    )
+    x = axis(f"Clients{of}, from most to least gain", showticklabels=False, ticks="")
+    description = f"The gain over learning alone that {method.label} believes each client to have, sorted."
+    return Figure(description, [each], layout(x, y, "Believed gain over alone"), 280)
 
 
 def _nice_top(value: float) -> float:

@@ -1,4 +1,4 @@
-"""Results as frames of pandas, polars or pyarrow.
+"""Results as frames of pandas, polars or pyarrow, and as plotly figures.
 
     summary_rows   a row per method and seed: where it stands after its last evaluated round
     history_rows   a row per method, seed and round
@@ -14,10 +14,12 @@ import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from kinfed.analysis import Comparison
 from kinfed.errors import ConfigError, unknown_name
-from kinfed.records import KINDS, FinalRecord, RoundRecord, RunRecord, TrialRecord
+from kinfed.records import KINDS, FinalRecord, Kind, RoundRecord, RunRecord, TrialRecord
 
 if TYPE_CHECKING:
+    import plotly.graph_objects as go
     import pyarrow as pa
 
 BACKENDS = ("pandas", "polars", "pyarrow")
@@ -53,16 +55,10 @@ def _row(trial: TrialRecord, record: RoundRecord | FinalRecord, names: Sequence[
 
 
 def client_rows(run: RunRecord) -> list[Row]:
+    names = ("client", "n_train", "n_test", "took_part")
     return [
-        {
-            "algorithm": trial.algorithm,
-            "seed": trial.seed,
-            "client": client.client,
-            "n_train": client.n_train,
-            "n_test": client.n_test,
-            **client.values,
-            "took_part": client.took_part,
-        }
+        {"algorithm": trial.algorithm, "seed": trial.seed, **client.values}
+        | {name: getattr(client, name) for name in names}
         for trial in run.trials
         for client in trial.clients
     ]
@@ -70,7 +66,7 @@ def client_rows(run: RunRecord) -> list[Row]:
 
 def to_native(rows: Sequence[Row], backend: str | None) -> Any:
     """The rows as a frame of the `backend`, by default the first of BACKENDS that is installed."""
-    chosen = backend or next(name for name in BACKENDS if importlib.util.find_spec(name) is not None)
+    chosen: Any = backend or next(name for name in BACKENDS if importlib.util.find_spec(name) is not None)
     if chosen not in BACKENDS:
         raise unknown_name("backend of frames", chosen, BACKENDS)
     if importlib.util.find_spec(chosen) is None:
@@ -81,12 +77,7 @@ def to_native(rows: Sequence[Row], backend: str | None) -> Any:
     present = {name for row in rows for name in row}
     names = [*(name for name in _FIRST if name in present), *sorted(present - set(_FIRST))]
     table = pa.table({name: _column(name, [row.get(name) for row in rows]) for name in names})
-    match chosen:
-        case "pandas":
-            return nw.from_arrow(table, backend="pandas").to_native()
-        case "polars":
-            return nw.from_arrow(table, backend="polars").to_native()
-    return table
+    return table if chosen == "pyarrow" else nw.from_arrow(table, backend=chosen).to_native()
 
 
 def _column(name: str, values: list[Any]) -> pa.Array:
@@ -99,3 +90,31 @@ def _column(name: str, values: list[Any]) -> pa.Array:
     if name in _WHOLE:
         return pa.array([None if value is None else round(value) for value in values], pa.int64())
     return pa.array(values, pa.float64())
+
+
+def plot(comparison: Comparison, what: str, kind: Kind) -> go.Figure:
+    """One view of a figure of the report, with a legend and a background of its own: a page has these around it."""
+    import plotly.graph_objects as go
+
+    from kinfed.report import bytes_against_accuracy, distribution, learning_curves
+    from kinfed.report.drawing import BACKGROUND
+
+    plots = {"rounds": learning_curves, "bytes": bytes_against_accuracy, "clients": distribution}
+    if what not in plots:
+        raise unknown_name("plot", what, plots)
+    if kind not in KINDS:
+        raise unknown_name("kind of model", kind, KINDS)
+    figure = plots[what](comparison)
+    traces, layout = ([], {}) if figure is None else figure.shown(kind)
+    if figure is None or not traces:
+        raise ConfigError(
+            f"there is nothing to plot of the {kind} models over {what}: no method has been evaluated so, or sent "
+            "anything; `result.to_frame()` shows what there is"
+        )
+    legend = bool(figure.methods)
+    layout |= {"paper_bgcolor": BACKGROUND, "plot_bgcolor": BACKGROUND, "height": figure.height, "showlegend": legend}
+    if legend:
+        layout["legend"] |= {"y": -0.2}
+        layout["margin"] |= {"b": 80}
+    # Entries of a legend are lines, not the bands around them.
+    return go.Figure([{"showlegend": trace.get("fill") is None} | trace for trace in traces], layout)
