@@ -18,7 +18,7 @@ from typing import Any
 from kinfed.algorithms import AnyAlgorithm
 from kinfed.config import RunConfig, make_config
 from kinfed.data import Federation
-from kinfed.engine import Builder, Score
+from kinfed.engine import Builder, Score, begin_compiling
 from kinfed.errors import ConfigError
 from kinfed.records import Baseline, RunFiles, RunFolder, evaluated_curves
 from kinfed.runs.baseline import baseline_score, make_baseline
@@ -30,7 +30,7 @@ from kinfed.runs.observer import NullObserver, Observer, RunInfo
 from kinfed.runs.results import ClientTable, MethodResult, RunOutcome
 from kinfed.runs.run_checks import check_privacy, check_run, leave_out_what_cannot_run
 from kinfed.runs.run_inputs import RunInputs
-from kinfed.runs.run_notes import description, run_notes
+from kinfed.runs.run_notes import COMPILING, description, run_notes
 from kinfed.server import Loop
 from kinfed.serving import save_layout
 
@@ -154,6 +154,8 @@ class Experiment:
     def execute(self, folder: RunFolder | None) -> RunOutcome:
         """Run everything; what the folder holds already is taken up where it ends."""
         inputs, results, baselines = self.inputs, [], []
+        if begin_compiling(inputs.task()):
+            self.observer.note(COMPILING)
         for fold in self.folds:
             for label in fold.inputs.algorithms:
                 check_privacy(fold.inputs, label)

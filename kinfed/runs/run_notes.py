@@ -17,6 +17,8 @@ MISSING_NUMBA = (
     "loops (fused), which takes longer; pip install 'kinfed[fast]'"
 )
 
+COMPILING = "compiling the fused backend for this machine, once; about 10 seconds"
+
 
 def run_notes(inputs: RunInputs) -> list[str]:
     """Of the first seed; the others say the same in other numbers."""
