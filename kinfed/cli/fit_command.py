@@ -61,8 +61,7 @@ def fit(
         ),
     ] = None,
     minutes: Annotated[
-        float | None,
-        typer.Option(help="Time limit; fewer settings are tried to meet it.", rich_help_panel=FILES),
+        float | None, typer.Option(help="Time limit; fewer settings are tried to meet it.", rich_help_panel=FILES)
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder to write (default: fits/<time>).", rich_help_panel=FILES)

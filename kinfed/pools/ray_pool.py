@@ -82,12 +82,7 @@ class RayCluster:
         self._slots: list[_WorkerSlot] = []
 
     def pool(
-        self,
-        algorithm: AnyAlgorithm,
-        task: Task,
-        federation: Federation,
-        seed: int,
-        stages: Iterable[Stage] = (),
+        self, algorithm: AnyAlgorithm, task: Task, federation: Federation, seed: int, stages: Iterable[Stage] = ()
     ) -> RayPool:
         """A pool of these clients. The pool made before must have been closed: a worker serves one at a time."""
         if task.device.type != "cpu":

@@ -32,17 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.core import (
-    Registry,
-    check_options,
-    declared,
-    option,
-    pack_numbers,
-    packed,
-    rng,
-    unpack_numbers,
-    unpacked,
-)
+from kinfed.core import Registry, check_options, declared, option, pack_numbers, packed, rng, unpack_numbers, unpacked
 from kinfed.errors import ConfigError
 
 FLOAT_BYTES = 4
