@@ -13,7 +13,6 @@ from kinfed.cli import (
     deploy_command,
     doctor_command,
     fit_command,
-    init_command,
     inspect_command,
     results_command,
     run_command,
@@ -53,7 +52,7 @@ def root(
 
 app.command(cls=SettingsCommand.taking())(run_command.run)
 app.command(cls=fit_command.FitCommand)(fit_command.fit)
-app.command(cls=SettingsCommand.taking(reads_file=False))(init_command.init)
+app.command(cls=SettingsCommand.taking(reads_file=False))(run_command.init)
 app.command(cls=SettingsCommand.taking(*tune_command.SETTINGS, texts=tune_command.TEXTS))(tune_command.tune)
 app.command("list")(inspect_command.list_)
 app.command(cls=SettingsCommand.taking(*inspect_command.DESCRIBE_SETTINGS))(inspect_command.describe)

@@ -46,7 +46,7 @@ def picture(d: Description, width: int = 100, *, ascii_only: bool = False) -> Gr
 
 
 def _columns(d: Description) -> Table | None:
-    """What became of the columns of a table, and why."""
+    """Table of columns: how each is encoded, and why."""
     learnt = d.inputs.get("preprocessing")
     if learnt is None:
         return None

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kinfed.cli.interrupt import StopRequest
 from kinfed.cli.parameters import DeclaredCommand, OptionPanel
-from kinfed.cli.terminal import console, say
+from kinfed.cli.terminal import StopRequest, console, say
 from kinfed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ MOST_SENTENCES = 12  # on a terminal; the page has all
 
 
 def show_gains(result: FitResult, limit: int) -> None:
-    """What every site has alone and takes: a table, the balance, and a sentence for each."""
+    """Print what every site has alone and takes: a table, the balance, and a sentence for each."""
     from kinfed.tabular import Wording, short_table
 
     words = Wording(result)

@@ -1,4 +1,4 @@
-"""What kinfed and its extras need, and which of it is installed here."""
+"""Requirements of kinfed and its extras, and which are installed here."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Package:
 
 
 def requirements(texts: list[str] | None = None) -> dict[str, list[Package]]:
-    """What the base install (BASE) and each extra need, as it is met here; `texts`: of another package than kinfed."""
+    """Requirements of the base install (BASE) and of each extra, as met here; `texts`: those of another package."""
     packages: dict[str, list[Package]] = {extra: [] for extra in (BASE, *EXTRAS)}
     for text in metadata.requires("kinfed") or [] if texts is None else texts:
         requirement = Requirement(text)

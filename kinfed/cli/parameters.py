@@ -41,7 +41,7 @@ _ADVANCED = "Options of methods, data sets, partitions and models"
 
 @dataclass(frozen=True)
 class TypedSettings:
-    """What was typed: a file, settings, and owner.option=value texts."""
+    """Settings as typed: a file, settings, and owner.option=value texts."""
 
     file: Path | None = None
     values: dict[str, Any] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class DeclaredCommand(Command):
         return super().invoke(ctx)
 
     def _typed(self, values: dict[str, Any]) -> Any:
-        """What the function gets."""
+        """Value of `context.obj` for the function."""
         return values
 
     def _option(self, panel: OptionPanel, name: str) -> TyperOption:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kinfed.cli.interrupt import StopRequest
 from kinfed.cli.parameters import TypedSettings, settings_of
-from kinfed.cli.terminal import console, say
+from kinfed.cli.terminal import StopRequest, console, say
 from kinfed.errors import ConfigError
 
 if TYPE_CHECKING:

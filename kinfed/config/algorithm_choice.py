@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kinfed.config.plain_values import plain
+from kinfed.config.config_fields import plain
 from kinfed.core import declared, registry_of
 
 METHOD = "method"  # the key that names the algorithm among its options

@@ -47,7 +47,7 @@ def config_toml(config: RunConfig, file: str = "run.toml") -> str:
 
 
 def _text(name: str) -> str:
-    """What a setting is, and what it may be where the text leaves that open."""
+    """Text of a setting, with its range where the text leaves that open."""
     declaration = declared(RunConfig)[name]
     kinds = requirement(option_types(RunConfig)[name], declaration.bounds)
     is_plain = kinds in ("true or false", "a text", "a path") or "table" in kinds

@@ -47,7 +47,7 @@ class HeldOutMetrics:
 
     @classmethod
     def of_model(cls, task: Task, theta: Tensor, test: Split, metric: Metric) -> HeldOutMetrics | None:
-        """Of theta [1, P]; None where no example was held out."""
+        """Metrics of theta [1, P] on `test`; None where no example was held out."""
         score = task_for(task, theta).evaluate(theta, test)
         n = int(score.count[0])
         value = float(score.metric(metric.name)[0])

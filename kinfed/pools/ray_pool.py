@@ -126,7 +126,7 @@ def _send_plugins_as_code() -> None:
 
 @dataclass(frozen=True)
 class _RunSpec:
-    """What a worker must know before its first round of a run."""
+    """Facts for a worker before its first round of a run."""
 
     run: str  # its identity, which its states carry
     algorithm: AnyAlgorithm

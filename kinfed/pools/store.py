@@ -135,7 +135,7 @@ class ClientStore(Generic[Client]):
 
 
 class MomentStore(ClientStore[Moments]):
-    """What local optimizers keep between rounds, by client id. Which moments there are is known once some were put, and
+    """Memory of local optimizers between rounds, by client id. Which moments there are is known once some were put, and
     clients without any have zeros: an optimizer that has not taken a step."""
 
     def __init__(self, num_clients: int, folder: Path | None = None, bound: int = 0) -> None:

@@ -71,7 +71,7 @@ def epsilon_over_noises(by_noise: tuple[tuple[float, Events], ...], delta: float
 
 @lru_cache(maxsize=64)
 def _loss(q: float, noise: float, step: float) -> Any:
-    """Of one gradient; kept, because the same client is asked about again and again."""
+    """Privacy loss of one gradient; cached, because the same client is asked about again and again."""
     return privacy_loss_distribution.from_gaussian_mechanism(noise, sampling_prob=q, value_discretization_interval=step)
 
 

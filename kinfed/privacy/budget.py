@@ -54,7 +54,7 @@ def make_budget(
 
 
 class PrivacyBudget:
-    """What the server loop does with the private task is counted here."""
+    """Ledger of what the server loop does with the private task."""
 
     def __init__(
         self, privacy: Privacy, algorithm: AnyAlgorithm, task: PrivateTask, count: Tensor, calls: Tensor, spent: Ledger
@@ -150,7 +150,7 @@ class PrivacyBudget:
     # ---- what it amounts to ----
 
     def events(self) -> list[Events]:
-        """Of every client, were it to make and publish its personal model now."""
+        """Events of every client, were it to make and publish its personal model now."""
         spent = self.ledger.events(len(self.refused))
         return [merge(before, after) for before, after in zip(spent, self._after, strict=True)]
 

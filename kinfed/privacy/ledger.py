@@ -82,7 +82,7 @@ class Ledger:
 
 
 def merge(one: Events, other: Events, times: int = 1) -> Events:
-    """What both ask of one client, the other one several times."""
+    """Join the requests to one client in `one` with `times` times those in `other`."""
     total: dict[tuple[float, int], int] = {}
     for events, factor in ((one, 1), (other, times)):
         for e in events:

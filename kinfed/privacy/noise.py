@@ -1,4 +1,4 @@
-"""Where the noise comes from.
+"""Sources of noise.
 
 A source gives standard normal noise for a named gradient: `source(name [n], theta [n, P]) -> [n, P]`. A name stands for
 one gradient of one client: which sample of its examples, and the index of the gradient on that sample.

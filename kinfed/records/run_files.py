@@ -42,7 +42,7 @@ class Models:
 
 
 class JobFiles:
-    """What the folder of a job says of it (kinfed.records.job_folder)."""
+    """Files that every job writes (kinfed.records.job_folder)."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -70,7 +70,7 @@ class RunFiles(JobFiles):
 
     @property
     def earlier_fingerprints(self) -> tuple[str, ...]:
-        """Of the run before it grew."""
+        """Fingerprints of the run before it grew."""
         return tuple(self.envelope.get("grown_from", ()))
 
     @cached_property
@@ -82,7 +82,7 @@ class RunFiles(JobFiles):
         return pick("algorithm", name, list(self._listed("algorithms", dict)))
 
     def seed(self, number: int | None) -> int:
-        """That seed, if the run has it; the first one where none is named."""
+        """The seed `number`, if the run has it; the first one where none is named."""
         seeds = [str(seed) for seed in self._listed("seeds", list)]
         return int(pick("seed", seeds[0] if number is None else str(number), seeds))
 
@@ -113,11 +113,11 @@ class RunFiles(JobFiles):
 
     @property
     def buffers_path(self) -> Path:
-        """What modules have besides parameters, once per run."""
+        """File of the tensors that modules have besides parameters, once per run."""
         return self.path / "models" / "buffers.safetensors"
 
     def buffers(self) -> dict[str, Tensor]:
-        """What belongs to a module besides its parameters."""
+        """Tensors of a module besides its parameters."""
         return storage.read_tensors(self.buffers_path) if self.buffers_path.exists() else {}
 
     def models(self, algorithm: str, seed: int) -> Models:

@@ -1,4 +1,4 @@
-"""What it takes no model to reach: the share of each class, or the mean, of a client's own training rows.
+"""Baselines without a model: the share of each class, or the mean, of a client's own training rows.
 
 Every client predicts the same for all its test rows: the class that most of its training rows have, with the shares of
 classes there as probabilities ((n_c + 1) / (n + C), so that a class it has never seen has a chance), or the mean of its

@@ -22,9 +22,8 @@ from kinfed.engine import Builder, Score, begin_compiling
 from kinfed.errors import ConfigError
 from kinfed.records import Baseline, RunFiles, RunFolder, evaluated_curves
 from kinfed.runs.baseline import baseline_score, make_baseline
-from kinfed.runs.common_start import StartMaker
 from kinfed.runs.growth import grown_config, refuse_changes
-from kinfed.runs.loop_factory import CommonStart, LoopFactory
+from kinfed.runs.loop_factory import CommonStart, LoopFactory, StartMaker
 from kinfed.runs.method_run import MethodRun
 from kinfed.runs.observer import NullObserver, Observer, RunInfo
 from kinfed.runs.results import ClientTable, MethodResult, RunOutcome
@@ -144,7 +143,7 @@ class Experiment:
         return self.inputs.config
 
     def contents(self) -> dict[str, str]:
-        """As `RunInputs.contents`, of all folds."""
+        """Digests as of `RunInputs.contents`, of all folds."""
         return {name: digest for fold in self.folds for name, digest in fold.inputs.contents().items()}
 
     def check(self) -> None:
@@ -189,7 +188,7 @@ class Experiment:
         return self.run_method(label, seed, folder)
 
     def baseline_score(self, seed: int) -> Score:
-        """What clients reach without a model."""
+        """Score of the baseline without a model."""
         data = self.inputs.federation(seed)
         return baseline_score(data, self.inputs.evaluated_ids(seed), self.inputs.task().objective, self.config.metric)
 

@@ -1,4 +1,4 @@
-"""What a run refuses before a folder exists: settings that its algorithms, model, data or machine do not admit."""
+"""Checks before a folder exists: they refuse settings that algorithms, model, data or machine do not admit."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ def _check_models_fit(inputs: RunInputs) -> None:
 
 
 def _check_outputs_fit(inputs: RunInputs) -> None:
-    """What models say of every test row is in memory at once when it is judged: outputs, probabilities and what is
-    computed on the way from one to the other, each a float64 for every class."""
+    """Outputs for all test rows are in memory at once when they are judged, with probabilities and intermediate
+    results, each a float64 for every class."""
     seed, memory = inputs.config.seeds[0], physical_memory()
     data = inputs.federation(seed)
     rows, classes = int(data.test.take(inputs.evaluated_ids(seed)).count.sum()), data.problem.num_classes

@@ -1,4 +1,4 @@
-"""What a reader should know about a run's data, sample of clients and privacy before its figures."""
+"""Notes on a run's data, sample of clients and privacy, for a reader of its results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMPILING = "compiling the fused backend for this machine, once; about 10 second
 
 
 def run_notes(inputs: RunInputs) -> list[str]:
-    """Of the first seed; the others say the same in other numbers."""
+    """Notes on the first seed; the others say the same in other numbers."""
     config, seed = inputs.config, inputs.config.seeds[0]
     data, privacy, user_privacy = inputs.federation(seed), config.privacy, config.user_privacy
     notes = [
@@ -49,7 +49,7 @@ def left_out_notes(inputs: RunInputs) -> list[str]:
 
 
 def description(inputs: RunInputs, seed: int) -> Description:
-    """Who holds what, of the clients that are evaluated; a note where these are not all."""
+    """Description of the evaluated clients; a note where these are not all."""
     data, ids = inputs.federation(seed), inputs.evaluated(seed)
     description = describe(data, ids)
     return description if ids is None else replace(description, notes=[*data.notes, _note_on_sample(inputs, seed)])
@@ -66,7 +66,7 @@ def _note_on_sample(inputs: RunInputs, seed: int) -> str:
 
 
 def _note_on_rare_classes(inputs: RunInputs, seed: int) -> str:
-    """That accuracy is the metric, and hardly more than the share of one class."""
+    """Note where accuracy is the metric, and hardly more than the share of one class."""
     data = inputs.federation(seed)
     if data.problem.is_regression or METRICS.headline(data.problem, inputs.config.metric).name != "accuracy":
         return ""
@@ -82,7 +82,7 @@ def _note_on_rare_classes(inputs: RunInputs, seed: int) -> str:
 
 
 def _note_on_calls(inputs: RunInputs, num_clients: int) -> str:
-    """That clients are called seldom, where they are."""
+    """Note where clients are called seldom."""
     config, size = inputs.config, inputs.config.schedule.size(num_clients)
     calls = size / num_clients * config.rounds * (1 - config.dropout)
     if calls >= FEW_CALLS:

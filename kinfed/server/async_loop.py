@@ -1,7 +1,7 @@
 """Asynchronous rounds in simulation: clients come and go by the clock, and no step of the server waits for the slowest.
 
 As many clients train at a time as a synchronous round would call. Whoever is done hands in its update and another one,
-drawn from those who do not train, gets the model of that moment. When `rule.size` updates are there, the server makes a
+drawn from those that are idle, gets the model of that moment. When `rule.size` updates are there, the server makes a
 step, which is a `round` here: journal, evaluation and checkpoints are those of all loops.
 
 When a client is done depends on the clock alone, never on what it computed, so the work is done when its update is

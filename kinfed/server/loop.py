@@ -77,7 +77,7 @@ class Loop:
 
     @property
     def privacy(self) -> PrivacyBudget | None:
-        """What private training has asked of clients' examples, and may still ask."""
+        """Budget of private training: what it has asked of clients' examples, and may still ask."""
         stage = self.stages.find(ExampleLevel)
         return None if stage is None else stage.budget
 
@@ -127,7 +127,7 @@ class Loop:
         admitted = active
         for stage in self.stages:
             admitted = stage.admitted(admitted)
-        if 0 < len(admitted) < len(active):  # what the plan sums or chooses is over those who take part
+        if 0 < len(admitted) < len(active):  # what the plan sums or chooses is over the clients that take part
             server, _ = self.algorithm.plan(self.server, admitted, info)
         return server, admitted
 

@@ -1,4 +1,4 @@
-"""Who takes part in a round, as the user asks for it. Also settings of a run: this file needs no torch."""
+"""Settings of participation in a round. Also settings of a run: this file needs no torch."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def save_layout(folder: Path, name: str, task: ModuleTask) -> None:
 
 
 def state_dict(run: RunFiles, row: Tensor) -> dict[str, Tensor]:
-    """What `module.load_state_dict` takes, for one row of a run's models."""
+    """State dict for `module.load_state_dict`, of one row of a run's models."""
     layout = run.layout()
     buffers = run.buffers()
     try:
@@ -128,7 +128,7 @@ def _about(run: RunFiles, algorithm: str, seed: int) -> dict[str, str]:
 
 
 def _without_training(models: Models) -> str:
-    """What the model of a client is that took part in no round."""
+    """Sentence on the model of a client that took part in no round."""
     if models.server is None:
         return "the client took part in no round, so nothing of its own is in this model"
     return "the client took part in no round: this is the server's model"

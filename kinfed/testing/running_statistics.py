@@ -88,7 +88,7 @@ def _aggregate(method: Method, task: Task) -> Callable[..., Tree]:
             return rows + by_client.view(-1, *(1 for _ in rows.shape[1:])) * ~trained
 
         def decided(rows: Tensor) -> Tensor:
-            """What must be the same: trainable columns of models, and all that is no row of a model."""
+            """Tensors that must be the same: trainable columns of models, and all that is no row of a model."""
             if rows.shape[-1:] == trained.shape:
                 return rows[..., trained]
             return rows[..., :0] if rows.shape[-1:] == (int((~trained).sum()),) else rows

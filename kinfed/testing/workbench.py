@@ -171,7 +171,7 @@ class Bench:
 
     @property
     def usual(self) -> State:
-        """What ROUNDS rounds lead to when nothing is special."""
+        """Result of ROUNDS rounds when nothing is special."""
         return self._usual_run[0]
 
     @property

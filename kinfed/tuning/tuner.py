@@ -92,7 +92,7 @@ def tune(
 
 @dataclass(frozen=True)
 class Started:
-    """What a folder of `tune` was started with."""
+    """Settings that a folder of `tune` was started with."""
 
     config: RunConfig
     trials: int
@@ -153,7 +153,7 @@ class _Tuning:
         return tuned
 
     def _tuned(self, study: optuna.Study, label: str, space: dict[str, Range]) -> Tuned:
-        """What the study says so far, which is written down."""
+        """Result of the study so far, which is written down."""
         method = self.job.config.algorithms[label]["method"]
         tuned = Tuned(label, method, space, _finished(study, space), self.job.metric)
         self.record[label] = tuned.to_json() if tuned.trials else None

@@ -1,4 +1,4 @@
-"""What every way of tuning has in common: the ranges that are varied, an experiment with validation examples, a folder,
+"""Common parts of all ways of tuning: the ranges that are varied, an experiment with validation examples, a folder,
 and best.toml."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEFAULT_VALIDATION = 0.2
 Folder = TypeVar("Folder", bound=JobFolder)
 Choice = TypeVar("Choice", Tuned, Explored)
 Report = Callable[[int, float], None]
-"""Hears of the score after so many rounds over all seeds; ends the trial by an exception."""
+"""Hears the score after a number of rounds over all seeds; ends the trial by an exception."""
 
 
 @dataclass
@@ -69,7 +69,7 @@ class TuningJob:
         return METRICS.headline(task.problem, task.metric).name
 
     def spaces(self, ranges: Mapping[str, Mapping[str, Range]] | None) -> dict[str, dict[str, Range]]:
-        """What is varied of every method; `ranges` replaces ranges that the algorithms declare, by label and option."""
+        """Varied options of every method; `ranges` replaces ranges that the algorithms declare, by label and option."""
         given, methods = ranges or {}, self.config.algorithms
         if strange := given.keys() - methods.keys():
             raise ConfigError(
@@ -86,7 +86,7 @@ class TuningJob:
         }
 
     def score(self, algorithm: AnyAlgorithm, report: Report = lambda step, value: None) -> float:
-        """What a trial is judged by: the mean of the headline metric over clients, of their personal models on
+        """Score of a trial: the mean of the headline metric over clients, of their personal models on
         validation examples after the last round, averaged over seeds. Test examples are never scored."""
         config, figure, scores = self.config, f"{self.metric}_mean", []
         for place, seed in enumerate(config.seeds):

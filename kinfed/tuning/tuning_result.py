@@ -1,4 +1,4 @@
-"""What tuning found, and the file that a run begins from."""
+"""Results of tuning, and the file that a run begins from."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TuningTrial:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What tuning found for one method."""
+    """Result of tuning for one method."""
 
     label: str
     method: str
@@ -57,7 +57,7 @@ class Tuned:
         return [name for name, value in self.best.settings.items() if self.space[name].at_edge(value)]
 
     def last_trial_sentence(self, trials: int) -> str:
-        """About the newest of so many trials."""
+        """Sentence on the newest trial, with how many there are."""
         trial, best, shown = self.trials[-1], self.best.value or 0.0, METRICS.named(self.metric).shown
         outcome = "stopped: " + trial.reason if trial.value is None else shown(trial.value)
         settings = ", ".join(f"{name}={value:g}" for name, value in trial.settings.items()) or "as configured"
@@ -74,7 +74,7 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Explored:
-    """What tuning while training found for one method."""
+    """Result of tuning while training for one method."""
 
     label: str
     method: str
@@ -93,8 +93,8 @@ class Explored:
 
 
 def best_toml(config: RunConfig, heading: str, comments: Mapping[str, str]) -> str:
-    """What differs from the defaults of a run, with a comment above every method, by label. Seeds are left to the run:
-    those of the tuning need not be those of the results."""
+    """Settings that differ from the defaults of a run, with a comment above every method, by label. Seeds are left to
+    the run: those of the tuning need not be those of the results."""
     changed = config.changed
     skipped = {*NON_RESULT_SETTINGS, "algorithms", "seeds"} - {"data", "plugins"}
     settings = {name: value for name, value in changed.items() if name not in skipped}
@@ -110,7 +110,7 @@ def _toml(table: Mapping[str, Any]) -> str:
 
 
 def _without_none(value: Any) -> Any:
-    """As TOML can hold it, which has no null: a setting that is none is left out."""
+    """The settings without those that are none, as TOML has no null."""
     if isinstance(value, Mapping):
         return {name: _without_none(inner) for name, inner in value.items() if inner is not None}
     if isinstance(value, list | tuple):

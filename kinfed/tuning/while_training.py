@@ -45,7 +45,7 @@ def tune_while_training(
     observer: Observer | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> TuneResult[Explored]:
-    """Train every method of the configuration once, in so many configurations of its local settings."""
+    """Train every method of the configuration once, in several configurations of its local settings."""
     if configurations < 2:
         raise ConfigError(f"tuning while training chooses among two configurations at least; got {configurations}")
     job = TuningJob(config, "tuning while training", federation, model, should_stop)

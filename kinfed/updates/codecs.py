@@ -49,7 +49,7 @@ class Codec(ABC):
 
     @abstractmethod
     def nbytes(self, d: int) -> int:
-        """Of the code of a row of d numbers."""
+        """Bytes of the code of a row of d numbers."""
 
     @abstractmethod
     def encode(self, rows: Tensor, key: Tensor) -> Tensor:

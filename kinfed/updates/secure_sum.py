@@ -122,7 +122,7 @@ class SecureSum(Stage):
         self.fixed_point = FixedPoint(settings.largest, total)
 
     def out_of_range(self, up: Tree) -> dict[int, str]:
-        """By row, why a client does not send its update."""
+        """Reasons, by row, why a client does not send its update."""
         if not self.averages:
             return {}
         largest = self.fixed_point.largest

@@ -44,7 +44,7 @@ COUNT_SHARE = 20.0  # the count of updates within the norm has noise of a 20th o
 
 
 class SumCounter(Protocol):
-    """Where a real server counts, on its disk, the sums that it has let out."""
+    """Ledger of a real server, on its disk, of the sums that it has released."""
 
     def read(self) -> int: ...
 
@@ -82,7 +82,7 @@ class UserLevel(Stage):
         else:
             assert privacy.epsilon is not None  # one of the two is given
             self.noise = sampling.noise_for(privacy.epsilon, rounds.stop - 1, privacy.delta)
-        self.spent = max(rounds.start - 1, 0 if books is None else books.read())  # sums that have been let out
+        self.spent = max(rounds.start - 1, 0 if books is None else books.read())  # sums that have been released
         self._template, self._averages, self._source = template, averages, source
         self._summands, self._books = summands, books
         self._before = rounds.start - 1  # rounds of a warm start
@@ -94,7 +94,7 @@ class UserLevel(Stage):
 
     @property
     def sum_noise(self) -> float:
-        """Of the sum of updates, in units of the clipping norm."""
+        """Noise of the sum of updates, in units of the clipping norm."""
         if self.quantile is None or not self.noise:
             return self.noise
         return 1 / math.sqrt(self.noise**-2 - (2 * self.count_noise) ** -2)
@@ -162,7 +162,7 @@ class UserLevel(Stage):
     # ---- what it amounts to ----
 
     def epsilon(self) -> float:
-        """Of every client, for the server's models of all rounds so far."""
+        """Epsilon of every client, for the server's models of all rounds so far."""
         return self.sampling.epsilon(self.noise, self.spent, self.delta) if self._averages else 0.0
 
     def figures(self) -> dict[str, Any]:
@@ -199,7 +199,7 @@ class UserLevel(Stage):
 
 
 def unit_sum(clients: int) -> FixedPoint:
-    """How updates of so many clients, in units of the clipping norm, are added up securely."""
+    """Encoding in which updates of this many clients, in units of the clipping norm, are added up securely."""
     return FixedPoint(1.0, clients)
 
 
