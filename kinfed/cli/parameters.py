@@ -185,17 +185,13 @@ class SettingsCommand(DeclaredCommand):
 
     def _typed(self, values: dict[str, Any]) -> Any:
         file, sets = values.pop(_FILE, None), values.pop(_SETS, ())
-        if file is not None and any(option.name == "dataset" for option in self._made) and _is_table(file):
+        from kinfed.data.sources import is_table
+
+        if file is not None and any(option.name == "dataset" for option in self._made) and is_table(file):
             if "dataset" in values:
                 raise ConfigError(f"two data sets: {file} and --dataset {values['dataset']}; give one")
             file, values["dataset"] = None, file
         return TypedSettings(None if file is None else Path(file), values, tuple(sets))
-
-
-def _is_table(file: str) -> bool:
-    from kinfed.data.sources import is_table
-
-    return is_table(file)
 
 
 def _file_argument() -> click.Parameter:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kinfed.cli.parameters import TypedSettings, settings_of
-from kinfed.cli.terminal import StopRequest, console, say
+from kinfed.cli.terminal import StopRequest, console, new_folder, say
 from kinfed.errors import ConfigError, PoolError
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def run(
     from kinfed.trackers import make_trackers
 
     config = _config(settings_of(context), out, resume, extend)
-    folder = out or Path("runs") / datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    folder = out or new_folder("runs")
     continuation = f"kinfed run --out {shlex.quote(str(folder))} --resume"
     say(run_sentence(config))
     trackers = make_trackers(track or ())

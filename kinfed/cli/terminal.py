@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from datetime import datetime
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -14,6 +16,11 @@ console = Console(soft_wrap=False, markup=False, emoji=False)
 def say(text: str, *, style: str | None = None) -> None:
     """A line that is not cut, wrapped or coloured by rich, so that paths in it can be copied."""
     console.print(text, style=style, highlight=False, soft_wrap=True)
+
+
+def new_folder(kind: str) -> Path:
+    """The folder of a job that begins now, where none was named: runs/2026-01-31-120000."""
+    return Path(kind) / datetime.now().strftime("%Y-%m-%d-%H%M%S")
 
 
 class StopRequest:

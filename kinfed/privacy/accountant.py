@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
+from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -234,14 +235,7 @@ def most_rounds(spent: Events, each: Events, noise: float, delta: float, budget:
 
     if fits(horizon):
         return horizon
-    good, bad = 0, horizon
-    if not fits(1):
-        return 0
-    good = 1
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if fits(middle) else (good, middle)
-    return good
+    return bisect(range(1, horizon), False, key=lambda rounds: not fits(rounds))
 
 
 @contextmanager

@@ -128,37 +128,30 @@ class StartMaker:
 
     def _pretrained(self, seed: int, checkpoints: Checkpoints | None) -> CommonStart:
         """Train some rounds on the training data of all clients in one place."""
-        task, label, rounds = (
-            self._inputs.task(),
-            f"pretrained-{seed}{self._inputs.fold_mark}",
-            self._inputs.config.pretrain,
-        )
+        config, label = self._inputs.config, f"pretrained-{seed}{self._inputs.fold_mark}"
         snapshot = checkpoints.latest(label) if checkpoints is not None else None
         if snapshot is not None:
-            return CommonStart(snapshot.tensors["w"].to(task.device))
-        algorithm = make_algorithm("fedavg", self._inputs.config.training, {})
+            return CommonStart(snapshot.tensors["w"].to(self._inputs.task().device))
+        algorithm = make_algorithm("fedavg", config.training, {})
         task, data = self._inputs.training_parts(seed, algorithm)
         pooled = data.pooled()
-        pool = LocalPool(algorithm, task, pooled, seed, workers=self._inputs.config.workers)
+        pool = LocalPool(algorithm, task, pooled, seed, workers=config.workers)
         with Loop(algorithm, task, pool, pooled.population(seed), Schedule(1.0)) as loop:
-            w = self._server_model_after(rounds, loop, "pre-training")
+            w = self._server_model_after(config.pretrain, loop, "pre-training")
         if checkpoints is not None:
-            checkpoints.save(label, rounds, {"w": w}, {})
+            checkpoints.save(label, config.pretrain, {"w": w}, {})
         return CommonStart(w)
 
     def _warm_start(self, seed: int, start: CommonStart, checkpoints: Checkpoints | None) -> CommonStart:
         """Train some rounds of FedAvg; the start has their ledger."""
-        label, rounds, privacy = (
-            f"warm-start-{seed}{self._inputs.fold_mark}",
-            self._inputs.config.warm_start,
-            self._inputs.config.privacy,
-        )
+        config, label = self._inputs.config, f"warm-start-{seed}{self._inputs.fold_mark}"
+        rounds, privacy = config.warm_start, config.privacy
         snapshot = checkpoints.latest(label) if checkpoints is not None else None
         if snapshot is not None:
             ledger = Ledger() if privacy is None else Ledger.load(snapshot.tensors)
             return CommonStart(snapshot.tensors["w"].to(self._inputs.task().device), ledger)
         strict = privacy is not None and privacy.strict
-        algorithm = make_algorithm("fedavg", self._inputs.config.training, {"weights": "equal"} if strict else {})
+        algorithm = make_algorithm("fedavg", config.training, {"weights": "equal"} if strict else {})
         with self._loops.make(algorithm, seed, range(1, rounds + 1), start) as loop:
             w = self._server_model_after(rounds, loop, "warm start")
             ledger = Ledger() if loop.privacy is None else loop.privacy.ledger

@@ -197,11 +197,10 @@ def outcome(loop: Loop) -> State:
     evaluation = loop.evaluate(keep_models=True)
     assert evaluation.models is not None
     found["personal models"] = evaluation.models
-    for kind, score in (("personal", evaluation.personal), ("server", evaluation.server_model)):
+    scores = {"personal": evaluation.personal, "server": evaluation.server_model, **evaluation.alternatives}
+    for kind, score in scores.items():
         if score is not None:
             found |= {f"{kind} correct": score.correct, f"{kind} loss": score.loss}
-    for kind, score in evaluation.alternatives.items():
-        found |= {f"{kind} correct": score.correct, f"{kind} loss": score.loss}
     return found | {f"figure {name}": value for name, value in evaluation.figures.items()}
 
 

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kinfed.algorithms import AnyAlgorithm, make_algorithm
+from kinfed.algorithms import AnyAlgorithm
 from kinfed.config import DEFAULTS, RunConfig, make_config
 from kinfed.core import Range, rng, storage
 from kinfed.data import Federation
@@ -195,9 +195,7 @@ class _Tuning:
 
     def _algorithm(self, label: str, settings: Mapping[str, Any]) -> AnyAlgorithm:
         """The method with these settings; ConfigError where they do not go together."""
-        config = self.job.config
-        options = {name: value for name, value in config.algorithms[label].items() if name != "method"}
-        algorithm = make_algorithm(config.algorithms[label]["method"], config.training, {**options, **settings})
+        config, algorithm = self.job.config, self.job.variant(label, settings)
         for seed in config.seeds:
             clients = self.job.experiment.inputs.federation(seed).population(seed, config.participation)
             algorithm.check(self.job.experiment.inputs.task(), clients)

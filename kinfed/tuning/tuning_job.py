@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from kinfed.algorithms import AnyAlgorithm, tuning_space
-from kinfed.config import RunConfig, Where
+from kinfed.algorithms import AnyAlgorithm, make_algorithm, tuning_space
+from kinfed.config import RunConfig, Where, split_choice
 from kinfed.core import Range, storage
 from kinfed.data import Federation
 from kinfed.engine import METRICS, Builder
@@ -70,20 +70,20 @@ class TuningJob:
 
     def spaces(self, ranges: Mapping[str, Mapping[str, Range]] | None) -> dict[str, dict[str, Range]]:
         """Varied options of every method; `ranges` replaces ranges that the algorithms declare, by label and option."""
-        given, methods = ranges or {}, self.config.algorithms
+        given, config, methods, usual = ranges or {}, self.config, self.config.algorithms, self.config.optimizer
         if strange := given.keys() - methods.keys():
             raise ConfigError(
                 f"a range is given for {min(strange)!r}, which is not tuned; tuned are {', '.join(methods)}"
             )
         return {
-            label: space_of(
-                options["method"],
-                self.config.fixed_options(label),
-                given.get(label),
-                options.get("optimizer", self.config.optimizer),
-            )
-            for label, options in methods.items()
+            label: space_of(one["method"], config.fixed_options(label), given.get(label), one.get("optimizer", usual))
+            for label, one in methods.items()
         }
+
+    def variant(self, label: str, settings: Mapping[str, Any]) -> AnyAlgorithm:
+        """The method of that label with these options in place of its own."""
+        method, options, _ = split_choice(self.config.algorithms[label])
+        return make_algorithm(method, self.config.training, {**options, **settings})
 
     def score(self, algorithm: AnyAlgorithm, report: Report = lambda step, value: None) -> float:
         """Score of a trial: the mean of the headline metric over clients, of their personal models on

@@ -116,7 +116,7 @@ class Stage:
 
 STAGES: Registry[type[Stage]] = Registry("stage")
 for _name, _place, _summary in (
-    ("privacy", "example_level:ExampleLevel", "a budget for gradients of single examples"),
+    ("privacy", "stages:ExampleLevel", "a budget for gradients of single examples"),
     ("compression", "compression:Compression", "updates travel as codes"),
     ("staleness", "staleness:Staleness", "late updates count less"),
     ("screening", "screening:Screening", "updates that cannot be used are left out"),
