@@ -155,11 +155,11 @@ def adopt(
 
 
 @threads.one_thread()
-def learn_alone(run: EndedRun, newcomer: Federation, label: str, rounds: int | None = None) -> Tensor:
+def learn_alone(run: EndedRun, newcomer: Federation, label: str) -> Tensor:
     """[P] what the newcomer learns by a method that sends its clients nothing: as they did, from its own examples."""
     _check_fits(run, newcomer)
     method, task = run.algorithm(label), run.task(None, example_batch(newcomer))
-    return _trained(method, task, Nothing(), run, _weighted(run, newcomer), _rounds(run, rounds))[0]
+    return _trained(method, task, Nothing(), run, _weighted(run, newcomer), _rounds(run, None))[0]
 
 
 def as_pipeline(run: EndedRun, theta: Tensor, label: str, name: str = NAME) -> ModelPipeline:

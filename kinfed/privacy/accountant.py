@@ -106,7 +106,8 @@ def renyi_epsilon(events: Events, noise: float, delta: float, conversion: str = 
     with _quiet():
         accountant = RdpAccountant(ORDERS)
         for event in events:
-            accountant.compose(_as_dp_event(event, noise), event.batches)
+            gaussian = dp_accounting.GaussianDpEvent(noise / math.sqrt(event.gradients))
+            accountant.compose(dp_accounting.PoissonSampledDpEvent(event.q, gaussian), event.batches)
         if conversion == "tight":
             return _rounded_up(float(accountant.get_epsilon(delta)))
         rdp = np.asarray(accountant.rdp)
@@ -120,11 +121,6 @@ def _rounded_up(value: float) -> float:
         return value
     unit = 10.0 ** (math.floor(math.log10(value)) - 4)
     return float(f"{math.ceil(value / unit) * unit:.5g}")
-
-
-def _as_dp_event(event: Event, noise: float) -> Any:
-    gaussian = dp_accounting.GaussianDpEvent(noise / math.sqrt(event.gradients))
-    return dp_accounting.PoissonSampledDpEvent(event.q, gaussian)
 
 
 def largest(all_events: Iterable[Events], noise: float, delta: float, measure: Measure = epsilon) -> float:

@@ -107,7 +107,14 @@ class RunFiles(JobFiles):
         layout = storage.read_json(path, "the layout of a run's models")
         layers = layout.get("layers")
         known = isinstance(layout.get("model"), str) and isinstance(layout.get("parameters"), int)
-        if not known or not isinstance(layers, list) or not all(map(_is_layer, layers)):
+        if (
+            not known
+            or not isinstance(layers, list)
+            or not all(
+                isinstance(one, dict) and isinstance(one.get("name"), str) and isinstance(one.get("shape"), list)
+                for one in layers
+            )
+        ):
             raise StorageError(f"{path} does not say model, parameters and layers; was it written by kinfed?")
         return layout
 
@@ -152,10 +159,6 @@ class RunFiles(JobFiles):
             progress = "has not begun" if snapshot is None else f"has reached round {snapshot.round} of {last}"
             raise ConfigError(f"{name} {progress}; finish the run first: kinfed run --out {self.path} --resume")
         return snapshot.tensors
-
-
-def _is_layer(entry: Any) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("shape"), list)
 
 
 def models_path(folder: Path, algorithm: str, seed: int) -> Path:

@@ -27,9 +27,15 @@ from kinfed.runs.loop_factory import CommonStart, LoopFactory, StartMaker
 from kinfed.runs.method_run import MethodRun
 from kinfed.runs.observer import NullObserver, Observer, RunInfo
 from kinfed.runs.results import ClientTable, MethodResult, RunOutcome
-from kinfed.runs.run_checks import check_privacy, check_run, leave_out_what_cannot_run
+from kinfed.runs.run_checks import (
+    COMPILING,
+    check_privacy,
+    check_run,
+    description,
+    leave_out_what_cannot_run,
+    run_notes,
+)
 from kinfed.runs.run_inputs import RunInputs
-from kinfed.runs.run_notes import COMPILING, description, run_notes
 from kinfed.server import Loop
 from kinfed.serving import save_layout
 
@@ -54,7 +60,9 @@ def run(
     the number of classes.
     With `out` the run writes its folder and can be resumed, or extended by more rounds, seeds and methods, where
     `settings` says what the folder's run is to have besides (kinfed.runs.growth); without, all stays in memory."""
-    grown = None if not extend else _folder_to_extend(out)
+    if extend and out is None:
+        raise ConfigError("a run in a folder can be extended; say which one with out (--out)")
+    grown = Path(out) if extend and out is not None else None
     before = None if grown is None else RunFiles(grown).config
     config, build = chosen_config(config, model, settings, grown)
     from kinfed.runs.cross_validation import CrossValidation  # it is made of experiments
@@ -102,12 +110,6 @@ def chosen_config(
     if settings:
         raise ConfigError("give either a RunConfig or settings by name, not both")
     return config, model
-
-
-def _folder_to_extend(out: Path | str | None) -> Path:
-    if out is None:
-        raise ConfigError("a run in a folder can be extended; say which one with out (--out)")
-    return Path(out)
 
 
 def read_config(folder: Path) -> RunConfig:

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms import AnyAlgorithm, make_algorithm, prepare_data
-from kinfed.config import RunConfig
-from kinfed.data import Federation
 from kinfed.engine import Task
 from kinfed.pools import LocalPool, Pool, physical_memory
 from kinfed.privacy import Ledger, make_budget, seeded_noise
@@ -77,10 +75,10 @@ class LoopFactory:
                 state_bytes=(physical_memory() or 0) // 4 if config.state == "auto" else 0,
                 evaluated=inputs.evaluated(seed), stages=stages,
             )  # fmt: skip
-        schedule = replace(
-            schedule, first_round=rounds.start, clock=_clock(config, algorithm, data, seed),
-            evaluates=inputs.evaluated(seed),
-        )  # fmt: skip
+        clock = None
+        if config.speeds is not None:
+            clock = Clock(config.speeds, gradients_per_round(algorithm, data.train.count), seed)
+        schedule = replace(schedule, first_round=rounds.start, clock=clock, evaluates=inputs.evaluated(seed))
         is_asynchronous = any(isinstance(stage, Staleness) for stage in stages)
         loop = AsyncLoop if is_asynchronous else Loop
         return loop(algorithm, task, pool, population, schedule, stages)
@@ -101,11 +99,6 @@ class LoopFactory:
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
-
-
-def _clock(config: RunConfig, algorithm: AnyAlgorithm, data: Federation, seed: int) -> Clock | None:
-    speeds = config.speeds
-    return None if speeds is None else Clock(speeds, gradients_per_round(algorithm, data.train.count), seed)
 
 
 class StartMaker:

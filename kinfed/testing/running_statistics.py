@@ -17,8 +17,18 @@ from kinfed.core import Tree
 from kinfed.engine import Task, task_for
 from kinfed.errors import ConfigError, ModelError
 from kinfed.server import Loop
-from kinfed.testing.tiny_models import normalized_model
-from kinfed.testing.workbench import SEED, Bench, Method, State, check, expect, expect_equal, hooked, outcome
+from kinfed.testing.workbench import (
+    SEED,
+    Bench,
+    Method,
+    State,
+    check,
+    expect,
+    expect_equal,
+    hooked,
+    normalized_model,
+    outcome,
+)
 from kinfed.updates import trained_columns
 
 ROUNDS = 3

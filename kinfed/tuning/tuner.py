@@ -31,8 +31,7 @@ from kinfed.engine import METRICS, Builder
 from kinfed.errors import ConfigError, StorageError
 from kinfed.records import JobFiles, JobFolder
 from kinfed.runs import NullObserver, Observer, left_out_notes
-from kinfed.tuning.tuning_job import TuneResult, TuningJob
-from kinfed.tuning.tuning_result import Tuned, TuningTrial
+from kinfed.tuning.tuning_job import Tuned, TuneResult, TuningJob, TuningTrial
 
 try:
     import optuna

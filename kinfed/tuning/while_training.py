@@ -27,8 +27,7 @@ from kinfed.engine import METRICS, Builder
 from kinfed.errors import ConfigError
 from kinfed.records import RunFolder
 from kinfed.runs import ClientTable, Experiment, MethodRun, NullObserver, Observer
-from kinfed.tuning.tuning_job import TuneResult, TuningJob
-from kinfed.tuning.tuning_result import Explored
+from kinfed.tuning.tuning_job import Explored, TuneResult, TuningJob
 
 PROBE_STEPS = 3  # of local training, after which an option that matters to clients shows
 

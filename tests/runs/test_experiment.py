@@ -29,7 +29,7 @@ from kinfed.records.run_files import RunFiles
 from kinfed.runs.experiment import Experiment, read_config
 from kinfed.runs.method_run import Interrupted
 from kinfed.runs.observer import NullObserver
-from kinfed.runs.run_notes import COMPILING
+from kinfed.runs.run_checks import COMPILING
 
 SMALL = {"algorithms": "local,ditto", "rounds": 4, "seeds": (0, 1), "clients": 5, "model": "mlr", "eval_every": 2}
 
