@@ -35,7 +35,7 @@ def names(kind: str) -> dict[str, str]:
 
 
 def model_sizes(name: str) -> tuple[str, str]:
-    """For a model: its parameters, and the examples that they are counted for; empty where it was registered without
+    """Parameters of a model, and the examples that they are counted for; empty where it was registered without
     an example."""
     facts = registry_of("model")[name].facts
     if "example" not in facts:

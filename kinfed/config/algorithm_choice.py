@@ -57,7 +57,7 @@ def _from_list(items: Any) -> dict[str, Any]:
 
 
 def _add_object(choices: dict[str, Any], method: Any, listed: list[Any]) -> None:
-    """Under its name, or where that is taken under name-2, name-3 and so on."""
+    """Add the method under its name, or where that is taken under name-2, name-3 and so on."""
     options = _described(method)
     name = label = options[METHOD]
     labels_in_text = {item.partition("=")[0] for item in listed if isinstance(item, str)}

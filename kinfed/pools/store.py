@@ -103,7 +103,7 @@ class ClientStore(Generic[Client]):
             raise StorageError(f"cannot keep client states in {self._folder}: {error}") from error
 
     def named(self) -> dict[str, Tensor]:
-        """For a checkpoint: the ids in slot order and their rows. Views: the next round writes into them."""
+        """Tensors of a checkpoint: the ids in slot order and their rows. Views: the next round writes into them."""
         ids = self.seen
         if self._rows is None:
             return {"ids": ids}

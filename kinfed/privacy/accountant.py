@@ -84,7 +84,7 @@ def _grid(events: Events, noise: float, delta: float) -> float:
 
 
 def _guess(events: Events, noise: float, delta: float) -> float:
-    """About how large epsilon is: from a Gaussian limit, or from no sampling at all, whichever gives less. Grids are
+    """Rough size of epsilon: from a Gaussian limit, or from no sampling at all, whichever gives less. Grids are
     chosen and searches begun by it; a bad guess costs time or tightness, never truth."""
     sampled = plain = 0.0
     for event in events:
@@ -115,8 +115,8 @@ def renyi_epsilon(events: Events, noise: float, delta: float, conversion: str = 
 
 
 def _rounded_up(value: float) -> float:
-    """To five digits: the last bits of an accountant differ from one moment to the next (vector instructions depend on
-    where arrays lie in memory), and runs that are resumed or repeated are to write and decide the same."""
+    """Round up to five digits: an accountant's last bits differ from call to call (vector instructions depend on where
+    arrays lie in memory), and runs that are resumed or repeated are to write and decide the same."""
     if value == 0 or math.isinf(value):
         return value
     unit = 10.0 ** (math.floor(math.log10(value)) - 4)

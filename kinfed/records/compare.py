@@ -64,7 +64,7 @@ def growth_differences(
 
 
 def _choice_of_preset(use: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Without what it has set for which method, which is compared with the methods."""
+    """The preset without its options by method, which are compared with the methods."""
     return None if use is None else {name: use[name] for name in ("name", "family", "model", "own_lr")}
 
 

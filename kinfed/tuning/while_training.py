@@ -87,7 +87,7 @@ def _variants(
 
 
 def _value(range_: Range, u: float) -> Any:
-    """At the share u of a range, evenly on its scale; in three digits."""
+    """Value at the share u of a range, evenly on its scale; in three digits."""
     low, high = range_.low, range_.high
     number = low * (high / low) ** u if range_.log else low + u * (high - low)
     return min(max(round(number), int(low)), int(high)) if range_.whole else float(f"{number:.3g}")

@@ -85,7 +85,7 @@ class FixedPoint:
 
 @dataclass(frozen=True)
 class ProtocolSize:
-    """Bytes of a round in which all of n clients answer every question (kinfed.deploy.secure.secure_round), beside the
+    """Bytes of a round in which all of n clients answer every request (kinfed.deploy.secure.secure_round), beside the
     model that training starts from. Numbers of clients are public and not counted."""
 
     clients: int  # n

@@ -151,7 +151,7 @@ class Road(Sequence[Stage]):
         return next((stage for stage in self._stages if isinstance(stage, kind)), None)
 
     def at_clients(self) -> tuple[Stage, ...]:
-        """Those that change updates before they are sent."""
+        """Stages that change updates before they are sent."""
         return tuple(stage for stage in self._stages if type(stage).at_client is not Stage.at_client)
 
     def at_server(self, updates: Updates, round: RoundInfo) -> Updates:

@@ -73,8 +73,8 @@ class UserLevel(Stage):
     ) -> None:
         """`template`: an update [1, ...] of the method; `expected`: E; `rounds`: those that the run will have; the ones
         before them (a warm start) have been as private as these and count. `summands`: the most clients of a round,
-        where they shorten updates themselves and the server sees only the sum (kinfed.updates.secure_sum). `books`: of
-        a real server, whose rounds a crash may repeat with other noise; they come before what checkpoints say."""
+        where they shorten updates themselves and the server sees only the sum (kinfed.updates.secure_sum). `books`: the
+        ledger of a real server, whose rounds a crash may repeat with other noise; it comes before checkpoints."""
         self.delta, self.quantile, self.sampling, self.expected = privacy.delta, privacy.quantile, sampling, expected
         self.clip = privacy.clip
         if privacy.noise is not None:
@@ -166,14 +166,14 @@ class UserLevel(Stage):
         return self.sampling.epsilon(self.noise, self.spent, self.delta) if self._averages else 0.0
 
     def figures(self) -> dict[str, Any]:
-        """For the journal."""
+        """Diagnostics for the journal."""
         return {
             "noise": self.noise, "clip": self.clip, "delta": self.delta, "epsilon": self.epsilon(),
             "expected": self.expected, "neighbours": self.sampling.neighbours,
         }  # fmt: skip
 
     def summary(self) -> dict[str, Any]:
-        """For the summary; an epsilon that is not finite stands as null."""
+        """Diagnostics for the summary; an epsilon that is not finite stands as null."""
         renyi = self.sampling.renyi_epsilon(self.noise, self.spent, self.delta) if self._averages else 0.0
         return self.figures() | {
             "accountant": "pld", "epsilon_rdp": renyi, "rounds": self.spent, "sampling": self.sampling.scheme,
