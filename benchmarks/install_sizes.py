@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from kinfed.cli.installation import EXTRAS
+from kinfed.cli.doctor_command import EXTRAS
 
 MEGABYTE = 1e6
 

@@ -35,8 +35,8 @@ from kinfed.data.examples.batches import Batches as Batches
 from kinfed.data.examples.batches import Split as Split
 from kinfed.data.examples.local_training import LocalTraining as LocalTraining
 from kinfed.data.federations.cohort import Cohort as Cohort
-from kinfed.data.federations.federation import Federation as Federation
 from kinfed.data.federations.cohort import Population as Population
+from kinfed.data.federations.federation import Federation as Federation
 from kinfed.engine.contract.columns import ColumnSplit as ColumnSplit
 from kinfed.engine.contract.columns import last_layers as last_layers
 from kinfed.engine.contract.columns import parse_patterns as parse_patterns
@@ -47,7 +47,8 @@ from kinfed.engine.contract.feature_loss import cross_entropy as cross_entropy
 from kinfed.engine.contract.feature_loss import logit_delta as logit_delta
 from kinfed.engine.contract.feature_loss import on_rows as on_rows
 from kinfed.engine.contract.feature_loss import separable as separable
-from kinfed.engine.contract.head import ClassSums as ClassSums, Head as Head
+from kinfed.engine.contract.head import ClassSums as ClassSums
+from kinfed.engine.contract.head import Head as Head
 from kinfed.engine.contract.task import Task as Task
 from kinfed.engine.contract.update_program import Add as Add
 from kinfed.engine.contract.update_program import Collect as Collect

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import kinfed
-from kinfed.cli.installation import EXTRAS
+from kinfed.cli.doctor_command import EXTRAS
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))

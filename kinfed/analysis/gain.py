@@ -216,7 +216,7 @@ def gain_from_run(
 
 
 def render(report: GainReport, limit: int = 40) -> Table:
-    """A table of expected squared errors, clients that save most first; beyond ``limit`` rows the middle is left out."""
+    """Expected squared errors as a table, most saved first; beyond ``limit`` rows the middle is left out."""
     table = Table(title="Expected squared error per client", title_justify="left")
     table.add_column("client")
     for heading in ("n", "alone", "one for all", "Self-FL", "(claimed)", "exact", "saved"):

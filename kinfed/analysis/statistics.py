@@ -77,8 +77,8 @@ MOST_SEEDS = 100  # beyond this, "how many seeds would decide" has no practical 
 
 
 def seeds_to_decide(margin: Interval, confidence: float = 0.95) -> int | None:
-    """The number of seeds that would move Student's interval off zero, if mean and standard deviation stayed as observed; None
-    where more than MOST_SEEDS would be needed, or none are enough because the mean is zero."""
+    """The number of seeds that would move Student's interval off zero, if mean and standard deviation stayed as they
+    are; None where more than MOST_SEEDS would be needed, or none are enough because the mean is zero."""
     if margin.mean == 0.0:
         return None
     t = float(student_quantile(margin.n - 1, confidence))

@@ -13,11 +13,9 @@ from kinfed.cli import (
     deploy_command,
     doctor_command,
     fit_command,
-    init_command,
     inspect_command,
     results_command,
     run_command,
-    runs_command,
     tune_command,
 )
 from kinfed.cli import deploy_up_command as site_commands
@@ -53,13 +51,13 @@ def root(
 
 app.command(cls=SettingsCommand.taking())(run_command.run)
 app.command(cls=fit_command.FitCommand)(fit_command.fit)
-app.command(cls=SettingsCommand.taking(reads_file=False))(init_command.init)
+app.command(cls=SettingsCommand.taking(reads_file=False))(run_command.init)
 app.command(cls=SettingsCommand.taking(*tune_command.SETTINGS, texts=tune_command.TEXTS))(tune_command.tune)
 app.command("list")(inspect_command.list_)
 app.command(cls=SettingsCommand.taking(*inspect_command.DESCRIBE_SETTINGS))(inspect_command.describe)
 for command in (
     results_command.report, results_command.export, results_command.adopt, results_command.gain,
-    results_command.compare, runs_command.runs, runs_command.board,
+    results_command.compare, results_command.runs, results_command.board,
 ):  # fmt: skip
     app.command(cls=results_command.AdoptCommand if command is results_command.adopt else None)(command)
 for name in ("reproduce", "bench"):

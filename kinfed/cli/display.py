@@ -1,4 +1,4 @@
-"""What a running experiment shows: a live line on a terminal, plain lines elsewhere; and the table at the end."""
+"""Display of a running experiment: a live line on a terminal, plain lines elsewhere; and the table at the end."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def display(console: Console, total_rounds: int, metric: str | None = None) -> L
 
 
 def run_sentence(config: RunConfig) -> str:
-    """What a run is about to do."""
+    """One sentence on what a run will do."""
     from kinfed.runs import partition_name
 
     seeds = "seed" if len(config.seeds) == 1 else "seeds"
@@ -125,7 +125,7 @@ def results_table(results: Sequence[dict[str, Any]], baselines: Sequence[Baselin
 
 
 def _participants(results: Sequence[dict[str, Any]]) -> str:
-    """Whom the figures are of: all clients, or those that took part in a round."""
+    """Clients behind the figures: all clients, or those that took part in a round."""
     clients, counts = max(r["clients"] for r in results), sorted({r["took_part"] for r in results})
     if counts == [clients]:
         return f"all {clients} clients"
@@ -134,7 +134,7 @@ def _participants(results: Sequence[dict[str, Any]]) -> str:
 
 
 def outsiders_sentence(results: Sequence[dict[str, Any]]) -> str:
-    """About clients that took part in no round; "" where all did."""
+    """Sentence on clients that took part in no round; "" where all did."""
     if all(r["took_part"] == r["clients"] for r in results):
         return ""
     return (
@@ -164,7 +164,7 @@ class TuningLines(NullObserver):
 
 
 def tuning_table(methods: Sequence[tuple[str, dict[str, Any]]]) -> Table:
-    """What tuning chose for each method."""
+    """Table of the settings that tuning chose for each method."""
     metric = methods[0][1].get("metric", "accuracy") if methods else "accuracy"
     shown = METRICS.named(metric).shown
     table = Table(

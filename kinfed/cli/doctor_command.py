@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,14 +16,71 @@ from kinfed.cli.terminal import console, say
 from kinfed.version import __version__
 
 if TYPE_CHECKING:
-    from kinfed.cli.installation import Package
+    from packaging.requirements import Requirement
+
+# What each extra is for; pyproject.toml says what it holds.
+EXTRAS = {
+    "fast": "compiled loops (backend fused)",
+    "dp": "epsilon of differential privacy",
+    "tune": "kinfed tune",
+    "ray": "rounds on several machines (--pool ray)",
+    "flower": "real clients (kinfed deploy)",
+    "text": "tokenizers of pretrained encoders",
+    "audio": "recordings (data set wakeword)",
+    "onnx": "models as ONNX (kinfed export --onnx)",
+    "huggingface": "federations from Hugging Face datasets",
+    "tensorboard": "curves in TensorBoard (--track tensorboard)",
+    "mlflow": "runs in MLflow (--track mlflow)",
+    "wandb": "runs in Weights & Biases (--track wandb)",
+}
+BASE = ""
+
+
+@dataclass(frozen=True)
+class Package:
+    """A requirement of kinfed as it is met here."""
+
+    name: str
+    wanted: str  # "<3,>=2.6"; "" is any version
+    version: str | None  # None: not installed
+    fits: bool  # installed, in a version that is admitted
+
+    def __str__(self) -> str:
+        if self.version is None:
+            return f"{self.name}{self.wanted} is not installed"
+        return f"{self.name} {self.version}" + ("" if self.fits else f" does not fit {self.wanted}")
+
+
+def requirements(texts: list[str] | None = None) -> dict[str, list[Package]]:
+    """Requirements of the base install (BASE) and of each extra, as met here; `texts`: those of another package."""
+    from importlib import metadata
+
+    from packaging.requirements import Requirement
+
+    packages: dict[str, list[Package]] = {extra: [] for extra in (BASE, *EXTRAS)}
+    for text in metadata.requires("kinfed") or [] if texts is None else texts:
+        requirement = Requirement(text)
+        for extra, parts in packages.items():
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                parts.append(_package(requirement))
+                break  # what the base needs is not told again for every extra
+    return packages
+
+
+def _package(requirement: Requirement) -> Package:
+    from importlib import metadata
+
+    wanted = str(requirement.specifier)
+    try:
+        version = metadata.version(requirement.name)
+    except metadata.PackageNotFoundError:
+        return Package(requirement.name, wanted, None, False)
+    return Package(requirement.name, wanted, version, requirement.specifier.contains(version, prereleases=True))
 
 
 def doctor() -> None:
     """Show what is installed, which backends and devices there are, and which data; exit status 1 where a package is
     missing or does not fit."""
-    from kinfed.cli.installation import BASE, requirements
-
     packages = requirements()
     wrong = [package for package in packages[BASE] if not package.fits]
     _show_machine()
@@ -48,8 +106,6 @@ def _show_machine() -> None:
 
 
 def _show_packages(base: list[Package], extras: dict[str, list[Package]]) -> None:
-    from kinfed.cli.installation import EXTRAS
-
     say(f"base     {', '.join(map(str, base))}")
     table = Table("extra", "here", "packages", "for", box=None, padding=(0, 2, 0, 0))
     for extra, packages in extras.items():

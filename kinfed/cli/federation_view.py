@@ -46,7 +46,7 @@ def picture(d: Description, width: int = 100, *, ascii_only: bool = False) -> Gr
 
 
 def _columns(d: Description) -> Table | None:
-    """What became of the columns of a table, and why."""
+    """Table of columns: how each is encoded, and why."""
     learnt = d.inputs.get("preprocessing")
     if learnt is None:
         return None
@@ -109,7 +109,9 @@ def _target_table(d: Description, shown: list[int]) -> Table:
 def _grid(d: Description, shown: list[int], width: int, shades: str) -> Table:
     names = d.class_names or [str(label) for label in range(d.num_classes)]
     client_names = [d.names[k] if len(d.names[k]) <= 16 else d.names[k][:15] + "~" for k in shown]
-    groups = None if d.groups is None else [_group(d, k) for k in shown]
+    groups = None
+    if d.groups is not None:
+        groups = [d.group_names[d.groups[k]] if d.group_names else str(d.groups[k]) for k in shown]
     taken = max(map(len, [*client_names, "client"])) + (max(map(len, [*groups, "group"])) + 2 if groups else 0)
     cell, per_cell = _cell_size(names, width - taken - 27)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
@@ -125,11 +127,6 @@ def _grid(d: Description, shown: list[int], width: int, shades: str) -> Table:
         group = [] if groups is None else [Text(groups[line])]
         table.add_row(Text(client_names[line]), *group, f"{train[k]:,}", f"{test[k]:,}", f"{emd[k]:.2f}", picture_of_k)
     return table
-
-
-def _group(d: Description, client: int) -> str:
-    assert d.groups is not None
-    return d.group_names[d.groups[client]] if d.group_names else str(d.groups[client])
 
 
 def _cell_size(names: list[str], room: int) -> tuple[int, int]:

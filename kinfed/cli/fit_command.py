@@ -5,15 +5,13 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kinfed.cli.interrupt import StopRequest
 from kinfed.cli.parameters import DeclaredCommand, OptionPanel
-from kinfed.cli.terminal import console, say
+from kinfed.cli.terminal import StopRequest, console, new_folder, say
 from kinfed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,12 +19,8 @@ if TYPE_CHECKING:
 
 TABLE, SEARCH, FILES = "Table", "Search", "Files and time"
 DEMO = "breast_cancer"
-DEMO_SETTINGS = {
-    "trials": 2,
-    "rounds": 15,
-    "algorithms": "ditto,selffl",
-    "metric": "accuracy",
-}  # half a minute on a laptop
+# Half a minute on a laptop.
+DEMO_SETTINGS = {"trials": 2, "rounds": 15, "algorithms": "ditto,selffl", "metric": "accuracy"}
 TEXTS = {
     "client_column": "Column that names the site of each row.",
     "label_column": "Column with the class, or the number to predict.",
@@ -61,8 +55,7 @@ def fit(
         ),
     ] = None,
     minutes: Annotated[
-        float | None,
-        typer.Option(help="Time limit; fewer settings are tried to meet it.", rich_help_panel=FILES),
+        float | None, typer.Option(help="Time limit; fewer settings are tried to meet it.", rich_help_panel=FILES)
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder to write (default: fits/<time>).", rich_help_panel=FILES)
@@ -89,19 +82,13 @@ def fit(
         options = {**before, **options}
     if table is None:
         raise ConfigError("which table? Give a .csv or .parquet file with a column of sites, or try kinfed fit --demo")
-    folder = out or Path("fits") / datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    folder = out or new_folder("fits")
     with StopRequest(console) as stop, FitDisplay() as display:
         try:
             result = fit_table(
-                table,
-                out=folder,
-                resume=resume,
-                minutes=minutes,
-                data=None if data is None else Path(data),
-                observer=display,
-                should_stop=stop,
-                **options,
-            )
+                table, out=folder, resume=resume, minutes=minutes, data=None if data is None else Path(data),
+                observer=display, should_stop=stop, **options,
+            )  # fmt: skip
         except (Interrupted, KeyboardInterrupt) as interruption:
             say(f"{str(interruption) or 'stopped'}. To continue: kinfed fit --out {shlex.quote(str(folder))} --resume")
             raise typer.Exit(130) from None
@@ -115,7 +102,7 @@ MOST_SENTENCES = 12  # on a terminal; the page has all
 
 
 def show_gains(result: FitResult, limit: int) -> None:
-    """What every site has alone and takes: a table, the balance, and a sentence for each."""
+    """Print what every site has alone and takes: a table, the balance, and a sentence for each."""
     from kinfed.tabular import Wording, short_table
 
     words = Wording(result)
@@ -138,10 +125,8 @@ def _started_with(folder: Path) -> tuple[str | list[str], dict[str, Any]]:
     tables = settings.pop("table").split(", ")
     if len(tables) > 1:
         given.pop("client_column")
-    return tables[0] if len(tables) == 1 else tables, {
-        **settings,
-        **{name: value for name, value in given.items() if value not in (None, "", [])},
-    }
+    chosen = {name: value for name, value in given.items() if value not in (None, "", [])}
+    return tables[0] if len(tables) == 1 else tables, settings | chosen
 
 
 class FitDisplay:

@@ -27,32 +27,20 @@ def list_(
     plugin: Plugins = None,
 ) -> None:
     """List methods, data sets, partitions, models or recipes, or show the options of one of them."""
-    from kinfed.cli.listing import (
-        KINDS,
-        RECIPES,
-        gradient_path,
-        kind_named,
-        kind_of,
-        kinds,
-        model_sizes,
-        names,
-        options_of,
-        owner,
-        reference_of,
-    )
+    from kinfed.cli import listing
 
-    what = None if what is None else kind_named(what)
-    if what is not None and what not in (*KINDS, RECIPES):
-        kind = kind_of(what)
-        say(f"{what}: {names(kind)[what]}")
-        if kind == "algorithms" and (paper := reference_of(what)):
+    what = None if what is None else listing.kind_named(what)
+    if what is not None and what not in (*listing.KINDS, listing.RECIPES):
+        kind = listing.kind_of(what)
+        say(f"{what}: {listing.names(kind)[what]}")
+        if kind == "algorithms" and (paper := listing.reference_of(what)):
             say(f"  {paper}")
-        if kind == "models" and (sizes := model_sizes(what))[0]:
-            say("  {} parameters for examples {}; gradients: {}".format(*sizes, gradient_path(what)))
+        if kind == "models" and (sizes := listing.model_sizes(what))[0]:
+            say("  {} parameters for examples {}; gradients: {}".format(*sizes, listing.gradient_path(what)))
         if kind == "presets":
             console.print(_preset_table(what))
-        for option in options_of(what):
-            say(f"  --set {owner(kind, what)}.{option.name}={option.default}")
+        for option in listing.options_of(what):
+            say(f"  --set {listing.owner(kind, what)}.{option.name}={option.default}")
             if option.text:
                 say(f"      {option.text}" + (f" ({option.bounds})" if option.bounds else ""), style="dim")
         return
@@ -63,11 +51,11 @@ def list_(
             "small steps (batched)"
         )
         return
-    for kind in (what,) if what else kinds():
+    for kind in (what,) if what else listing.kinds():
         table = Table(title=kind, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
         table.add_column(no_wrap=True, style="bold")
         table.add_column()
-        for name, summary in names(kind).items():
+        for name, summary in listing.names(kind).items():
             table.add_row(name, summary)
         console.print(table)
         if not what:
@@ -78,23 +66,23 @@ def list_(
 
 def _model_table() -> Table:
     """Models with their sizes and paths."""
-    from kinfed.cli.listing import gradient_path, model_sizes, names
+    from kinfed.cli import listing
 
     table = Table(title="models", title_justify="left", box=None, padding=(0, 2, 0, 0))
     table.add_column("name", no_wrap=True, style="bold")
     for heading in ("parameters", "for examples", "path"):
         table.add_column(heading, no_wrap=heading == "for examples")
     table.add_column("")
-    for name, summary in names("models").items():
-        table.add_row(name, *model_sizes(name), gradient_path(name), summary)
+    for name, summary in listing.names("models").items():
+        table.add_row(name, *listing.model_sizes(name), listing.gradient_path(name), summary)
     return table
 
 
 def _preset_table(name: str) -> Table:
     """Settings of every method by model family."""
-    from kinfed.cli.listing import preset_rows
+    from kinfed.cli import listing
 
-    families, rows = preset_rows(name)
+    families, rows = listing.preset_rows(name)
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("method", no_wrap=True, style="bold")
     for family in families:

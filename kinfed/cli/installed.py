@@ -1,4 +1,4 @@
-"""What other packages add to the command line, found by their entry points.
+"""Commands and lists of other packages, found by their entry points.
 
     [project.entry-points."kinfed.commands"]
     reproduce = "kinfed_papers.reproduce_command:reproduce"        a function as typer takes it, or a typer
@@ -42,7 +42,7 @@ def find(group: str, name: str) -> EntryPoint | None:
 
 
 def load_list(name: str) -> Mapping[str, str]:
-    """What `kinfed list` prints of a kind of thing; an error that says what to install where nobody offers it."""
+    """Lines of `kinfed list` for a kind of thing; an error that says what to install where nobody offers it."""
     point = find(LISTS, name)
     if point is None:
         _not_installed(f"the list of {name}")

@@ -1,4 +1,4 @@
-"""What kinfed knows by name, for `kinfed list` and the documentation."""
+"""Things that kinfed knows by name, for `kinfed list` and the documentation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def kind_named(word: str) -> str:
 
 
 def kinds() -> tuple[str, ...]:
-    """What can be listed: recipes only where the package that has them is installed."""
+    """Kinds that can be listed: recipes only where the package that has them is installed."""
     return (*KINDS, *(kind for kind in (RECIPES,) if kind in installed.names(installed.LISTS)))
 
 
@@ -35,7 +35,7 @@ def names(kind: str) -> dict[str, str]:
 
 
 def model_sizes(name: str) -> tuple[str, str]:
-    """For a model: its parameters, and the examples that they are counted for; empty where it was registered without
+    """Parameters of a model, and the examples that they are counted for; empty where it was registered without
     an example."""
     facts = registry_of("model")[name].facts
     if "example" not in facts:
@@ -70,7 +70,7 @@ def _short(count: int) -> str:
 
 
 def preset_rows(name: str) -> tuple[list[str], dict[str, list[str]]]:
-    """Of a preset: the families it has, and for every method its settings in each of them ("" where there are none)."""
+    """Families of a preset, and for every method its settings in each of them ("" where there are none)."""
     from kinfed.config import in_words, preset_families, preset_methods
 
     families = preset_families(name)
@@ -103,7 +103,7 @@ def reference_of(name: str) -> str:
 
 
 def owner(kind: str, name: str) -> str:
-    """Who has the options of a thing in --set: an algorithm has its own, of the others there is one in a run."""
+    """Owner of a thing's options in --set: an algorithm has its own, of the others there is one in a run."""
     return name if kind == "algorithms" else KINDS.get(kind, kind)
 
 

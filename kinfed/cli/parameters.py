@@ -41,7 +41,7 @@ _ADVANCED = "Options of methods, data sets, partitions and models"
 
 @dataclass(frozen=True)
 class TypedSettings:
-    """What was typed: a file, settings, and owner.option=value texts."""
+    """Settings as typed: a file, settings, and owner.option=value texts."""
 
     file: Path | None = None
     values: dict[str, Any] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class DeclaredCommand(Command):
         return super().invoke(ctx)
 
     def _typed(self, values: dict[str, Any]) -> Any:
-        """What the function gets."""
+        """Value of `context.obj` for the function."""
         return values
 
     def _option(self, panel: OptionPanel, name: str) -> TyperOption:
@@ -185,17 +185,13 @@ class SettingsCommand(DeclaredCommand):
 
     def _typed(self, values: dict[str, Any]) -> Any:
         file, sets = values.pop(_FILE, None), values.pop(_SETS, ())
-        if file is not None and any(option.name == "dataset" for option in self._made) and _is_table(file):
+        from kinfed.data.sources import is_table
+
+        if file is not None and any(option.name == "dataset" for option in self._made) and is_table(file):
             if "dataset" in values:
                 raise ConfigError(f"two data sets: {file} and --dataset {values['dataset']}; give one")
             file, values["dataset"] = None, file
         return TypedSettings(None if file is None else Path(file), values, tuple(sets))
-
-
-def _is_table(file: str) -> bool:
-    from kinfed.data.sources import is_table
-
-    return is_table(file)
 
 
 def _file_argument() -> click.Parameter:

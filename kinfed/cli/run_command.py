@@ -1,17 +1,15 @@
-"""`kinfed run`."""
+"""`kinfed run`, and `kinfed init`, which writes a file for it."""
 
 from __future__ import annotations
 
 import shlex
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kinfed.cli.interrupt import StopRequest
 from kinfed.cli.parameters import TypedSettings, settings_of
-from kinfed.cli.terminal import console, say
+from kinfed.cli.terminal import StopRequest, console, new_folder, say
 from kinfed.errors import ConfigError, PoolError
 
 if TYPE_CHECKING:
@@ -41,7 +39,7 @@ def run(
     from kinfed.trackers import make_trackers
 
     config = _config(settings_of(context), out, resume, extend)
-    folder = out or Path("runs") / datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    folder = out or new_folder("runs")
     continuation = f"kinfed run --out {shlex.quote(str(folder))} --resume"
     say(run_sentence(config))
     trackers = make_trackers(track or ())
@@ -83,3 +81,19 @@ def _config(typed: TypedSettings, out: Path | None, resume: bool, extend: bool) 
         return typed.make_config()
     # "kinfed run --out DIR --resume" alone is enough; where data lies and how to compute may differ this time.
     return make_config(None, {**read_config(out).dump(), **typed.values})
+
+
+def init(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(help="TOML file to write; one that exists is left alone.")] = Path("run.toml"),
+) -> None:
+    """Write a TOML file to edit, with every setting explained; the options given here are set in it."""
+    from kinfed.config import config_toml
+    from kinfed.core import storage
+
+    if file.exists():
+        raise ConfigError(f"{file} exists already; name another file, or remove it first")
+    text = config_toml(settings_of(context).make_config(), shlex.quote(str(file)))
+    storage.write_atomically(file, text.encode())
+    say(f"wrote    {file}")
+    say(f"edit it, then: kinfed run {shlex.quote(str(file))}")

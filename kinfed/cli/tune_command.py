@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kinfed.cli.interrupt import StopRequest
 from kinfed.cli.parameters import TypedSettings, settings_of
-from kinfed.cli.terminal import console, say
+from kinfed.cli.terminal import StopRequest, console, new_folder, say
 from kinfed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -66,7 +64,7 @@ def tune(
 
     if resume and out is None:
         raise ConfigError("--resume needs --out, the folder of the tuning to continue")
-    folder = out or Path("tuned") / datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    folder = out or new_folder("tuned")
     typed = settings_of(context)
     if while_training:
         _tune_while_training(_new_plan(typed, tuple(ranges or ()), prune), trials or DEFAULT_TRIALS, folder, resume)

@@ -5,9 +5,9 @@ from kinfed.config.algorithm_choice import split_choice as split_choice
 from kinfed.config.config import NON_RESULT_SETTINGS as NON_RESULT_SETTINGS
 from kinfed.config.config import RunConfig as RunConfig
 from kinfed.config.config_fields import Named as Named
+from kinfed.config.config_reading import config_toml as config_toml
 from kinfed.config.config_reading import make_config as make_config
 from kinfed.config.config_reading import read_toml as read_toml
-from kinfed.config.config_template import config_toml as config_toml
 from kinfed.config.excludes import Where as Where
 from kinfed.config.excludes import refuse_exclusions as refuse_exclusions
 from kinfed.config.preset_files import PRESETS as PRESETS

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kinfed.config.plain_values import plain
+from kinfed.config.config_fields import plain
 from kinfed.core import declared, registry_of
 
 METHOD = "method"  # the key that names the algorithm among its options
@@ -21,7 +21,7 @@ def parse_algorithms(value: Any) -> dict[str, dict[str, Any]]:
     """Options by label. ValueError, in one sentence, for what cannot be one."""
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
-    if _is_object(value):
+    if not isinstance(value, Iterable):
         value = [value]
     choices = dict(value) if isinstance(value, Mapping) else _from_list(value)
     if not choices:
@@ -33,10 +33,6 @@ def split_choice(choice: Mapping[str, Any]) -> tuple[str, dict[str, Any], bool]:
     """The name of an algorithm, its options, and whether it is left out where it cannot run."""
     options = {name: value for name, value in choice.items() if name not in (METHOD, OPTIONAL)}
     return choice[METHOD], options, bool(choice.get(OPTIONAL, False))
-
-
-def _is_object(value: Any) -> bool:
-    return not isinstance(value, str | Mapping | Iterable)
 
 
 def _from_list(items: Any) -> dict[str, Any]:
@@ -61,7 +57,7 @@ def _from_list(items: Any) -> dict[str, Any]:
 
 
 def _add_object(choices: dict[str, Any], method: Any, listed: list[Any]) -> None:
-    """Under its name, or where that is taken under name-2, name-3 and so on."""
+    """Add the method under its name, or where that is taken under name-2, name-3 and so on."""
     options = _described(method)
     name = label = options[METHOD]
     labels_in_text = {item.partition("=")[0] for item in listed if isinstance(item, str)}

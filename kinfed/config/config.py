@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from kinfed.config import setting_groups as groups
-from kinfed.config.config_fields import Named
+from kinfed.config.config_fields import Named, recordable
 from kinfed.config.excludes import Where, refuse_exclusions
-from kinfed.config.plain_values import recordable
 from kinfed.config.presets import with_preset
 from kinfed.config.setting_groups import DEFAULT_ALGORITHMS, DEFAULT_MODEL, DEFAULT_STEPS, DEFAULTS
 from kinfed.core import convert, declared
@@ -95,7 +94,7 @@ class RunConfig(
 
     @property
     def changed(self) -> dict[str, Any]:
-        """What is not as it is by default, as plain values."""
+        """Settings that differ from their defaults, as plain values."""
         return {name: _plain(value) for name, value in self.settings.items() if value != DEFAULTS[name]}
 
     @property
@@ -136,7 +135,7 @@ class RunConfig(
 
     @property
     def speeds(self) -> Speeds | None:
-        """Of the clients, where there is a clock; asynchronous rounds have one in any case."""
+        """Speeds of clients, where there is a clock; asynchronous rounds have one in any case."""
         from kinfed.server import CLOCKS
 
         if self.clock is None and self.staleness_rule is None:

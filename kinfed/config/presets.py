@@ -23,7 +23,7 @@ from kinfed.errors import ConfigError, unknown_name
 
 
 class PresetUse(BaseModel):
-    """What a preset has set in a configuration."""
+    """A preset with the options that it has set in a configuration."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
     name: str
@@ -34,7 +34,7 @@ class PresetUse(BaseModel):
     missing: tuple[str, ...] = ()  # labels without a setting in the preset: they have their defaults
 
     def notes(self) -> list[str]:
-        """What a reader should know before the figures."""
+        """Notes for a reader of the results."""
         family, notes = self.family or f"{self.model}, which belongs to no family", []
         if shown := "; ".join(f"{label} {in_words(options)}" for label, options in self.options.items() if options):
             notes.append(f"preset {self.name}, for {family}: {shown}")
@@ -44,7 +44,7 @@ class PresetUse(BaseModel):
         return notes
 
     def limited_to(self, labels: Container[str]) -> PresetUse:
-        """Of some of the methods."""
+        """This one for some of the methods."""
         options = {label: options for label, options in self.options.items() if label in labels}
         missing = tuple(label for label in self.missing if label in labels)
         return self.model_copy(update={"options": options, "missing": missing})
@@ -71,7 +71,7 @@ class PresetUse(BaseModel):
 
 
 def as_preset(value: Any) -> Any:
-    """Also one word, tuned, or with a family, tuned:cnn."""
+    """Name and family from one word: tuned, or tuned:cnn."""
     if isinstance(value, str):
         name, _, family = value.partition(":")
         return {"name": name, "family": family or None}

@@ -47,7 +47,7 @@ class HeldOutMetrics:
 
     @classmethod
     def of_model(cls, task: Task, theta: Tensor, test: Split, metric: Metric) -> HeldOutMetrics | None:
-        """Of theta [1, P]; None where no example was held out."""
+        """Metrics of theta [1, P] on `test`; None where no example was held out."""
         score = task_for(task, theta).evaluate(theta, test)
         n = int(score.count[0])
         value = float(score.metric(metric.name)[0])
@@ -155,11 +155,11 @@ def adopt(
 
 
 @threads.one_thread()
-def learn_alone(run: EndedRun, newcomer: Federation, label: str, rounds: int | None = None) -> Tensor:
+def learn_alone(run: EndedRun, newcomer: Federation, label: str) -> Tensor:
     """[P] what the newcomer learns by a method that sends its clients nothing: as they did, from its own examples."""
     _check_fits(run, newcomer)
     method, task = run.algorithm(label), run.task(None, example_batch(newcomer))
-    return _trained(method, task, Nothing(), run, _weighted(run, newcomer), _rounds(run, rounds))[0]
+    return _trained(method, task, Nothing(), run, _weighted(run, newcomer), _rounds(run, None))[0]
 
 
 def as_pipeline(run: EndedRun, theta: Tensor, label: str, name: str = NAME) -> ModelPipeline:

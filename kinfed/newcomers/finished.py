@@ -27,7 +27,7 @@ from kinfed.serving import ModelInputs
 
 @dataclass(frozen=True)
 class EndedRun(ABC):
-    """What both have in common."""
+    """Common parts of runs in a folder and in memory."""
 
     config: RunConfig
     seed: int
@@ -36,7 +36,7 @@ class EndedRun(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What messages call it."""
+        """Name of the run in messages."""
 
     @abstractmethod
     def server_state(self, label: str) -> Mapping[str, Tensor]:
@@ -58,12 +58,12 @@ class EndedRun(ABC):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of an example."""
+        """Shape of an example."""
         return tuple(self.description.inputs["shape"])
 
     @property
     def inputs(self) -> ModelInputs:
-        """What its models are fed."""
+        """Inputs of its models."""
         return ModelInputs.of_description(self.description, self.config.model.options)
 
     def label(self, name: str | None) -> str:
@@ -104,7 +104,7 @@ class EndedRun(ABC):
 
 @dataclass(frozen=True)
 class FinishedRun(EndedRun):
-    """In a folder."""
+    """A finished run in a folder."""
 
     files: RunFiles
 
@@ -151,13 +151,13 @@ class FinishedRun(EndedRun):
 
 @dataclass(frozen=True)
 class RunInMemory(EndedRun):
-    """What newcomers need of a run without a folder; it can be pickled."""
+    """A finished run without a folder, as far as new clients need it; it can be pickled."""
 
     states: Mapping[str, Mapping[str, Tensor]]  # of servers, by label
 
     @classmethod
     def of_result(cls, result: RunOutcome, *labels: str, seed: int | None = None) -> RunInMemory:
-        """Of these algorithms; of all where none is named."""
+        """Make it for these algorithms; for all where none is named."""
         states = {}
         for label in labels or result.config.algorithms:
             method = result.result(label, seed)

@@ -1,4 +1,4 @@
-"""Where clients are computed: in this process or by Ray."""
+"""Pools that compute clients: in this process or by Ray."""
 
 from kinfed.core.door import open_door
 

@@ -24,7 +24,7 @@ _DIGEST_BYTES = 16
 
 
 class KnownScores:
-    """Of the first MOST_CLIENTS clients of a federation, by split and name of the model."""
+    """Scores of the first MOST_CLIENTS clients of a federation, by split and name of the model."""
 
     def __init__(self, num_clients: int) -> None:
         self._num_clients = min(num_clients, MOST_CLIENTS)

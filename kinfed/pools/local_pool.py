@@ -21,8 +21,7 @@ from kinfed.data import Cohort, Federation, LoopMemory, Moments, Ragged, Split, 
 from kinfed.engine import Score, Task, task_for
 from kinfed.errors import CheckpointError
 from kinfed.pools.base import Download, Evaluation, ServerModelOf
-from kinfed.pools.chunk_updates import ChunkUpdate, OrderedUpdates
-from kinfed.pools.collect import join_evaluations
+from kinfed.pools.collect import ChunkUpdate, OrderedUpdates, join_evaluations
 from kinfed.pools.known_scores import KnownScores
 from kinfed.pools.memory import device_memory
 from kinfed.pools.store import ClientStore, MomentStore
@@ -44,7 +43,7 @@ class LocalPool:
     """`workers`: threads, by default one per core; `chunk`: clients that train together, by default what suits the
     model; `state_folder`: keep client states in memory-mapped files there, once they are more than `state_bytes`;
     `evaluated` [n]: the only clients that will be evaluated, where not all are. Of methods whose clients keep a state
-    only to deploy it, the states of the others are let go. `stages`: what happens to updates on their way."""
+    only to deploy it, the states of the others are dropped. `stages`: what happens to updates on their way."""
 
     def __init__(
         self,
@@ -146,8 +145,8 @@ class LocalPool:
             self._beside[prefix].put(ids, rows)
 
     def _training_state(self, ids: Tensor) -> Tree:
-        """What these clients start a round from. Where states are only there to be deployed, that of any client that
-        has none yet does as well: one for all of them and for all rounds, and no rows are copied for it."""
+        """States that these clients start a round from. Where states are only deployed, that of any client without one
+        serves for all of them and for all rounds, and no rows are copied."""
         if self.reads_states:
             return self.clients.take(ids, borrow=True)
         if self._blank is None:
@@ -198,8 +197,8 @@ class LocalPool:
     def _score(
         self, name: str, split: str, theta: Tensor, examples: Split, shared: Tensor | None, of_server: Score | None
     ) -> Score:
-        """Of personal models. Who deploys the server's model, as clients do that were never called, has its score; who
-        deploys the same model as at the last evaluation has the score of then."""
+        """Score of personal models. A client that deploys the server's model, as those never called do, has its score;
+        one with the same model as at the last evaluation has the score of then."""
         task = task_for(self.task, theta)
         if shared is None or of_server is None or task is not self.task or shared.shape != theta.shape:
             return self._known_scores.score(task, name, split, theta, examples)
@@ -262,7 +261,7 @@ class LocalPool:
         forget_free_blocks()
 
     def _memory(self, ids: Tensor) -> LoopMemory | None:
-        """What the optimizers of these clients remember, to be changed by a round."""
+        """Memory of the optimizers of these clients, to be changed by a round."""
         store = self._beside.get(_MOMENTS)
         return None if store is None else LoopMemory(len(ids), store.take(ids, borrow=True).to(self.task.device))
 
@@ -294,8 +293,8 @@ class LocalPool:
             yield begin, min(begin + size, n)
 
     def _chunk_bytes(self) -> int:
-        """Of the parameters of a chunk: on the processor what its cache holds, on an accelerator a share of the memory
-        that it had free when it was first asked. Of each parameter there are copies: the model received and its
+        """Bytes of the parameters of a chunk: on the processor what its cache holds, on an accelerator a share of the
+        memory that it had free when it was first asked. Of each parameter there are copies: the model received and its
         change, gradients, moments, the client's state; activations take as much again."""
         if self._device_bytes is None:
             free = None if self.task.device.type == "cpu" else device_memory(self.task.device)

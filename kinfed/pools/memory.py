@@ -40,7 +40,7 @@ def device_memory(device: torch.device) -> int | None:
 
 @cache
 def keep_freed_memory() -> bool:
-    """For the whole process, once. False where the C library knows no such setting (any but glibc)."""
+    """Keep freed memory in the whole process, once. False where the C library knows no such setting (any but glibc)."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):

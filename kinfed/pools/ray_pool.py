@@ -29,10 +29,11 @@ from kinfed.algorithms import AnyAlgorithm
 from kinfed.core import PLUGIN_PREFIX, is_broadcast
 from kinfed.data import Federation
 from kinfed.engine import ModuleTask, Task
-from kinfed.errors import CheckpointError, ConfigError, PoolError
+from kinfed.errors import ConfigError, PoolError
 from kinfed.pools.base import Download, Evaluation, ServerModelOf
 from kinfed.pools.collect import UpdatesCollector, join_evaluations
 from kinfed.pools.shard import balance, expected_work, make_shard
+from kinfed.pools.store import checked_ids
 from kinfed.pools.worker import compact
 from kinfed.updates import Road, Stage, Updates
 
@@ -82,12 +83,7 @@ class RayCluster:
         self._slots: list[_WorkerSlot] = []
 
     def pool(
-        self,
-        algorithm: AnyAlgorithm,
-        task: Task,
-        federation: Federation,
-        seed: int,
-        stages: Iterable[Stage] = (),
+        self, algorithm: AnyAlgorithm, task: Task, federation: Federation, seed: int, stages: Iterable[Stage] = ()
     ) -> RayPool:
         """A pool of these clients. The pool made before must have been closed: a worker serves one at a time."""
         if task.device.type != "cpu":
@@ -131,7 +127,7 @@ def _send_plugins_as_code() -> None:
 
 @dataclass(frozen=True)
 class _RunSpec:
-    """What a worker must know before its first round of a run."""
+    """Facts for a worker before its first round of a run."""
 
     run: str  # its identity, which its states carry
     algorithm: AnyAlgorithm
@@ -289,13 +285,7 @@ class RayPool:
         return {name: torch.cat([part[name] for part in parts])[order] for name in parts[0]}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        ids = tensors.get("ids")
-        if ids is None:
-            raise CheckpointError("client states without the ids of their clients")
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(self._slot_of):
-            raise CheckpointError(
-                f"client states of ids up to {int(ids.max())}; there are {len(self._slot_of)} clients"
-            )
+        ids = checked_ids(tensors, len(self._slot_of))
         for number, slot in enumerate(self._slots):
             positions = (self._slot_of[ids] == number).nonzero().squeeze(1)
             part = {name: tensor.index_select(0, positions) for name, tensor in tensors.items()}

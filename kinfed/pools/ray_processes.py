@@ -74,7 +74,7 @@ def _own_signals() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class WorkerShare:
-    """What Ray sets aside of a cluster for one worker."""
+    """Part of a cluster that Ray sets aside for one worker."""
 
     cpus: float = 1.0
     gpus: float = 0.0  # a fraction: several workers share one
@@ -96,7 +96,7 @@ def free(kind: str) -> float:
 
 @dataclass(frozen=True)
 class SignOfLife:
-    """What a worker says of itself while it computes."""
+    """Report of a worker while it computes."""
 
     process: int
     machine: str
@@ -201,7 +201,7 @@ def _report_silence(reference: Any, report: Callable[[], None]) -> None:
 
 
 def describe_worker(worker: Any) -> str:
-    """What a worker does at the moment, to follow its name; it may be silent."""
+    """Words on what a worker does at the moment, to follow its name; it may be silent."""
     try:
         sign: SignOfLife = ray.get(worker.sign_of_life.remote(), timeout=SIGN_SECONDS)
     except exceptions.GetTimeoutError:
@@ -218,7 +218,7 @@ def describe_worker(worker: Any) -> str:
 
 
 def send_tensors_as_bytes() -> None:
-    """From this process, and at the receiving end: Ray moves arrays of bytes without pickling them."""
+    """Send from this process, and receive, tensors as bytes: Ray moves arrays of bytes without pickling them."""
     ray.util.register_serializer(Tensor, serializer=_to_bytes, deserializer=_from_bytes)
 
 

@@ -61,7 +61,8 @@ def make_shard(federation: Federation, ids: Tensor) -> Shard:
     """The shard of these clients: a copy of the examples they own, each once, and nothing of the others."""
     is_local = torch.zeros(federation.num_clients, dtype=torch.bool)
     is_local[ids] = True
-    owned = {name: _lists_of(is_local, federation.split(name)) for name in SPLITS}
+    splits = {name: federation.split(name) for name in SPLITS}
+    owned = {name: split.filter(is_local[split.owner]) for name, split in splits.items()}  # other clients' are empty
     lists = {name: ragged.rows for name, ragged in owned.items()}
     if federation.public is not None:
         lists["public"] = federation.public
@@ -77,10 +78,5 @@ def make_shard(federation: Federation, ids: Tensor) -> Shard:
         "public": new_rows.get("public"),
         **{name: Ragged(ragged.offsets, new_rows[name]) for name, ragged in owned.items()},
     }
-    longest = {name: federation.split(name).longest for name in SPLITS}
+    longest = {name: split.longest for name, split in splits.items()}
     return Shard(**(whole | own), is_local=is_local, longest=longest)
-
-
-def _lists_of(is_local: Tensor, ragged: Ragged) -> Ragged:
-    """The lists of local clients; those of the others are empty."""
-    return ragged.filter(is_local[ragged.owner])

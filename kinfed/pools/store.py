@@ -103,7 +103,7 @@ class ClientStore(Generic[Client]):
             raise StorageError(f"cannot keep client states in {self._folder}: {error}") from error
 
     def named(self) -> dict[str, Tensor]:
-        """For a checkpoint: the ids in slot order and their rows. Views: the next round writes into them."""
+        """Tensors of a checkpoint: the ids in slot order and their rows. Views: the next round writes into them."""
         ids = self.seen
         if self._rows is None:
             return {"ids": ids}
@@ -116,11 +116,7 @@ class ClientStore(Generic[Client]):
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over what `named` gave. States of another method, model or population are refused, and the present
         ones kept."""
-        ids = tensors.get("ids")
-        if ids is None:
-            raise CheckpointError("client states without the ids of their clients")
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(self.slot):
-            raise CheckpointError(f"client states of ids up to {int(ids.max())}; there are {len(self.slot)} clients")
+        ids = checked_ids(tensors, len(self.slot))
         if len(set(ids.tolist())) != len(ids):
             raise CheckpointError("client states with the same id twice")
         rows = {name[len("rows.") :]: t for name, t in tensors.items() if name.startswith("rows.")}
@@ -135,7 +131,7 @@ class ClientStore(Generic[Client]):
 
 
 class MomentStore(ClientStore[Moments]):
-    """What local optimizers keep between rounds, by client id. Which moments there are is known once some were put, and
+    """Memory of local optimizers between rounds, by client id. Which moments there are is known once some were put, and
     clients without any have zeros: an optimizer that has not taken a step."""
 
     def __init__(self, num_clients: int, folder: Path | None = None, bound: int = 0) -> None:
@@ -148,6 +144,16 @@ class MomentStore(ClientStore[Moments]):
 
     def _example(self, ids: Tensor, rows: Mapping[str, Tensor]) -> Moments:
         return Moments({name: tensor[:1] for name, tensor in rows.items()})
+
+
+def checked_ids(tensors: Mapping[str, Tensor], num_clients: int) -> Tensor:
+    """Ids [n] of the clients whose states these are; refused where there are none, or others than this run has."""
+    ids = tensors.get("ids")
+    if ids is None:
+        raise CheckpointError("client states without the ids of their clients")
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < num_clients:
+        raise CheckpointError(f"client states of ids up to {int(ids.max())}; there are {num_clients} clients")
+    return ids
 
 
 def _check_rows(rows: Mapping[str, Tensor], like: Tree, count: int) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
+from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -71,7 +72,7 @@ def epsilon_over_noises(by_noise: tuple[tuple[float, Events], ...], delta: float
 
 @lru_cache(maxsize=64)
 def _loss(q: float, noise: float, step: float) -> Any:
-    """Of one gradient; kept, because the same client is asked about again and again."""
+    """Privacy loss of one gradient; cached, because the same client is asked about again and again."""
     return privacy_loss_distribution.from_gaussian_mechanism(noise, sampling_prob=q, value_discretization_interval=step)
 
 
@@ -83,7 +84,7 @@ def _grid(events: Events, noise: float, delta: float) -> float:
 
 
 def _guess(events: Events, noise: float, delta: float) -> float:
-    """About how large epsilon is: from a Gaussian limit, or from no sampling at all, whichever gives less. Grids are
+    """Rough size of epsilon: from a Gaussian limit, or from no sampling at all, whichever gives less. Grids are
     chosen and searches begun by it; a bad guess costs time or tightness, never truth."""
     sampled = plain = 0.0
     for event in events:
@@ -105,7 +106,8 @@ def renyi_epsilon(events: Events, noise: float, delta: float, conversion: str = 
     with _quiet():
         accountant = RdpAccountant(ORDERS)
         for event in events:
-            accountant.compose(_as_dp_event(event, noise), event.batches)
+            gaussian = dp_accounting.GaussianDpEvent(noise / math.sqrt(event.gradients))
+            accountant.compose(dp_accounting.PoissonSampledDpEvent(event.q, gaussian), event.batches)
         if conversion == "tight":
             return _rounded_up(float(accountant.get_epsilon(delta)))
         rdp = np.asarray(accountant.rdp)
@@ -113,17 +115,12 @@ def renyi_epsilon(events: Events, noise: float, delta: float, conversion: str = 
 
 
 def _rounded_up(value: float) -> float:
-    """To five digits: the last bits of an accountant differ from one moment to the next (vector instructions depend on
-    where arrays lie in memory), and runs that are resumed or repeated are to write and decide the same."""
+    """Round up to five digits: an accountant's last bits differ from call to call (vector instructions depend on where
+    arrays lie in memory), and runs that are resumed or repeated are to write and decide the same."""
     if value == 0 or math.isinf(value):
         return value
     unit = 10.0 ** (math.floor(math.log10(value)) - 4)
     return float(f"{math.ceil(value / unit) * unit:.5g}")
-
-
-def _as_dp_event(event: Event, noise: float) -> Any:
-    gaussian = dp_accounting.GaussianDpEvent(noise / math.sqrt(event.gradients))
-    return dp_accounting.PoissonSampledDpEvent(event.q, gaussian)
 
 
 def largest(all_events: Iterable[Events], noise: float, delta: float, measure: Measure = epsilon) -> float:
@@ -234,14 +231,7 @@ def most_rounds(spent: Events, each: Events, noise: float, delta: float, budget:
 
     if fits(horizon):
         return horizon
-    good, bad = 0, horizon
-    if not fits(1):
-        return 0
-    good = 1
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if fits(middle) else (good, middle)
-    return good
+    return bisect(range(1, horizon), False, key=lambda rounds: not fits(rounds))
 
 
 @contextmanager

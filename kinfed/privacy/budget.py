@@ -54,7 +54,7 @@ def make_budget(
 
 
 class PrivacyBudget:
-    """What the server loop does with the private task is counted here."""
+    """Ledger of what the server loop does with the private task."""
 
     def __init__(
         self, privacy: Privacy, algorithm: AnyAlgorithm, task: PrivateTask, count: Tensor, calls: Tensor, spent: Ledger
@@ -77,7 +77,7 @@ class PrivacyBudget:
     # ---- who may take part ----
 
     def within_budget(self, ids: Tensor) -> Tensor:
-        """Those of the clients whose budget allows one more round. Decided before the round, from what it can take at
+        """Ids of the clients whose budget allows one more round. Decided before the round, from what it can take at
         most; clients left out are sent nothing."""
         if self.limit is None:
             return ids
@@ -105,7 +105,7 @@ class PrivacyBudget:
 
     @contextmanager
     def recording(self, ids: Tensor) -> Iterator[Record]:
-        """Around the training of these clients. Records of tasks in other processes are to be joined to this one."""
+        """Record the training of these clients. Records of tasks in other processes are to be joined to this one."""
         with self.task.recording() as record:
             yield record
         if bool(self._holds[ids].any()) and not record.calls:
@@ -150,7 +150,7 @@ class PrivacyBudget:
     # ---- what it amounts to ----
 
     def events(self) -> list[Events]:
-        """Of every client, were it to make and publish its personal model now."""
+        """Events of every client, were it to make and publish its personal model now."""
         spent = self.ledger.events(len(self.refused))
         return [merge(before, after) for before, after in zip(spent, self._after, strict=True)]
 
@@ -165,14 +165,14 @@ class PrivacyBudget:
         return largest(self.events(), self.noise, self.delta)
 
     def figures(self) -> dict[str, Any]:
-        """For the journal."""
+        """Diagnostics for the journal."""
         return {
             "noise": self.noise, "clip": self.clip, "delta": self.delta, "epsilon_max": self.largest_epsilon(),
             "refused": int(self.refused.sum()), "not_covered": self._uncovered,
         }  # fmt: skip
 
     def summary(self, names: list[str]) -> dict[str, Any]:
-        """For the summary; an epsilon that is not finite stands as null."""
+        """Diagnostics for the summary; an epsilon that is not finite stands as null."""
         from kinfed.privacy.accountant import largest, renyi_epsilon
 
         each = self.epsilon()

@@ -33,7 +33,7 @@ TRAINING, EVALUATION = 0, 1
 
 @dataclass
 class Record:
-    """What a task was asked between two moments: gradients by sample, and whether models were evaluated on examples."""
+    """Requests to a task between two moments: gradients by sample, and whether models were evaluated on examples."""
 
     phase: int = TRAINING
     calls: dict[int, int] = field(default_factory=dict)  # gradients so far on each sample, by its key
@@ -151,7 +151,7 @@ class PrivateTask(Task):
 
     @contextmanager
     def _computing_gradient(self) -> Iterator[None]:
-        """What a feature loss asks of this task in here goes into gradients that are clipped."""
+        """Context in which requests of a feature loss go into gradients that are clipped."""
         self._inside.gradient = True
         try:
             yield

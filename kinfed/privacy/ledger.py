@@ -1,4 +1,4 @@
-"""Which gradients were taken of every client's training data: the ledger from which epsilon is computed.
+"""The ledger of gradients taken of every client's training data, from which epsilon is computed.
 
 One entry says: client m drew `batches` Poisson samples, each example joining with chance q, and `gradients` noisy
 gradients were computed on each of them. Gradients on one sample are kept apart from gradients on different ones,
@@ -43,7 +43,7 @@ class Ledger:
             self.batches[entry] = self.batches.get(entry, 0) + batches
 
     def join(self, other: Ledger, times: int = 1) -> Ledger:
-        """Both together, the other one counted several times."""
+        """Both ledgers together, the other one counted several times."""
         out = Ledger(dict(self.batches))
         for (client, q, gradients), batches in other.batches.items():
             out.add(client, q, gradients, batches * times)
@@ -54,14 +54,14 @@ class Ledger:
         return Ledger({entry: batches for entry, batches in self.batches.items() if entry[0] in wanted})
 
     def events(self, num_clients: int) -> list[Events]:
-        """For every client, what it was asked."""
+        """Events of every client."""
         by_client: list[list[Event]] = [[] for _ in range(num_clients)]
         for (client, q, gradients), batches in self.batches.items():
             by_client[client].append(Event(q, gradients, batches))
         return [tuple(sorted(events)) for events in by_client]
 
     def named(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
+        """Tensors of a checkpoint."""
         entries = sorted(self.batches.items())
         return {
             "client": torch.tensor([entry[0] for entry, _ in entries], dtype=torch.int64),
@@ -82,7 +82,7 @@ class Ledger:
 
 
 def merge(one: Events, other: Events, times: int = 1) -> Events:
-    """What both ask of one client, the other one several times."""
+    """Join the requests to one client in `one` with `times` times those in `other`."""
     total: dict[tuple[float, int], int] = {}
     for events, factor in ((one, 1), (other, times)):
         for e in events:
@@ -105,7 +105,7 @@ def _at_least(events: Events, gradients: int) -> int:
 
 
 def maximal(all_events: Iterable[Events]) -> list[Events]:
-    """Those that no other dominates: the largest epsilon is among theirs, whatever the noise."""
+    """Events that no others dominate: the largest epsilon is among theirs, whatever the noise."""
     maxima: list[Events] = []
     for events in sorted(set(all_events), key=_size, reverse=True):
         if events and not any(dominates(other, events) for other in maxima):

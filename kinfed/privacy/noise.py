@@ -1,4 +1,4 @@
-"""Where the noise comes from.
+"""Sources of noise.
 
 A source gives standard normal noise for a named gradient: `source(name [n], theta [n, P]) -> [n, P]`. A name stands for
 one gradient of one client: which sample of its examples, and the index of the gradient on that sample.
@@ -73,16 +73,16 @@ class Secret:
     def __repr__(self) -> str:
         return "Secret(...)"
 
-    def draws(self, question: bytes, nonce: bytes) -> AnswerDraws:
-        """All that is random in the answer to one question.
+    def draws(self, request: bytes, nonce: bytes) -> AnswerDraws:
+        """All that is random in the answer to one request.
 
-        `question` is a digest of everything that the answer depends on: the whole order, the client's settings, data
+        `request` is a digest of everything that the answer depends on: the whole order, the client's settings, data
         and state. `nonce` are random bytes for this answer alone (`new_nonce`). Either of them would keep two answers
-        apart; with both, no fault in one of them lets two questions have the same noise. An answer that may be asked
+        apart; with both, no fault in one of them lets two requests have the same noise. An answer that may be asked
         for again is to be kept: with another nonce it is another one, and costs privacy anew."""
         if len(nonce) < SECRET_BYTES:
             raise ConfigError(f"a nonce has {SECRET_BYTES} random bytes; got {len(nonce)}; use new_nonce()")
-        return AnswerDraws(_hash(self.key, SECRET_BYTES, "answer", question, nonce))
+        return AnswerDraws(_hash(self.key, SECRET_BYTES, "answer", request, nonce))
 
 
 def new_nonce() -> bytes:

@@ -1,4 +1,4 @@
-"""What the user asks for, and which methods can give it.
+"""Settings of example-level privacy, and which methods admit it.
 
 The settings are also those of a run, whose options the command line shows: what needs torch is imported where it is
 used."""
@@ -49,7 +49,7 @@ class Privacy:
 
     @property
     def limit(self) -> float | None:
-        """What no client's epsilon may exceed, if anything."""
+        """Epsilon that no client may exceed, if there is one."""
         limits = [value for value in (self.epsilon, self.budget) if value is not None]
         return min(limits) if limits else None
 
@@ -67,7 +67,7 @@ class Privacy:
             _check_validation(label, data)
 
     def check_method(self, label: str, method: AnyAlgorithm, count: Tensor) -> None:
-        """As far as the method and the numbers of training examples [K] tell."""
+        """Refuse what the method and the numbers of training examples [K] rule out."""
         from kinfed.algorithms import privacy_profile
 
         if not method.training.poisson:
@@ -102,7 +102,7 @@ class Privacy:
             )
 
     def notes(self, label: str, method: AnyAlgorithm, count: Tensor) -> Iterator[str]:
-        """What a reader of the results must know."""
+        """Notes for a reader of the results."""
         from kinfed.algorithms import privacy_profile
 
         if self.noise == 0:

@@ -1,4 +1,4 @@
-"""What a run writes and how it is read: folders, journals, checkpoints, comparison of runs."""
+"""Files of a run, written and read: folders, journals, checkpoints, comparison of runs."""
 
 from kinfed.core.door import open_door
 

@@ -37,7 +37,7 @@ _NON_FINITE = "$float"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What was saved, on the CPU and in memory of its own. `extra` is as given, tuples as lists."""
+    """A saved state, on the CPU and in memory of its own. `extra` is as given, tuples as lists."""
 
     round: int
     tensors: dict[str, Tensor]
@@ -92,7 +92,7 @@ class Checkpoints:
         _sweep(folder, saved=(round, digest))
 
     def newest_round(self, label: str) -> int:
-        """Of a snapshot; 0 before the first."""
+        """Round of the newest snapshot; 0 before the first."""
         return max(_rounds(self._folder_of(label)), default=0)
 
     def latest(self, label: str) -> Snapshot | None:

@@ -39,8 +39,8 @@ def differences(
 def growth_differences(
     there: Mapping[str, Any], config: Mapping[str, Any], contents: Mapping[str, str], backend: str | None
 ) -> list[str]:
-    """What keeps a run from growing into this configuration, one phrase each. `there` is the folder's config.json,
-    `contents` are the digests of the data and code now, `backend` is what the folder's gradients were computed by."""
+    """Differences that keep a run from growing into this configuration, one phrase each. `there` is the folder's
+    config.json, `contents` are the digests of the data and code now, `backend` computed the folder's gradients."""
     before, now = dict(there["config"]), dict(config)
     changes = []
     if now["rounds"] < before["rounds"]:
@@ -64,7 +64,7 @@ def growth_differences(
 
 
 def _choice_of_preset(use: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Without what it has set for which method, which is compared with the methods."""
+    """The preset without its options by method, which are compared with the methods."""
     return None if use is None else {name: use[name] for name in ("name", "family", "model", "own_lr")}
 
 
@@ -105,7 +105,7 @@ def strip_times(record: Any) -> Any:
 
 
 def same_results(run_a: Path, run_b: Path, *, tolerance: float = 0.0, config: bool = True) -> list[str]:
-    """What differs between two run folders, one sentence each; empty if they hold the same results.
+    """Differences between two run folders, one sentence each; empty if they hold the same results.
 
     Ignores times, versions, and settings that do not change results. `tolerance` is the absolute difference that
     numbers may have (pools agree to 1e-5); `config=False` leaves the configurations out (the same

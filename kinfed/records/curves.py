@@ -28,7 +28,7 @@ MOST_CLIENTS = 300
 
 @dataclass(frozen=True)
 class Curves:
-    """Of n clients."""
+    """ROC and calibration curves of n clients."""
 
     FALSE_POSITIVE_RATES: ClassVar[np.ndarray] = np.linspace(0, 1, 34)  # [G] that ROC curves are read off at
 
@@ -50,7 +50,7 @@ class Curves:
 
     @classmethod
     def joined(cls, parts: Sequence[Curves]) -> Curves:
-        """Of the same clients on disjoint test rows, or with several seeds."""
+        """Sums for the same clients on disjoint test rows, or with several seeds."""
         names = ("rows", "smaller", "roc", "positives", "bins")
         sums = {name: np.sum([getattr(part, name) for part in parts], axis=0) for name in names}
         return cls(parts[0].clients, **sums)

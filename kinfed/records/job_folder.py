@@ -170,12 +170,9 @@ class JobFolder:
 
 
 def run_versions() -> dict[str, Any]:
-    """Of kinfed and of what may change its results, now."""
+    """Versions of kinfed and of packages that may change its results, now."""
     packages = {name: metadata.version(name) for name in ("torch", "numpy")}
-    return {
-        "kinfed": __version__,
-        "versions": {"python": platform.python_version(), **packages},
-    }
+    return {"kinfed": __version__, "versions": {"python": platform.python_version(), **packages}}
 
 
 def listed_changes(changes: Sequence[str]) -> str:

@@ -42,7 +42,7 @@ class Models:
 
 
 class JobFiles:
-    """What the folder of a job says of it (kinfed.records.job_folder)."""
+    """Files that every job writes (kinfed.records.job_folder)."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -70,7 +70,7 @@ class RunFiles(JobFiles):
 
     @property
     def earlier_fingerprints(self) -> tuple[str, ...]:
-        """Of the run before it grew."""
+        """Fingerprints of the run before it grew."""
         return tuple(self.envelope.get("grown_from", ()))
 
     @cached_property
@@ -82,7 +82,7 @@ class RunFiles(JobFiles):
         return pick("algorithm", name, list(self._listed("algorithms", dict)))
 
     def seed(self, number: int | None) -> int:
-        """That seed, if the run has it; the first one where none is named."""
+        """The seed `number`, if the run has it; the first one where none is named."""
         seeds = [str(seed) for seed in self._listed("seeds", list)]
         return int(pick("seed", seeds[0] if number is None else str(number), seeds))
 
@@ -107,17 +107,24 @@ class RunFiles(JobFiles):
         layout = storage.read_json(path, "the layout of a run's models")
         layers = layout.get("layers")
         known = isinstance(layout.get("model"), str) and isinstance(layout.get("parameters"), int)
-        if not known or not isinstance(layers, list) or not all(map(_is_layer, layers)):
+        if (
+            not known
+            or not isinstance(layers, list)
+            or not all(
+                isinstance(one, dict) and isinstance(one.get("name"), str) and isinstance(one.get("shape"), list)
+                for one in layers
+            )
+        ):
             raise StorageError(f"{path} does not say model, parameters and layers; was it written by kinfed?")
         return layout
 
     @property
     def buffers_path(self) -> Path:
-        """What modules have besides parameters, once per run."""
+        """File of the tensors that modules have besides parameters, once per run."""
         return self.path / "models" / "buffers.safetensors"
 
     def buffers(self) -> dict[str, Tensor]:
-        """What belongs to a module besides its parameters."""
+        """Tensors of a module besides its parameters."""
         return storage.read_tensors(self.buffers_path) if self.buffers_path.exists() else {}
 
     def models(self, algorithm: str, seed: int) -> Models:
@@ -152,10 +159,6 @@ class RunFiles(JobFiles):
             progress = "has not begun" if snapshot is None else f"has reached round {snapshot.round} of {last}"
             raise ConfigError(f"{name} {progress}; finish the run first: kinfed run --out {self.path} --resume")
         return snapshot.tensors
-
-
-def _is_layer(entry: Any) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("shape"), list)
 
 
 def models_path(folder: Path, algorithm: str, seed: int) -> Path:

@@ -89,7 +89,7 @@ class RunFolder(JobFolder):
         resume: bool = False,
         extend: bool = False,
     ) -> Self:
-        """As any job's; with `extend` the run that the folder holds may have fewer rounds, seeds or methods so far
+        """Open the folder as any job does; with `extend` its run may have fewer rounds, seeds or methods so far
         (kinfed.runs.growth)."""
         run = cls(path)
         run._extends = extend
@@ -157,7 +157,7 @@ class RunFolder(JobFolder):
         self._mark(record).add(line)
 
     def journal_mark(self, algorithm: str, seed: int, fold: int | None = None) -> dict[str, Any]:
-        """What a checkpoint says about the lines it relies on, and `rewind` compares."""
+        """Mark of the lines that a checkpoint relies on, which `rewind` compares."""
         return asdict(self._marks.get((algorithm, seed, fold), JournalMark()))
 
     def _mark(self, record: Mapping[str, Any]) -> JournalMark:
@@ -212,11 +212,11 @@ class RunFolder(JobFolder):
         self._marks[algorithm, seed, fold] = remaining
 
     def lines_of(self, algorithm: str, seed: int, fold: int | None = None) -> list[dict[str, Any]]:
-        """What the journal says about an algorithm, seed and fold."""
+        """Lines of the journal about an algorithm, seed and fold."""
         return [record for _, record in read_journal(self._rounds_path) if trial_key(record) == (algorithm, seed, fold)]
 
     def mark_with_last(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """What `journal_mark` would say if this were the last line about its algorithm, seed and fold."""
+        """Value of `journal_mark` if this were the last line about its algorithm, seed and fold."""
         mark = JournalMark()
         *before, _ = (line for line, one in read_journal(self._rounds_path) if trial_key(one) == trial_key(record))
         for line in (*before, storage.to_json(record).encode()):

@@ -57,7 +57,7 @@ class RunEntry:
         return str(dataset.get("name", "")) if isinstance(dataset, Mapping) else str(dataset or "")
 
     def setting(self, name: str) -> Any:
-        """By a dotted name: dataset.name, algorithms.ditto.lam; None where there is none."""
+        """Value of a dotted name: dataset.name, algorithms.ditto.lam; None where there is none."""
         value: Any = self.settings
         for part in name.split("."):
             if not isinstance(value, Mapping) or part not in value:
@@ -148,7 +148,7 @@ def is_running(path: Path) -> bool:
 def matching(
     runs: list[RunEntry], *, dataset: str = "", algorithm: str = "", state: str = "", where: Mapping[str, str]
 ) -> list[RunEntry]:
-    """Those with the data set, method, state and settings that are given; settings as they would be typed."""
+    """Runs with the given data set, method, state and settings; settings as they would be typed."""
     if state and state not in STATES:
         raise ConfigError(f"a run is {', '.join(STATES[:-1])} or {STATES[-1]}; got {state!r}")
     return [

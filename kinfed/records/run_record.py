@@ -120,7 +120,7 @@ class ClientRecord:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> ClientRecord:
-        """From the cells of a line of clients.csv, or the values that are written there."""
+        """Make it from the cells of a line of clients.csv, or the values that are written there."""
         fixed = ("algorithm", "seed", "client", "n_train", "n_test")
         cells = {name: float(cell) for name, cell in row.items() if name not in fixed and cell not in ("", None)}
         values = {name: cell for name, cell in cells.items() if math.isfinite(cell)}
@@ -178,7 +178,7 @@ class FinalRecord:
 
     @classmethod
     def so_far(cls, key: Key, rounds: Sequence[RoundRecord]) -> FinalRecord:
-        """Where an unfinished trial stands: after its last evaluated round."""
+        """Standing of an unfinished trial: after its last evaluated round."""
         evaluated = [entry for entry in rounds if entry.metrics]
         last = evaluated[-1] if evaluated else rounds[-1]
         counted = [entry for entry in rounds if entry.number <= last.number]
@@ -224,7 +224,7 @@ class TrialRecord:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What clients reach without a model, with one seed (kinfed.runs.baseline computes it)."""
+    """Scores of clients without a model, with one seed (kinfed.runs.baseline computes it)."""
 
     seed: int
     name: str
@@ -269,7 +269,7 @@ class RunRecord:
 
     @property
     def algorithms(self) -> tuple[str, ...]:
-        """In the order of the configuration, then in order of appearance."""
+        """Labels in the order of the configuration, then in order of appearance."""
         configured = self.config.get("algorithms")
         names = [*(configured if isinstance(configured, dict) else ()), *(t.algorithm for t in self.trials)]
         present = {trial.algorithm for trial in self.trials}

@@ -1,4 +1,4 @@
-"""What it takes no model to reach: the share of each class, or the mean, of a client's own training rows.
+"""Baselines without a model: the share of each class, or the mean, of a client's own training rows.
 
 Every client predicts the same for all its test rows: the class that most of its training rows have, with the shares of
 classes there as probabilities ((n_c + 1) / (n + C), so that a class it has never seen has a chance), or the mean of its
@@ -39,9 +39,9 @@ def baseline_score(data: Federation, ids: Tensor, objective: Objective, metric: 
     """The sums of every client's test rows, as of any model."""
     test = data.test.take(ids)
     output, target = constant_outputs(data, ids)[test.owner], data.targets[test.rows]
-    losses = objective.losses(output, target.to(torch.float64) if data.problem.is_regression else target)
-    values = target.to(torch.float64) if data.problem.is_regression else target
-    judged = Judged(output.numpy(), values.numpy(), test.owner.numpy(), len(ids), data.problem)
+    target = target.to(torch.float64) if data.problem.is_regression else target
+    losses = objective.losses(output, target)
+    judged = Judged(output.numpy(), target.numpy(), test.owner.numpy(), len(ids), data.problem)
     right = np.zeros(len(losses)) if data.problem.is_regression else judged.predicted == judged.target
     correct = torch.from_numpy(judged.total(right).astype(np.float64))
     score = Score(correct, torch.from_numpy(judged.total(losses.numpy())), test.count)

@@ -1,4 +1,4 @@
-"""From a configuration to a federation, and to a task."""
+"""Builds the federation and the task of a configuration."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def joined_clients(federations: Sequence[Federation]) -> ClientTable:
 
 
 def join_evaluations(parts: Sequence[Evaluation], metric: str) -> Evaluation:
-    """Of the same clients in several folds."""
+    """Join evaluations of the same clients in several folds."""
 
     def join(scores: Sequence[Score | None]) -> Score | None:
         known = [score for score in scores if score is not None]

@@ -18,19 +18,24 @@ from typing import Any
 from kinfed.algorithms import AnyAlgorithm
 from kinfed.config import RunConfig, make_config
 from kinfed.data import Federation
-from kinfed.engine import Builder, Score
+from kinfed.engine import Builder, Score, begin_compiling
 from kinfed.errors import ConfigError
 from kinfed.records import Baseline, RunFiles, RunFolder, evaluated_curves
 from kinfed.runs.baseline import baseline_score, make_baseline
-from kinfed.runs.common_start import StartMaker
 from kinfed.runs.growth import grown_config, refuse_changes
-from kinfed.runs.loop_factory import CommonStart, LoopFactory
+from kinfed.runs.loop_factory import CommonStart, LoopFactory, StartMaker
 from kinfed.runs.method_run import MethodRun
 from kinfed.runs.observer import NullObserver, Observer, RunInfo
 from kinfed.runs.results import ClientTable, MethodResult, RunOutcome
-from kinfed.runs.run_checks import check_privacy, check_run, leave_out_what_cannot_run
+from kinfed.runs.run_checks import (
+    COMPILING,
+    check_privacy,
+    check_run,
+    description,
+    leave_out_what_cannot_run,
+    run_notes,
+)
 from kinfed.runs.run_inputs import RunInputs
-from kinfed.runs.run_notes import description, run_notes
 from kinfed.server import Loop
 from kinfed.serving import save_layout
 
@@ -55,7 +60,9 @@ def run(
     the number of classes.
     With `out` the run writes its folder and can be resumed, or extended by more rounds, seeds and methods, where
     `settings` says what the folder's run is to have besides (kinfed.runs.growth); without, all stays in memory."""
-    grown = None if not extend else _folder_to_extend(out)
+    if extend and out is None:
+        raise ConfigError("a run in a folder can be extended; say which one with out (--out)")
+    grown = Path(out) if extend and out is not None else None
     before = None if grown is None else RunFiles(grown).config
     config, build = chosen_config(config, model, settings, grown)
     from kinfed.runs.cross_validation import CrossValidation  # it is made of experiments
@@ -105,12 +112,6 @@ def chosen_config(
     return config, model
 
 
-def _folder_to_extend(out: Path | str | None) -> Path:
-    if out is None:
-        raise ConfigError("a run in a folder can be extended; say which one with out (--out)")
-    return Path(out)
-
-
 def read_config(folder: Path) -> RunConfig:
     """The configuration that a run folder holds."""
     return RunFiles(folder).config
@@ -144,7 +145,7 @@ class Experiment:
         return self.inputs.config
 
     def contents(self) -> dict[str, str]:
-        """As `RunInputs.contents`, of all folds."""
+        """Digests as of `RunInputs.contents`, of all folds."""
         return {name: digest for fold in self.folds for name, digest in fold.inputs.contents().items()}
 
     def check(self) -> None:
@@ -154,6 +155,8 @@ class Experiment:
     def execute(self, folder: RunFolder | None) -> RunOutcome:
         """Run everything; what the folder holds already is taken up where it ends."""
         inputs, results, baselines = self.inputs, [], []
+        if begin_compiling(inputs.task()):
+            self.observer.note(COMPILING)
         for fold in self.folds:
             for label in fold.inputs.algorithms:
                 check_privacy(fold.inputs, label)
@@ -187,7 +190,7 @@ class Experiment:
         return self.run_method(label, seed, folder)
 
     def baseline_score(self, seed: int) -> Score:
-        """What clients reach without a model."""
+        """Score of the baseline without a model."""
         data = self.inputs.federation(seed)
         return baseline_score(data, self.inputs.evaluated_ids(seed), self.inputs.task().objective, self.config.metric)
 

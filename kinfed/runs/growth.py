@@ -1,13 +1,13 @@
 """Runs that grow: more rounds, seeds or methods on a folder that holds a run, to the same bits as asked for at once.
 
 A method and seed of a run depends on nothing that may grow here but on how many rounds it has: every draw is a hash of
-seed, purpose, round and client. So what is there stays as it is, and goes on where it ends. Refused is what would
-have been otherwise from the start:
+seed, purpose, round and client. So existing results stay as they are, and go on where they end. Refused is a
+growth that would have changed them from the start:
 
 * any other setting, data or code (the difference is named);
 * a method that needs validation or public examples, where the others were trained on those rows;
 * more rounds under example-level privacy, or with a user-level epsilon: noise and budgets are planned for all rounds;
-* more rounds with another sample of evaluated clients (eval_clients), which is drawn from those whom the rounds call;
+* more rounds with another sample of evaluated clients (eval_clients), drawn from the clients that the rounds call;
 * a run so much longer that gradients would be computed by another backend (`auto` looks at the whole run's work).
 """
 
@@ -64,8 +64,8 @@ def _with_methods(before: Mapping[str, Mapping[str, Any]], value: Any) -> dict[s
 
 
 def refuse_changes(before: RunConfig, digests: Mapping[str, str], now: RunInputs, contents: Mapping[str, str]) -> None:
-    """Refuse a growth by which what is there would have been otherwise; `digests` of data and code are those of the
-    folder, `contents` those of now."""
+    """Refuse a growth that would have changed existing results; `digests` of data and code are those of the folder,
+    `contents` those of now."""
     config = now.config
     if any(digests[name] != contents[name] for name in digests.keys() & contents.keys() if name.startswith("data of")):
         _refuse_other_shares(RunInputs(before), now)

@@ -1,4 +1,4 @@
-"""A method before its first round: its pool of clients, its schedule, its privacy and the stages of its updates."""
+"""A method before its first round: its common start, pool of clients, schedule, privacy and stages of updates."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kinfed.algorithms import AnyAlgorithm, prepare_data
-from kinfed.config import RunConfig
-from kinfed.data import Federation
+from kinfed.algorithms import AnyAlgorithm, make_algorithm, prepare_data
 from kinfed.engine import Task
 from kinfed.pools import LocalPool, Pool, physical_memory
 from kinfed.privacy import Ledger, make_budget, seeded_noise
+from kinfed.records import Checkpoints
+from kinfed.runs.method_run import Interrupted
+from kinfed.runs.observer import Observer
 from kinfed.runs.run_inputs import RunInputs
 from kinfed.runs.stage_factory import StageFactory
-from kinfed.server import AsyncLoop, Clock, Loop, gradients_per_round
+from kinfed.server import AsyncLoop, Clock, Loop, Schedule, gradients_per_round
 from kinfed.updates import ExampleLevel, Staleness
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CommonStart:
-    """Where all algorithms of a seed begin."""
+    """The start that all algorithms of a seed share."""
 
     model: Tensor | None = None  # [P]; None: the module's own random start
     ledger: Ledger = field(default_factory=Ledger)  # what it has asked of clients' data
@@ -74,10 +75,10 @@ class LoopFactory:
                 state_bytes=(physical_memory() or 0) // 4 if config.state == "auto" else 0,
                 evaluated=inputs.evaluated(seed), stages=stages,
             )  # fmt: skip
-        schedule = replace(
-            schedule, first_round=rounds.start, clock=_clock(config, algorithm, data, seed),
-            evaluates=inputs.evaluated(seed),
-        )  # fmt: skip
+        clock = None
+        if config.speeds is not None:
+            clock = Clock(config.speeds, gradients_per_round(algorithm, data.train.count), seed)
+        schedule = replace(schedule, first_round=rounds.start, clock=clock, evaluates=inputs.evaluated(seed))
         is_asynchronous = any(isinstance(stage, Staleness) for stage in stages)
         loop = AsyncLoop if is_asynchronous else Loop
         return loop(algorithm, task, pool, population, schedule, stages)
@@ -100,6 +101,65 @@ class LoopFactory:
             self._cluster = None
 
 
-def _clock(config: RunConfig, algorithm: AnyAlgorithm, data: Federation, seed: int) -> Clock | None:
-    speeds = config.speeds
-    return None if speeds is None else Clock(speeds, gradients_per_round(algorithm, data.train.count), seed)
+class StartMaker:
+    """Makes the common start of each seed; finished ones are taken from the checkpoints."""
+
+    def __init__(self, loops: LoopFactory, observer: Observer, should_stop: Callable[[], bool]) -> None:
+        self._loops = loops
+        self._inputs = loops.inputs
+        self._observer = observer
+        self._should_stop = should_stop
+
+    def make(self, seed: int, checkpoints: Checkpoints | None) -> CommonStart:
+        """Pre-trained where that is asked for, then warmed up."""
+        start = CommonStart()
+        if self._inputs.config.pretrain:
+            start = self._pretrained(seed, checkpoints)
+        if self._inputs.config.warm_start:
+            start = self._warm_start(seed, start, checkpoints)
+        return start
+
+    def _pretrained(self, seed: int, checkpoints: Checkpoints | None) -> CommonStart:
+        """Train some rounds on the training data of all clients in one place."""
+        config, label = self._inputs.config, f"pretrained-{seed}{self._inputs.fold_mark}"
+        snapshot = checkpoints.latest(label) if checkpoints is not None else None
+        if snapshot is not None:
+            return CommonStart(snapshot.tensors["w"].to(self._inputs.task().device))
+        algorithm = make_algorithm("fedavg", config.training, {})
+        task, data = self._inputs.training_parts(seed, algorithm)
+        pooled = data.pooled()
+        pool = LocalPool(algorithm, task, pooled, seed, workers=config.workers)
+        with Loop(algorithm, task, pool, pooled.population(seed), Schedule(1.0)) as loop:
+            w = self._server_model_after(config.pretrain, loop, "pre-training")
+        if checkpoints is not None:
+            checkpoints.save(label, config.pretrain, {"w": w}, {})
+        return CommonStart(w)
+
+    def _warm_start(self, seed: int, start: CommonStart, checkpoints: Checkpoints | None) -> CommonStart:
+        """Train some rounds of FedAvg; the start has their ledger."""
+        config, label = self._inputs.config, f"warm-start-{seed}{self._inputs.fold_mark}"
+        rounds, privacy = config.warm_start, config.privacy
+        snapshot = checkpoints.latest(label) if checkpoints is not None else None
+        if snapshot is not None:
+            ledger = Ledger() if privacy is None else Ledger.load(snapshot.tensors)
+            return CommonStart(snapshot.tensors["w"].to(self._inputs.task().device), ledger)
+        strict = privacy is not None and privacy.strict
+        algorithm = make_algorithm("fedavg", config.training, {"weights": "equal"} if strict else {})
+        with self._loops.make(algorithm, seed, range(1, rounds + 1), start) as loop:
+            w = self._server_model_after(rounds, loop, "warm start")
+            ledger = Ledger() if loop.privacy is None else loop.privacy.ledger
+        if checkpoints is not None:
+            checkpoints.save(label, rounds, {"w": w} | ledger.named(), {})
+        return CommonStart(w, ledger)
+
+    def _server_model_after(self, rounds: int, loop: Loop, label: str) -> Tensor:
+        """[P]"""
+        seed = loop.population.seed
+        self._observer.started(label, seed, 0, rounds)
+        for report in loop.rounds(rounds):
+            self._observer.round(label, seed, report, None, None)
+            if self._should_stop():
+                raise Interrupted("stopped as asked; the last finished round is saved")
+        models = loop.algorithm.server_models(loop.server)
+        assert models is not None  # of FedAvg
+        return models.models[0]

@@ -44,7 +44,7 @@ class Interrupted(KinfedError):
 
 @dataclass
 class Totals:
-    """Over all rounds so far."""
+    """Sums over all rounds so far."""
 
     bytes_down: int = 0
     bytes_up: int = 0
@@ -95,7 +95,7 @@ class MethodRun:
 
     @property
     def title(self) -> str:
-        """What a display calls this run."""
+        """Name of this run in a display."""
         return self.label if self.fold is None else f"{self.label} fold {self.fold + 1}"
 
     @property
@@ -273,8 +273,8 @@ class MethodRun:
         return figures
 
     def _metrics(self, evaluation: Evaluation) -> tuple[EvaluationMetrics, EvaluationMetrics]:
-        """Of the clients that have taken part, which is what methods are compared by, and of all clients: among these
-        are some that no method could do anything for but hand them the server's model."""
+        """Metrics of the clients that have taken part, which methods are compared by, and of all clients: the others
+        have the server's model at best."""
         rows = took_part(evaluation).nonzero().squeeze(1)
         classifies = self.loop.task.classifies
         everyone = EvaluationMetrics.from_evaluation(evaluation, self.clients, classifies)

@@ -1,4 +1,4 @@
-"""Who hears what a run, a tuning or a deployment does: displays, logs and trackers are observers.
+"""Observers of a run, a tuning or a deployment: displays, logs and trackers.
 
     class Printer(NullObserver):                       # every event has an empty answer to inherit
         def round(self, label, seed, report, personal, server):
@@ -30,7 +30,7 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a run is, before its first round."""
+    """Facts about a run before its first round."""
 
     settings: dict[str, Any]  # the whole configuration as plain values, as in config.json
     folder: Path | None  # None: nothing is written
@@ -38,7 +38,7 @@ class RunInfo:
 
 
 class Observer(Protocol):
-    """What is raised here ends the run; a round is reported before it is saved in a checkpoint."""
+    """Listener to a run. An exception ends the run; a round is reported before it is saved in a checkpoint."""
 
     def begun(self, run: RunInfo) -> None:
         """A run begins, or goes on."""
@@ -63,7 +63,7 @@ class Observer(Protocol):
 
 
 class NullObserver:
-    """For nobody; observers inherit from it what they do not care about."""
+    """Observer that ignores every event; others inherit what they do not care about."""
 
     def begun(self, run: RunInfo) -> None:
         pass

@@ -1,4 +1,4 @@
-"""What a run found: metrics and models of every method and seed."""
+"""Results of a run: metrics and models of every method and seed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class ClientTable:
-    """What tables and metrics need to know of all clients, in the order of their numbers."""
+    """Names and sizes of all clients, in the order of their numbers."""
 
     names: list[str]
     n_train: Tensor  # [K] training examples
@@ -104,7 +104,7 @@ class MethodResult(FinalRecord):
         return {f"{kind}_{name}": _numbers(tensor, length) for name, tensor in values.items()}
 
     def record(self) -> TrialRecord:
-        """What reading the folder would give, had it been written."""
+        """Record as if read from a folder."""
         columns = self.client_columns()
         rows = [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
         clients = tuple(ClientRecord.from_row(row) for row in rows)
@@ -136,7 +136,7 @@ class RunOutcome:
     describe: Callable[[int], Description] | None = field(default=None, repr=False)  # who holds what, with a seed
 
     def record(self) -> RunRecord:
-        """What `kinfed.records.load_run` would read, had the run been written."""
+        """Record as `kinfed.records.load_run` would read it from a folder."""
         about = run_versions()
         return RunRecord(
             path=Path(),
@@ -239,7 +239,7 @@ class EvaluationMetrics:
 
 
 def took_part(evaluation: Evaluation) -> Tensor:
-    """bool [n]: who has taken part in a round. Only an evaluation by the server loop can tell."""
+    """bool [n]: which clients took part in a round. Only an evaluation by the server loop can tell."""
     if evaluation.took_part is None:
         raise ValueError("this evaluation does not say who took part; evaluate with the server loop")
     return evaluation.took_part

@@ -1,4 +1,4 @@
-"""What a run works with: each seed's data, the model and the algorithms, made once and shared by all."""
+"""Inputs of a run: each seed's data, the model and the algorithms, made once and shared by all."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class RunInputs:
 
     @property
     def fold_mark(self) -> str:
-        """What tells the checkpoints of a fold from those of others; "" where there are no folds."""
+        """Suffix in names of a fold's checkpoints; "" where there are no folds."""
         return "" if self.config.folds is None else f"-fold-{self.fold + 1}"
 
     @property
@@ -86,12 +86,12 @@ class RunInputs:
 
     @property
     def federations(self) -> dict[int, Federation]:
-        """By seed, as far as they were asked for."""
+        """Federations by seed, those made so far."""
         return self._federations
 
     def contents(self) -> dict[str, str]:
-        """What decides results and is not written in the configuration, as digests by a name that a reader understands:
-        a run is resumed only where all are equal. Whatever else comes from outside joins here."""
+        """Digests of data, model and code that decide results beside the configuration, by names for readers. A run is
+        resumed only where all are equal."""
         fold = "" if self.config.folds is None else f", fold {self.fold + 1}"
         contents = {f"data of seed {seed}{fold}": self.federation(seed).digest() for seed in self.config.seeds}
         if self._own_model is not None:
@@ -122,7 +122,7 @@ class RunInputs:
         return self._federations[seed]
 
     def _split_federation(self, seed: int) -> Federation:
-        """Into train and test."""
+        """Federation split into train and test."""
         if self._own_federation is None:
             return build_federation(self.config, seed, self.fold)
         if self.config.folds is None:
@@ -130,13 +130,13 @@ class RunInputs:
         return fold_of_federation(self._own_federation, self.config.folds, self.fold, seed)
 
     def validation_share(self) -> float:
-        """Of training rows, where the data have no validation rows of their own."""
+        """Share of training rows, where the data have no validation rows of their own."""
         if self.config.validation != "auto":
             return self.config.validation
         return 0.2 if any("needs validation" in a.traits for a in self.algorithms.values()) else 0.0
 
     def public_share(self) -> float:
-        """Of training rows, where the data have no public rows of their own."""
+        """Share of training rows, where the data have no public rows of their own."""
         if self.config.public != "auto":
             return self.config.public
         return 0.1 if any("needs public data" in a.traits for a in self.algorithms.values()) else 0.0
@@ -155,8 +155,8 @@ class RunInputs:
         return self._task
 
     def training_parts(self, seed: int, algorithm: AnyAlgorithm) -> tuple[ModuleTask, Federation]:
-        """What an algorithm trains, and on what. Where the model is frozen below everything that trains, these are the
-        part above and activations in the place of examples: the same results, without computing them in every step."""
+        """Task and data that an algorithm trains on. Where the model is frozen below everything that trains, these are
+        the part above and activations in place of examples: the same results, without computing them in every step."""
         task, data = self.task(), self.federation(seed)
         if not self.config.cache or algorithm.training.augment is not None:
             return task, data
@@ -194,7 +194,7 @@ def _digest(text: str) -> str:
 
 
 def _outline(task: ModuleTask) -> str:
-    """What of a user's model can be told apart: its row, and its layers with their settings (a rate of dropout, say),
+    """Description that tells users' models apart: its row, and its layers with their settings (a rate of dropout, say),
     without the places in memory that some settings are printed with."""
     slots = [(slot.name, list(slot.shape)) for slot in task.slots]
     return f"{slots}\n{re.sub(r' at 0x[0-9a-fA-F]+', '', repr(task.module))}"

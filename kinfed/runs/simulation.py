@@ -1,4 +1,4 @@
-"""A round iterator for those who want their own loop.
+"""A round iterator, for users with a loop of their own.
 
     with kinfed.simulate(federation, lambda: my_module(), "ditto", participation=0.5, lam=0.1) as loop:
         for report in loop.rounds(50):

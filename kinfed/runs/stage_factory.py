@@ -68,7 +68,7 @@ class StageFactory:
         return Staleness(rule, changes, nbytes)
 
     def screening(self) -> Screening | None:
-        """What is looked at before the server uses an update; a pool leaves out what is not finite by itself."""
+        """Checks before the server uses an update; a pool leaves out what is not finite by itself."""
         if self.config.robust_rule is None and not self.config.largest_norm:
             return None
         return Screening(self.config.largest_norm, trained_columns(self.algorithm, self.task))

@@ -1,7 +1,7 @@
 """Asynchronous rounds in simulation: clients come and go by the clock, and no step of the server waits for the slowest.
 
 As many clients train at a time as a synchronous round would call. Whoever is done hands in its update and another one,
-drawn from those who do not train, gets the model of that moment. When `rule.size` updates are there, the server makes a
+drawn from those that are idle, gets the model of that moment. When `rule.size` updates are there, the server makes a
 step, which is a `round` here: journal, evaluation and checkpoints are those of all loops.
 
 When a client is done depends on the clock alone, never on what it computed, so the work is done when its update is
@@ -29,7 +29,7 @@ from kinfed.data import Population
 from kinfed.engine import Task
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools import Pool
-from kinfed.server.loop import Loop, RoundReport
+from kinfed.server.loop import Loop, RoundReport, below
 from kinfed.server.schedule import Schedule
 from kinfed.updates import Stage, Staleness, Updates
 
@@ -175,22 +175,18 @@ class AsyncLoop(Loop):
         return super().state() | flight | versions | counts
 
     def load(self, completed: int, tensors: Mapping[str, Tensor]) -> None:
-        own = {name.removeprefix("async."): tensor for name, tensor in tensors.items() if name.startswith("async.")}
+        own = below(tensors, "async.")
         super().load(completed, {name: tensor for name, tensor in tensors.items() if not name.startswith("async.")})
         try:
-            self._flight = self._flight.like(_below(own, "flight."))
+            self._flight = self._flight.like(below(own, "flight."))
             self._starts, self._last_number = own["starts"], own["last_number"].clone()
-            servers = _below(own, "server.")
+            servers = below(own, "server.")
             versions = set(self._flight.version.tolist())  # by these: a server without a state has no tensors
             self._versions = {
-                version: self.server.like(_below(servers, f"{version}.")).to(self.task.device) for version in versions
+                version: self.server.like(below(servers, f"{version}.")).to(self.task.device) for version in versions
             }
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"the checkpoint does not hold the clients at work of this run: {error}") from error
-
-
-def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _joined(parts: list[Updates]) -> Updates:

@@ -60,7 +60,7 @@ class Clock:
     seed: int
 
     def seconds(self, ids: Tensor, number: Tensor | int, nbytes: float, effort: Tensor | None = None) -> Tensor:
-        """[n] float64: of these clients in their round `number`, with messages of so many bytes together."""
+        """[n] float64: duration of these clients' round `number`, with messages of `nbytes` bytes together."""
         speeds = self.speeds
         work = self.gradients[ids] * speeds.step_seconds * torch.exp(speeds.spread * self._normal("speed", ids))
         if speeds.jitter:

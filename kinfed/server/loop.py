@@ -77,7 +77,7 @@ class Loop:
 
     @property
     def privacy(self) -> PrivacyBudget | None:
-        """What private training has asked of clients' examples, and may still ask."""
+        """Budget of private training: what it has asked of clients' examples, and may still ask."""
         stage = self.stages.find(ExampleLevel)
         return None if stage is None else stage.budget
 
@@ -127,7 +127,7 @@ class Loop:
         admitted = active
         for stage in self.stages:
             admitted = stage.admitted(admitted)
-        if 0 < len(admitted) < len(active):  # what the plan sums or chooses is over those who take part
+        if 0 < len(admitted) < len(active):  # what the plan sums or chooses is over the clients that take part
             server, _ = self.algorithm.plan(self.server, admitted, info)
         return server, admitted
 
@@ -243,15 +243,15 @@ class Loop:
         known = ("server.", "clients.", *(f"{stage.name}." for stage in self.stages))
         if strange := [name for name in tensors if name not in (_TOOK_PART, _NOW) and not name.startswith(known)]:
             raise CheckpointError(f"a checkpoint of a method holds no {sorted(strange)[0]}; was it written by kinfed?")
-        server = _below(tensors, "server.")
+        server = below(tensors, "server.")
         if server.keys() != self.server.named().keys():
             raise CheckpointError(
                 f"server state has fields {sorted(server)}; the method keeps {sorted(self.server.named())}"
             )
         self.server = self.server.like(server).to(self.task.device)
-        self.pool.load(_below(tensors, "clients."))
+        self.pool.load(below(tensors, "clients."))
         for stage in self.stages:
-            stage.load(_below(tensors, f"{stage.name}."))
+            stage.load(below(tensors, f"{stage.name}."))
         took_part = tensors.get(_TOOK_PART)
         if took_part is None or took_part.shape != self.took_part.shape or took_part.dtype != torch.bool:
             raise CheckpointError("the checkpoint does not say which clients of this run have taken part")
@@ -274,5 +274,6 @@ def _join(records: Iterable[Record | None], other: Record | None) -> None:
             record.join(other)
 
 
-def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin with the prefix, by the rest of their names."""
     return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""Who takes part in a round, as the user asks for it. Also settings of a run: this file needs no torch."""
+"""Settings of participation in a round. Also settings of a run: this file needs no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kinfed.updates import Sampling
 
 @dataclass(frozen=True)
 class Participation:
-    """Which share of the clients is active in a round, and what goes wrong with them."""
+    """Share of the clients that is active in a round, and failures among them."""
 
     participation: float = option(1.0, "Share of clients active in a round, in (0, 1].", gt=0, le=1)
     dropout: float = option(0.0, "Chance that an active client never replies.", ge=0, lt=1)

@@ -1,4 +1,4 @@
-"""Who takes part in a round, who drops out of it and who is slow."""
+"""The schedule of rounds: which clients take part, drop out or are slow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kinfed.updates import ClientSampling
 
 @dataclass(frozen=True)
 class Schedule(Participation):
-    """Who takes part, and what goes wrong: pure functions of the seed and the round, equal for all methods."""
+    """Participation and failures: pure functions of the seed and the round, equal for all methods."""
 
     first_round: int = 1
     clock: Clock | None = field(default=None, compare=False)  # of a simulation: how long clients take
@@ -39,8 +39,8 @@ class Schedule(Participation):
 
     def evaluated(self, seed: int, rounds: range, num_clients: int, count: int) -> Tensor:
         """[count] ids, ascending: a sample of clients to evaluate, the same for all methods of a seed. Drawn uniformly
-        from those whom the rounds call, and from the others only where these are too few: what a method does for a
-        client shows in those who take part."""
+        from the clients that the rounds call, and from others only where these are too few: what a method does for a
+        client shows in those that take part."""
         if count >= num_clients:
             return torch.arange(num_clients)
         key = rng.root(seed, "evaluated clients")
@@ -55,7 +55,7 @@ class Schedule(Participation):
         return ids
 
     def client_sampling(self, num_clients: int) -> ClientSampling:
-        """What epsilon of whole clients is computed from. Nobody is counted as hidden by dropping out."""
+        """Sampling that epsilon of whole clients is computed from. Nobody is counted as hidden by dropping out."""
         rate = self.participation if self.sampling == "poisson" else self.size(num_clients) / num_clients
         return ClientSampling(self.sampling, rate)
 

@@ -49,7 +49,7 @@ def save_layout(folder: Path, name: str, task: ModuleTask) -> None:
 
 
 def state_dict(run: RunFiles, row: Tensor) -> dict[str, Tensor]:
-    """What `module.load_state_dict` takes, for one row of a run's models."""
+    """State dict for `module.load_state_dict`, of one row of a run's models."""
     layout = run.layout()
     buffers = run.buffers()
     try:
@@ -76,59 +76,61 @@ def export_model(
 
     ModelPipeline.read(path).predict(rows)                              raw rows in (kinfed.serving.pipeline)
     module.load_state_dict(safetensors.torch.load_file(path))           the plain module, fed encoded and scaled rows"""
-    run = RunFiles(folder)
-    algorithm, seed = run.label(algorithm), run.seed(seed)
-    models = run.models(algorithm, seed)
-    if client is None:
-        tensors, about = required_server_parts(run, algorithm, seed, models)
-    else:
-        tensors, about = personal_parts(run, client, algorithm, seed, models)
-    name = storage.file_name(f"{algorithm}-{seed}-{client or 'server'}", any_letters=True)
+    run = TrainedModels.open(folder, algorithm, seed)
+    tensors, about = run.parts(client)
+    name = storage.file_name(f"{run.algorithm}-{run.seed}-{client or 'server'}", any_letters=True)
     path = out or Path(f"{name}.safetensors")
     storage.write_tensors(path, tensors, about)
     trained = about.get("took_part", str(True)) == str(True)
-    note = "" if trained else f"; {_without_training(models)}"
-    return Exported(path, f"{about['model']}, {models.personal.shape[1]} parameters" + note)
+    note = "" if trained else f"; {_without_training(run.models)}"
+    return Exported(path, f"{about['model']}, {run.models.personal.shape[1]} parameters" + note)
 
 
-def personal_parts(
-    run: RunFiles, client: str, algorithm: str, seed: int, models: Models
-) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The state dict of a client's model, and what a file says about it."""
-    number = client_number(run.description(seed).names, client)
-    about = {"client": client, **_about(run, algorithm, seed), "took_part": str(bool(models.took_part[number]))}
-    return state_dict(run, models.personal[number]), about
+Parts = tuple[dict[str, Tensor], dict[str, str]]  # the state dict of a model, and what a file says about it
 
 
-def server_parts(
-    run: RunFiles, algorithm: str, seed: int, models: Models
-) -> tuple[dict[str, Tensor], dict[str, str]] | None:
-    """The same of the server's model; None where it has not one for all clients."""
-    row = models.server_model
-    return None if row is None else (state_dict(run, row), _about(run, algorithm, seed))
+@dataclass(frozen=True)
+class TrainedModels:
+    """Models of one method and seed of a finished run."""
 
+    run: RunFiles
+    algorithm: str
+    seed: int
+    models: Models
 
-def required_server_parts(
-    run: RunFiles, algorithm: str, seed: int, models: Models
-) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The same; an error where there is none."""
-    parts = server_parts(run, algorithm, seed, models)
-    if parts is None:
-        names = run.description(seed).names
-        raise ConfigError(
-            f"{algorithm} has no model of the server's for all clients; name a --client, one of {', '.join(names[:5])}"
-            + (", ..." if len(names) > 5 else "")
-        )
-    return parts
+    @classmethod
+    def open(cls, folder: Path, algorithm: str | None, seed: int | None) -> TrainedModels:
+        """Models of the only method, and of the first seed, where none is named."""
+        run = RunFiles(folder)
+        label, number = run.label(algorithm), run.seed(seed)
+        return cls(run, label, number, run.models(label, number))
 
+    def parts(self, client: str | None) -> Parts:
+        """The client's model; without a client the server's, or an error where it has not one for all clients."""
+        names = self.run.description(self.seed).names
+        if client is not None:
+            number = client_number(names, client)
+            about = {"client": client, **self._about(), "took_part": str(bool(self.models.took_part[number]))}
+            return state_dict(self.run, self.models.personal[number]), about
+        if (parts := self.server_parts()) is None:
+            raise ConfigError(
+                f"{self.algorithm} has no model of the server's for all clients; name a --client, one of "
+                f"{', '.join(names[:5])}" + (", ..." if len(names) > 5 else "")
+            )
+        return parts
 
-def _about(run: RunFiles, algorithm: str, seed: int) -> dict[str, str]:
-    inputs = ModelInputs.of_description(run.description(seed), run.config.model.options).to_json()
-    return {"algorithm": algorithm, "seed": str(seed), "model": run.layout()["model"], "inputs": inputs}
+    def server_parts(self) -> Parts | None:
+        row = self.models.server_model
+        return None if row is None else (state_dict(self.run, row), self._about())
+
+    def _about(self) -> dict[str, str]:
+        inputs = ModelInputs.of_description(self.run.description(self.seed), self.run.config.model.options).to_json()
+        model = self.run.layout()["model"]
+        return {"algorithm": self.algorithm, "seed": str(self.seed), "model": model, "inputs": inputs}
 
 
 def _without_training(models: Models) -> str:
-    """What the model of a client is that took part in no round."""
+    """Sentence on the model of a client that took part in no round."""
     if models.server is None:
         return "the client took part in no round, so nothing of its own is in this model"
     return "the client took part in no round: this is the server's model"

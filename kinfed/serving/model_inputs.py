@@ -1,4 +1,4 @@
-"""What a model must be fed and what its outputs mean: JSON in the file of every model, so that the file alone is enough
+"""Inputs of a model and the meaning of its outputs: JSON in the file of every model, so that the file alone is enough
 to predict."""
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class ModelInputs:
 
     @property
     def columns(self) -> list[str] | None:
-        """Of the table it was trained on; None where it was none."""
+        """Columns of the table it was trained on; None where it was none."""
         return None if self.preprocessing is None else self.preprocessing.columns
 
     @classmethod
     def of_description(cls, data: Description, options: Mapping[str, Any]) -> ModelInputs:
-        """Of a run, by what its folder says."""
+        """Inputs of a run, from the description in its folder."""
         inputs, source = data.inputs, data.description.get("dataset_options", {})
         mean, std = (None if inputs[name] is None else torch.tensor(inputs[name]) for name in ("mean", "std"))
         return cls(
@@ -51,7 +51,7 @@ class ModelInputs:
 
     @classmethod
     def of_federation(cls, data: Federation, options: Mapping[str, Any]) -> ModelInputs:
-        """Of a run in memory."""
+        """Inputs of a run in memory."""
         features, learnt = data.features, data.preprocessing
         mean, std = (features.mean, features.std) if learnt is None else (None, None)
         text = TextInput.of_options(data.description.get("dataset_options", {}))
@@ -88,7 +88,7 @@ class ModelInputs:
 
 
 def _learnt(record: Any) -> TablePreprocessing | None:
-    """From JSON; None where the data were no table."""
+    """Read from JSON; None where the data were no table."""
     if record is None:
         return None
     from kinfed.data import TablePreprocessing  # with pyarrow, which only tables need

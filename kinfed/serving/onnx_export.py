@@ -38,7 +38,7 @@ except ImportError as error:
 
 
 class _Answer(nn.Module):
-    """From outputs of the network to what a reader asks for."""
+    """Turns outputs of the network into predictions."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class _Answer(nn.Module):
 
 
 def write_onnx(pipeline: ModelPipeline, path: Path) -> None:
-    """As one file, for any number of rows."""
+    """Write the model as one file, for any number of rows."""
     inputs, learnt = pipeline.inputs, pipeline.inputs.preprocessing
     network = nn.Sequential(pipeline.with_scaling(), _Answer(inputs.problem)).eval()
     example = torch.zeros(2, *inputs.shape, dtype=torch.int64 if inputs.tokens else torch.float32)

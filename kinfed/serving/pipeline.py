@@ -87,7 +87,7 @@ class Predictions:
         return text.getvalue()
 
     def write(self, path: Path) -> None:
-        """As CSV."""
+        """Write the predictions as CSV."""
         storage.write_atomically(path, self.csv_text().encode())
 
 
@@ -172,7 +172,7 @@ class ModelPipeline:
 
     @classmethod
     def read(cls, path: Path | str, build: Builder | None = None) -> ModelPipeline:
-        """What `save` or `kinfed export` wrote. `build` makes the module where it is not one of kinfed's own."""
+        """Read a file of `save` or `kinfed export`. `build` makes the module where it is not one of kinfed's own."""
         path = Path(path)
         about = storage.read_metadata(path)
         if "inputs" not in about:
@@ -185,7 +185,7 @@ class ModelPipeline:
     def from_parts(
         cls, tensors: dict[str, Tensor], about: Mapping[str, str], where: str, build: Builder | None = None
     ) -> ModelPipeline:
-        """From a state dict and what a file says about it."""
+        """Make it from a state dict and the facts in a file."""
         inputs = ModelInputs.from_json(about["inputs"], where)
         if build is None and about["model"] not in MODELS:
             raise ModelError(

@@ -19,8 +19,7 @@ import torch
 from kinfed.data.sources import is_table, load_inputs, read_table
 from kinfed.engine import Builder
 from kinfed.errors import DataError
-from kinfed.records import RunFiles
-from kinfed.serving.export import personal_parts, required_server_parts, server_parts
+from kinfed.serving.export import TrainedModels
 from kinfed.serving.pipeline import ModelPipeline, Predictions, plain_rows
 
 
@@ -33,23 +32,14 @@ def model_of_run(
 ) -> ModelPipeline:
     """A client's personal model of a finished run, or without a client the server's. `build` makes the module where it
     is not one of kinfed's own."""
-    run = RunFiles(folder)
-    algorithm, seed = run.label(algorithm), run.seed(seed)
-    models = run.models(algorithm, seed)
-    if client is None:
-        tensors, about = required_server_parts(run, algorithm, seed, models)
-    else:
-        tensors, about = personal_parts(run, client, algorithm, seed, models)
-    return ModelPipeline.from_parts(tensors, about, str(folder), build)
+    return ModelPipeline.from_parts(*TrainedModels.open(folder, algorithm, seed).parts(client), str(folder), build)
 
 
 def server_model_of_run(
     folder: Path, algorithm: str | None = None, seed: int | None = None, build: Builder | None = None
 ) -> ModelPipeline | None:
     """The server's model of a finished run, where it has one for all clients."""
-    run = RunFiles(folder)
-    algorithm, seed = run.label(algorithm), run.seed(seed)
-    parts = server_parts(run, algorithm, seed, run.models(algorithm, seed))
+    parts = TrainedModels.open(folder, algorithm, seed).server_parts()
     return None if parts is None else ModelPipeline.from_parts(*parts, str(folder), build)
 
 
@@ -119,7 +109,7 @@ def _texts(rows: pa.Table, column: str, path: Path) -> list[str]:
 def _examples(
     model: ModelPipeline, rows: pa.Table, path: Path, image_column: str | None, ignore: tuple[str, ...] | str
 ) -> Any:
-    """As the model takes them."""
+    """Examples as the model takes them."""
     if image_column is not None or model.inputs.text is not None:
         return load_inputs(path, image_column, model.inputs.text)[0].raw
     if model.inputs.preprocessing is not None:

@@ -7,8 +7,8 @@ from kinfed.testing.method_contract import OF_THE_CLASS as OF_THE_CLASS
 from kinfed.testing.method_contract import VARIANT_CHECKS as VARIANT_CHECKS
 from kinfed.testing.method_contract import check_algorithm as check_algorithm
 from kinfed.testing.method_contract import check_variant as check_variant
-from kinfed.testing.tiny_models import tiny_model as tiny_model
 from kinfed.testing.workbench import CHECKS as CHECKS
 from kinfed.testing.workbench import Bench as Bench
 from kinfed.testing.workbench import ContractError as ContractError
 from kinfed.testing.workbench import tiny_federation as tiny_federation
+from kinfed.testing.workbench import tiny_model as tiny_model

@@ -102,7 +102,7 @@ class _BlindTask(PrivateTask):
 
 @check
 def nothing_else_leaves(bench: Bench) -> None:
-    """What a client sends depends on its examples through gradients alone, or the privacy profile says what else does.
+    """Messages of a client depend on its examples through gradients alone, or the privacy profile says what else does.
 
     Two federations of equal sizes with other examples, gradients that see neither: messages must be equal."""
     profile = privacy_profile(bench.algorithm, bench.federation.train.count)

@@ -1,4 +1,4 @@
-"""What goes wrong in a federation, and what must come out of it all the same."""
+"""Checks of a method under failures of a federation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kinfed.testing.workbench import Bench, State, check, expect, expect_equal, 
 
 @check
 def outsiders_are_left_alone(bench: Bench) -> None:
-    """Who is not called keeps its state, bit for bit; who was never called has none."""
+    """A client that is not called keeps its state, bit for bit; one that was never called has none."""
     active: set[int] = set()
     ever: set[int] = set()
     before: State = {}
@@ -100,7 +100,7 @@ def poisoned_clients_are_rejected(bench: Bench) -> None:
 
 @check
 def odd_sizes_work(bench: Bench) -> None:
-    """As few clients as the method allows, with one example each; epochs; a client without test examples."""
+    """The fewest clients that the method allows, with one example each; epochs; a client without test examples."""
     fewest, training = bench.fewest, bench.algorithm.training
     by_epoch = replace(bench.algorithm, training=replace(training, batch=3, epochs=2, steps=None))
     for sizes, test, method in (
@@ -135,8 +135,8 @@ def losses_are_survived(bench: Bench) -> None:
 
 @check
 def never_called_clients_have_the_servers_model(bench: Bench) -> None:
-    """Who took part in no round deploys the server's model, where the server has one and clients keep a state; who did
-    has a model of its own, and the two are told apart."""
+    """A client that took part in no round deploys the server's model, if the server has one and clients keep a state;
+    one that did has a model of its own, and the two are told apart."""
     with bench.loop(Schedule(participation=0.34)) as loop:
         for _ in range(2):
             loop.round()

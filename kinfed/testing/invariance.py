@@ -1,4 +1,4 @@
-"""What must not matter: how clients are chunked, threaded, numbered; interruptions; evaluation; test data."""
+"""Checks of what must not matter: how clients are chunked, threaded, numbered; interruptions; evaluation; test data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept and what travels: trees of tensors with a row per client, counted to the byte."""
+"""Checks of states and messages: trees of tensors with a row per client, counted to the byte."""
 
 from __future__ import annotations
 

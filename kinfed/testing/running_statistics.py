@@ -17,8 +17,18 @@ from kinfed.core import Tree
 from kinfed.engine import Task, task_for
 from kinfed.errors import ConfigError, ModelError
 from kinfed.server import Loop
-from kinfed.testing.tiny_models import normalized_model
-from kinfed.testing.workbench import SEED, Bench, Method, State, check, expect, expect_equal, hooked, outcome
+from kinfed.testing.workbench import (
+    SEED,
+    Bench,
+    Method,
+    State,
+    check,
+    expect,
+    expect_equal,
+    hooked,
+    normalized_model,
+    outcome,
+)
 from kinfed.updates import trained_columns
 
 ROUNDS = 3
@@ -88,7 +98,7 @@ def _aggregate(method: Method, task: Task) -> Callable[..., Tree]:
             return rows + by_client.view(-1, *(1 for _ in rows.shape[1:])) * ~trained
 
         def decided(rows: Tensor) -> Tensor:
-            """What must be the same: trainable columns of models, and all that is no row of a model."""
+            """Tensors that must be the same: trainable columns of models, and all that is no row of a model."""
             if rows.shape[-1:] == trained.shape:
                 return rows[..., trained]
             return rows[..., :0] if rows.shape[-1:] == (int((~trained).sum()),) else rows

@@ -16,12 +16,43 @@ from torch import Tensor, nn
 from kinfed.algorithms import Algorithm, check_algorithm_settings, make_algorithm, prepare_data
 from kinfed.core import rng
 from kinfed.data import Features, Federation, LocalTraining, Problem, Ragged
-from kinfed.engine import ModuleTask, Task, make_objective, make_task
+from kinfed.engine import ModuleTask, Task, lora, make_objective, make_task
 from kinfed.errors import ConfigError, ModelError
 from kinfed.pools import LocalPool
 from kinfed.server import Loop, Schedule
-from kinfed.testing.tiny_models import MODELS, tiny_model
 from kinfed.updates import Stage
+
+HIDDEN = 6
+
+
+def tiny_model() -> nn.Module:
+    """115 parameters in three dense layers: enough for methods that split a model by layers."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)
+    )  # fmt: skip
+
+
+def normalized_model(inputs: int = 4, classes: int = 3) -> nn.Module:
+    """A small network with BatchNorm."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(inputs, HIDDEN), nn.BatchNorm1d(HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, classes)
+    )
+
+
+def adapted_model(*, freeze_a: bool = False, pair: bool = False) -> nn.Module:
+    """The tiny model, its first two layers frozen with adapters of rank 2: 24 + 28 parameters, and 21 of the head."""
+    return lora(tiny_model(), targets="1,3", rank=2, alpha=4.0, train="5", freeze_a=freeze_a, pair=pair)
+
+
+# What a method is tried on: the first that it accepts.
+MODELS: tuple[Callable[[], nn.Module], ...] = (
+    tiny_model,
+    normalized_model,
+    adapted_model,
+    functools.partial(adapted_model, freeze_a=True),
+    functools.partial(adapted_model, pair=True),
+)
+
 
 Method = Algorithm[Any, Any, Any, Any]
 State = dict[str, Tensor]
@@ -171,7 +202,7 @@ class Bench:
 
     @property
     def usual(self) -> State:
-        """What ROUNDS rounds lead to when nothing is special."""
+        """Result of ROUNDS rounds when nothing is special."""
         return self._usual_run[0]
 
     @property
@@ -197,11 +228,10 @@ def outcome(loop: Loop) -> State:
     evaluation = loop.evaluate(keep_models=True)
     assert evaluation.models is not None
     found["personal models"] = evaluation.models
-    for kind, score in (("personal", evaluation.personal), ("server", evaluation.server_model)):
+    scores = {"personal": evaluation.personal, "server": evaluation.server_model, **evaluation.alternatives}
+    for kind, score in scores.items():
         if score is not None:
             found |= {f"{kind} correct": score.correct, f"{kind} loss": score.loss}
-    for kind, score in evaluation.alternatives.items():
-        found |= {f"{kind} correct": score.correct, f"{kind} loss": score.loss}
     return found | {f"figure {name}": value for name, value in evaluation.figures.items()}
 
 

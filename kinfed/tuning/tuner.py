@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kinfed.algorithms import AnyAlgorithm, make_algorithm
+from kinfed.algorithms import AnyAlgorithm
 from kinfed.config import DEFAULTS, RunConfig, make_config
 from kinfed.core import Range, rng, storage
 from kinfed.data import Federation
@@ -31,8 +31,7 @@ from kinfed.engine import METRICS, Builder
 from kinfed.errors import ConfigError, StorageError
 from kinfed.records import JobFiles, JobFolder
 from kinfed.runs import NullObserver, Observer, left_out_notes
-from kinfed.tuning.tuning_job import TuneResult, TuningJob
-from kinfed.tuning.tuning_result import Tuned, TuningTrial
+from kinfed.tuning.tuning_job import Tuned, TuneResult, TuningJob, TuningTrial
 
 try:
     import optuna
@@ -92,7 +91,7 @@ def tune(
 
 @dataclass(frozen=True)
 class Started:
-    """What a folder of `tune` was started with."""
+    """Settings that a folder of `tune` was started with."""
 
     config: RunConfig
     trials: int
@@ -153,7 +152,7 @@ class _Tuning:
         return tuned
 
     def _tuned(self, study: optuna.Study, label: str, space: dict[str, Range]) -> Tuned:
-        """What the study says so far, which is written down."""
+        """Result of the study so far, which is written down."""
         method = self.job.config.algorithms[label]["method"]
         tuned = Tuned(label, method, space, _finished(study, space), self.job.metric)
         self.record[label] = tuned.to_json() if tuned.trials else None
@@ -195,9 +194,7 @@ class _Tuning:
 
     def _algorithm(self, label: str, settings: Mapping[str, Any]) -> AnyAlgorithm:
         """The method with these settings; ConfigError where they do not go together."""
-        config = self.job.config
-        options = {name: value for name, value in config.algorithms[label].items() if name != "method"}
-        algorithm = make_algorithm(config.algorithms[label]["method"], config.training, {**options, **settings})
+        config, algorithm = self.job.config, self.job.variant(label, settings)
         for seed in config.seeds:
             clients = self.job.experiment.inputs.federation(seed).population(seed, config.participation)
             algorithm.check(self.job.experiment.inputs.task(), clients)

@@ -1,17 +1,20 @@
-"""What every way of tuning has in common: the ranges that are varied, an experiment with validation examples, a folder,
+"""Common parts of all ways of tuning: the ranges that are varied, an experiment with validation examples, a folder,
 and best.toml."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from kinfed.algorithms import AnyAlgorithm, tuning_space
-from kinfed.config import RunConfig, Where
+import tomli_w
+
+from kinfed.algorithms import AnyAlgorithm, make_algorithm, tuning_space
+from kinfed.config import NON_RESULT_SETTINGS, RunConfig, Where, split_choice
 from kinfed.core import Range, storage
 from kinfed.data import Federation
 from kinfed.engine import METRICS, Builder
@@ -19,13 +22,116 @@ from kinfed.errors import ConfigError, DataError, unknown_name
 from kinfed.records import JobFolder
 from kinfed.runs import ClientTable, Experiment, MethodRun, Metrics, NullObserver, check_run
 from kinfed.server import RoundReport
-from kinfed.tuning.tuning_result import Explored, Tuned, best_toml
+
+
+@dataclass(frozen=True)
+class TuningTrial:
+    """One setting of one method. `value` is None where the trial was stopped early or refused."""
+
+    settings: dict[str, Any]  # empty: the method as configured
+    value: float | None
+    reason: str = ""  # why there is no value
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Result of tuning for one method."""
+
+    label: str
+    method: str
+    space: dict[str, Range]
+    trials: tuple[TuningTrial, ...]  # the first is the method as configured
+    metric: str = "accuracy"  # whose mean over clients is the value
+
+    @property
+    def default(self) -> float:
+        """The value of the method as configured."""
+        value = self.trials[0].value
+        assert value is not None
+        return value
+
+    @property
+    def best(self) -> TuningTrial:
+        """The best trial; of equals the first."""
+        sign = 1.0 if METRICS.named(self.metric).higher_is_better else -1.0
+        return max(self.trials, key=lambda trial: -math.inf if trial.value is None else sign * trial.value)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.best.settings
+
+    @property
+    def at_edge(self) -> list[str]:
+        """Options whose chosen value lies at the end of its range."""
+        return [name for name, value in self.best.settings.items() if self.space[name].at_edge(value)]
+
+    def last_trial_sentence(self, trials: int) -> str:
+        """Sentence on the newest trial, with how many there are."""
+        trial, best, shown = self.trials[-1], self.best.value or 0.0, METRICS.named(self.metric).shown
+        outcome = "stopped: " + trial.reason if trial.value is None else shown(trial.value)
+        settings = ", ".join(f"{name}={value:g}" for name, value in trial.settings.items()) or "as configured"
+        return f"{self.label} trial {len(self.trials)}/{trials}: {outcome} (best {shown(best)})  {settings}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "method": self.method, "metric": self.metric, "default": self.default,
+            "best": self.best.value, "settings": self.best.settings,
+            "at_edge": self.at_edge, "space": {name: asdict(range_) for name, range_ in self.space.items()},
+            "trials": [asdict(trial) for trial in self.trials],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Explored:
+    """Result of tuning while training for one method."""
+
+    label: str
+    method: str
+    metric: str
+    value: float  # mean of the metric over clients and seeds, on validation examples after the last round
+    configurations: tuple[dict[str, Any], ...]  # the first is empty: the method as configured
+    chances: tuple[float, ...]  # of each at the end, mean over seeds
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The likeliest configuration; of equals the first."""
+        return self.configurations[max(range(len(self.chances)), key=lambda j: (self.chances[j], -j))]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "settings": self.settings}
+
+
+def best_toml(config: RunConfig, heading: str, comments: Mapping[str, str]) -> str:
+    """Settings that differ from the defaults of a run, with a comment above every method, by label. Seeds are left to
+    the run: those of the tuning need not be those of the results."""
+    changed = config.changed
+    skipped = {*NON_RESULT_SETTINGS, "algorithms", "seeds"} - {"data", "plugins"}
+    settings = {name: value for name, value in changed.items() if name not in skipped}
+    seeds = ", ".join(map(str, config.seeds))
+    parts = [f"# {heading},\n# seed(s) {seeds}. Run with: kinfed run best.toml --seeds ...\n{_toml(settings)}"]
+    for label, comment in comments.items():
+        parts.append(f"# {comment}\n" + _toml({"algorithms": {label: config.algorithms[label]}}))
+    return "\n".join(parts)
+
+
+def _toml(table: Mapping[str, Any]) -> str:
+    return tomli_w.dumps(_without_none(table))
+
+
+def _without_none(value: Any) -> Any:
+    """The settings without those that are none, as TOML has no null."""
+    if isinstance(value, Mapping):
+        return {name: _without_none(inner) for name, inner in value.items() if inner is not None}
+    if isinstance(value, list | tuple):
+        return [_without_none(inner) for inner in value]
+    return str(value) if isinstance(value, Path) else value
+
 
 DEFAULT_VALIDATION = 0.2
 Folder = TypeVar("Folder", bound=JobFolder)
 Choice = TypeVar("Choice", Tuned, Explored)
 Report = Callable[[int, float], None]
-"""Hears of the score after so many rounds over all seeds; ends the trial by an exception."""
+"""Hears the score after a number of rounds over all seeds; ends the trial by an exception."""
 
 
 @dataclass
@@ -69,24 +175,24 @@ class TuningJob:
         return METRICS.headline(task.problem, task.metric).name
 
     def spaces(self, ranges: Mapping[str, Mapping[str, Range]] | None) -> dict[str, dict[str, Range]]:
-        """What is varied of every method; `ranges` replaces ranges that the algorithms declare, by label and option."""
-        given, methods = ranges or {}, self.config.algorithms
+        """Varied options of every method; `ranges` replaces ranges that the algorithms declare, by label and option."""
+        given, config, methods, usual = ranges or {}, self.config, self.config.algorithms, self.config.optimizer
         if strange := given.keys() - methods.keys():
             raise ConfigError(
                 f"a range is given for {min(strange)!r}, which is not tuned; tuned are {', '.join(methods)}"
             )
         return {
-            label: space_of(
-                options["method"],
-                self.config.fixed_options(label),
-                given.get(label),
-                options.get("optimizer", self.config.optimizer),
-            )
-            for label, options in methods.items()
+            label: space_of(one["method"], config.fixed_options(label), given.get(label), one.get("optimizer", usual))
+            for label, one in methods.items()
         }
 
+    def variant(self, label: str, settings: Mapping[str, Any]) -> AnyAlgorithm:
+        """The method of that label with these options in place of its own."""
+        method, options, _ = split_choice(self.config.algorithms[label])
+        return make_algorithm(method, self.config.training, {**options, **settings})
+
     def score(self, algorithm: AnyAlgorithm, report: Report = lambda step, value: None) -> float:
-        """What a trial is judged by: the mean of the headline metric over clients, of their personal models on
+        """Score of a trial: the mean of the headline metric over clients, of their personal models on
         validation examples after the last round, averaged over seeds. Test examples are never scored."""
         config, figure, scores = self.config, f"{self.metric}_mean", []
         for place, seed in enumerate(config.seeds):

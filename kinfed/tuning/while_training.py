@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms import AnyAlgorithm, FedEx, RoundInfo, make_algorithm
+from kinfed.algorithms import AnyAlgorithm, FedEx, RoundInfo
 from kinfed.config import RunConfig
 from kinfed.core import Range, rng, storage
 from kinfed.data import Federation
@@ -27,8 +27,7 @@ from kinfed.engine import METRICS, Builder
 from kinfed.errors import ConfigError
 from kinfed.records import RunFolder
 from kinfed.runs import ClientTable, Experiment, MethodRun, NullObserver, Observer
-from kinfed.tuning.tuning_job import TuneResult, TuningJob
-from kinfed.tuning.tuning_result import Explored
+from kinfed.tuning.tuning_job import Explored, TuneResult, TuningJob
 
 PROBE_STEPS = 3  # of local training, after which an option that matters to clients shows
 
@@ -45,7 +44,7 @@ def tune_while_training(
     observer: Observer | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> TuneResult[Explored]:
-    """Train every method of the configuration once, in so many configurations of its local settings."""
+    """Train every method of the configuration once, in several configurations of its local settings."""
     if configurations < 2:
         raise ConfigError(f"tuning while training chooses among two configurations at least; got {configurations}")
     job = TuningJob(config, "tuning while training", federation, model, should_stop)
@@ -70,16 +69,13 @@ def _variants(
 ) -> tuple[list[dict[str, Any]], tuple[AnyAlgorithm, ...]]:
     """Settings of each configuration, and the method with them."""
     config, experiment = job.config, job.experiment
-    options = {name: value for name, value in config.algorithms[label].items() if name != "method"}
-    method = config.algorithms[label]["method"]
-
-    def variant(settings: Mapping[str, Any]) -> AnyAlgorithm:
-        return make_algorithm(method, config.training, {**options, **settings})
-
     first = experiment.inputs.algorithms[label]
-    local = [
-        name for name in space if _changes_clients(experiment, first, [variant({name: v}) for v in _ends(space[name])])
-    ]
+
+    def is_local(name: str) -> bool:
+        ends = [job.variant(label, {name: _value(space[name], share)}) for share in (0.0, 1.0)]
+        return _changes_clients(experiment, first, ends)
+
+    local = [name for name in space if is_local(name)]
     if others := [name for name in space if name not in local]:
         observer.note(f"{label}: {', '.join(others)} does not change what clients do, and stays as it is")
     values: list[dict[str, Any]] = [{}]
@@ -87,15 +83,11 @@ def _variants(
         key = rng.fold(rng.root(config.seeds[0], f"configurations-{label}"), number)
         draws = rng.uniform(key, len(local)).tolist()
         values.append({name: _value(space[name], u) for name, u in zip(local, draws, strict=True)})
-    return values, tuple(variant(settings) for settings in values)
-
-
-def _ends(range_: Range) -> tuple[Any, Any]:
-    return _value(range_, 0.0), _value(range_, 1.0)
+    return values, tuple(job.variant(label, settings) for settings in values)
 
 
 def _value(range_: Range, u: float) -> Any:
-    """At the share u of a range, evenly on its scale; in three digits."""
+    """Value at the share u of a range, evenly on its scale; in three digits."""
     low, high = range_.low, range_.high
     number = low * (high / low) ** u if range_.log else low + u * (high - low)
     return min(max(round(number), int(low)), int(high)) if range_.whole else float(f"{number:.3g}")

@@ -1,4 +1,4 @@
-"""What happens to an update between client and server: codecs, screening, robust rules, secure sums, noise."""
+"""Stages of an update between client and server: codecs, screening, robust rules, secure sums, noise."""
 
 from kinfed.core.door import open_door
 

@@ -4,7 +4,6 @@ from kinfed.updates.codecs import CODECS as CODECS
 from kinfed.updates.codecs import Codec as Codec
 from kinfed.updates.codecs import first_option as first_option
 from kinfed.updates.compression import Compression as Compression
-from kinfed.updates.example_level import ExampleLevel as ExampleLevel
 from kinfed.updates.robust import RULES as RULES
 from kinfed.updates.robust import RobustAverage as RobustAverage
 from kinfed.updates.robust import Rule as Rule
@@ -15,6 +14,7 @@ from kinfed.updates.secure_settings import NO_SINGLE_UPDATES as NO_SINGLE_UPDATE
 from kinfed.updates.secure_settings import SecureSettings as SecureSettings
 from kinfed.updates.secure_sum import SecureSum as SecureSum
 from kinfed.updates.stages import STAGES as STAGES
+from kinfed.updates.stages import ExampleLevel as ExampleLevel
 from kinfed.updates.stages import Road as Road
 from kinfed.updates.stages import SentUpdates as SentUpdates
 from kinfed.updates.stages import Stage as Stage

@@ -32,17 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.core import (
-    Registry,
-    check_options,
-    declared,
-    option,
-    pack_numbers,
-    packed,
-    rng,
-    unpack_numbers,
-    unpacked,
-)
+from kinfed.core import Registry, check_options, declared, option, pack_numbers, packed, rng, unpack_numbers, unpacked
 from kinfed.errors import ConfigError
 
 FLOAT_BYTES = 4
@@ -59,7 +49,7 @@ class Codec(ABC):
 
     @abstractmethod
     def nbytes(self, d: int) -> int:
-        """Of the code of a row of d numbers."""
+        """Bytes of the code of a row of d numbers."""
 
     @abstractmethod
     def encode(self, rows: Tensor, key: Tensor) -> Tensor:

@@ -122,6 +122,6 @@ def coded_fields(up: Tree) -> Iterator[CodedField]:
 
 
 def _raw_bytes(field: CodedField) -> int:
-    """What the field would take uncoded."""
+    """Bytes that the field would take uncoded."""
     numbers = field.rows.numel() if field.mask is None else int(field.mask.sum())
     return numbers * field.rows.element_size()

@@ -10,7 +10,7 @@
 Below those numbers, median and trimmed mean lie in every coordinate within the range of the honest values, whatever the
 others send; Krum averages updates that have most others near them. All clients weigh the same: how many examples a
 client has is its own claim. What an honest client with unusual data sends looks hostile to every one of these rules:
-they cost accuracy where clients differ, and most for those who differ most.
+they cost accuracy where clients differ, and most for the clients that differ most.
 
 Norms and distances are those of trainable parameters. Running statistics (of BatchNorm, say) have no part in them, and
 would be a way around them: with clip and krum every statistic is the median of the clients', which withstands

@@ -19,7 +19,7 @@ from kinfed.updates.stages import Stage, Updates
 
 @dataclass(frozen=True)
 class UpdateSpec:
-    """What an update [1, ...] of one client looks like."""
+    """Fields and shapes of an update [1, ...] of one client."""
 
     fields: Mapping[str, tuple[torch.Size, torch.dtype]]
     largest_norm: float = 0.0  # of everything in it that has more than one number, together; 0: no bound
@@ -29,7 +29,7 @@ class UpdateSpec:
     def from_update(
         cls, up: Mapping[str, Tensor], largest_norm: float = 0.0, trained: Tensor | None = None
     ) -> UpdateSpec:
-        """From an update as it should be."""
+        """Make it from an update as it should be."""
         return cls({name: (tensor.shape, tensor.dtype) for name, tensor in up.items()}, largest_norm, trained)
 
     def violation(self, tensors: Mapping[str, Tensor]) -> str | None:
@@ -53,8 +53,8 @@ def trained_columns(algorithm: AnyAlgorithm, task: Task) -> Tensor | None:
 def violations(
     tensors: Mapping[str, Tensor], rows: int, largest_norm: float = 0.0, trained: Tensor | None = None
 ) -> dict[int, str]:
-    """By row, why an update cannot be used: not finite, a negative number of examples, or longer than allowed, which
-    counts trainable parameters only (`trained_columns`)."""
+    """Reasons, by row, why an update cannot be used: not finite, a negative number of examples, or longer than allowed,
+    which counts trainable parameters only (`trained_columns`)."""
     reasons: dict[int, str] = {}
     square = torch.zeros(rows, dtype=torch.float64)
     for name, tensor in tensors.items():

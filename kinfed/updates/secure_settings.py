@@ -1,4 +1,4 @@
-"""What the user asks of secure aggregation, and which methods and rounds can give it.
+"""Settings of secure aggregation, and which methods and rounds admit it.
 
 The settings are also those of a run, whose options the command line shows: what needs torch is imported where it is
 used."""
@@ -23,7 +23,7 @@ NO_SINGLE_UPDATES = (
 
 @dataclass(frozen=True)
 class SecureSettings:
-    """What the user asks for."""
+    """Settings of secure aggregation."""
 
     largest: float = option(1000.0, "Secure aggregation: largest number that an update may hold.", ge=1e-6, le=1e9)
     least: int = option(LEAST_CLIENTS, "Secure aggregation: minimum number of clients in a sum.", ge=LEAST_CLIENTS)

@@ -85,7 +85,7 @@ class FixedPoint:
 
 @dataclass(frozen=True)
 class ProtocolSize:
-    """Bytes of a round in which all of n clients answer every question (kinfed.deploy.secure.secure_round), beside the
+    """Bytes of a round in which all of n clients answer every request (kinfed.deploy.secure.secure_round), beside the
     model that training starts from. Numbers of clients are public and not counted."""
 
     clients: int  # n
@@ -122,7 +122,7 @@ class SecureSum(Stage):
         self.fixed_point = FixedPoint(settings.largest, total)
 
     def out_of_range(self, up: Tree) -> dict[int, str]:
-        """By row, why a client does not send its update."""
+        """Reasons, by row, why a client does not send its update."""
         if not self.averages:
             return {}
         largest = self.fixed_point.largest

@@ -26,7 +26,7 @@ from kinfed.algorithms import AnyAlgorithm, RoundInfo
 from kinfed.core import Registry, Tree
 from kinfed.data import Moments
 from kinfed.errors import ConfigError
-from kinfed.privacy import Record
+from kinfed.privacy import PrivacyBudget, Record
 
 OWN = "own"  # stands for stages of other names, such as a user's
 ORDER = ("privacy", "compression", "staleness", "screening", OWN, "secure_sum", "robust", "user_level")
@@ -116,7 +116,7 @@ class Stage:
 
 STAGES: Registry[type[Stage]] = Registry("stage")
 for _name, _place, _summary in (
-    ("privacy", "example_level:ExampleLevel", "a budget for gradients of single examples"),
+    ("privacy", "stages:ExampleLevel", "a budget for gradients of single examples"),
     ("compression", "compression:Compression", "updates travel as codes"),
     ("staleness", "staleness:Staleness", "late updates count less"),
     ("screening", "screening:Screening", "updates that cannot be used are left out"),
@@ -151,7 +151,7 @@ class Road(Sequence[Stage]):
         return next((stage for stage in self._stages if isinstance(stage, kind)), None)
 
     def at_clients(self) -> tuple[Stage, ...]:
-        """Those that change updates before they are sent."""
+        """Stages that change updates before they are sent."""
         return tuple(stage for stage in self._stages if type(stage).at_client is not Stage.at_client)
 
     def at_server(self, updates: Updates, round: RoundInfo) -> Updates:
@@ -160,3 +160,27 @@ class Road(Sequence[Stage]):
             if len(updates.ids) or stage.hides_absence:
                 updates = stage.at_server(updates, round)
         return updates
+
+
+class ExampleLevel(Stage):
+    """Keeps a budget of the gradients that a private task takes (kinfed.privacy.budget)."""
+
+    name = "privacy"
+
+    def __init__(self, budget: PrivacyBudget) -> None:
+        self.budget = budget
+
+    def admitted(self, active: Tensor) -> Tensor:
+        return self.budget.within_budget(active)
+
+    def training(self, ids: Tensor) -> AbstractContextManager[Record]:
+        return self.budget.recording(ids)
+
+    def evaluating(self) -> AbstractContextManager[Record]:
+        return self.budget.evaluating()
+
+    def named(self) -> dict[str, Tensor]:
+        return self.budget.named()
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        self.budget.load(tensors)

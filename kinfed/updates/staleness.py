@@ -40,7 +40,7 @@ class Synchronous:
 
 @dataclass(frozen=True, kw_only=True)
 class StalenessRule:
-    """What both rules share. Fields are options."""
+    """Common parts of both rules. Fields are options."""
 
     mixes_models: ClassVar[bool] = False  # a client's model is mixed into the server's, not its change added
 

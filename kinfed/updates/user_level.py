@@ -44,7 +44,7 @@ COUNT_SHARE = 20.0  # the count of updates within the norm has noise of a 20th o
 
 
 class SumCounter(Protocol):
-    """Where a real server counts, on its disk, the sums that it has let out."""
+    """Ledger of a real server, on its disk, of the sums that it has released."""
 
     def read(self) -> int: ...
 
@@ -73,8 +73,8 @@ class UserLevel(Stage):
     ) -> None:
         """`template`: an update [1, ...] of the method; `expected`: E; `rounds`: those that the run will have; the ones
         before them (a warm start) have been as private as these and count. `summands`: the most clients of a round,
-        where they shorten updates themselves and the server sees only the sum (kinfed.updates.secure_sum). `books`: of
-        a real server, whose rounds a crash may repeat with other noise; they come before what checkpoints say."""
+        where they shorten updates themselves and the server sees only the sum (kinfed.updates.secure_sum). `books`: the
+        ledger of a real server, whose rounds a crash may repeat with other noise; it comes before checkpoints."""
         self.delta, self.quantile, self.sampling, self.expected = privacy.delta, privacy.quantile, sampling, expected
         self.clip = privacy.clip
         if privacy.noise is not None:
@@ -82,7 +82,7 @@ class UserLevel(Stage):
         else:
             assert privacy.epsilon is not None  # one of the two is given
             self.noise = sampling.noise_for(privacy.epsilon, rounds.stop - 1, privacy.delta)
-        self.spent = max(rounds.start - 1, 0 if books is None else books.read())  # sums that have been let out
+        self.spent = max(rounds.start - 1, 0 if books is None else books.read())  # sums that have been released
         self._template, self._averages, self._source = template, averages, source
         self._summands, self._books = summands, books
         self._before = rounds.start - 1  # rounds of a warm start
@@ -94,7 +94,7 @@ class UserLevel(Stage):
 
     @property
     def sum_noise(self) -> float:
-        """Of the sum of updates, in units of the clipping norm."""
+        """Noise of the sum of updates, in units of the clipping norm."""
         if self.quantile is None or not self.noise:
             return self.noise
         return 1 / math.sqrt(self.noise**-2 - (2 * self.count_noise) ** -2)
@@ -162,18 +162,18 @@ class UserLevel(Stage):
     # ---- what it amounts to ----
 
     def epsilon(self) -> float:
-        """Of every client, for the server's models of all rounds so far."""
+        """Epsilon of every client, for the server's models of all rounds so far."""
         return self.sampling.epsilon(self.noise, self.spent, self.delta) if self._averages else 0.0
 
     def figures(self) -> dict[str, Any]:
-        """For the journal."""
+        """Diagnostics for the journal."""
         return {
             "noise": self.noise, "clip": self.clip, "delta": self.delta, "epsilon": self.epsilon(),
             "expected": self.expected, "neighbours": self.sampling.neighbours,
         }  # fmt: skip
 
     def summary(self) -> dict[str, Any]:
-        """For the summary; an epsilon that is not finite stands as null."""
+        """Diagnostics for the summary; an epsilon that is not finite stands as null."""
         renyi = self.sampling.renyi_epsilon(self.noise, self.spent, self.delta) if self._averages else 0.0
         return self.figures() | {
             "accountant": "pld", "epsilon_rdp": renyi, "rounds": self.spent, "sampling": self.sampling.scheme,
@@ -199,7 +199,7 @@ class UserLevel(Stage):
 
 
 def unit_sum(clients: int) -> FixedPoint:
-    """How updates of so many clients, in units of the clipping norm, are added up securely."""
+    """Encoding in which updates of this many clients, in units of the clipping norm, are added up securely."""
     return FixedPoint(1.0, clients)
 
 

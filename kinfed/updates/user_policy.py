@@ -1,4 +1,4 @@
-"""What user-level privacy promises: its settings, which methods admit it, and what rounds of sampled clients cost.
+"""The promise of user-level privacy: its settings, which methods admit it, and what rounds of sampled clients cost.
 
 The mechanism that keeps the promise is kinfed.updates.user_level. The settings are also those of a run, whose options
 the command line shows: what needs torch is imported where it is used.
@@ -27,7 +27,7 @@ NO_ROBUST_RULE = (
 
 @dataclass(frozen=True)
 class UserPrivacy:
-    """What the user asks for. Either the noise is given, or the epsilon that it is to be found for."""
+    """Settings of user-level privacy. Either the noise is given, or the epsilon that it is to be found for."""
 
     noise: float | None = option(
         None, "User-level privacy of the server's models: noise in units of the clipping norm.",
@@ -70,7 +70,7 @@ class UserPrivacy:
         return fields
 
     def notes(self, label: str, algorithm: AnyAlgorithm, num_clients: int, sampling: ClientSampling) -> Iterator[str]:
-        """What a reader of the results must know."""
+        """Notes for a reader of the results."""
         if not algorithm.sends:
             yield f"{label}: nothing leaves the clients, so user-level privacy has nothing to do"
             return
@@ -122,7 +122,7 @@ class ClientSampling:
         return renyi_epsilon((Event(self.rate, 1, rounds),) if rounds else (), noise, delta)
 
     def noise_for(self, target: float, rounds: int, delta: float) -> float:
-        """The least noise with which no client's epsilon exceeds the target after so many rounds."""
+        """The least noise with which no client's epsilon exceeds the target after this many rounds."""
         from kinfed.privacy import Event, fixed_size_noise, noise_for
 
         if self.replaces:

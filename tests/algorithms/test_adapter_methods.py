@@ -26,8 +26,7 @@ from kinfed.errors import ConfigError
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
 from kinfed.testing import Bench, tiny_federation
-from kinfed.testing.tiny_models import adapted_model, tiny_model
-from kinfed.testing.workbench import SEED
+from kinfed.testing.workbench import SEED, adapted_model, tiny_model
 
 A, B = 2 * 4 + 2 * 8, 8 * 2 + 6 * 2  # numbers in the two A and in the two B of the adapted model
 HEAD = 6 * 3 + 3

@@ -24,8 +24,7 @@ from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
 from kinfed.server.schedule import Schedule
 from kinfed.testing import Bench
-from kinfed.testing.tiny_models import normalized_model
-from kinfed.testing.workbench import SEED
+from kinfed.testing.workbench import SEED, normalized_model
 
 
 def mask_of(model: Callable[[], nn.Module], rate: float) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import pytest
 from command_line import kinfed
 
 from kinfed.cli import installation
-from kinfed.cli.installation import BASE, requirements
+from kinfed.cli.doctor_command import BASE, requirements
 
 
 def test_a_file_to_edit_runs(tmp_path: Path) -> None:

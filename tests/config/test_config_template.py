@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfed.config.config import RunConfig
-from kinfed.config.config_reading import make_config, toml_value
-from kinfed.config.config_template import config_toml, toml_text
+from kinfed.config.config_reading import config_toml, make_config, toml_text, toml_value
 from kinfed.config.setting_groups import DEFAULTS
 
 CHOSEN: list[tuple[dict[str, Any], tuple[str, ...]]] = [

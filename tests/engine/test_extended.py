@@ -24,7 +24,7 @@ from kinfed.errors import ModelError
 from kinfed.serving.export import export_model
 from kinfed.serving.pipeline import ModelPipeline
 from kinfed.testing import tiny_federation, tiny_model
-from kinfed.testing.tiny_models import normalized_model
+from kinfed.testing.workbench import normalized_model
 
 SIZES: dict[str, tuple[Any, int]] = {
     "gate": (FeatureGate(), 21 + policy_size(6)),  # of the tiny model: six features, three classes

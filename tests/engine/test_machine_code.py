@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -54,6 +55,21 @@ def code() -> MachineCode:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KINFED_CACHE", str(tmp_path))
     return tmp_path / "machine-code"
+
+
+def test_a_kernel_counts_as_compiled_once_it_is_in_the_folder_or_in_memory(
+    code: MachineCode, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_code, "_LOADED", {})
+    kind = ("dense", "classes")
+    assert not machine_code.is_compiled("train", *kind)
+    machine_code._keep("train-dense-classes", code)
+    assert machine_code.is_compiled("train", *kind)
+    assert not machine_code.is_compiled("score", *kind)
+    kernel = machine_code.compiled_kernel("train", *kind)
+    shutil.rmtree(folder)
+    assert machine_code.is_compiled("train", *kind)
+    assert machine_code.compiled_kernel("train", *kind) is kernel
 
 
 def never() -> MachineCode:

@@ -21,6 +21,7 @@ from torch import nn
 import kinfed
 from kinfed.algorithms import ALGORITHMS
 from kinfed.config.config_reading import make_config
+from kinfed.engine.compiled import fused_task
 from kinfed.errors import ConfigError, KinfedError, StorageError
 from kinfed.records.checkpoint import Checkpoints
 from kinfed.records.compare import same_results
@@ -28,6 +29,7 @@ from kinfed.records.run_files import RunFiles
 from kinfed.runs.experiment import Experiment, read_config
 from kinfed.runs.method_run import Interrupted
 from kinfed.runs.observer import NullObserver
+from kinfed.runs.run_checks import COMPILING
 
 SMALL = {"algorithms": "local,ditto", "rounds": 4, "seeds": (0, 1), "clients": 5, "model": "mlr", "eval_every": 2}
 
@@ -320,3 +322,31 @@ def test_a_run_says_when_accuracy_is_hardly_more_than_one_class() -> None:
         heard = Notes()
         kinfed.run(**few, metric=metric, observer=heard)
         assert any("are of class no, and always predicting it" in note for note in heard.notes) == said
+
+
+def test_the_first_run_on_a_machine_says_that_it_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Events(NullObserver):
+        def note(self, text: str) -> None:
+            events.append(text)
+
+        def started(self, label: str, seed: int, first: int, rounds: int) -> None:
+            events.append("started")
+
+    def run(compiled: bool, backend: str = "fused") -> None:
+        events.clear()
+        monkeypatch.setattr(fused_task, "is_compiled", lambda *kernel: compiled)
+        settings = {**SMALL, "algorithms": "local", "rounds": 1, "seeds": (0,), "backend": backend}
+        kinfed.run(**settings, federation=small_federation(), observer=Events())
+
+    events: list[str] = []
+    begun = threading.Event()
+    monkeypatch.setattr(fused_task.FusedTask, "compile", lambda task: begun.set())
+    run(compiled=False, backend="stacked")
+    assert COMPILING not in events
+    run(compiled=True)
+    assert COMPILING not in events
+    assert not begun.is_set()
+    run(compiled=False)
+    assert events.index(COMPILING) < events.index("started")
+    assert events.count(COMPILING) == 1
+    assert begun.wait(60)

@@ -28,8 +28,7 @@ from kinfed.runs.method_run import Interrupted
 from kinfed.runs.observer import NullObserver
 from kinfed.server.loop import Loop
 from kinfed.tuning.tuner import read_tuning, tune
-from kinfed.tuning.tuning_job import parse_ranges, space_of
-from kinfed.tuning.tuning_result import Tuned, TuningTrial
+from kinfed.tuning.tuning_job import Tuned, TuningTrial, parse_ranges, space_of
 
 SMALL: dict[str, Any] = {
     "model": "mlr", "rounds": 3, "seeds": [0], "workers": 1, "eval_every": 1, "participation": 1.0, "steps": 3,

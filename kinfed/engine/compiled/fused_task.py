@@ -8,7 +8,9 @@ clients beside it nor on the number of threads, bit for bit.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -23,11 +25,11 @@ from kinfed.engine.backends.stacked_task import StackedNet, StackedTask
 from kinfed.engine.compiled import kernel_arguments as args
 from kinfed.engine.compiled.fused_net import Shape, fused_net
 from kinfed.engine.compiled.fused_program import make_program
-from kinfed.engine.compiled.machine_code import compiled_kernel
+from kinfed.engine.compiled.machine_code import compiled_kernel, is_compiled
 from kinfed.engine.contract.descent import PLAIN, Descent, ProximalTerm, StepwiseDescent, Terms
 from kinfed.engine.contract.feature_loss import FeatureLoss
 from kinfed.engine.contract.objective import Absolute, CrossEntropy, Huber, Objective, Squared
-from kinfed.engine.contract.task import WholeLoop, WholeProgram
+from kinfed.engine.contract.task import Task, WholeLoop, WholeProgram
 from kinfed.engine.contract.update_program import Instruction
 from kinfed.engine.scoring.score import OutputCollector, Score
 from kinfed.errors import ModelError
@@ -36,6 +38,16 @@ SCORED_TOGETHER = 48  # examples of a client: their activations stay in the cach
 
 _KINDS = {"sgd": 1, "adam": 2, "adamw": 3}  # as kinfed.engine.compiled.fused_steps numbers them
 _PLAIN = 0
+_EVERY_RUN = ("train", "score")  # kernels that nearly all methods call; others wait until they are called
+
+
+def begin_compiling(task: Task) -> bool:
+    """Compile what the task trains and scores with in a thread of its own, where the cache folder does not hold it.
+    False where nothing is to be compiled, as for all tasks of other backends."""
+    if not isinstance(task, FusedTask) or task.is_compiled():
+        return False
+    threading.Thread(target=task.compile, name="compiling").start()
+    return True
 
 
 def is_installed() -> bool:
@@ -240,8 +252,22 @@ class FusedTask(StackedTask):
             work.argument,
         )
 
+    def is_compiled(self) -> bool:
+        """Whether training and scoring begin without waiting for the compiler."""
+        return all(is_compiled(name, *self._kernel_kind) for name in _EVERY_RUN)
+
+    def compile(self) -> None:
+        """Load or compile what training and scoring call; a call of it meanwhile waits."""
+        with contextlib.suppress(ModelError):  # the call says it again, where somebody hears it
+            for name in _EVERY_RUN:
+                self._compiled(name)
+
+    @property
+    def _kernel_kind(self) -> tuple[str, str]:
+        return self._fused.network, "classes" if self.objective.classifies else "numbers"
+
     def _compiled(self, name: str) -> Callable[..., None]:
-        return compiled_kernel(name, self._fused.network, "classes" if self.objective.classifies else "numbers")
+        return compiled_kernel(name, *self._kernel_kind)
 
     def _network(self, shape: Shape, trains: np.ndarray) -> args.Network:
         return args.Network(self._fused.argument(shape), trains, self._fused.outputs, self.num_params, self._loss_rule)

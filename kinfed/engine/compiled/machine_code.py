@@ -49,6 +49,7 @@ _ENDED_WELL = (0, -2)  # as numba numbers it: with a result, and with None
 # Kernels allocate nothing, so numba's runtime is never asked to free anything. If it were, the process would stop.
 _NEVER_CALLED = ("NRT_MemInfo_call_dtor", "NRT_Free")
 _LOCK = threading.Lock()
+_LOADED: dict[str, Kernel] = {}
 _LIBRARIES = count()  # of one process: names of libraries are never used again
 
 
@@ -102,18 +103,23 @@ class Kernel:
 def compiled_kernel(name: str, network: str, target: str) -> Kernel:
     """`train`, `program`, `step` or `score` of a `dense` or `recurrent` network for `classes` or `numbers`, loaded or
     compiled at the first call; threads that come at the same time wait."""
-    with _LOCK:
-        return _kernel(name, network, target)
+    kernel = f"{name}-{network}-{target}"
 
-
-@functools.cache
-def _kernel(name: str, network: str, target: str) -> Kernel:
     def compile_it() -> MachineCode:
         from kinfed.engine.compiled.fused_kernels import compile_kernel  # numba: only where there is no code yet
 
         return compile_kernel(name, network, target)
 
-    return kept_kernel(f"{name}-{network}-{target}", compile_it)
+    with _LOCK:
+        if kernel not in _LOADED:
+            _LOADED[kernel] = kept_kernel(kernel, compile_it)
+        return _LOADED[kernel]
+
+
+def is_compiled(name: str, network: str, target: str) -> bool:
+    """Whether `compiled_kernel` has this kernel in memory or in the cache folder."""
+    kernel = f"{name}-{network}-{target}"
+    return kernel in _LOADED or _read(kernel) is not None
 
 
 def kept_kernel(name: str, compile_it: Callable[[], MachineCode]) -> Kernel:
