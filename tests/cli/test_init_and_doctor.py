@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from command_line import kinfed
 
-from kinfed.cli import installation
+from kinfed.cli import doctor_command
 from kinfed.cli.doctor_command import BASE, requirements
 
 
@@ -51,7 +51,7 @@ def test_packages_that_are_missing_or_do_not_fit_are_told(monkeypatch: pytest.Mo
     assert "no-such-thing>=2 is not installed" in map(str, packages[BASE])
     assert [package.name for package in packages["tune"]] == ["optuna"]
     assert not packages["ray"][0].fits
-    monkeypatch.setattr(installation, "requirements", lambda: packages)
+    monkeypatch.setattr(doctor_command, "requirements", lambda: packages)
     done = kinfed("doctor", cwd=tmp_path)
     assert done.returncode == 1
     assert "rich" in done.stdout.split("wrong ")[1]

@@ -268,7 +268,8 @@ def test_matching_never_exceeds_the_pool(counts, other):
 
 def test_evenly_and_consecutive_classes():
     assert dealing.evenly(torch.tensor([7, 3, 0]), 3).tolist() == [[3, 2, 2], [1, 1, 1], [0, 0, 0]]
-    assert dealing.consecutive_classes(4, 3, 4).tolist() == [[0, 1, 2], [1, 2, 3], [2, 3, 0], [3, 0, 1]]
+    slots = dealing.consecutive_classes(4, 3, source_of([1] * 4))
+    assert slots.tolist() == [[0, 1, 2], [1, 2, 3], [2, 3, 0], [3, 0, 1]]
 
 
 # iid.
@@ -483,7 +484,7 @@ def test_pfedme_on_cifar10_resembles_the_replayed_generator():
     totals, skips = [], []
     for seed in range(20):
         counts, _ = FirstComeFirstServed().counts(torch.tensor([6000] * 10), 20, seed, source_of([1] * 10))
-        slots = dealing.consecutive_classes(20, 3, 10)
+        slots = dealing.consecutive_classes(20, 3, source_of([1] * 10))
         skips.append(int((torch.gather(counts, 1, slots) == 10).sum()))
         totals.append(int(counts.sum()))
     assert min(totals) < 54_572 < max(totals)
