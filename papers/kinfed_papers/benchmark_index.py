@@ -64,7 +64,7 @@ HOW_TO_READ = (
 
 
 def write_index(records: Sequence[BenchmarkRecord], path: Path, page: str, missing: Sequence[str] = ()) -> Path:
-    """As a page of HTML; `page` is the address of a recipe's page (BenchmarkRecord.address)."""
+    """Write the index as a page of HTML; `page` is the address of a recipe's page (BenchmarkRecord.address)."""
     main, claims, questions = (
         main_claims(records, page),
         claim_sections(records, page),
@@ -108,7 +108,7 @@ def write_site(reproductions: Sequence[Reproduction], out: Path) -> Path:
 
 
 def write_readme(records: Sequence[BenchmarkRecord], folder: Path, missing: Sequence[str] = ()) -> Path:
-    """As Markdown, with intervals of characters; our questions on a page of their own."""
+    """Write the index as Markdown, with intervals of characters; our questions on a page of their own."""
     page = "{page}.md"
     lines = [
         "# Benchmark",

@@ -166,9 +166,9 @@ class BenchmarkRecord:
 def joined_parts(
     recipe: Recipe, scale: Scale, published: Mapping[str, PartRecord], measured: Mapping[str, PartRecord]
 ) -> dict[str, PartRecord]:
-    """Of every part that the recipe has: what was measured with its present settings before what was not, then what has
-    more than one seed, then the newer, then what is to be published now. Other seeds in place of published ones are
-    another draw."""
+    """Choose a record for every part of the recipe: what was measured with its present settings before what was not,
+    then what has more than one seed, then the newer, then what is to be published now. Other seeds in place of
+    published ones are another draw."""
     parts = {}
     for part in recipe.parts(scale):
         present = settings_hash(part)
@@ -188,12 +188,13 @@ def _rank(record: PartRecord, present: str) -> tuple[bool, bool, str]:
 
 
 def page_name(recipe: str, scale: Scale) -> str:
-    """Of a published page and its record: a recipe can be published at several scales."""
+    """Name of a published page and its record: a recipe can be published at several scales."""
     return recipe if scale == "small" else f"{recipe}-{scale}"
 
 
 def read_records(folder: Path, order: Iterable[str]) -> list[BenchmarkRecord]:
-    """Of a folder of published pages: recipes in this order first, then the rest by name, the scales of each."""
+    """Records of a folder of published pages: recipes in this order first, then the rest by name, the scales of
+    each."""
     records = [BenchmarkRecord.read(path) for path in sorted((folder / RECORDS).glob("*.json"))]
     names = {record.recipe for record in records}
     ordered = dict.fromkeys([*(name for name in order if name in names), *sorted(names)])
@@ -250,7 +251,7 @@ def _completed(judged: Sequence[Verdict], published: Sequence[Verdict], new_clai
 
 
 def _sentence(verdict: Verdict) -> str:
-    """Of a verdict without figures, by the comparison that decides."""
+    """Sentence of a verdict without figures, by the comparison that decides."""
     answer = {"reproduced": "yes, ", "contradicted": "no, "}.get(verdict.status, "")
     rival = f" against {verdict.rival}" if verdict.rival else ""
     outlook = f"; {verdict.outlook}" if verdict.outlook else ""

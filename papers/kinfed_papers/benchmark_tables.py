@@ -125,7 +125,7 @@ def main_counts(records: Sequence[BenchmarkRecord]) -> TextTable:
 
 
 def certainty_table(records: Sequence[BenchmarkRecord]) -> TextTable:
-    """Of the papers' claims and of our questions: how many have which verdict, how many of them are firm, how many
+    """Count the papers' claims and our questions: how many have which verdict, how many of them are firm, how many
     there would be by chance alone, and how many were judged at the scale paper."""
     at_paper = [record for record in records if record.scale == "paper"]
     columns, cells = [TableColumn("", "name")], [[name] for name in GLANCE]

@@ -118,19 +118,21 @@ class Comparisons:
 
     @cached_property
     def intervals(self) -> dict[str, Interval]:
-        """By rival, what decides; rivals without an interval (one seed, figures that are not finite) are left out."""
+        """Intervals that decide, by rival; rivals without an interval (one seed, figures that are not finite) are left
+        out."""
         by_rival = {rival: interval(by_seed, self.confidence(rival)) for rival, by_seed in self.margins.items()}
         return {rival: margin for rival, margin in by_rival.items() if margin is not None}
 
     def confidence(self, rival: str) -> float:
-        """Of the interval that decides: one that could contradict is to hold for all margins together."""
+        """Confidence of the interval that decides: one that could contradict is to hold for all margins together."""
         return PLAIN if self._total(rival) > 0 else joint_confidence(PLAIN, len(self.margins))
 
     def is_below(self, rival: str) -> bool:
         return self._total(rival) < 0
 
     def chance(self, rival: str, side: Literal[1, -1]) -> float:
-        """Of a margin as far above zero (below it: side -1) without a true difference, whatever its number of seeds."""
+        """Chance of a margin as far above zero (below it: side -1) without a true difference, whatever its number of
+        seeds."""
         margin = self.intervals[rival]
         return chance_of_more(side * student_t(margin, self.confidence(rival)), margin.n)
 
@@ -220,8 +222,8 @@ def _status(comparisons: Comparisons) -> tuple[Status, list[str]]:
 
 
 def _deciding(status: Status, comparisons: Comparisons, against: Sequence[str]) -> str:
-    """Of the rivals that tell why, the one that settles it: the surest of those against a claim, the least sure of
-    those for it, and of an open claim the one that says how many seeds would decide."""
+    """Pick, of the rivals that tell why, the one that settles it: the surest of those against a claim, the least sure
+    of those for it, and of an open claim the one that says how many seeds would decide."""
     if status != "undecided":
         return min(against, key=lambda rival: comparisons.chance(rival, -1))
     below = [rival for rival in against if comparisons.is_below(rival)]
@@ -279,6 +281,6 @@ def _join(texts: Mapping[str, str], names: Mapping[str, str] | None, link: str) 
 
 
 def _mean_text(by_seed: Mapping[int, float], claim: Claim) -> str:
-    """Of what was measured; `by_seed` is how far it is on the right side of the claim's limit."""
+    """Mean of what was measured, as text; `by_seed` is how far it is on the right side of the claim's limit."""
     mean = claim.factor * sum(by_seed.values()) / len(by_seed)
     return mean_text(mean, claim.unit, claim.limit * claim.factor, at_most=claim.at_most)

@@ -42,7 +42,7 @@ class Reproduction:
 
     @property
     def run_folders(self) -> dict[str, Path]:
-        """Of the current parts that are runs."""
+        """Folders of the current parts that are runs."""
         if self.out is None:
             return {}
         folders = {name: self.out / "parts" / name for name in self.current}
@@ -89,7 +89,7 @@ class Reproduction:
 
     @cached_property
     def results(self) -> Results:
-        """Of the current records."""
+        """Measurements of the current records."""
         by_home: dict[str, Measurements] = {}
         for part in self.recipe.parts(self.scale):
             if part.name in self.current:

@@ -58,7 +58,7 @@ class PartRecord:
 
     @classmethod
     def read(cls, path: Path, part: RunPart | Study) -> PartRecord:
-        """Of a file beside a run. One of an older version notes no hash: the run's own settings tell whether they are
+        """Read a file beside a run. One of an older version notes no hash: the run's own settings tell whether they are
         those of the recipe now."""
         values = storage.read_json(path, "what was measured of a part of a recipe")
         record = cls(
@@ -77,7 +77,7 @@ class PartRecord:
 
 
 def processor_seconds_per_seed(records: Iterable[PartRecord]) -> float | None:
-    """Of all these parts and of all cores; None where a part took several sittings."""
+    """Seconds of all these parts on all cores; None where a part took several sittings."""
     total = 0.0
     for record in records:
         if record.processor_seconds is None or not record.seeds:
@@ -98,7 +98,7 @@ def part_config(part: RunPart, seeds: Sequence[int] | None, settings: Mapping[st
 
 
 def settings_hash(part: RunPart | Study) -> str:
-    """Of what the recipe declares for a part and its result depends on, whatever the seeds."""
+    """Hash of what the recipe declares for a part and its result depends on, whatever the seeds."""
     if isinstance(part, Study):
         return _hash(dict(part.identity))
     values = part_config(part, None, {}).dump()
@@ -107,7 +107,7 @@ def settings_hash(part: RunPart | Study) -> str:
 
 
 def identity(part: RunPart | Study, config: RunConfig | None, seeds: Sequence[int] | None) -> str:
-    """Of all settings and the seeds: a folder is gone on with only where it is the same."""
+    """Hash of all settings and the seeds: a folder is gone on with only where it is the same."""
     if config is not None:
         return config.fingerprint()
     assert isinstance(part, Study)

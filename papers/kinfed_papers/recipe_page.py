@@ -85,7 +85,8 @@ def _page(
 
 
 def _comparisons(reproduction: Reproduction) -> dict[str, Comparison]:
-    """Of every run by itself. Methods are numbered through, so that a legend switches those of its own run only."""
+    """Compare the methods of every run by itself. Methods are numbered through, so that a legend switches those of its
+    own run only."""
     comparisons: dict[str, Comparison] = {}
     first = 0
     for name, folder in reproduction.run_folders.items():
@@ -100,7 +101,7 @@ def _learning_curves(comparisons: dict[str, Comparison]) -> list[tuple[str, Figu
 
 
 def _method_panels(reproduction: Reproduction, comparisons: dict[str, Comparison]) -> list[tuple[str, list[Panel]]]:
-    """Of every method that the recipe shows from inside: its name and run, and its panels."""
+    """Panels of every method that the recipe shows from inside: its name and run, and its panels."""
     by_method = [
         (f"{method.label}, {part}" if len(comparisons) > 1 else method.label, method_panels(method))
         for part, algorithm in reproduction.recipe.method_figures

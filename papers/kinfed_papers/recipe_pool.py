@@ -82,7 +82,7 @@ class PoolState:
 
 
 def minutes(name: str, scale: Scale) -> float:
-    """Of a recipe beside others: at the scale smoke all are a trial of the code."""
+    """Minutes of a recipe beside others: at the scale smoke all are a trial of the code."""
     return SMOKE_MINUTES if scale == "smoke" else MINUTES.get(name, USUAL_MINUTES)
 
 

@@ -61,8 +61,8 @@ def firm_verdicts(judged: Sequence[Verdict], level: float = 0.05) -> list[Verdic
 
 
 def _chance(verdict: Verdict) -> float:
-    """Of an interval at least as far from zero without any true difference, on either side. One without width has a
-    spread that its seeds do not show: nothing can be said of it."""
+    """Chance of an interval at least as far from zero without any true difference, on either side. One without width
+    has a spread that its seeds do not show: nothing can be said of it."""
     margin = verdict.margin
     if margin is None or verdict.status not in ("reproduced", "contradicted") or margin.low == margin.high:
         return 1.0
@@ -73,12 +73,12 @@ def _chance(verdict: Verdict) -> float:
 
 
 def joint_confidence(confidence: float, comparisons: int) -> float:
-    """Of each of several intervals, for `confidence` of all together (Bonferroni)."""
+    """Confidence of each of several intervals, for `confidence` of all together (Bonferroni)."""
     return 1 - (1 - confidence) / comparisons
 
 
 def chance_of_more(t: float, seeds: int) -> float:
-    """P(T > t) of Student's t with the degrees of freedom of so many seeds."""
+    """P(T > t) of Student's t with the degrees of freedom of `seeds` seeds."""
     return float(stdtr(seeds - 1, -t))
 
 

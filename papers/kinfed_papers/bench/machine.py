@@ -23,7 +23,7 @@ class Limits:
     products: dict[str, float]  # GFLOP/s of each workload's own product, operands in cache
 
     def seconds(self, workload: str, gflop: float, gigabytes: float) -> float:
-        """Of one core for products at the workload's rate, and one pass over the batches."""
+        """Seconds of one core for products at the workload's rate, and one pass over the batches."""
         return gflop / self.products[workload] + gigabytes / self.copy_gb
 
 

@@ -183,7 +183,7 @@ def _compare(
 
 
 def work_of_steps(module: nn.Module, shape: tuple[int, ...], batch: int, steps: int) -> tuple[float, float]:
-    """GFLOP of so many steps on images, by torch's own count, and gigabytes of their batches: read as uint8, written as
+    """GFLOP of `steps` steps on images, by torch's own count, and gigabytes of their batches: read as uint8, written as
     float32."""
     with FlopCounterMode(display=False) as counter:
         module(torch.zeros(batch, *shape)).sum().backward()

@@ -70,7 +70,7 @@ class Clips:
 
 @dataclass(frozen=True)
 class Recordings:
-    """Where clips come from, known before they are decoded."""
+    """Sources of clips, known before they are decoded."""
 
     name: str
     title: str  # for a reader of results

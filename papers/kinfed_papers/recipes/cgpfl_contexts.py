@@ -21,10 +21,10 @@ def rounds_of(cgpfl: str) -> str:
 
 
 def convergence(run: RunRecord) -> Measurements:
-    """Of every method, ROUNDS_TO_LEVEL: the first evaluated round in which its personal models have LEVEL of their
-    final accuracy; `rounds_of` a CGPFL: the first in which its models have as much (one after the last where they never
-    do). So each rival sets the level at which it is compared, and a slow third method cannot put it where all others
-    have just begun.
+    """Measure, for every method, ROUNDS_TO_LEVEL: the first evaluated round in which its personal models have LEVEL of
+    their final accuracy; `rounds_of` a CGPFL: the first in which its models have as much (one after the last where they
+    never do). So each rival sets the level at which it is compared, and a slow third method cannot put it where all
+    others have just begun.
 
     The left sides of Theorem 4.1, means over recorded rounds. GRADIENT: of its first bound, (1/K) Σ_k ‖∇G_k(ω_k)‖², up
     to a constant that is the same for every K: ∇G_k is λ times the distance of ω_k from the mean of its clients' θ, and
@@ -73,7 +73,7 @@ def in_units_of_one_context(results: Results, part: str, metric: str) -> dict[st
 
 
 def comes_to_rest(results: Results, part: str) -> dict[str, BySeed]:
-    """By which share of the gradient over all rounds that over their second half is smaller."""
+    """Share of the gradient over all rounds by which that over their second half is smaller."""
     every, late = (results.get(part, TABLE_CGPFL, metric) for metric in (GRADIENT, LATE_GRADIENT))
     return {"": {seed: 1 - late[seed] / every[seed] for seed in every.keys() & late.keys()}}
 

@@ -136,5 +136,5 @@ def mixture_above_training(results: Results) -> dict[str, BySeed]:
 
 
 def growing_lead(results: Results, data: str, rival: str) -> dict[str, BySeed]:
-    """By how much FedFomo's lead over a rival is larger with 100 clients than with 15."""
+    """Growth of FedFomo's lead over a rival from 15 clients to 100."""
     return {"": difference(*(lead(results, f"{data}-{clients}", "fedfomo-5", rival) for clients in (100, 15)))}

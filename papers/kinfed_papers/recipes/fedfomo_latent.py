@@ -76,12 +76,12 @@ def at_every_number(results: Results, row: str, rivals: Iterable[str]) -> Mappin
 
 
 def growing_lead(results: Results, more: str, fewer: str) -> Mapping[str, BySeed]:
-    """By how much FedFomo's lead over FedAvg is larger in one part than in another."""
+    """Growth of FedFomo's lead over FedAvg from one part to another."""
     return {"": difference(*(lead(results, part, "fedfomo-5", "fedavg") for part in (more, fewer)))}
 
 
 def local_gains(results: Results, part: str) -> Mapping[str, BySeed]:
-    """By how much training alone is better in a part than with two distributions."""
+    """Margin by which training alone is better in a part than with two distributions."""
     return {"": difference(*(results.get(place, "local", SCORED) for place in (part, "cifar10-2")))}
 
 

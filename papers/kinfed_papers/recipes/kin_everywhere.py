@@ -95,8 +95,8 @@ def parts(scale: Scale) -> list[RunPart]:
 
 
 def share_hurt(run: RunRecord) -> Measurements:
-    """Of every method and seed: the share of clients that lose against Local beyond Student's 95 % interval for their
-    test rows, of those whose error is known (the bootstrap, both models judged on the same rows)."""
+    """Measure, for every method and seed, the share of clients that lose against Local beyond Student's 95 % interval
+    for their test rows, of those whose error is known (the bootstrap, both models judged on the same rows)."""
     comparison, measured = single_run(run), Measurements()
     for method in comparison.methods:
         lost: dict[int, list[bool]] = {}
@@ -109,8 +109,8 @@ def share_hurt(run: RunRecord) -> Measurements:
 
 
 def ranks(results: Results) -> dict[str, BySeed]:
-    """Of every method, by seed: its rank by personal accuracy, or error, 1 is best, in the mean over federations. Seeds
-    that some federations lack are left out: a mean over other federations is another figure."""
+    """Rank every method by seed: its rank by personal accuracy, or error, 1 is best, in the mean over federations.
+    Seeds that some federations lack are left out: a mean over other federations is another figure."""
     by_seed: dict[int, dict[str, list[float]]] = {}
     for part in FEDERATIONS:
         sign = -1.0 if part in NUMBERS else 1.0

@@ -8,7 +8,7 @@ HEADINGS = {"mnist": "MNIST", "letters": "Letters"}
 
 
 def within_a_point(results: Results, part: str, metric: str) -> dict[str, BySeed]:
-    """By how much either is ahead. The paper says "smaller than 1 %" of training accuracy on FEMNIST alone."""
+    """Margin by which either is ahead. The paper says "smaller than 1 %" of training accuracy on FEMNIST alone."""
     one, two = (results.get(part, row, metric) for row in ("selffl", "selffl_augmented"))
     return either_way(difference(one, two), "Algorithm 1 ahead", "Algorithm 2 ahead")
 

@@ -14,7 +14,7 @@ NAMES = {
 
 
 def saturated(results: Results) -> dict[str, BySeed]:
-    """By how much a method's test accuracy has risen, or fallen, since the warm start."""
+    """Points by which a method's test accuracy has risen, or fallen, since the warm start."""
     start = results.get("scratch", "fedavg", ACCURACY)
     cases: dict[str, BySeed] = {}
     for row, name in NAMES.items():

@@ -89,7 +89,7 @@ def above_start(results: Results) -> Mapping[str, BySeed]:
 
 
 def algorithms_alike(results: Results) -> Mapping[str, BySeed]:
-    """By how much the two differ, type by type. The largest difference between the rows of Table 6 is 0.05 as it is
+    """Difference of the two, type by type. The largest difference between the rows of Table 6 is 0.05 as it is
     printed."""
     cases: dict[str, BySeed] = {}
     for type_ in TYPES:

@@ -36,7 +36,7 @@ class RealTable:
 
     @property
     def shown(self) -> dict[str, Any]:
-        """Of a column with this metric."""
+        """Settings of a column with this metric."""
         if self.measure.percent:
             return {"factor": 100.0, "digits": 1}
         return {"factor": 1.0, "digits": 3, "lower_is_better": True}

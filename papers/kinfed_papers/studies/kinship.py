@@ -1,4 +1,4 @@
-"""What a run says about kin: whether clients found those who train on what they are judged on.
+"""What a run says about kin: whether clients found the others that train on what they are judged on.
 
 A method that records `affinity` and `weights` (FedFomo) is measured by seed, at its last evaluated round:
 
@@ -45,7 +45,7 @@ def kinship(run: RunRecord) -> Measurements:
 
 
 def top_places(run: RunRecord, trial: Trial) -> dict[int, float]:
-    """By evaluated round: the share of top places that kin hold. Empty where nobody has kin, or nothing is recorded."""
+    """Share of top places that kin hold, by evaluated round. Empty where nobody has kin, or nothing is recorded."""
     clients, shares = _clients(run, trial), {}
     for number, affinity in _matrices(trial, "affinity"):
         hits, places = kin_found(affinity, clients)

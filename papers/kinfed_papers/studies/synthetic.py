@@ -116,7 +116,7 @@ class Setting:
 
 
 class State(NamedTuple):
-    """Where a method ends."""
+    """Final models of a method."""
 
     server: Tensor  # [R]
     personal: Tensor  # [R, M]
