@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kinfed.deploy.operator.app_folder import make_app
 from kinfed.deploy.operator.site_kit import node_toml
+from kinfed.deploy.programs.app_folder import make_app
 
 BIN = Path(sys.executable).parent
 CONNECTION = "net"

@@ -39,7 +39,7 @@ def up(
         "trial"
     ),
     seconds: Annotated[float, typer.Option(help="Time limit in seconds.", min=1)] = 1800.0,
-    cold: Annotated[bool, typer.Option("--cold", help="Start a Python for every message, as Flower does.")] = False,
+    cold: Annotated[bool, typer.Option("--cold", help="Start a Python for every message.")] = False,
 ) -> None:
     """Try a whole deployment on this machine: certificates, a superlink with TLS, nodes with their data, the run."""
     from dataclasses import replace
@@ -75,21 +75,26 @@ def _say_what_next(out: Path, sites: list[Site]) -> None:
 
 def server(
     certs: Annotated[Path, typer.Argument(help="Folder of kinfed deploy certs.")],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000,
+    host: Annotated[
+        str, typer.Option(help="Address at which nodes reach it: 0.0.0.0 for all of this machine's.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port for nodes.", min=1, max=65535)] = 8000,
+    control_port: Annotated[
+        int, typer.Option(help="Port of this machine alone, for the operator's flwr.", min=1, max=65535)
+    ] = 8001,
     folder: Annotated[Path, typer.Option(help="Folder for its database and Flower's own files.")] = Path("superlink"),
-    cold: Annotated[bool, typer.Option("--cold", help="Start a Python for every run, as Flower does.")] = False,
+    cold: Annotated[bool, typer.Option("--cold", help="Start a Python for every run.")] = False,
 ) -> None:
-    """Run the server: Flower's superlink with TLS, started again whenever it ends, and a warm process for runs."""
+    """Run the server: Flower's superlink for this machine alone, and a door with TLS for nodes."""
     from kinfed.deploy import ServerPlace, run_server, stop_signals
 
     with stop_signals() as should_stop:
-        run_server(ServerPlace(certs, host, port, folder), say, should_stop, warm=not cold)
+        run_server(ServerPlace(certs, host, port, control_port, folder), say, should_stop, warm=not cold)
 
 
 def node(
     file: Annotated[Path, typer.Argument(help="The node's file, node.toml of its kit.")],
-    cold: Annotated[bool, typer.Option("--cold", help="Start a Python for every message, as Flower does.")] = False,
+    cold: Annotated[bool, typer.Option("--cold", help="Start a Python for every message.")] = False,
     home: Annotated[
         Path | None, typer.Option(help="Folder of Flower's own files (default: flower/ beside FILE).")
     ] = None,

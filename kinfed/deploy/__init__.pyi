@@ -1,5 +1,4 @@
 from kinfed.deploy.node.vault import Vault as Vault
-from kinfed.deploy.operator.app_folder import make_app as make_app
 from kinfed.deploy.operator.certs import make_certificates as make_certificates
 from kinfed.deploy.operator.services import NodeFile as NodeFile
 from kinfed.deploy.operator.services import ServerPlace as ServerPlace
@@ -11,6 +10,7 @@ from kinfed.deploy.operator.trial import DEFAULTS as DEFAULTS
 from kinfed.deploy.operator.trial import LocalTrial as LocalTrial
 from kinfed.deploy.operator.trial import TrialStopped as TrialStopped
 from kinfed.deploy.operator.trial_sites import Site as Site
+from kinfed.deploy.programs.app_folder import make_app as make_app
 from kinfed.deploy.programs.processes import stop_signals as stop_signals
 from kinfed.deploy.server.status import ENDED as ENDED
 from kinfed.deploy.server.status import STALE_SECONDS as STALE_SECONDS

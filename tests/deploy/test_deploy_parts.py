@@ -26,7 +26,7 @@ from kinfed.data.examples.problem import Problem
 from kinfed.deploy.node.node_data import Enrolment, load_client_data
 from kinfed.deploy.node.node_settings import NodeSettings
 from kinfed.deploy.node.vault import Vault
-from kinfed.deploy.operator.app_folder import make_app
+from kinfed.deploy.programs.app_folder import make_app
 from kinfed.deploy.server.enrol import Roster
 from kinfed.deploy.server.node_pool import made_up_cohort
 from kinfed.deploy.settings import SETTINGS, Deployment, not_for_nodes

@@ -100,10 +100,11 @@ def _server(
     """A new certificate each time: hosts may have changed, and it is the one that runs out first."""
     key = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])  # the longest; names are in the SAN
+    names = dict.fromkeys([*hosts, "127.0.0.1"])  # by which the operator's programs reach it on its own machine
     certificate = (
         _builder(name, ca.subject, key.public_key(), SERVER_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([_subject_alt_name(host) for host in hosts]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_subject_alt_name(host) for host in names]), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)

@@ -4,6 +4,8 @@ ends, beside a warm worker that does its tasks. The file of a node:
     server = "fl.example.org:8000"        the superlink
     ca = "ca.crt"                         its certificate authority; no line: a server without TLS
     key = "hospital-a"                    the node's private key, for Flower and for kinfed
+    trusted_entities = "trusted.yaml"     keys of which one has to have signed a run's app, as Flower's supernode reads
+                                          them; no line: any run of kinfed's own app
 
     [node]                                as in --node-config (kinfed.deploy.node.node_settings)
     client = "hospital-a"
@@ -20,7 +22,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,12 +30,14 @@ from typing import Any
 from kinfed.core import storage
 from kinfed.deploy.node.node_settings import NodeSettings
 from kinfed.deploy.programs.processes import end_group, flower_environment, flower_program, free_port, start_group
-from kinfed.deploy.programs.warm_worker import CLIENT_PROGRAM, SERVER_PROGRAM, WarmWorker, load_program, reason_against
+from kinfed.deploy.programs.task_programs import CLIENT_PROGRAM, SERVER_PROGRAM
+from kinfed.deploy.programs.warm_worker import WarmWorker, load_task, reason_against
 from kinfed.errors import ConfigError, StorageError
 
 Say = Callable[[str], None]
 ShouldStop = Callable[[], bool]
-_KEYS = ("server", "ca", "key", "node")
+LOOPBACK = "127.0.0.1"
+_KEYS = ("server", "ca", "key", "trusted_entities", "node")
 # The superlink takes a killed node for alive for about a minute, and refuses its key meanwhile.
 NODE_RESTART_SECONDS, SERVER_RESTART_SECONDS = 15.0, 3.0
 _NODE_ENDED = (
@@ -43,66 +47,65 @@ _NODE_ENDED = (
 _SERVER_ENDED = (
     "If it says that the address is in use, another process listens there. Current runs have ended: start them again"
 )
+_GATE_ENDED = "If it says that the address is in use, another process listens there; nodes wait meanwhile"
 
 
 @dataclass(frozen=True)
-class Service:
-    name: str  # of the program, for people
+class Program:
+    name: str  # for people
     command: Callable[[], list[str]]  # asked for at every start
-    task_program: str  # that it starts for every task (kinfed.deploy.programs.warm_worker)
     restart_seconds: float  # between an end and the next start
     advice: str  # what its end may mean
 
 
-def run_service(service: Service, say: Say, should_stop: ShouldStop, *, warm: bool, home: Path) -> None:
-    """Run until it should stop. `home`: the folder of Flower's own files."""
+def run_service(
+    programs: Sequence[Program], task: str, say: Say, should_stop: ShouldStop, *, warm: bool, home: Path
+) -> None:
+    """Keep programs running until it should stop, and do the tasks that Flower starts as the program `task`. `home`:
+    the folder of Flower's own files."""
     os.environ.update(flower_environment(home))
-    reason = reason_against(service.task_program) if warm else "it was not wanted"
-    if reason:
-        say(f"no warm worker: {reason}; a Python is started for every task, which takes seconds each time")
-    worker = None if reason else WarmWorker(Path(flower_program(service.task_program)), say)
-    process = _Process(service, worker, say)
-    try:
-        process.start()
-        if worker is not None:
-            task = load_program(service.task_program)  # while the program starts, which takes as long
-            worker.serve(task, lambda: should_stop() or process.watch())
-        while not should_stop():
+    if reason := reason_against():
+        raise ConfigError(f"{reason}, by which tasks are held to the installed kinfed; use Linux, macOS or WSL")
+    if os.geteuid() == 0:
+        say("runs as root: give it a user of its own, who can read its data and nothing else")
+    worker = WarmWorker(task, say, cold=not warm)
+    processes = [_Process(program, worker.programs, say) for program in programs]
+
+    def watch() -> bool:
+        for process in processes:
             process.watch()
-            time.sleep(0.2)
+        return should_stop()
+
+    try:
+        watch()
+        worker.serve(load_task(task) if warm else None, watch)
     finally:
-        process.stop()
-        if worker is not None:
-            worker.close()
+        for process in reversed(processes):
+            process.stop()
+        worker.close()
 
 
 class _Process:
-    def __init__(self, service: Service, worker: WarmWorker | None, say: Say) -> None:
-        self._service, self._worker, self._say = service, worker, say
+    def __init__(self, program: Program, programs: Path, say: Say) -> None:
+        self._program, self._programs, self._say = program, programs, say
         self._process: subprocess.Popen[bytes] | None = None
         self._start_at = 0.0
 
-    def start(self) -> None:
-        environment = dict(os.environ)
-        if self._worker is not None:
-            environment["PATH"] = os.pathsep.join([str(self._worker.programs), environment["PATH"]])
-        sys.stdout.flush()
-        self._process = start_group(self._service.command(), environment)
-
-    def watch(self) -> bool:
-        """Start it again when it has ended and the time has come. False: this is no reason to stop."""
+    def watch(self) -> None:
+        """Start it when it has not begun, and again when it has ended and the time has come."""
         if self._process is None:
             if time.monotonic() >= self._start_at:
-                self.start()
+                path = os.pathsep.join([str(self._programs), os.environ["PATH"]])
+                sys.stdout.flush()
+                self._process = start_group(self._program.command(), os.environ | {"PATH": path})
         elif (status := self._process.poll()) is not None:
             end_group(self._process, 0.0)
-            pause = self._service.restart_seconds
+            pause = self._program.restart_seconds
             self._process, self._start_at = None, time.monotonic() + pause
             self._say(
-                f"the {self._service.name} has ended with status {status}; the next try is in {pause:g} s. "
-                f"{self._service.advice}"
+                f"the {self._program.name} has ended with status {status}; the next try is in {pause:g} s. "
+                f"{self._program.advice}"
             )
-        return False
 
     def stop(self) -> None:
         if self._process is not None:
@@ -118,6 +121,7 @@ class NodeFile:
     folder: Path
     ca: Path | None = None
     key: Path | None = None
+    trusted_entities: Path | None = None
 
     @classmethod
     def read(cls, path: Path) -> NodeFile:
@@ -132,18 +136,20 @@ class NodeFile:
         if not isinstance(table.get("server"), str) or not isinstance(table.get("node"), dict):
             raise ConfigError(f'{path} needs server = "host:port" and a table [node] with client and data')
         folder = path.resolve().parent
-        ca, key = (_existing(folder, table, name, path) for name in ("ca", "key"))
+        ca, key, trusted = (_existing(folder, table, name, path) for name in ("ca", "key", "trusted_entities"))
         if (ca is None) != (key is None):
             raise ConfigError(
                 f"{path} names only one of ca and key; a node has both, or neither for a server without TLS"
             )
-        return cls(table["server"], _node_config(table["node"], folder, key), folder, ca, key)
+        return cls(table["server"], _node_config(table["node"], folder, key), folder, ca, key, trusted)
 
     def command(self, port: int) -> list[str]:
         """Command that starts the supernode; `port` is one of this machine, for its own use."""
         secure = ["--insecure"]
         if self.ca is not None:
             secure = ["--root-certificates", str(self.ca), "--auth-supernode-private-key", str(self.key)]
+        if self.trusted_entities is not None:
+            secure += ["--trusted-entities", str(self.trusted_entities)]
         config = " ".join(f'{name}="{value}"' for name, value in self.node.items())
         return [
             flower_program("flower-supernode"), *secure, "--superlink", self.server, "--port", str(port),
@@ -153,9 +159,10 @@ class NodeFile:
 
 def run_node(file: NodeFile, say: Say, should_stop: ShouldStop, *, warm: bool = True, home: Path | None = None) -> None:
     """Run the node until it should stop. `home`: the folder of Flower's own files (default: beside the node's)."""
-    service = Service("supernode", lambda: file.command(free_port()), CLIENT_PROGRAM, NODE_RESTART_SECONDS, _NODE_ENDED)
+    program = Program("supernode", lambda: file.command(free_port()), NODE_RESTART_SECONDS, _NODE_ENDED)
     say(f"node of {file.node['client']}: connects to {file.server}; Ctrl-C stops it")
-    run_service(service, say, should_stop, warm=warm, home=home or file.folder / "flower")
+    say("runs the installed kinfed for every message, and no code that a run brings")
+    run_service([program], CLIENT_PROGRAM, say, should_stop, warm=warm, home=home or file.folder / "flower")
     say(f"node of {file.node['client']}: stopped")
 
 
@@ -185,23 +192,32 @@ def _node_config(table: Mapping[str, Any], folder: Path, key: Path | None) -> di
 
 @dataclass(frozen=True)
 class ServerPlace:
-    """The superlink's address and files."""
+    """The server's addresses and files. Nodes reach `host`:`port`, behind which is Flower's Fleet API and nothing else;
+    the operator's `flwr` reaches the superlink itself, on this machine at `control_port`."""
 
     certs: Path  # the folder of `kinfed deploy certs`
     host: str
     port: int
+    control_port: int
     folder: Path  # for its database and Flower's own files
 
-    def command(self) -> list[str]:
+    def superlink(self) -> list[str]:
         """Command that starts the superlink, with TLS and for registered nodes only."""
         return [
-            flower_program("flower-superlink"), "--host", self.host, "--port", str(self.port),
+            flower_program("flower-superlink"), "--host", LOOPBACK, "--port", str(self.control_port),
             "--database", str(self.folder.resolve() / "superlink.db"), "--disable-runtime-dependency-installation",
             "--ssl-ca-certfile", str(self.certs / "ca.crt"), "--ssl-certfile", str(self.certs / "server.crt"),
             "--ssl-keyfile", str(self.certs / "server.key"), "--enable-supernode-auth",
         ]  # fmt: skip
 
+    def gate(self) -> list[str]:
+        """Command that starts the door for nodes."""
+        ports = [self.host, str(self.port), str(self.control_port)]
+        return [sys.executable, "-m", "kinfed.deploy.programs.fleet_gate", *ports, str(self.certs.resolve())]
+
     def check(self) -> None:
+        if self.port == self.control_port:
+            raise ConfigError(f"nodes and the operator need two ports; got {self.port} for both")
         for name in ("ca.crt", "server.crt", "server.key"):
             if not (self.certs / name).is_file():
                 command = f"kinfed deploy certs {self.certs} --host {self.host}"
@@ -209,10 +225,21 @@ class ServerPlace:
 
 
 def run_server(place: ServerPlace, say: Say, should_stop: ShouldStop, *, warm: bool = True) -> None:
-    """Run the superlink until it should stop."""
+    """Run the superlink, and the door for nodes, until it should stop."""
     place.check()
     storage.make_folder(place.folder)
-    service = Service("superlink", place.command, SERVER_PROGRAM, SERVER_RESTART_SECONDS, _SERVER_ENDED)
-    say(f"superlink: listens on {place.host}:{place.port}, with TLS and node authentication; Ctrl-C stops it")
-    run_service(service, say, should_stop, warm=warm, home=place.folder / "flower")
-    say("superlink: stopped")
+    programs = [
+        Program("superlink", place.superlink, SERVER_RESTART_SECONDS, _SERVER_ENDED),
+        Program("door for nodes", place.gate, SERVER_RESTART_SECONDS, _GATE_ENDED),
+    ]
+    who = "this machine" if place.host in (LOOPBACK, "localhost", "::1") else "every machine that reaches this address"
+    say(
+        f"nodes    {place.host}:{place.port}: {who}, over TLS and with a registered key; nothing but Flower's Fleet API"
+    )
+    say(
+        f"operator {LOOPBACK}:{place.control_port}: whoever has an account on this machine can start and stop runs of "
+        "the installed kinfed and register nodes, without a key"
+    )
+    say("Ctrl-C stops it")
+    run_service(programs, SERVER_PROGRAM, say, should_stop, warm=warm, home=place.folder / "flower")
+    say("server: stopped")

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from kinfed.config import RunConfig
 from kinfed.core import storage
-from kinfed.deploy.operator.app_folder import make_app
 from kinfed.deploy.operator.site_kit import node_toml
 from kinfed.deploy.operator.trial_sites import Site, deployment_settings, site_names, write_sites
+from kinfed.deploy.programs.app_folder import make_app
 from kinfed.deploy.programs.processes import Processes, flower_environment, flower_program, free_port, is_listening
 from kinfed.deploy.server.status import DONE, ENDED, read_status
 from kinfed.deploy.settings import Deployment
@@ -102,16 +102,19 @@ class LocalTrial:
         return flower_environment(folder) | {"OMP_NUM_THREADS": "1"}
 
     def _start_server(self, processes: Processes, say: Say) -> int:
-        port, certs, work = free_port(), self._work.resolve() / "certs", self._work.resolve()
+        port, control, certs, work = free_port(), free_port(), self._work.resolve() / "certs", self._work.resolve()
         operator = Path(self._environment("operator")["FLWR_HOME"])
         (operator / "config.toml").write_text(
-            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{HOST}:{port}"\n'
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{HOST}:{control}"\n'
             f"root-certificates = {json.dumps(str(certs / 'ca.crt'))}\n",
             "utf-8",
         )
-        command = ["server", str(certs), "--host", HOST, "--port", str(port), "--folder", str(work / "server")]
+        ports = ["--host", HOST, "--port", str(port), "--control-port", str(control)]
+        command = ["server", str(certs), *ports, "--folder", str(work / "server")]
         self._start(processes, "superlink", command, "server")
-        processes.wait("the superlink to listen", START_SECONDS, lambda: is_listening(HOST, port))
+        processes.wait(
+            "the superlink to listen", START_SECONDS, lambda: is_listening(HOST, port) and is_listening(HOST, control)
+        )
         say(f"started  superlink on {HOST}:{port}, with TLS and node authentication")
         return port
 

@@ -3,13 +3,9 @@
 Flower starts the program `flwr-clientapp` for every message to a node and `flwr-serverapp` for every run, and a new
 Python takes a second or two to import PyTorch: much longer on a busy machine, where Flower gives up a program that has
 not reported within 30 s and starts it anew. Here a small program of the same name comes first in the PATH of Flower's
-supernode or superlink. It hands its arguments to the warm worker, which forks, and the fork does what Flower's own
-program does. A task has a process of its own as before: nothing that one leaves behind, an app's modules least of all,
-is there for the next.
-
-No private name of Flower is used: that it finds its programs by PATH, and that they are entry points of the installed
-package, is all that is relied on. Should a later Flower start its apps in another way, the worker is never asked; where
-the worker cannot be reached, the small program says so and starts Flower's own.
+supernode or superlink. It hands its arguments to the warm worker, which forks, and the fork does the task
+(`kinfed.deploy.programs.task_programs`). A task has a process of its own as before: nothing that one leaves behind is
+there for the next. Where the worker cannot be reached, the small program says so and does the task in a new Python.
 """
 
 from __future__ import annotations
@@ -30,14 +26,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-CLIENT_PROGRAM = "flwr-clientapp"  # answers one message at a node
-SERVER_PROGRAM = "flwr-serverapp"  # the server's part of one run
-_LONGEST_REQUEST = 1 << 20  # bytes
+from kinfed.deploy.programs import task_programs
 
-_PROGRAM = """\
-#!/bin/sh
-exec "{python}" -IS "{handover}" "$@"
-"""
+_LONGEST_REQUEST = 1 << 20  # bytes
 
 _HANDOVER = """\
 import json, os, socket, sys
@@ -50,61 +41,58 @@ try:
             raise OSError("it did not take the message")
 except OSError as error:
     print(f"kinfed: the warm worker cannot be reached ({{error}}); a new Python is started", file=sys.stderr)
-    os.execv({program!r}, [{program!r}, *sys.argv[1:]])
+    os.execv({python!r}, [{python!r}, "-m", {module!r}, {name!r}, *sys.argv[1:]])
 """
 
 
-def reason_against(program: str) -> str:
-    """Why this machine cannot have a warm worker in place of the program; "" where it can."""
-    if not hasattr(os, "fork") or not hasattr(socket, "AF_UNIX"):
-        return "this system has no fork"
-    if not metadata.entry_points(group="console_scripts", name=program):
-        return f"the installed Flower has no program {program}"
-    return ""
+def reason_against() -> str:
+    """Why this machine cannot have a warm worker; "" where it can."""
+    return "" if hasattr(os, "fork") and hasattr(socket, "AF_UNIX") else "this system has no fork"
 
 
-def load_program(program: str) -> Callable[[], Any]:
-    """The function that Flower's own program calls, with all that its task needs imported. Torch computes nothing
-    here: threads do not survive a fork."""
+def load_task(program: str) -> Callable[[], Any]:
+    """The task of a program, with all that it needs imported. Torch computes nothing here: threads do not survive a
+    fork."""
     import kinfed.deploy.programs.flower  # noqa: F401
 
     (entry,) = metadata.entry_points(group="console_scripts", name=program)
-    task: Callable[[], Any] = entry.load()
+    entry.load()
     gc.collect()
     gc.freeze()  # what is imported stays shared between the forks
-    return task
+    return task_programs.TASKS[program]
 
 
 class WarmWorker:
     """The folder `programs` comes first in the PATH of what starts the program. `serve` does its tasks; it is called in
     the main thread of a process without other threads, for forks of it must be sound."""
 
-    def __init__(self, program: Path, say: Callable[[str], None]) -> None:
-        """`program`: Flower's own, for when this worker is gone."""
-        self._name, self._say = program.name, say
+    def __init__(self, program: str, say: Callable[[str], None], cold: bool = False) -> None:
+        """`program`: the name of Flower's, such as flwr-clientapp. `cold`: a Python is started for every task."""
+        self._name, self._say = program, say
         self._folder = Path(tempfile.mkdtemp(prefix="kinfed-"))  # for its owner only; short, as sockets need it
         self.programs = self._folder / "bin"
         self.programs.mkdir()
         address, handover = str(self._folder / "worker"), self._folder / "handover.py"
-        handover.write_text(_HANDOVER.format(address=address, program=str(program)), "utf-8")
-        substitute = self.programs / program.name
-        substitute.write_text(_PROGRAM.format(python=sys.executable, handover=handover), "utf-8")
-        substitute.chmod(0o700)
+        own = {"python": sys.executable, "module": task_programs.__name__, "name": program}
+        handover.write_text(_HANDOVER.format(address=address, **own), "utf-8")
+        start = f'-m "{task_programs.__name__}" {program}' if cold else f'-IS "{handover}"'
+        task_programs.write_programs(self.programs, program, f'exec "{sys.executable}" {start} "$@"')
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(address)
         self._listener.listen()
         self._children: set[int] = set()
         self.num_tasks = 0
 
-    def serve(self, task: Callable[[], Any], should_stop: Callable[[], bool]) -> None:
+    def serve(self, task: Callable[[], Any] | None, should_stop: Callable[[], bool]) -> None:
         """Do tasks until it should stop, which is asked several times a second; those that came before wait half a
-        minute. `task` does what the program does, from sys.argv."""
+        minute. `task` does what the program does, from sys.argv; None where every task has a Python of its own."""
         while not should_stop():
             self._reap()
             if select.select([self._listener], [], [], 0.2)[0]:
                 connection, _ = self._listener.accept()
                 with connection:
-                    self._take(connection, task)
+                    if task is not None:
+                        self._take(connection, task)
 
     def _take(self, connection: socket.socket, task: Callable[[], Any]) -> None:
         connection.settimeout(10)
@@ -124,7 +112,7 @@ class WarmWorker:
             connection.sendall(b"ok")
         self.num_tasks += 1
         if self.num_tasks == 1:
-            self._say(f"warm worker: does what {self._name} does; no Python is started for it")
+            self._say(f"warm worker: does what {self._name} is asked for; no Python is started for it")
 
     def _be_the_program(self, arguments: list[str], task: Callable[[], Any]) -> None:
         """Do in the fork what Flower's own program does. Never returns."""

@@ -27,14 +27,15 @@ dependencies = []   # kinfed is installed on every machine already
 publisher = "kinfed"
 
 [tool.flwr.app.components]
-serverapp = "kinfed_app:server_app"
-clientapp = "kinfed_app:client_app"
+{components}
 
 # "" is: not set. What stands here can be overridden:  flwr run . <superlink> --run-config 'rounds=40 lr=0.1'
 [tool.flwr.app.config]
 {settings}"""
 
-_SHIM = '''\
+SHIM_FILE = "kinfed_app.py"
+COMPONENTS = {"serverapp": "kinfed_app:server_app", "clientapp": "kinfed_app:client_app"}
+SHIM = '''\
 """What Flower starts. All code is in kinfed, which is installed on the server and on every node."""
 
 from kinfed.deploy.programs.flower import client_app, server_app
@@ -81,9 +82,11 @@ def make_app(folder: Path, settings: Mapping[str, Any] | None = None) -> list[Pa
         raise ConfigError(f"the folder's name becomes the app's, so it begins with a letter; got {folder.name!r}")
     if folder.exists() and any(folder.iterdir()):
         raise StorageError(f"{folder} holds files already; choose a new folder")
-    project = _PYPROJECT.format(name=name, settings=_settings_table({"out": f"runs/{name}", **(settings or {})}))
+    components = "\n".join(f"{kind} = {json.dumps(reference)}" for kind, reference in COMPONENTS.items())
+    table = _settings_table({"out": f"runs/{name}", **(settings or {})})
+    project = _PYPROJECT.format(name=name, components=components, settings=table)
     paths = []
-    for file, text in (("pyproject.toml", project), ("kinfed_app.py", _SHIM), ("node/load_data.py", _DATA)):
+    for file, text in (("pyproject.toml", project), (SHIM_FILE, SHIM), ("node/load_data.py", _DATA)):
         path = folder / file
         storage.make_folder(path.parent)
         storage.write_atomically(path, text.encode())
