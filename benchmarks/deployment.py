@@ -1,9 +1,9 @@
 """Flower nodes beside the local pool: are the models the same, and what does a round cost?
 
-    python benchmarks/deployment.py [--rounds 3] [--clients 12] [--methods fedavg,ditto] [--cold] [--busy 2]
+    python benchmarks/deployment.py [--rounds 3] [--clients 12] [--methods fedavg,ditto] [--busy 2]
 
-Starts a superlink and three nodes on this machine, with TLS, authentication and warm workers (`--cold`: a Python for
-every message, as Flower does), and runs methods on digits through them, with one client per node or several; then, with
+Starts a superlink and three nodes on this machine, with TLS, authentication and warm workers,
+and runs methods on digits through them, with one client per node or several; then, with
 one and all methods, FedAvg with 8,000 and with 3 million parameters. `--busy 2` keeps two cores busy with something
 else all the while. Takes some minutes, nearly all of it waiting."""
 
@@ -76,7 +76,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clients", type=int, default=3, help="a multiple of the three supernodes")
     parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--cold", action="store_true")
     parser.add_argument("--busy", type=int, default=0)
     arguments = parser.parse_args()
     print(f"load at the start: {os.getloadavg()[0]:.1f}", flush=True)
@@ -90,13 +89,12 @@ def main() -> None:
         write_nodes(folder, x, y, owner, names)
         make_certificates(folder / "certs", ["127.0.0.1", "localhost"], NODES)
         with busy(arguments.busy), network(folder / "net", certs=folder / "certs") as net:
-            start_node = net.start_node if arguments.cold else net.start_warm_node
-            (net.start_server if arguments.cold else net.start_warm_server)()
+            net.start_server()
             net.register(*NODES)
             for number, node in enumerate(NODES):
                 own = ",".join(names[number :: len(NODES)])
                 places = {"data": str(folder / "{client}.npz"), "vault": str(folder / "vault-{client}")}
-                start_node(node, {"client": own, **places})
+                net.start_node(node, {"client": own, **places})
             print("| method | personal accuracy, local | Flower | largest difference of a parameter | s/round |")
             print("|---|---|---|---|---|")
             for method in arguments.methods.split(","):

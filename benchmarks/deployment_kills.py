@@ -157,10 +157,10 @@ def kills(count: int, folder: Path, seed: int) -> bool:
     done, equal, runs = list[str](), 0, 0
     with network(folder / "net", certs=folder / "certs") as net:
         machine = Machine(net)
-        net.start_warm_server()
+        net.start_server()
         net.register(*NAMES)
         for config in nodes.values():
-            net.start_warm_node(config["client"], config)
+            net.start_node(config["client"], config)
         app = net.app(SETTINGS)
         wanted = [VICTIMS[(seed + number) % len(VICTIMS)] for number in range(count)]
         while len(done) < count or not runs:

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,31 +17,26 @@ from typing import Any
 
 from kinfed.deploy.operator.site_kit import node_toml
 from kinfed.deploy.programs.app_folder import make_app
+from kinfed.deploy.programs.processes import free_port, is_listening
 
 BIN = Path(sys.executable).parent
 CONNECTION = "net"
 _LIBC = ctypes.CDLL(None)  # loaded here, for between fork and exec nothing may wait for a lock of another thread
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
 class Network:
-    def __init__(self, folder: Path, *, certs: Path | None = None) -> None:
+    """A server and its nodes. `certs`: a folder of `kinfed deploy certs`."""
+
+    def __init__(self, folder: Path, *, certs: Path) -> None:
         self.folder, self.certs = folder, certs
-        self.port = free_port()
+        self.port, self.control_port = free_port(), free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.logs: dict[str, Path] = {}
         home = folder / "home"
         home.mkdir(parents=True)
-        secure = "insecure = true" if certs is None else f'root-certificates = "{certs / "ca.crt"}"'
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
-            f'address = "127.0.0.1:{self.port}"\n{secure}\n'
+            f'address = "127.0.0.1:{self.control_port}"\nroot-certificates = "{certs / "ca.crt"}"\n'
         )
 
     def environment(self, home: str) -> dict[str, str]:
@@ -62,70 +56,34 @@ class Network:
             )  # fmt: skip
         self.logs[name] = log
 
-    def start_server(self) -> None:
-        secure = ["--insecure"]
-        if self.certs is not None:
-            files = {"--ssl-ca-certfile": "ca.crt", "--ssl-certfile": "server.crt", "--ssl-keyfile": "server.key"}
-            secure = [part for option, file in files.items() for part in (option, str(self.certs / file))]
-            secure.append("--enable-supernode-auth")
-        self.start(
-            "superlink", "flower-superlink", *secure, "--host", "127.0.0.1", "--port", str(self.port),
-            "--database", str(self.folder / "state.db"), "--disable-runtime-dependency-installation",
-            home="home-server",
-        )  # fmt: skip
-        self.wait_for(self._listening, 400, "the superlink to listen")
-
-    def start_warm_server(self) -> None:
+    def start_server(self, *, faults: str = "") -> None:
         """`kinfed deploy server`, which starts its superlink again when that ends."""
-        assert self.certs is not None
-        place = ["--host", "127.0.0.1", "--port", str(self.port), "--folder", str(self.folder / "superlink")]
-        self.start(
-            "superlink", sys.executable, "-m", "kinfed", "deploy", "server", str(self.certs), *place, home="home-server"
-        )
-        self.wait_for(self._listening, 400, "the superlink to listen")
+        ports = ["--port", str(self.port), "--control-port", str(self.control_port)]
+        place = [str(self.certs), *ports, "--folder", str(self.folder / "superlink")]
+        self.start("superlink", *self._kinfed("server", faults), "deploy", "server", *place, home="home-server")
+        self.wait_for(self._listening, 400, "the server to listen")
 
-    def start_warm_node(self, client: str, config: Mapping[str, Any]) -> None:
-        """`kinfed deploy node`, which starts its supernode again when that ends."""
-        assert self.certs is not None
+    def start_node(self, client: str, config: Mapping[str, Any], *, key: Path | None = None, faults: str = "") -> None:
+        """`kinfed deploy node`, which starts its supernode again when that ends. `faults`: Python that the node's owner
+        runs before it, in the same process."""
         path = self.folder / f"{client}.toml"
-        address, keys = f"127.0.0.1:{self.port}", {"ca": str(self.certs / "ca.crt"), "key": str(self.certs / client)}
-        path.write_text(node_toml(address, {name: str(value) for name, value in config.items()}, **keys))
+        keys = {"ca": str(self.certs / "ca.crt"), "key": str(key or self.certs / client)}
+        node = {name: str(value) for name, value in config.items()}
+        path.write_text(node_toml(f"127.0.0.1:{self.port}", node, **keys))
         home = f"home-{client}"
-        command = ["-m", "kinfed", "deploy", "node", str(path), "--home", str(self.folder / home)]
-        self.start(f"node-{client}", sys.executable, *command, home=home)
+        command = ["deploy", "node", str(path), "--home", str(self.folder / home)]
+        self.start(f"node-{client}", *self._kinfed(client, faults), *command, home=home)
+
+    def _kinfed(self, name: str, faults: str) -> list[str]:
+        if not faults:
+            return [sys.executable, "-m", "kinfed"]
+        path = self.folder / f"{name}.py"
+        path.write_text(f"{faults}\nfrom kinfed.cli.app import main\n\nmain()\n")
+        return [sys.executable, str(path)]
 
     def _listening(self) -> bool:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
-            return True
-        return False
-
-    def start_node(self, client: str, config: Mapping[str, Any], *, key: Path | None = None) -> None:
-        secure = ["--insecure"]
-        if self.certs is not None:
-            key = key or self.certs / client
-            secure = ["--root-certificates", str(self.certs / "ca.crt"), "--auth-supernode-private-key", str(key)]
-        text = " ".join(f'{name}="{value}"' for name, value in config.items())
-        self.start(
-            f"node-{client}", "flower-supernode", *secure, "--superlink", f"127.0.0.1:{self.port}",
-            "--port", str(free_port()), "--node-config", text, home=f"home-{client}",
-        )  # fmt: skip
-
-    def start_node_until_accepted(self, client: str, config: Mapping[str, Any], seconds: float = 180) -> None:
-        """As a supervisor does it: Flower refuses a key whose killed node it still takes for alive, and the supernode
-        ends."""
-        name, end = f"node-{client}", time.monotonic() + seconds
-        before = self.log(name).count("SuperNode ID")
-        while True:
-            self.start_node(client, config)
-            self.wait_for(
-                lambda: self.log(name).count("SuperNode ID") > before or self.processes[name].poll() is not None,
-                seconds, f"{client} to be accepted or refused",
-            )  # fmt: skip
-            if self.log(name).count("SuperNode ID") > before:
-                return
-            self.kill(name)
-            assert time.monotonic() < end, f"{client} was not accepted within {seconds:g} s"
-            time.sleep(3)
+        assert self.processes["superlink"].poll() is None, self.log("superlink")
+        return all(is_listening("127.0.0.1", port) for port in (self.port, self.control_port))
 
     def flwr(self, *arguments: str, check: bool = True) -> str:
         done = subprocess.run(
@@ -136,7 +94,6 @@ class Network:
         return done.stdout + done.stderr
 
     def register(self, *clients: str) -> None:
-        assert self.certs is not None
         for client in clients:
             self.flwr("supernode", "register", str(self.certs / f"{client}.pub"), CONNECTION)
 
@@ -196,7 +153,7 @@ class Network:
 
     def close(self) -> None:
         """What has others to end, and files to remove, is asked first."""
-        supervisors = [process for process in self.processes.values() if "kinfed" in process.args]
+        supervisors = [process for process in self.processes.values() if "deploy" in process.args]
         for process in supervisors:
             process.terminate()
         for process in supervisors:

@@ -6,14 +6,17 @@ time; stories, which mostly wait, are played at the same time. Run them alone wi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import ssl
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from http.client import HTTPSConnection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -28,7 +31,7 @@ from kinfed.serving.pipeline import ModelPipeline
 
 pytest.importorskip("flwr", reason="the extra flower is not installed: pip install 'kinfed[flower]'")
 
-from flower_network import network
+from flower_network import Network, network
 from loopback import write_nodes
 
 from kinfed.deploy.operator.certs import make_certificates
@@ -101,12 +104,12 @@ def killed_processes(tmp_path: Path) -> Ending:
     nodes = write_nodes(tmp_path, *examples(), NAMES)
     make_certificates(certs, ["127.0.0.1", "localhost"], [*NAMES, "stranger", "mallory"])
     with network(tmp_path / "net", certs=certs) as net:
-        net.start_warm_server()
+        net.start_server()
         net.register(*NAMES, "mallory")
         for config in nodes.values():
-            net.start_warm_node(config["client"], config)
+            net.start_node(config["client"], config)
         net.start_node("mallory", nodes[101] | {"key": str(certs / "mallory"), "vault": str(tmp_path / "vault-m")})
-        net.start_node("stranger", {"client": "b", "data": nodes[101]["data"]})
+        net.start_node("stranger", {"client": "b", "data": nodes[101]["data"], "key": str(certs / "b")})
         app = net.app(SETTINGS | {"out": str(out), "keys": str(certs)})
         net.run(app)
         net.wait_text(out, "round 1 of 4")
@@ -115,8 +118,8 @@ def killed_processes(tmp_path: Path) -> Ending:
         net.wait_text(out, "round 2 of 4: 1 of 2 updates")
         net.wait_for(lambda: net.log("node-a").count("Receiving: train message") >= 3, 120, "a to get round 3")
         net.kill("superlink")
-        net.start_warm_server()
-        net.start_warm_node("b", nodes[101])
+        net.start_server()
+        net.start_node("b", nodes[101])
         net.run(app, quorum=2)  # both must have found their way back
         said = net.wait_done(out)
         refusal = net.log("node-stranger")
@@ -149,27 +152,18 @@ _FAULTY = """
 import resource, signal
 import numpy as np
 from flwr.app import Array, ArrayRecord
-from flwr.clientapp import ClientApp
-from kinfed.deploy.programs.flower import client_app as honest, from_records, server_app
+import kinfed.deploy.programs.flower as flower
 
-__all__ = ["client_app", "server_app"]  # by which Flower finds them
-client_app = ClientApp()
+honest = flower.client_app
 
-@client_app.query("hello")
-def hello(message, context):
-    if context.node_config["client"] == "c,d":  # forges b's name
-        context.node_config |= {"client": "b", "key": context.node_config["key"].replace("{client}", "c")}
-    return honest(message, context)
-
-@client_app.evaluate()
-def evaluate(message, context):
-    return honest(message, context)
-
-@client_app.train()
-def train(message, context):
-    round = from_records(message.content).header["round"]
-    if context.node_config["client"] != "b":
+def client_app(message, context):
+    if not context.run_config["out"].endswith("/run"):
         return honest(message, context)
+    if message.metadata.message_type == "query.hello" and context.node_config["client"] == "c,d":  # forges b's name
+        context.node_config |= {"client": "b", "key": context.node_config["key"].replace("{client}", "c")}
+    if message.metadata.message_type != "train" or context.node_config["client"] != "b":
+        return honest(message, context)
+    round = flower.from_records(message.content).header["round"]
     if round == 1:
         raise ValueError("the scanner is switched off")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -184,22 +178,54 @@ def train(message, context):
         up = reply.content["up"]
         reply.content["up"] = ArrayRecord({k: Array(a.numpy() * np.float32("nan")) for k, a in up.items()})
     return reply
+
+flower.client_app = client_app
 """
 
 
 _GOES_AWAY = """
-from kinfed.deploy.programs.flower import client_app, from_records, server_app
 import kinfed.deploy.node.node as node
 
-__all__ = ["client_app", "server_app"]  # by which Flower finds them
 answer = node.Node.answer
 
 def without_d(self, kind, order):
     if kind == "mask" and order.header["name"] == "d":
-        raise ConnectionError("gone between two questions")
+        raise ConnectionError("gone between two requests")
     return answer(self, kind, order)
 
 node.Node.answer = without_d
+"""
+# An operator who has changed the server's own kinfed, so that it runs what apps bring.
+_HOSTILE_OPERATOR = """
+from kinfed.deploy.programs import task_programs
+
+task_programs.TASKS["flwr-serverapp"] = lambda: task_programs._flower_program("flwr-serverapp")
+"""
+_HOSTILE_APP = """
+import os
+from pathlib import Path
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+FOLDER = Path({folder!r})
+(FOLDER / f"imported-{{os.getpid()}}").touch()
+client_app = ClientApp()
+server_app = ServerApp()
+
+@client_app.train()
+def train(message, context):
+    (FOLDER / "ran-at-a-node").touch()
+    return Message(RecordDict(), reply_to=message)
+
+@server_app.main()
+def main(grid, context):
+    content = RecordDict({{"header": ConfigRecord({{"json": "{{}}"}})}})
+    messages = [Message(content, dst_node_id=node, message_type="train") for node in grid.get_node_ids()]
+    replies = grid.send_and_receive(messages)
+    text = "\\n".join(reply.error.reason if reply.has_error() else "an answer" for reply in replies)
+    (FOLDER / "replies.new").write_text(text)
+    (FOLDER / "replies.new").rename(FOLDER / "replies")
 """
 SUMMED_SIZES = (30, 17, 12, 22)
 SECURE: dict[str, Any] = SETTINGS | {
@@ -207,41 +233,97 @@ SECURE: dict[str, Any] = SETTINGS | {
 }  # fmt: skip
 
 
-def faults_and_secure_sums(tmp_path: Path) -> tuple[Ending | None, Ending]:
+class Attack(NamedTuple):
+    """What a hostile operator's app reached: processes that ran its code, whether a node did, and the nodes' replies;
+    and the status of requests by path at the door for nodes, and at the superlink itself."""
+
+    imported: int
+    at_a_node: bool
+    replies: list[str]
+    door: dict[str, int]
+    superlink: dict[str, int]
+
+
+class Endings(NamedTuple):
+    faults: Ending | None
+    sums: Ending
+    attack: Attack
+
+
+def faults_and_secure_sums(tmp_path: Path) -> Endings:
     """Runs in one network with TLS, warm workers and nodes of which some have two clients: a secure sum
     of all four, from which d goes away between its shares and its masked update; then, where that is asked for, a
-    faulty b, and a forger."""
+    faulty b, and a forger; last an app of the operator's own, who has changed the server for it."""
     out, summed, certs = tmp_path / "run", tmp_path / "summed", tmp_path / "certs"
     nodes = write_nodes(tmp_path, *examples(SUMMED_SIZES), SUMMED)
     make_certificates(certs, ["127.0.0.1", "localhost"], SUMMED)
     places = {"data": str(tmp_path / "{client}.npz"), "vault": str(tmp_path / "vault-{client}"), "peers": str(certs)}
     with network(tmp_path / "net", certs=certs) as net:
-        net.start_warm_server()
+        net.start_server(faults=_HOSTILE_OPERATOR)
         # Every node is two processes that load torch; the faults need b apart from a.
         shares = {"a": "a", "b": "b", "c": "c,d"} if FAULTS else {"a": "a,b", "c": "c,d"}
         net.register(*shares)
         for name, clients in shares.items():
-            net.start_warm_node(name, places | {"client": clients, "key": str(certs / "{client}")})
-        net.run(net.app(SECURE | {"out": str(summed), "keys": str(certs)}, name="sums", shim=_GOES_AWAY))
+            config = places | {"client": clients, "key": str(certs / "{client}")}
+            net.start_node(name, config, faults=_GOES_AWAY + (_FAULTY if FAULTS else ""))
+        net.run(net.app(SECURE | {"out": str(summed), "keys": str(certs)}, name="sums"))
         said = net.wait_done(summed)
         sums = Ending(said, records(summed), models(nodes))
-        if not FAULTS:
-            return None, sums
-        faulty = SETTINGS | {"out": str(out), "deadline": 300.0, "keys": str(certs)}
-        net.run(net.app(faulty, name="faults", shim=_FAULTY))
-        said = net.wait_done(out)
+        faults = None
+        if FAULTS:
+            net.run(net.app(SETTINGS | {"out": str(out), "deadline": 300.0, "keys": str(certs)}, name="faults"))
+            said = net.wait_done(out)
+            faults = Ending(said, records(out), models(dict(list(nodes.items())[:2])))
+        attack = _attack(net, tmp_path / "attack")
         warm = [net.log(name) for name in ("superlink", "node-a")]
-    faults = Ending(said, records(out), models(dict(list(nodes.items())[:2])))
     assert all("warm worker: does what flwr-" in log and "cannot be reached" not in log for log in warm)
-    return faults, sums
+    return Endings(faults, sums, attack)
+
+
+def _attack(net: Network, folder: Path) -> Attack:
+    folder.mkdir()
+    net.run(net.app({}, name="hostile", shim=_HOSTILE_APP.format(folder=str(folder))))
+    net.wait_for(lambda: (folder / "replies").exists(), 120, "the nodes' replies")
+    paths = ["/v1/control/list-runs", "/v1/runtime/pull-task-input", "/v1/fleet/../control/list-runs", "/docs", "/",
+             "/v1/fleet/%2e%2e/control/list-runs", "//v1/control/list-runs", "/v1/fleet/get-run"]  # fmt: skip
+    statuses = [{path: _status(net, port, path) for path in paths} for port in (net.port, net.control_port)]
+    imported = len(list(folder.glob("imported-*")))
+    return Attack(
+        imported, (folder / "ran-at-a-node").exists(), (folder / "replies").read_text().splitlines(), *statuses
+    )
+
+
+def _status(net: Network, port: int, path: str) -> int:
+    """The status of a request whose path is sent as it is."""
+    connection = HTTPSConnection("127.0.0.1", port, context=ssl.create_default_context(cafile=net.certs / "ca.crt"))
+    with contextlib.closing(connection):
+        connection.request("POST", path, b"", {"content-type": "application/protobuf"})
+        return connection.getresponse().status
+
+
+def test_no_code_of_an_app_runs_at_a_node(endings: Mapping[str, Future[Any]]) -> None:
+    """The operator's own app runs at the server, which the operator has changed, and sends messages to the nodes; they
+    refuse it and import nothing of it."""
+    attack = endings["faults and secure sums"].result().attack
+    assert attack.imported == 1  # the server's part: the attack did take place
+    assert not attack.at_a_node
+    assert len(attack.replies) == (3 if FAULTS else 2)
+    assert all("only the kinfed that is installed here is run" in reply for reply in attack.replies)
+
+
+def test_nodes_reach_the_fleet_api_alone(endings: Mapping[str, Future[Any]]) -> None:
+    attack = endings["faults and secure sums"].result().attack
+    fleet = "/v1/fleet/get-run"
+    assert {path: status for path, status in attack.door.items() if status != 404} == {fleet: attack.superlink[fleet]}
+    assert attack.superlink["/v1/control/list-runs"] != 404  # what the door is there for
 
 
 def test_a_secure_sum_over_tls_is_that_of_the_clients_that_stayed(endings: Mapping[str, Future[Any]]) -> None:
     """d has shared its secrets and sends no masked update: the others' shares take its masks off the sum, which is that
     of plain averaging without d. Nodes know the keys of the others from their folder of peers."""
-    _, ending = endings["faults and secure sums"].result()
+    ending = endings["faults and secure sums"].result().sums
     assert "secure sums: no update leaves a node but masked" in ending.said
-    assert "round 1, mask: without d: ConnectionError: gone between two questions" in ending.said
+    assert "round 1, mask: without d: ConnectionError: gone between two requests" in ending.said
     assert [record["dropped"] for record in ending.records] == [1]
     plain = SECURE | {"secure-sum": False}
     expected = simulated(plain, {1}, SUMMED, SUMMED_SIZES)
@@ -252,7 +334,7 @@ def test_a_secure_sum_over_tls_is_that_of_the_clients_that_stayed(endings: Mappi
 def test_errors_lies_and_full_disks_cost_their_client_a_round_each(endings: Mapping[str, Future[Any]]) -> None:
     """b's app raises in round 1, its update is NaN in round 2, its disk is full in round 3; round 4 is as if nothing
     had happened, and a never notices."""
-    ending, _ = endings["faults and secure sums"].result()
+    ending = endings["faults and secure sums"].result().faults
     assert "round 1: without b: ValueError: the scanner is switched off" in ending.said
     assert "round 2: dropped b: its update holds NaN or infinity" in ending.said
     assert "round 3: without b: StorageError: cannot write" in ending.said
@@ -265,7 +347,7 @@ def test_errors_lies_and_full_disks_cost_their_client_a_round_each(endings: Mapp
 @pytest.mark.skipif(not FAULTS, reason="takes a minute of both cores: set KINFED_TEST_TRIAL=1")
 def test_a_registered_node_cannot_take_anothers_name_over_tls(endings: Mapping[str, Future[Any]]) -> None:
     """In the same run the third node says that it is b, with a key that the superlink knows and that is not b's."""
-    ending, _ = endings["faults and secure sums"].result()
+    ending = endings["faults and secure sums"].result().faults
     assert ending.said.count("a node that has appeared cannot take part: it says that it is b, with key") == 1
     assert "b belongs to key" in ending.said
 

@@ -20,6 +20,8 @@ from flower_network import network
 from opinions import write_opinions
 from tiny_bert import write_bert
 
+from kinfed.deploy.operator.certs import make_certificates
+
 pytestmark = [
     pytest.mark.flower,
     pytest.mark.timeout(600),
@@ -42,14 +44,16 @@ def test_nodes_cut_their_own_texts_and_have_the_weights_themselves(tmp_path: Pat
         }
         for name, folder in ((name, shutil.copytree(bert, tmp_path / f"bert-{name}")) for name in NAMES)
     ]  # fmt: skip
-    out = tmp_path / "run"
+    out, certs = tmp_path / "run", tmp_path / "certs"
     settings = {
         "method": "fedavg", "model": "minilm", "rounds": 2, "clients": "a,b", "classes": "bad,good", "steps": 2,
         "batch": 4, "options": f"model.weights={bert} model.lora_rank=2", "eval-every": 0, "lr": 0.1,
-        "deadline": 5 * PATIENCE, "wait": 10 * PATIENCE, "out": str(out),
+        "deadline": 5 * PATIENCE, "wait": 10 * PATIENCE, "out": str(out), "keys": str(certs),
     }  # fmt: skip
-    with network(tmp_path / "net") as net:
+    make_certificates(certs, ["localhost"], NAMES)
+    with network(tmp_path / "net", certs=certs) as net:
         net.start_server()
+        net.register(*NAMES)
         for node in nodes:
             net.start_node(node["client"], node)
         net.run(net.app(settings))
