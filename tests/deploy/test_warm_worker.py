@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from kinfed.deploy.node.node_settings import Refused
+from kinfed.deploy.programs.app_folder import make_app
 from kinfed.deploy.programs.processes import Processes, free_port, is_listening
-from kinfed.deploy.programs.warm_worker import CLIENT_PROGRAM
+from kinfed.deploy.programs.task_programs import CLIENT_PROGRAM, check_app, client_task
 from kinfed.errors import PoolError
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -34,7 +38,7 @@ def answer():
     path.with_suffix(".new").write_text(f"{os.getpid()} {left} {' '.join(sys.argv)}")
     path.with_suffix(".new").rename(path)
 
-worker = WarmWorker(folder / "own" / "flwr-clientapp", print)
+worker = WarmWorker("flwr-clientapp", print)
 print(worker.programs, flush=True)
 worker.serve(answer, lambda: (folder / "stop").exists())
 worker.close()
@@ -58,11 +62,8 @@ def alive(pid: int) -> bool:
 
 
 def test_every_message_is_answered_in_a_fork_that_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Also after an answer that failed; when the worker is gone, Flower's own program is started, and it is said."""
-    own = tmp_path / "own" / CLIENT_PROGRAM
-    own.parent.mkdir()
-    own.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/own-was-started\n')
-    own.chmod(0o700)
+    """Also after an answer that failed; when the worker is gone, a new Python does the same, and it is said. Programs
+    for other tasks of Flower's are there and refuse."""
     worker = subprocess.Popen(
         [sys.executable, "-c", _WORKER, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -73,6 +74,7 @@ def test_every_message_is_answered_in_a_fork_that_leaves_nothing_behind(tmp_path
             subprocess.run([program, *arguments], check=True, timeout=60)
         wait_for(lambda: (tmp_path / "one").exists() and (tmp_path / "two").exists())
         handover = Path(program.read_text().split('"')[3]).read_text()
+        agent = subprocess.run([program.with_name("flwr-agentapp")], capture_output=True, text=True, timeout=60)
         (tmp_path / "stop").touch()
         output, errors = worker.communicate(timeout=60)
     finally:
@@ -86,9 +88,11 @@ def test_every_message_is_answered_in_a_fork_that_leaves_nothing_behind(tmp_path
     assert output.count("no Python is started") == 1
     (tmp_path / "handover.py").write_text(handover)
     command = [sys.executable, "-IS", str(tmp_path / "handover.py"), "--token", "t"]
-    late = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    late = subprocess.run([*command[:-2], "--help"], capture_output=True, text=True, timeout=60, check=True)
     assert "the warm worker cannot be reached" in late.stderr
-    assert (tmp_path / "own-was-started").read_text() == "--token t\n"
+    assert "usage: flwr-clientapp" in late.stdout
+    assert agent.returncode == 1
+    assert "flwr-agentapp was asked for and is not run" in agent.stderr
 
 
 def test_processes_end_with_all_that_they_started(tmp_path: Path) -> None:
@@ -166,3 +170,39 @@ def test_waiting_ends_when_the_time_is_up(tmp_path: Path) -> None:
 
 def test_nobody_listens_on_a_free_port() -> None:
     assert not is_listening("127.0.0.1", free_port())
+
+
+def fab(**files: str) -> bytes:
+    """An app as Flower packs it."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return buffer.getvalue()
+
+
+def test_only_the_app_that_kinfed_writes_is_accepted(tmp_path: Path) -> None:
+    make_app(tmp_path / "study")
+    files = {name: (tmp_path / "study" / name).read_text() for name in ("pyproject.toml", "kinfed_app.py")}
+    check_app(fab(**files))
+    check_app(fab(**files, **{"node/load_data.py": "never imported", "more.py": "never imported"}))
+    renamed = files["pyproject.toml"].replace('"kinfed_app:client_app"', '"evil:client_app"')
+    hostile = [
+        fab(**files | {"kinfed_app.py": files["kinfed_app.py"] + "\n"}),
+        fab(**files | {"pyproject.toml": renamed}),
+        fab(**{"kinfed_app.py": files["kinfed_app.py"]}),
+        fab(**files | {"pyproject.toml": "[tool]"}),
+        fab(**files | {"pyproject.toml": "\udc80".encode("utf-8", "surrogateescape").decode("latin-1")}),
+        b"no archive",
+    ]
+    for content in hostile:
+        with pytest.raises(Refused, match="only the kinfed that is installed here is run"):
+            check_app(content)
+
+
+def test_a_flower_with_other_names_does_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = pytest.importorskip("flwr.supernode.runtime.run_clientapp")
+    monkeypatch.delattr(module, "get_load_client_app_fn")
+    monkeypatch.setattr(module, "install_from_fab", None)
+    with pytest.raises(PoolError, match="nothing is run"):
+        client_task()
