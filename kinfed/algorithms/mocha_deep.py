@@ -66,10 +66,7 @@ class MochaDeep(Algorithm[Server, Client, Down, Up]):
         False, "learn the relations Ω of clients from their models instead of holding all near one mean"
     )
     omega_floor: float = option(
-        0.1,
-        "least eigenvalue of Σ (mean 1) with learn_omega: no pull is stronger than λ₂ / omega_floor",
-        gt=0,
-        le=1,
+        0.1, "least eigenvalue of Σ (mean 1) with learn_omega: no pull is stronger than λ₂ / omega_floor", gt=0, le=1
     )
 
     single_updates = (

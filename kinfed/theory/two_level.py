@@ -313,10 +313,7 @@ class TwoLevel:
         decay = (self.rho if shrink is None else shrink).amax(-1) ** t
         C = self._length(start - self.theta_FL).amax(-1)
         gap = self._length(limit.personal - self.theta_FL).amax(-1)
-        return Iterate(
-            (C + gap) * decay + self._length(limit.server - self.theta_G),
-            C * decay + (1 + decay) * gap,
-        )
+        return Iterate((C + gap) * decay + self._length(limit.server - self.theta_G), C * decay + (1 + decay) * gap)
 
     # ---- shapes ----
 
