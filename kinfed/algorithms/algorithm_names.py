@@ -137,15 +137,9 @@ DATA = {"fedavg_data": "kinfed.algorithms.fedavg_data:share_examples"}
 
 for _row in re.sub(r"\n +", " ", METHODS).strip().split("\n"):
     _name, _location, _title, _summary = _row.split(" | ")
-    ALGORITHMS.register(
-        _name,
-        f"kinfed.algorithms.{_location}",
-        title=_title,
-        summary=_summary,
-        preset=PRESETS.get(_name),
-        space=SPACES.get(_name),
-        **({"data": DATA[_name]} if _name in DATA else {}),
-    )
+    _facts: dict[str, Any] = {"title": _title, "summary": _summary} | ({"data": DATA[_name]} if _name in DATA else {})
+    _location = f"kinfed.algorithms.{_location}"
+    ALGORITHMS.register(_name, _location, preset=PRESETS.get(_name), space=SPACES.get(_name), **_facts)
 
 EXTENSIONS.register("gate", "kinfed.algorithms.fedcp.feature_gate:FeatureGate", summary="FedCP's")
 EXTENSIONS.register("valve", "kinfed.algorithms.gpfl.feature_valve:FeatureValve", summary="GPFL's")

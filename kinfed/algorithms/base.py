@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.common.averaging import COUNT, DELTA, mean_of, own_or_server
+from kinfed.algorithms.common.heads import required_body, required_head
 from kinfed.algorithms.common.neighbours import with_neighbours
 from kinfed.core import Nothing, Tree, changed_repr, check_options, option, rng, take_rows
 from kinfed.data import Cohort, LocalTraining, Population
@@ -153,9 +154,6 @@ class Algorithm(Generic[Server, Client, Down, Up]):
     def init_server(self, task: Task, population: Population) -> Server:
         raise NotImplementedError
 
-    def download(self, server: Server, ids: Tensor) -> Down:
-        raise NotImplementedError
-
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         raise NotImplementedError
 
@@ -171,6 +169,10 @@ class Algorithm(Generic[Server, Client, Down, Up]):
         raise NotImplementedError
 
     # ---- written by some ----
+
+    def download(self, server: Server, ids: Tensor) -> Down:
+        """What these clients are sent; unless it is written, all that the server keeps, the same for everyone."""
+        return server.map(lambda tensor: tensor.expand(len(ids), *tensor.shape))  # type: ignore[return-value]
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         return Nothing()  # type: ignore[return-value]  # an algorithm that says nothing here has Client = Nothing
@@ -192,6 +194,9 @@ class Algorithm(Generic[Server, Client, Down, Up]):
 
     def check(self, task: Task, population: Population) -> None:
         """Refuse settings that cannot work, before anything runs."""
+        if self.acts_at:
+            required = required_head if self.acts_at == "head" else required_body
+            required(type(self).__name__, task)
 
     def figures(self, server: Server) -> dict[str, Any]:
         """The algorithm's own numbers for the journal: floats, or tensors (written at evaluated rounds only)."""
@@ -208,10 +213,21 @@ class Algorithm(Generic[Server, Client, Down, Up]):
 
     # ---- declared ----
 
+    acts_at: ClassVar[Literal["", "head", "body"]] = ""
+    """Part of a model that the algorithm cannot do without: the last linear layer, or also trained layers below it."""
+    gradients: ClassVar[int] = 0
+    """Gradients that a client takes of every batch, where it sends what they led to, with the option `weights` its
+    number of examples, and nothing else; 0 where `privacy` says it in another way."""
+    leaks: ClassVar[str] = ""
+    """What leaves a client that noise on gradients cannot hide, which rules out differential privacy."""
+
     def privacy(self, count: Tensor) -> PrivacyProfile | None:
         """Account of what is computed from the examples of clients with `count` [n] of them. None: nothing is declared,
         and the algorithm is refused under differential privacy."""
-        return None
+        if self.leaks:
+            return PrivacyProfile(None, impossible=self.leaks)
+        steps = {self.gradients: self.training.num_steps(count)}
+        return gradient_steps(steps, weights=getattr(self, "weights", "equal")) if self.gradients else None
 
     @property
     def single_updates(self) -> str:

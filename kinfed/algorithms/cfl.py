@@ -35,7 +35,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, ServerModels, gradient_steps
+from kinfed.algorithms.base import Algorithm, RoundInfo, ServerModels
 from kinfed.algorithms.common.clustering import agglomerate, join_best_cluster
 from kinfed.author import Cohort, ModelDown, Nothing, Population, Range, Task, Tree, mean_update, option, sgd, take_rows
 from kinfed.core import kernels
@@ -85,6 +85,7 @@ class CFL(Algorithm[Server, Nothing, ModelDown, Up]):
         lt=1,
     )
 
+    gradients = 1
     single_updates = "compares updates and splits clients by them"
 
     def init_server(self, task: Task, population: Population) -> Server:
@@ -175,9 +176,6 @@ class CFL(Algorithm[Server, Nothing, ModelDown, Up]):
             "parent": server.parent,
             "born": server.born,
         }
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return gradient_steps(self.training.num_steps(count))
 
 
 def _latest(server: Server, ids: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:

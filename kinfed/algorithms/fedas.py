@@ -32,7 +32,7 @@ from torch import Tensor
 
 from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, RoundInfo, gradient_steps
 from kinfed.algorithms.common.averaging import own_or_server
-from kinfed.algorithms.common.heads import class_means, required_body
+from kinfed.algorithms.common.heads import class_means
 from kinfed.algorithms.common.one_model import Client
 from kinfed.algorithms.common.partial import Down, Server
 from kinfed.author import ColumnSplit, Deltas, Range, Task, Tree, option, sgd
@@ -69,9 +69,7 @@ class FedAS(AveragingAlgorithm[Server, Client, Down, Up]):
     )
 
     traits = frozenset({"needs classes"})
-
-    def check(self, task: Task, population: Population) -> None:
-        required_body("FedAS", task)
+    acts_at = "body"
 
     def sent_columns(self, task: Task) -> Tensor:
         return ~task.head.mask
@@ -82,9 +80,6 @@ class FedAS(AveragingAlgorithm[Server, Client, Down, Up]):
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         return Client.start(task, data)
-
-    def download(self, server: Server, ids: Tensor) -> Down:
-        return Down(server.shared.expand(len(ids), -1))
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         split = ColumnSplit.from_mask(task.head.mask)
@@ -131,11 +126,8 @@ class FedAS(AveragingAlgorithm[Server, Client, Down, Up]):
 
     @property
     def single_updates(self) -> str:
-        return (
-            ""
-            if self.fisher == "off"
-            else "weighs updates by a number that every client computes for itself; set fisher to off"
-        )
+        weighs = "weighs updates by a number that every client computes for itself; set fisher to off"
+        return "" if self.fisher == "off" else weighs
 
     def privacy(self, count: Tensor) -> PrivacyProfile:
         if self.fisher != "off":

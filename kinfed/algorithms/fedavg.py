@@ -47,9 +47,8 @@ class FedAvg(DeploysLastModel[Server, ModelDown, DeltaUp], AveragingAlgorithm[Se
 
     def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         u = self.train(task, down.w, data)
-        return Client(u, torch.ones_like(client.seen)), DeltaUp(
-            difference(u, down.w), example_counts(self.weights, data)
-        )
+        up = DeltaUp(difference(u, down.w), example_counts(self.weights, data))
+        return Client(u, torch.ones_like(client.seen)), up
 
     def train(self, task: Task, w: Tensor, data: Cohort) -> Tensor:
         """Local training from the received model; what related methods change."""

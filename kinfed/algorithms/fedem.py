@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, RoundInfo
+from kinfed.algorithms.base import AveragingAlgorithm, RoundInfo
 from kinfed.algorithms.common.averaging import Weights, example_counts
 from kinfed.author import Batch, Cohort, Population, Range, Split, Task, Tree, option, sgd, take_rows
 from kinfed.engine import MixtureTask, mixture_rows
@@ -46,9 +46,7 @@ class Client(Tree):
     seen: Tensor  # [n] bool
 
 
-@dataclass
-class Down(Tree):
-    theta: Tensor  # [n, K, P]
+Down = Server  # [n, K, P]
 
 
 @dataclass
@@ -65,6 +63,8 @@ class FedEM(AveragingAlgorithm[Server, Client, Down, Up]):
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
 
     traits = frozenset({"needs classes"})
+    # Through π every example has a say in the weight of every other.
+    leaks = "updates weighted by proportions computed from all of its examples"
 
     def init_server(self, task: Task, population: Population) -> Server:
         return Server(torch.stack([task.init(population.seed, k) for k in range(self.components)]))
@@ -72,9 +72,6 @@ class FedEM(AveragingAlgorithm[Server, Client, Down, Up]):
     def init_client(self, task: Task, data: Cohort) -> Client:
         pi = torch.full((len(data), self.components), 1 / self.components, dtype=torch.float64, device=task.device)
         return Client(pi, torch.zeros(len(data), dtype=torch.bool, device=task.device))
-
-    def download(self, server: Server, ids: Tensor) -> Down:
-        return Down(server.theta.expand(len(ids), -1, -1))
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         pi = proportions(task, down.theta, client.pi, data.train)
@@ -97,10 +94,6 @@ class FedEM(AveragingAlgorithm[Server, Client, Down, Up]):
 
     def client_figures(self, client: Client) -> dict[str, Tensor]:
         return {f"pi_{k}": client.pi[:, k] for k in range(self.components)}
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        # Through π every example has a say in the weight of every other.
-        return PrivacyProfile(None, impossible="updates weighted by proportions computed from all of its examples")
 
 
 def proportions(task: Task, theta: Tensor, pi: Tensor, split: Split) -> Tensor:

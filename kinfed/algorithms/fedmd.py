@@ -40,10 +40,7 @@ class Server(Tree):
     known: Tensor  # [] bool: there is one
 
 
-@dataclass
-class Down(Tree):
-    consensus: Tensor  # [n, U, C]
-    known: Tensor  # [n] bool
+Down = Server  # [n, U, C] and [n]
 
 
 @dataclass
@@ -68,9 +65,6 @@ class FedMD(OwnModels[Server, Client, Down, Up], AveragingAlgorithm[Server, Clie
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         return Client.start(task, data)
-
-    def download(self, server: Server, ids: Tensor) -> Down:
-        return Down(server.consensus.expand(len(ids), -1, -1), server.known.expand(len(ids)))
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         public, theta = public_examples(data), client.theta

@@ -21,9 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.common.heads import required_head
 from kinfed.algorithms.fedavg import FedAvg
-from kinfed.author import Batch, Cohort, Deltas, Population, Range, Task, logit_delta, option, separable, sgd, take_rows
+from kinfed.author import Batch, Cohort, Deltas, Range, Task, logit_delta, option, separable, sgd, take_rows
 
 
 def not_true_softmax(z: Tensor, y: Tensor, tau: float) -> Tensor:
@@ -51,9 +50,7 @@ class FedNTD(FedAvg):
     tau: float = option(1.0, "τ: temperature of both softmaxes", gt=0)
 
     traits = frozenset({"needs classes", "state to deploy"})
-
-    def check(self, task: Task, population: Population) -> None:
-        required_head("FedNTD", task)
+    acts_at = "head"
 
     def train(self, task: Task, w: Tensor, data: Cohort) -> Tensor:
         if not self.beta:

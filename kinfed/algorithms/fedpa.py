@@ -43,10 +43,7 @@ class Server(Tree):
     sampling: Tensor  # [] bool: posteriors are sampled; otherwise the round is FedAvg's
 
 
-@dataclass
-class Down(Tree):
-    w: Tensor  # [n, P]
-    sampling: Tensor  # [n] bool
+Down = Server  # [n, P] and [n]
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,9 @@ from scipy.linalg import solve_triangular
 from scipy.optimize import nnls
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo
+from kinfed.algorithms.base import Algorithm, RoundInfo
 from kinfed.algorithms.common.averaging import Weights, mean_update
-from kinfed.algorithms.common.heads import class_means, mean_prototypes, required_body
+from kinfed.algorithms.common.heads import class_means, mean_prototypes
 from kinfed.algorithms.fedproto import PrototypePull
 from kinfed.author import ClassSums, ColumnSplit, Nothing, Range, Task, Tree, counts_examples, option, sgd
 from kinfed.data import Cohort, LocalTraining, Population
@@ -92,6 +92,8 @@ class FedPAC(Algorithm[Server, Nothing, Down, Up]):
     weights: Weights = option("examples", "weights of bodies in the average: by N_i, or equal")
 
     traits = frozenset({"needs classes"})
+    acts_at = "body"
+    leaks = "the mean features and the numbers of its examples of every class"
     single_updates = "also sends heads, class means and variances, from which the server solves for mixtures"
 
     def __post_init__(self) -> None:
@@ -103,24 +105,20 @@ class FedPAC(Algorithm[Server, Nothing, Down, Up]):
         rate = self.training.lr if self.head_lr is None else self.head_lr
         return replace(self.training, lr=rate, steps=None, epochs=self.head_epochs, poisson=False)
 
-    def check(self, task: Task, population: Population) -> None:
-        required_body("FedPAC", task)
-
     def sent_columns(self, task: Task) -> Tensor:
         return ~task.head.mask
 
     def init_server(self, task: Task, population: Population) -> Server:
         head, start, n = task.head, task.init(population.seed), population.num_clients
         split = ColumnSplit.from_mask(head.mask)
-        return Server(
+        body, heads, nobody = (
             split.take_shared(start).clone(),
-            torch.zeros(head.outputs, head.inputs, device=task.device),
-            torch.zeros(head.outputs, dtype=torch.bool, device=task.device),
             split.take_own(start).repeat(n, 1),
-            torch.zeros(n, dtype=torch.bool),
-            torch.ones((), dtype=torch.float64),
-            torch.zeros((), dtype=torch.int64),
+            torch.zeros(n).bool(),
         )
+        prototypes = torch.zeros(head.outputs, head.inputs, device=task.device)
+        unknown = torch.zeros(head.outputs, dtype=torch.bool, device=task.device)
+        return Server(body, prototypes, unknown, heads, torch.zeros(n).bool(), torch.ones(()).double(), torch.tensor(0))
 
     def download(self, server: Server, ids: Tensor) -> Down:
         n, heads = len(ids), server.heads[ids]
@@ -157,24 +155,14 @@ class FedPAC(Algorithm[Server, Nothing, Down, Up]):
             own_share = alpha.diagonal().mean()
         prototypes, new = mean_prototypes(up.prototypes, up.count, server.prototypes)
         count = up.count.sum(1) if self.weights == "examples" else None
-        return Server(
-            server.shared + mean_update(up.delta, count),
-            prototypes,
-            server.known | new,
-            heads,
-            heard,
-            own_share,
-            server.unsolved + unsolved,
-        )
+        shared, known = server.shared + mean_update(up.delta, count), server.known | new
+        return Server(shared, prototypes, known, heads, heard, own_share, server.unsolved + unsolved)
 
     def personalize(self, task: Task, client: Nothing, down: Down, data: Cohort) -> Tensor:
         return ColumnSplit.from_mask(task.head.mask).join(down.head, down.shared)
 
     def figures(self, server: Server) -> dict[str, Any]:
         return {"own_share": float(server.own_share), "unsolved": float(server.unsolved)}
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return PrivacyProfile(None, impossible="the mean features and the numbers of its examples of every class")
 
 
 def error_terms(sums: ClassSums) -> tuple[Tensor, Tensor]:

@@ -27,8 +27,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo
-from kinfed.algorithms.common.heads import class_means, mean_prototypes, required_body
+from kinfed.algorithms.base import Algorithm, RoundInfo
+from kinfed.algorithms.common.heads import class_means, mean_prototypes
 from kinfed.author import Batch, Cohort, Deltas, Population, Range, Task, Tree, Weights, counts_examples, option, sgd
 
 NEVER = -1e9  # the logit of a class without a prototype: below all others, and finite
@@ -45,10 +45,7 @@ class Client(Tree):
     theta: Tensor  # [n, P] never leaves the client
 
 
-@dataclass
-class Down(Tree):
-    prototypes: Tensor  # [n, C, d_f]
-    known: Tensor  # [n, C] bool
+Down = Server  # [n, C, d_f] and [n, C]
 
 
 @dataclass
@@ -80,10 +77,9 @@ class FedProto(Algorithm[Server, Client, Down, Up]):
     weights: Weights = option("equal", "weights of clients in a prototype: equal, or by their examples of the class")
 
     traits = frozenset({"needs classes"})
+    acts_at = "body"
+    leaks = "the mean features of its examples of every class"
     single_updates = "sends prototypes of the classes each client has, and every class is averaged over other clients"
-
-    def check(self, task: Task, population: Population) -> None:
-        required_body("FedProto", task)
 
     def init_server(self, task: Task, population: Population) -> Server:
         head = task.head
@@ -92,10 +88,6 @@ class FedProto(Algorithm[Server, Client, Down, Up]):
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         return Client(task.init(data.seed).expand(len(data), -1))
-
-    def download(self, server: Server, ids: Tensor) -> Down:
-        n = len(ids)
-        return Down(server.prototypes.expand(n, -1, -1), server.known.expand(n, -1))
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         feature_loss = None
@@ -118,6 +110,3 @@ class FedProto(Algorithm[Server, Client, Down, Up]):
             return client.theta
         bias = torch.where(down.known, -down.prototypes.square().sum(-1), NEVER)
         return {"personal": client.theta, "nearest_prototype": head.join(client.theta, 2 * down.prototypes, bias)}
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return PrivacyProfile(None, impossible="the mean features of its examples of every class")

@@ -78,9 +78,8 @@ class FedRoD(AveragesOneModel[Client]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        personal_rate(
-            self.training, self.personal_lr, 1
-        )  # or a rate below lr_floor would be refused in the first round only
+        # Or a rate below lr_floor would be refused in the first round only.
+        personal_rate(self.training, self.personal_lr, 1)
 
     def check(self, task: Task, population: Population) -> None:
         required_head("Fed-RoD", task)
@@ -95,10 +94,9 @@ class FedRoD(AveragesOneModel[Client]):
         shift = None
         if self.gamma:
             shift = self.gamma * class_counts(data.train, task.head.outputs).to(down.w.dtype).log()
-        feature_loss = TwoHeads(
-            new, shift, personal_rate(training, self.personal_lr, data.round), training.weight_decay
-        )
-        u = sgd(task, down.w, data.train.batches(training), feature_loss=feature_loss)
+        rate = personal_rate(training, self.personal_lr, data.round)
+        two_heads = TwoHeads(new, shift, rate, training.weight_decay)
+        u = sgd(task, down.w, data.train.batches(training), feature_loss=two_heads)
         return new, DeltaUp(u - down.w, example_counts(self.weights, data))
 
     def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, ServerModels, gradient_steps
+from kinfed.algorithms.base import Algorithm, RoundInfo, ServerModels
 from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, Weights, example_counts, mean_update
 from kinfed.algorithms.common.clustering import Linkage, agglomerate, join_best_cluster
 from kinfed.author import Cohort, ConfigError, Nothing, Population, Range, Task, Tree, option, rng, sgd, take_rows
@@ -60,6 +60,7 @@ class FLHC(Algorithm[Server, Nothing, ModelDown, DeltaUp]):
     )
     weights: Weights = option("examples", "weights of the averages: by N_m, or equal")
 
+    gradients = 1
     single_updates = "groups clients by their updates"
 
     def __post_init__(self) -> None:
@@ -101,9 +102,8 @@ class FLHC(Algorithm[Server, Nothing, ModelDown, DeltaUp]):
         return client, DeltaUp(delta, example_counts(self.weights, data))
 
     def aggregate(self, server: Server, ids: Tensor, up: DeltaUp, round: RoundInfo) -> Server:
-        cluster, model, origin, centre, threshold = (
-            server.cluster.clone(), server.model.clone(), server.origin, server.centre, server.threshold,
-        )  # fmt: skip
+        cluster, model = server.cluster.clone(), server.model.clone()
+        origin, centre, threshold = server.origin, server.centre, server.threshold
         counts, moved = cluster[ids] >= 0, up.delta[:, round.trainable]
         if self._clusters_now(server, round):
             label, threshold = self._clusters(moved)
@@ -114,9 +114,8 @@ class FLHC(Algorithm[Server, Nothing, ModelDown, DeltaUp]):
             centre = torch.stack([moved[label == c].mean(0) for c in range(len(model))])
         elif not bool(counts.all()):
             late = (~counts).nonzero().squeeze(1)
-            cluster[ids[late]] = torch.from_numpy(
-                kernels.pairwise_distances(moved[late], self.metric, centre).argmin(1)
-            )
+            away = kernels.pairwise_distances(moved[late], self.metric, centre)
+            cluster[ids[late]] = torch.from_numpy(away.argmin(1))
         label = torch.where(counts, cluster[ids], -1)
         for c in torch.unique(label[counts]).tolist():
             rows = (label == c).nonzero().squeeze(1)
@@ -148,6 +147,3 @@ class FLHC(Algorithm[Server, Nothing, ModelDown, DeltaUp]):
 
     def figures(self, server: Server) -> dict[str, Any]:
         return {"clusters": len(server.model), "threshold": float(server.threshold), "assignment": server.cluster}
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return gradient_steps(self.training.num_steps(count), weights=self.weights)

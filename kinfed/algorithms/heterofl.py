@@ -92,9 +92,8 @@ class HeteroFL(DeploysLastModel[Server, MaskedDown, MaskedUp]):
         theta = train_masked(task, _complete(task, down.w, mask, data.seed), data.train.batches(self.training), mask)
         theta = _complete(task, theta, mask, data.seed)
         delta = torch.where(mask, theta - down.w, 0.0)
-        return Client(theta, torch.ones_like(client.seen)), MaskedUp(
-            delta, down.bits, example_counts(self.weights, data)
-        )
+        up = MaskedUp(delta, down.bits, example_counts(self.weights, data))
+        return Client(theta, torch.ones_like(client.seen)), up
 
     def aggregate(self, server: Server, ids: Tensor, up: MaskedUp, round: RoundInfo) -> Server:
         return Server(server.w + mean_where_held(up), server.level, server.bits)

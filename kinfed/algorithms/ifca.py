@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo
+from kinfed.algorithms.base import Algorithm, RoundInfo
 from kinfed.algorithms.common.averaging import Weights, example_counts, mean_update
 from kinfed.algorithms.common.clustering import k_means, num_distinct
 from kinfed.author import Cohort, Nothing, Population, Range, Task, Tree, best_fit, option, rng, sgd, take_rows
@@ -57,6 +57,7 @@ class IFCA(Algorithm[Server, Nothing, Down, Up]):
     )
     weights: Weights = option("equal", "weights of the averages: equal (paper), or by N_m")
 
+    leaks = "the number of the model with the lowest loss on training examples"
     single_updates = "averages the updates of each cluster by themselves"
 
     def init_server(self, task: Task, population: Population) -> Server:
@@ -101,10 +102,5 @@ class IFCA(Algorithm[Server, Nothing, Down, Up]):
         return down.omega[torch.arange(len(data)), self._best(task, down, data)]
 
     def figures(self, server: Server) -> dict[str, Any]:
-        return {
-            "clusters_in_use": int(torch.unique(server.cluster[server.cluster >= 0]).numel()),
-            "assignment": server.cluster,
-        }
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return PrivacyProfile(None, impossible="the number of the model with the lowest loss on training examples")
+        used = torch.unique(server.cluster[server.cluster >= 0])
+        return {"clusters_in_use": len(used), "assignment": server.cluster}

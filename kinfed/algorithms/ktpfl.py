@@ -71,11 +71,8 @@ class KTpFL(OwnModels[Server, Client, Down, Up]):
     def init_server(self, task: Task, population: Population) -> Server:
         assert population.pool is not None  # refused without
         N, U = population.num_clients, int(population.pool.count[0])
-        return Server(
-            torch.zeros(N, U, task.head.outputs, device=task.device),
-            torch.zeros(N, dtype=torch.bool),
-            torch.full((N, N), 1 / N, dtype=torch.float64),
-        )
+        predictions = torch.zeros(N, U, task.head.outputs, device=task.device)
+        return Server(predictions, torch.zeros(N, dtype=torch.bool), torch.full((N, N), 1 / N, dtype=torch.float64))
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         return Client(task.init(data.seed).expand(len(data), -1))

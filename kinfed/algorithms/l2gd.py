@@ -44,11 +44,7 @@ class Client(Tree):
     x: Tensor  # [n, P]
 
 
-@dataclass
-class Down(Tree):
-    mean: Tensor  # [n, P]
-    moves: Tensor | None  # [n] with geometric lengths
-    steps: Tensor | None  # [n] with geometric lengths
+Down = Server  # [n, P], [n] and [n]
 
 
 @dataclass
@@ -91,13 +87,6 @@ class L2GD(Algorithm[Server, Client, Down, Up]):
         steps = 1 + math.floor(math.log1p(-float(u[0])) / math.log1p(-p))  # a run of heads: geometric, mean 1/p
         moves = 1 + math.floor(math.log1p(-float(u[1])) / math.log(p))  # a run of tails: mean 1/(1 − p)
         return Server(server.mean, torch.tensor(moves), torch.tensor(steps)), active
-
-    def download(self, server: Server, ids: Tensor) -> Down:
-        n = len(ids)
-        mean = server.mean.expand(n, -1)
-        if server.moves is None or server.steps is None:
-            return Down(mean, None, None)
-        return Down(mean, server.moves.expand(n), server.steps.expand(n))
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         moves = torch.ones(len(data)) if down.moves is None else down.moves.cpu()

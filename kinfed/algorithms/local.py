@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, RoundInfo, gradient_steps
+from kinfed.algorithms.base import AveragingAlgorithm, RoundInfo
 from kinfed.author import Cohort, Nothing, Population, Task, Tree, sgd
 
 
@@ -25,6 +25,7 @@ class Client(Tree):
 class Local(AveragingAlgorithm[Nothing, Client, Nothing, Nothing]):
     traits = frozenset({"keeps stragglers"})  # nobody waits for it
     fields = ()  # nothing is sent
+    gradients = 1
 
     def init_server(self, task: Task, population: Population) -> Nothing:
         return Nothing()
@@ -43,6 +44,3 @@ class Local(AveragingAlgorithm[Nothing, Client, Nothing, Nothing]):
 
     def personalize(self, task: Task, client: Client, down: Nothing, data: Cohort) -> Tensor:
         return client.theta
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return gradient_steps(self.training.num_steps(count))

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, gradient_steps
+from kinfed.algorithms.base import Algorithm, RoundInfo
 from kinfed.author import Cohort, ConfigError, Population, Range, Task, Tree, option, sgd
 
 
@@ -69,6 +69,7 @@ class MochaDeep(Algorithm[Server, Client, Down, Up]):
         0.1, "least eigenvalue of Σ (mean 1) with learn_omega: no pull is stronger than λ₂ / omega_floor", gt=0, le=1
     )
 
+    gradients = 1
     single_updates = (
         "follows the mean of all models by adding up their changes (what is left out once is missing for ever)"
     )
@@ -148,9 +149,6 @@ class MochaDeep(Algorithm[Server, Client, Down, Up]):
         if server.omega is None:
             return {}
         return {"strongest_pull": self.lam2 * float(server.omega.diagonal().max())}
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return gradient_steps(self.training.num_steps(count))
 
 
 def _center(omega: Tensor, models: Tensor, i: int) -> Tensor:

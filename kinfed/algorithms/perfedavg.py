@@ -59,10 +59,8 @@ class PerFedAvg(AveragesOneModel[Nothing]):
         decay = self.training.weight_decay
         w = down.w.clone()
         streams = [batches, meta]
-        program: list[Instruction] = [
-            Mix("tilde", "w", "w", 0.0),
-            GradientStep("tilde", alpha, decay=decay),  # w̃ = w − α g(w; b)
-        ]
+        inner = GradientStep("tilde", alpha, decay=decay)  # w̃ = w − α g(w; b)
+        program: list[Instruction] = [Mix("tilde", "w", "w", 0.0), inner]
         if self.variant == "fo":
             program.append(GradientStep("w", beta, at="tilde", decay=decay, stream=1))  # w ← w − β g(w̃; b')
         else:
@@ -93,7 +91,6 @@ class PerFedAvg(AveragesOneModel[Nothing]):
 
     def privacy(self, count: Tensor) -> PrivacyProfile:
         steps = self.training.num_steps(count)
-        return gradient_steps(
-            {1: 2 * steps, 2: steps} if self.variant == "hf" else {1: 2 * steps},
-            per_personalization={1: torch.full_like(count, self.adapt_steps)},
-        )
+        adapting = {1: torch.full_like(count, self.adapt_steps)}
+        per_round = {1: 2 * steps, 2: steps} if self.variant == "hf" else {1: 2 * steps}
+        return gradient_steps(per_round, per_personalization=adapting)

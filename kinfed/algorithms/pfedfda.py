@@ -33,8 +33,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, ServerModels
-from kinfed.algorithms.common.averaging import mean_update
+from kinfed.algorithms.base import Algorithm, RoundInfo, ServerModels
+from kinfed.algorithms.common.averaging import mean_of
 from kinfed.algorithms.common.feature_distribution import EPS, Distribution, best_beta, local_distribution
 from kinfed.algorithms.common.heads import class_counts, features_by_client, required_body
 from kinfed.author import ColumnSplit, ConfigError, Head, Nothing, Range, Task, Tree, exact, option, rng, sgd
@@ -72,6 +72,7 @@ class PFedFDA(Algorithm[Server, Nothing, Down, Up]):
     ridge: float = option(0.1, "added to the diagonal of a client's covariance", gt=0, tune=Range(1e-4, 1.0))
 
     traits = frozenset({"needs classes"})
+    leaks = "the class means and the covariance of its features"
     single_updates = "sends covariances, which another rule than the mean would not leave positive definite"
 
     def check(self, task: Task, population: Population) -> None:
@@ -88,12 +89,9 @@ class PFedFDA(Algorithm[Server, Nothing, Down, Up]):
         head, split = task.head, ColumnSplit.from_mask(task.head.mask)
         C, width = head.outputs, head.inputs
         means = rng.uniform(population.key("feature-means"), C * width).reshape(C, width)
-        return Server(
-            split.take_shared(task.init(population.seed)).clone(),
-            means.to(task.device, torch.float32),
-            packed(torch.eye(width, device=task.device)),
-            torch.tensor([head.dense.weight, head.dense.bias]),
-        )
+        body, covariance = split.take_shared(task.init(population.seed)).clone(), packed(torch.eye(width))
+        at = torch.tensor([head.dense.weight, head.dense.bias])
+        return Server(body, means.to(task.device, torch.float32), covariance.to(task.device), at)
 
     def download(self, server: Server, ids: Tensor) -> Down:
         n = len(ids)
@@ -106,13 +104,10 @@ class PFedFDA(Algorithm[Server, Nothing, Down, Up]):
         theta = with_classifiers(task.head, self._bodies(task, down, data), common, prior)
         theta = sgd(task, theta, data.train.batches(self.training), mask=~head)
         mixed = self._interpolated(task, theta, common, prior, data.train)
-        up = Up(
-            split.take_shared(theta) - down.shared,
-            torch.stack([one.means for one in mixed]).to(down.means),
-            torch.stack([packed(one.covariance) for one in mixed]).to(down.covariance),
-            data.train.count.to(torch.float32),
-        )
-        return client, up
+        means = torch.stack([one.means for one in mixed]).to(down.means)
+        covariance = torch.stack([packed(one.covariance) for one in mixed]).to(down.covariance)
+        delta, count = split.take_shared(theta) - down.shared, data.train.count.to(torch.float32)
+        return client, Up(delta, means, covariance, count)
 
     def _bodies(self, task: Task, down: Down, data: Cohort) -> Tensor:
         """[n, P]: the received body under any head."""
@@ -144,12 +139,8 @@ class PFedFDA(Algorithm[Server, Nothing, Down, Up]):
         return best_beta(trials, common, prior, single=self.single_beta)
 
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
-        return Server(
-            server.shared + mean_update(up.delta, up.count),
-            mean_update(up.means.flatten(1), up.count).view_as(server.means),
-            mean_update(up.covariance, up.count),
-            server.head_at,
-        )
+        mean = mean_of(up, ("delta", "means", "covariance"), up.count)
+        return Server(server.shared + mean.delta, mean.means, mean.covariance, server.head_at)
 
     def personalize(self, task: Task, client: Nothing, down: Down, data: Cohort) -> Tensor:
         theta, prior = self._bodies(task, down, data), class_shares(task, data.train)
@@ -164,9 +155,6 @@ class PFedFDA(Algorithm[Server, Nothing, Down, Up]):
         uniform = torch.full((1, C), 1 / C, dtype=torch.float64)
         common = distributions(self.download(server, torch.zeros(1, dtype=torch.int64)))
         return ServerModels(with_classifiers(head, theta, common, uniform))
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return PrivacyProfile(None, impossible="the class means and the covariance of its features")
 
 
 def packed(matrix: Tensor) -> Tensor:

@@ -50,10 +50,7 @@ class Client(Tree):
     seen: Tensor  # [n] bool: has trained
 
 
-@dataclass
-class Down(Tree):
-    w: Tensor  # [n, P]
-    c: Tensor  # [n, T]
+Down = Server  # [n, P] and [n, T]
 
 
 @dataclass

@@ -164,17 +164,12 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
         for k in torch.unique(clusters.label).tolist():
             mine = uploads[clusters.label == k]
             omega[k].lerp_(weighted_mean(mine, torch.ones(len(mine))), self.alpha)  # Ω ← (1 − α) Ω + α Ω_I P
-        changed = (context != server.context) & (server.context >= 0)
-        return replace(
-            server,
-            omega=omega,
-            context=context,
-            start=weighted_mean(omega, torch.bincount(context[context >= 0], minlength=len(omega))),
-            moved=changed.sum(),
-            spread=torch.tensor(clusters.cost, dtype=torch.float64),
-            step=(omega - server.omega)[:, round.trainable].square().sum(1, dtype=torch.float64).mean().cpu(),
-            distances=torch.from_numpy(kernels.pairwise_distances(omega[:, round.trainable])),
-        )
+        start = weighted_mean(omega, torch.bincount(context[context >= 0], minlength=len(omega)))
+        moved = ((context != server.context) & (server.context >= 0)).sum()
+        spread = torch.tensor(clusters.cost, dtype=torch.float64)
+        step = (omega - server.omega)[:, round.trainable].square().sum(1, dtype=torch.float64).mean().cpu()
+        distances = torch.from_numpy(kernels.pairwise_distances(omega[:, round.trainable]))
+        return Server(omega, context, start, server.last, moved, spread, step, distances, server.choice)
 
     def gather(self, server: Server, ids: Tensor, up: Up) -> tuple[Server, Tensor, Tensor]:
         """The server with what it keeps of the replies, and who is to be clustered by which upload [n, P]."""

@@ -83,12 +83,8 @@ class CGPFLHeur(CGPFL):
         first = torch.tensor([complexity(k, d, m) for k in range(1, most + 1)], dtype=torch.float64)
         mu = self.mu_factor * balance(first, cost) if self.mu is None else self.mu
         best = smallest(first + mu * cost) + 1  # K̂
-        return replace(
-            server,
-            omega=server.omega[:1].repeat(best, 1),
-            context=context,
-            choice=replace(server.choice, complexity=first, cost=cost, mu=torch.tensor(mu, dtype=torch.float64)),
-        )
+        choice = replace(server.choice, complexity=first, cost=cost, mu=torch.tensor(mu, dtype=torch.float64))
+        return replace(server, omega=server.omega[:1].repeat(best, 1), context=context, choice=choice)
 
     def figures(self, server: Server) -> dict[str, Any]:
         choice = server.choice

@@ -152,15 +152,10 @@ def agglomerate(
         threshold = threshold * (1 + 1e-9) + 1e-300  # scikit-learn stops at the threshold; points at it belong in
     from sklearn.cluster import AgglomerativeClustering
 
-    model = AgglomerativeClustering(
-        clusters,
-        metric="euclidean" if linkage == "ward" else "precomputed",
-        linkage=linkage,
-        distance_threshold=threshold,
-    )
-    label = model.fit(
-        kernels.coordinates(points) if linkage == "ward" else kernels.pairwise_distances(points, metric)
-    ).labels_
+    ward = linkage == "ward"
+    known = "euclidean" if ward else "precomputed"
+    model = AgglomerativeClustering(clusters, metric=known, linkage=linkage, distance_threshold=threshold)
+    label = model.fit(kernels.coordinates(points) if ward else kernels.pairwise_distances(points, metric)).labels_
     _, first, label = np.unique(label, return_index=True, return_inverse=True)
     return torch.from_numpy(np.argsort(np.argsort(first))[label].astype(np.int64))
 

@@ -15,13 +15,15 @@ from torch import Tensor
 from kinfed.algorithms.base import Algorithm, AveragingAlgorithm, Down, Server, Up
 from kinfed.algorithms.base import Client as AnyClient
 from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, ModelState, own_or_server
-from kinfed.author import Cohort, Population, PrivacyProfile, RoundInfo, ServerModels, Task, Tree, gradient_steps
+from kinfed.author import Cohort, Population, RoundInfo, ServerModels, Task, Tree
 
 
 @dataclass(frozen=True)
 class OneModel(Algorithm[Server, AnyClient, Down, Up]):
     """A server with a model `w` [P], of which `init_server` and `download` know nothing else, and clients that take one
     gradient for each local step and send their numbers of examples where the option `weights` says so."""
+
+    gradients = 1
 
     def init_server(self, task: Task, population: Population) -> Any:
         return ModelState(task.init(population.seed))
@@ -31,9 +33,6 @@ class OneModel(Algorithm[Server, AnyClient, Down, Up]):
 
     def server_models(self, server: Any) -> ServerModels | None:
         return ServerModels(server.w[None])
-
-    def privacy(self, count: Tensor) -> PrivacyProfile | None:
-        return gradient_steps(self.training.num_steps(count), weights=getattr(self, "weights", "equal"))
 
 
 @dataclass(frozen=True)

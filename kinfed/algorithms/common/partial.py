@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, RoundInfo, gradient_steps
+from kinfed.algorithms.base import AveragingAlgorithm, RoundInfo
 from kinfed.author import Cohort, ColumnSplit, ConfigError, Population, Task, Tree, Weights, example_counts, option, sgd
 
 
@@ -27,9 +27,7 @@ class Client(Tree):
     own: Tensor  # [n, P − G] parameters that never leave the client
 
 
-@dataclass
-class Down(Tree):
-    shared: Tensor  # [n, G]
+Down = Server  # [n, G]
 
 
 @dataclass
@@ -41,6 +39,8 @@ class Up(Tree):
 @dataclass(frozen=True)
 class PartlyShared(AveragingAlgorithm[Server, Client, Down, Up]):
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
+
+    gradients = 1
 
     def split(self, task: Task) -> ColumnSplit:
         """Columns of a row that stay with the client, and those that are shared."""
@@ -66,9 +66,6 @@ class PartlyShared(AveragingAlgorithm[Server, Client, Down, Up]):
     def init_client(self, task: Task, data: Cohort) -> Client:
         return Client(self.split(task).take_own(task.init(data.seed)).expand(len(data), -1))
 
-    def download(self, server: Server, ids: Tensor) -> Down:
-        return Down(server.shared.expand(len(ids), -1))
-
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         split = self.split(task)
         theta = self.train(task, split.join(client.own, down.shared), split, data)
@@ -80,6 +77,3 @@ class PartlyShared(AveragingAlgorithm[Server, Client, Down, Up]):
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return self.split(task).join(client.own, down.shared)
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return gradient_steps(self.training.num_steps(count), weights=self.weights)

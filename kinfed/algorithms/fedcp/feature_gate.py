@@ -44,9 +44,8 @@ def gate_logits(phi: Tensor, policy: Tensor) -> Tensor:
     """[n, B, d_f]: a of the personal part minus a of the common one; r is their sigmoid."""
     width = phi.shape[-1]
     square = 2 * width * width
-    hidden = torch.baddbmm(
-        policy[:, None, square : square + 2 * width], phi, policy[:, :square].view(-1, width, 2 * width)
-    )
+    bias, weight = policy[:, None, square : square + 2 * width], policy[:, :square].view(-1, width, 2 * width)
+    hidden = torch.baddbmm(bias, phi, weight)
     own, common = torch.relu(affine_norm(hidden, policy[:, square + 2 * width :])).chunk(2, -1)
     return own - common
 

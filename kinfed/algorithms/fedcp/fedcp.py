@@ -29,9 +29,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, RoundInfo, ServerModels
+from kinfed.algorithms.base import AveragingAlgorithm, RoundInfo, ServerModels
 from kinfed.algorithms.common.averaging import Weights, example_counts
-from kinfed.algorithms.common.heads import linear_start, required_body
+from kinfed.algorithms.common.heads import linear_start
 from kinfed.algorithms.fedcp.feature_gate import FeatureGate, context, gate_logits, gated_logits, split_gate
 from kinfed.author import ColumnSplit, Head, Range, Task, Tree, cross_entropy, option, rng, sgd
 from kinfed.data import Batch, Cohort, Population
@@ -53,10 +53,7 @@ class Client(Tree):
     seen: Tensor  # [n] bool: has trained
 
 
-@dataclass
-class Down(Tree):
-    w: Tensor  # [n, P]
-    policy: Tensor  # [n, R]
+Down = Server  # [n, P] and [n, R]
 
 
 @dataclass
@@ -119,9 +116,8 @@ class FedCP(AveragingAlgorithm[Server, Client, Down, Up]):
 
     traits = frozenset({"needs classes", "draws by client"})
     fields = ("delta", "policy")
-
-    def check(self, task: Task, population: Population) -> None:
-        required_body("FedCP", task)
+    acts_at = "body"
+    leaks = "how the examples of a batch lie to each other, in its loss,"
 
     def init_server(self, task: Task, population: Population) -> Server:
         width = task.head.inputs
@@ -132,9 +128,6 @@ class FedCP(AveragingAlgorithm[Server, Client, Down, Up]):
     def init_client(self, task: Task, data: Cohort) -> Client:
         head = _split(task.head).take_own(task.init(data.seed))
         return Client(head.expand(len(data), -1), torch.zeros(len(data), dtype=torch.bool))
-
-    def download(self, server: Server, ids: Tensor) -> Down:
-        return Down(server.w.expand(len(ids), -1), server.policy.expand(len(ids), -1))
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         split, rows = _split(task.head), self._rows(task, client, down)
@@ -158,9 +151,8 @@ class FedCP(AveragingAlgorithm[Server, Client, Down, Up]):
         # The extension has W before b, wherever they lie in a row.
         weight, bias = task.head.split(down.w)
         parts = [weight.flatten(1)] if bias is None else [weight.flatten(1), bias]
-        return extended_rows(
-            split.join(head, split.take_shared(down.w)), torch.cat([*parts, down.policy], 1), FeatureGate()
-        )
+        model = split.join(head, split.take_shared(down.w))
+        return extended_rows(model, torch.cat([*parts, down.policy], 1), FeatureGate())
 
     def step(self, server: Server, mean: Up, round: RoundInfo) -> Server:
         return Server(server.w + mean.delta, server.policy + mean.policy)
@@ -170,9 +162,6 @@ class FedCP(AveragingAlgorithm[Server, Client, Down, Up]):
 
     def server_models(self, server: Server) -> ServerModels:
         return ServerModels(server.w[None])
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return PrivacyProfile(None, impossible="how the examples of a batch lie to each other, in its loss,")
 
 
 def _split(head: Head) -> ColumnSplit:

@@ -118,7 +118,6 @@ class FomoServer(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, A
         return replace(server, plan=plan)
 
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
-        everyone = len(ids) == len(server.uploaded)
         uploaded, heard, mix = server.uploaded.clone(), server.heard.clone(), server.mix.clone()
         uploaded[ids] = round.number
         candidates = server.plan[ids]
@@ -128,15 +127,10 @@ class FomoServer(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, A
         heard[ids, :width] = candidates
         mix[ids] = mixing_weights(up.w.to("cpu", torch.float64))
         growth = w / w.sum(1, keepdim=True).abs().clamp_min(TINY) if self.affinity_update == "abs_sum" else w
-        return replace(
-            server,
-            theta=up.theta if everyone else server.theta.index_copy(0, ids.to(up.theta.device), up.theta),
-            uploaded=uploaded,
-            affinity=server.affinity.added(ids, candidates, growth),  # p ← p + w
-            plan=server.plan[:, :0],
-            heard=heard,
-            mix=mix,
-        )
+        everyone = len(ids) == len(server.uploaded)
+        theta = up.theta if everyone else server.theta.index_copy(0, ids.to(up.theta.device), up.theta)
+        affinity, plan = server.affinity.added(ids, candidates, growth), server.plan[:, :0]  # p ← p + w
+        return replace(server, theta=theta, uploaded=uploaded, affinity=affinity, plan=plan, heard=heard, mix=mix)
 
     def place_newcomer(self, task: Task, server: Server, data: Cohort) -> Server:
         """Newcomers try every model on offer once; how well each does on their own examples is their first affinity."""
@@ -152,10 +146,9 @@ class FomoServer(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, A
         k = len(server.uploaded)
         mixes = server.mix.sum(1) > 0
         own = (server.mix * (server.heard == torch.arange(k)[:, None])).sum(1)
-        figures: dict[str, Any] = {
-            "epsilon": self.exploration(max(int(server.uploaded.max()) - 1, 0)),
-            "own_share": float(own[mixes].mean()) if bool(mixes.any()) else 0.0,
-        }
+        epsilon = self.exploration(max(int(server.uploaded.max()) - 1, 0))
+        own_share = float(own[mixes].mean()) if bool(mixes.any()) else 0.0
+        figures: dict[str, Any] = {"epsilon": epsilon, "own_share": own_share}
         if k <= MOST_IN_JOURNAL:
             weights = torch.zeros(k, k + 1, dtype=torch.float64).scatter_add(1, server.heard % (k + 1), server.mix)
             everyone = torch.arange(k)

@@ -26,12 +26,9 @@ def validation_or_train(data: Cohort) -> Split:
     lacks = val.count == 0
     if not bool(lacks.any()):
         return val
-    return replace(
-        val,
-        rows=torch.cat([val.rows, train.rows]),
-        start=torch.where(lacks, len(val.rows) + train.start, val.start),
-        count=torch.where(lacks, train.count, val.count),
-    )
+    start = torch.where(lacks, len(val.rows) + train.start, val.start)
+    rows, count = torch.cat([val.rows, train.rows]), torch.where(lacks, train.count, val.count)
+    return replace(val, rows=rows, start=start, count=count)
 
 
 def weigh(gain: Tensor, candidates: list[Tensor], base: Tensor, norm: Norm, trainable: slice) -> tuple[Tensor, Tensor]:

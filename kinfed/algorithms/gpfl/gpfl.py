@@ -29,9 +29,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, RoundInfo
+from kinfed.algorithms.base import AveragingAlgorithm, RoundInfo
 from kinfed.algorithms.common.averaging import Weights, example_counts
-from kinfed.algorithms.common.heads import class_counts, linear_start, required_body
+from kinfed.algorithms.common.heads import class_counts, linear_start
 from kinfed.algorithms.gpfl.feature_valve import FeatureValve, through_valve, valve_size
 from kinfed.author import Batch, Cohort, ColumnSplit, Population, Range, Task, Tree, cross_entropy, option, rng, sgd
 from kinfed.engine import ExtendedTask, extended_rows
@@ -51,11 +51,7 @@ class Client(Tree):
     head: Tensor  # [n, H] never leaves the client
 
 
-@dataclass
-class Down(Tree):
-    shared: Tensor  # [n, G]
-    valve: Tensor  # [n, R]
-    embeddings: Tensor  # [n, C, d_f]
+Down = Server  # [n, G], [n, R] and [n, C, d_f]
 
 
 @dataclass
@@ -105,9 +101,8 @@ class GPFL(AveragingAlgorithm[Server, Client, Down, Up]):
 
     traits = frozenset({"needs classes"})
     fields = ("delta", "valve", "embeddings")
-
-    def check(self, task: Task, population: Population) -> None:
-        required_body("GPFL", task)
+    acts_at = "body"
+    leaks = "its shares of classes, which set the valve,"
 
     def sent_columns(self, task: Task) -> Tensor:
         return ~task.head.mask
@@ -125,10 +120,6 @@ class GPFL(AveragingAlgorithm[Server, Client, Down, Up]):
         head = ColumnSplit.from_mask(task.head.mask).take_own(task.init(data.seed))
         return Client(head.expand(len(data), -1))
 
-    def download(self, server: Server, ids: Tensor) -> Down:
-        n = len(ids)
-        return Down(server.shared.expand(n, -1), server.valve.expand(n, -1), server.embeddings.expand(n, -1, -1))
-
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         split, P, R = ColumnSplit.from_mask(task.head.mask), task.num_params, down.valve.shape[1]
         extra = torch.cat([down.valve, down.embeddings.flatten(1)], 1)
@@ -137,12 +128,8 @@ class GPFL(AveragingAlgorithm[Server, Client, Down, Up]):
         rows = extended_rows(split.join(client.head, down.shared), extra, FeatureValve())
         theta = sgd(own, rows, data.train.batches(self.training), mask=own.trained_columns())
         moved = theta[:, P:-1] - extra
-        up = Up(
-            split.take_shared(theta[:, :P]) - down.shared,
-            moved[:, :R],
-            moved[:, R:].reshape(down.embeddings.shape),
-            example_counts(self.weights, data),
-        )
+        delta, embeddings = split.take_shared(theta[:, :P]) - down.shared, moved[:, R:].reshape(down.embeddings.shape)
+        up = Up(delta, moved[:, :R], embeddings, example_counts(self.weights, data))
         return Client(split.take_own(theta[:, :P])), up
 
     def _condition(self, task: Task, down: Down, data: Cohort) -> Tensor:
@@ -157,6 +144,3 @@ class GPFL(AveragingAlgorithm[Server, Client, Down, Up]):
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         model = ColumnSplit.from_mask(task.head.mask).join(client.head, down.shared)
         return extended_rows(model, torch.cat([down.valve, self._condition(task, down, data)], 1), FeatureValve())
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return PrivacyProfile(None, impossible="its shares of classes, which set the valve,")

@@ -163,15 +163,9 @@ class Kin(Algorithm[Server, Client, Down, Up]):
         adapted = torch.where((client.replies == 0)[:, None], u, torch.lerp(u, client.adapted, MEMORY))
         direction = (alone - task.init(data.seed))[:, task.trainable]
         pi, loss, examples = self._measured(task, client, (alone, down.w, adapted), down, data)
-        up = Up(
-            delta=u - down.w,
-            sketch=sketch(direction, data.seed),
-            trial=mean_losses(task, [u], data.val)[:, 0].nan_to_num(nan=UNKNOWN, posinf=WORST).to(task.device),
-            pi=pi,
-            loss=loss,
-            examples=examples,
-            count=example_counts(self.weights, data),
-        )
+        trial = mean_losses(task, [u], data.val)[:, 0].nan_to_num(nan=UNKNOWN, posinf=WORST).to(task.device)
+        count = example_counts(self.weights, data)
+        up = Up(u - down.w, sketch(direction, data.seed), trial, pi, loss, examples, count)
         return Client(alone, adapted, pi, client.replies + 1), up
 
     def _measured(
@@ -211,14 +205,9 @@ class Kin(Algorithm[Server, Client, Down, Up]):
             memory = MEMORY if bool(heat.any()) else 0.0
             prior = memory * prior + (1 - memory) * population_mean(up.pi[measured])
             heat = memory * heat + (1 - memory) * up.loss[measured].sum(0)
-        return replace(
-            server,
-            sketch=server.sketch.index_copy(0, ids.to(server.sketch.device), up.sketch),
-            replies=server.replies.index_add(0, ids, torch.ones_like(ids)),
-            prior=prior,
-            heat=heat,
-            loss=loss,
-        )
+        sketch = server.sketch.index_copy(0, ids.to(server.sketch.device), up.sketch)
+        replies = server.replies.index_add(0, ids, torch.ones_like(ids))
+        return replace(server, sketch=sketch, replies=replies, prior=prior, heat=heat, loss=loss)
 
     def _train_groups(self, server: Server, ids: Tensor, up: Up) -> Server:
         """FedAvg in every group; whoever is new joins the nearest one for the rounds to come."""
@@ -246,15 +235,9 @@ class Kin(Algorithm[Server, Client, Down, Up]):
         group = torch.full_like(server.group, NONE)
         group[known] = label.to(group.device)
         centre = centres(sketches, label.to(sketches.device))
-        return replace(
-            server,
-            omega=server.w.repeat(len(centre), 1),
-            centre=centre,
-            group=group,
-            loss=torch.full_like(server.loss, UNKNOWN),
-            phase=torch.tensor(TRIAL),
-            since=torch.tensor(round.number + 1),
-        )
+        omega, loss = server.w.repeat(len(centre), 1), torch.full_like(server.loss, UNKNOWN)
+        begun = {"phase": torch.tensor(TRIAL), "since": torch.tensor(round.number + 1)}
+        return replace(server, omega=omega, centre=centre, group=group, loss=loss, **begun)
 
     def _judge(self, server: Server, round: RoundInfo) -> Server:
         """End the trial where it has lasted long enough and most clients have been heard on both sides."""
@@ -269,14 +252,9 @@ class Kin(Algorithm[Server, Client, Down, Up]):
             return replace(server, phase=torch.tensor(GROUPED))
         if errors >= DOUBT and rounds < LONGEST_TRIAL * self.trial:
             return server
-        return replace(
-            server,
-            omega=server.omega[:0],
-            centre=server.centre[:0],
-            group=torch.full_like(server.group, NONE),
-            phase=torch.tensor(COMMON),
-            since=torch.tensor(round.number),
-        )
+        group, ended = torch.full_like(server.group, NONE), torch.tensor(round.number)
+        without = replace(server, omega=server.omega[:0], centre=server.centre[:0], group=group)
+        return replace(without, phase=torch.tensor(COMMON), since=ended)
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> dict[str, Tensor]:
         candidates = (client.alone, down.w, client.adapted)

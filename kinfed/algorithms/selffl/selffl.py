@@ -118,13 +118,9 @@ class SelfFLClients(Rules, Algorithm[Any, Client, Down, Up]):
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         n, start = len(data), task.init(data.seed)
-        return Client(
-            start.expand(n, -1),
-            torch.zeros_like(start[task.trainable]).expand(n, -1),
-            torch.zeros(n, dtype=torch.float64),
-            torch.zeros(n, dtype=torch.int64),
-            torch.tensor([UNKNOWN, UNKNOWN, 0.0], dtype=torch.float64).expand(n, -1),
-        )
+        mean, m2 = torch.zeros_like(start[task.trainable]).expand(n, -1), torch.zeros(n, dtype=torch.float64)
+        last = torch.tensor([UNKNOWN, UNKNOWN, 0.0], dtype=torch.float64).expand(n, -1)
+        return Client(start.expand(n, -1), mean, m2, torch.zeros(n, dtype=torch.int64), last)
 
     def download(self, server: Server, ids: Tensor) -> Down:
         n = len(ids)
@@ -147,21 +143,15 @@ class SelfFLClients(Rules, Algorithm[Any, Client, Down, Up]):
         models = past.add((theta if optimum is None else optimum)[:, task.trainable])
         s = self.variance(task, models, data).to(torch.float32)
         count = None if self.use_agg else data.train.count.to(torch.float32)
-        return (
-            Client(theta, models.mean, models.m2, models.n, plan.summary(), optimum),
-            Up(theta - down.theta, s, count, None if optimum is None else optimum - down.theta),
-        )
+        up = Up(theta - down.theta, s, count, None if optimum is None else optimum - down.theta)
+        return Client(theta, models.mean, models.m2, models.n, plan.summary(), optimum), up
 
     def decide(self, task: Task, past: Running, down: Down, data: Cohort) -> LocalPlan:
         """(18) and (19), in float64."""
         training, count = self.local_training, data.train.count
-        plan = self.local_plan(
-            self.variance(task, past, data),
-            down.s0.cpu().to(torch.float64),
-            down.others.cpu().to(torch.float64),
-            self.step_size(training.rate(data.round), count.clamp_max(training.batch), count),
-            self.default_steps(count),
-        )
+        s, s0, others = self.variance(task, past, data), down.s0.cpu().double(), down.others.cpu().double()
+        step_size = self.step_size(training.rate(data.round), count.clamp_max(training.batch), count)
+        plan = self.local_plan(s, s0, others, step_size, self.default_steps(count))
         return plan._replace(ratio=plan.ratio * (past.n > 0))  # θ does not contain a client that has never trained
 
     def variance(self, task: Task, models: Running, data: Cohort) -> Tensor:

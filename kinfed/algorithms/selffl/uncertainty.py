@@ -196,24 +196,14 @@ class Rules:
         if self.use_steps and self.fixed_epochs is None:
             cap = MANY_STEPS if self.l_max is None else self.l_max
             steps = torch.where(ready, raw.round().clamp(1, cap).to(torch.int64), default_steps)
-        return LocalPlan(
-            ready,
-            torch.where(ready, ratio, 0.0),
-            torch.where(ready, shrink(s, Q), UNKNOWN),
-            torch.where(ready, raw, UNKNOWN),
-            steps,
-        )
+        rho, raw = torch.where(ready, shrink(s, Q), UNKNOWN), torch.where(ready, raw, UNKNOWN)
+        return LocalPlan(ready, torch.where(ready, ratio, 0.0), rho, raw, steps)
 
     def step_size(self, lr: float, batch: Tensor, count: Tensor) -> Tensor:
         """[...] a·s for clients with `count` examples and batches of `batch` of them."""
         batch, count = batch.to(torch.float64), count.to(torch.float64)
-        if self.contraction == "paper":
-            return lr / batch
-        if self.contraction == "sum":
-            return lr * batch / count
-        if self.contraction == "mean":
-            return lr / count
-        return torch.full_like(count, lr)
+        rules = {"paper": lr / batch, "sum": lr * batch / count, "mean": lr / count, "gd": torch.full_like(count, lr)}
+        return rules[self.contraction]
 
 
 def positive_variance(s: Tensor, s0: Tensor) -> Tensor:
