@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import Algorithm, RoundInfo
-from kinfed.algorithms.common.many_models import check_memory
+from kinfed.algorithms.common.averaging import check_memory
 from kinfed.author import Cohort, ConfigError, Nothing, Population, Range, Task, Tree, each_step, gradient, option
 
 

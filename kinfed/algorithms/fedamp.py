@@ -37,8 +37,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import Algorithm, RoundInfo
-from kinfed.algorithms.common.averaging import own_or_server
-from kinfed.algorithms.common.many_models import check_memory
+from kinfed.algorithms.common.averaging import check_memory, own_or_server
 from kinfed.algorithms.common.one_model import Client
 from kinfed.author import ConfigError, Range, Task, Tree, cosines, option, pairwise_squared_distances, sgd
 from kinfed.data import Cohort, Population

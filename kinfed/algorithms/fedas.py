@@ -34,9 +34,9 @@ from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, RoundInfo
 from kinfed.algorithms.common.averaging import own_or_server
 from kinfed.algorithms.common.heads import class_means
 from kinfed.algorithms.common.one_model import Client
-from kinfed.algorithms.common.partial import Down, Server
-from kinfed.author import ColumnSplit, Deltas, Range, Task, Tree, option, sgd
-from kinfed.data import Batch, Cohort, LocalTraining, Population, Split
+from kinfed.algorithms.common.partial import Down, Server, SharesPart
+from kinfed.author import Deltas, Range, Task, Tree, option, sgd
+from kinfed.data import Batch, Cohort, LocalTraining, Split
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Alignment:
 
 
 @dataclass(frozen=True)
-class FedAS(AveragingAlgorithm[Server, Client, Down, Up]):
+class FedAS(SharesPart[Server, Client, Down, Up], AveragingAlgorithm[Server, Client, Down, Up]):
     align_epochs: int = option(1, "passes that align the received body with own features; 0: none", ge=0)
     align_lr: float = option(0.01, "rate of alignment", gt=0, tune=Range(1e-3, 0.3))
     fisher: Literal["example", "batch", "off"] = option(
@@ -71,18 +71,11 @@ class FedAS(AveragingAlgorithm[Server, Client, Down, Up]):
     traits = frozenset({"needs classes"})
     acts_at = "body"
 
-    def sent_columns(self, task: Task) -> Tensor:
-        return ~task.head.mask
-
-    def init_server(self, task: Task, population: Population) -> Server:
-        split = ColumnSplit.from_mask(task.head.mask)
-        return Server(split.take_shared(task.init(population.seed)).clone())
-
     def init_client(self, task: Task, data: Cohort) -> Client:
         return Client.start(task, data)
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
-        split = ColumnSplit.from_mask(task.head.mask)
+        split = self.split(task)
         theta = split.join(split.take_own(client.theta), down.shared)
         old = client.seen.nonzero().squeeze(1)
         if self.align_epochs and len(old):
@@ -120,7 +113,7 @@ class FedAS(AveragingAlgorithm[Server, Client, Down, Up]):
         return Server(server.shared + mean.delta)
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> dict[str, Tensor]:
-        split = ColumnSplit.from_mask(task.head.mask)
+        split = self.split(task)
         current = split.join(split.take_own(client.theta), down.shared)
         return {"personal": own_or_server(client.seen, client.theta, current), "current_body": current}
 

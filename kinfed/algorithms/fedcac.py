@@ -31,8 +31,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import RoundInfo
-from kinfed.algorithms.common.averaging import ModelDown, Weights, example_counts, mean_update
-from kinfed.algorithms.common.many_models import check_memory
+from kinfed.algorithms.common.averaging import ModelDown, Weights, check_memory, example_counts, mean_update
 from kinfed.algorithms.common.one_model import Client, DeploysLastModel
 from kinfed.author import Cohort, Population, Range, Task, Tree, option, sgd, weighted_mean
 from kinfed.core import packed, unpacked

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.common.distillation import OwnModels, digest, public_examples, public_scores
+from kinfed.algorithms.common.one_model import KeepsOwnModel, OwnModel
 from kinfed.author import Cohort, Population, Range, RoundInfo, Task, Tree, option, sgd
 
 
@@ -38,11 +39,6 @@ class Server(Tree):
     predictions: Tensor  # [N, U, C] s as last sent
     known: Tensor  # [N] bool: has sent some
     coefficients: Tensor  # [N, N] float64 c; rows sum to 1 over the known clients
-
-
-@dataclass
-class Client(Tree):
-    theta: Tensor  # [n, P] never leaves the client
 
 
 @dataclass
@@ -57,7 +53,7 @@ class Up(Tree):
 
 
 @dataclass(frozen=True)
-class KTpFL(OwnModels[Server, Client, Down, Up]):
+class KTpFL(OwnModels[Server, OwnModel, Down, Up], KeepsOwnModel[Server, Down, Up]):
     digest_steps: int = option(
         20, "steps towards the own mixture per round; 0: none", ge=0, tune=Range(5, 50, whole=True)
     )
@@ -74,9 +70,6 @@ class KTpFL(OwnModels[Server, Client, Down, Up]):
         predictions = torch.zeros(N, U, task.head.outputs, device=task.device)
         return Server(predictions, torch.zeros(N, dtype=torch.bool), torch.full((N, N), 1 / N, dtype=torch.float64))
 
-    def init_client(self, task: Task, data: Cohort) -> Client:
-        return Client(task.init(data.seed).expand(len(data), -1))
-
     def download(self, server: Server, ids: Tensor) -> Down:
         members = server.known.nonzero().squeeze(1)
         share = server.coefficients[ids][:, members]
@@ -87,13 +80,13 @@ class KTpFL(OwnModels[Server, Client, Down, Up]):
         known = server.known.any().expand(len(ids))
         return Down(torch.stack(targets) if targets else s[:0], known)
 
-    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
+    def client_update(self, task: Task, client: OwnModel, down: Down, data: Cohort) -> tuple[OwnModel, Up]:
         public, theta = public_examples(data), client.theta
         if self.digest_steps and bool(down.known.any()):
             theta = digest(task, theta, public, down.target, self._slope, self.training, self.digest_steps)
         theta = sgd(task, theta, data.train.batches(self.training))
         scores = public_scores(task, theta, public)
-        return Client(theta), Up(torch.softmax(scores / self.temperature, -1))
+        return OwnModel(theta), Up(torch.softmax(scores / self.temperature, -1))
 
     def _slope(self, z: Tensor, target: Tensor) -> Tensor:
         return (torch.softmax(z / self.temperature, -1) - target) / self.temperature  # ∂KL/∂z

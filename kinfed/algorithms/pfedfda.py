@@ -33,10 +33,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, RoundInfo, ServerModels
+from kinfed.algorithms.base import RoundInfo, ServerModels
 from kinfed.algorithms.common.averaging import mean_of
 from kinfed.algorithms.common.feature_distribution import EPS, Distribution, best_beta, local_distribution
 from kinfed.algorithms.common.heads import class_counts, features_by_client, required_body
+from kinfed.algorithms.common.partial import SharesPart
 from kinfed.author import ColumnSplit, ConfigError, Head, Nothing, Range, Task, Tree, exact, option, rng, sgd
 from kinfed.data import Cohort, Population, Split
 from kinfed.engine import Dense
@@ -66,7 +67,7 @@ class Up(Tree):
 
 
 @dataclass(frozen=True)
-class PFedFDA(Algorithm[Server, Nothing, Down, Up]):
+class PFedFDA(SharesPart[Server, Nothing, Down, Up]):
     beta: float | None = option(None, "β fixed for means and covariance, instead of cross-validation", ge=0, le=1)
     single_beta: bool = option(False, "one β for both")
     ridge: float = option(0.1, "added to the diagonal of a client's covariance", gt=0, tune=Range(1e-4, 1.0))
@@ -82,11 +83,8 @@ class PFedFDA(Algorithm[Server, Nothing, Down, Up]):
                 f"pFedFDA's classifier has a bias, and the last layer {head.name!r} has none; build it with bias=True"
             )
 
-    def sent_columns(self, task: Task) -> Tensor:
-        return ~task.head.mask
-
     def init_server(self, task: Task, population: Population) -> Server:
-        head, split = task.head, ColumnSplit.from_mask(task.head.mask)
+        head, split = task.head, self.split(task)
         C, width = head.outputs, head.inputs
         means = rng.uniform(population.key("feature-means"), C * width).reshape(C, width)
         body, covariance = split.take_shared(task.init(population.seed)).clone(), packed(torch.eye(width))
@@ -98,22 +96,16 @@ class PFedFDA(Algorithm[Server, Nothing, Down, Up]):
         return Down(server.shared.expand(n, -1), server.means.expand(n, -1, -1), server.covariance.expand(n, -1))
 
     def client_update(self, task: Task, client: Nothing, down: Down, data: Cohort) -> tuple[Nothing, Up]:
-        split, head = ColumnSplit.from_mask(task.head.mask), task.head.mask.to(down.shared.device)
+        split, head = self.split(task), task.head.mask.to(down.shared.device)
         common = distributions(down)
         prior = class_shares(task, data.train)
-        theta = with_classifiers(task.head, self._bodies(task, down, data), common, prior)
+        theta = with_classifiers(task.head, self.at_start(task, down.shared, data.seed), common, prior)
         theta = sgd(task, theta, data.train.batches(self.training), mask=~head)
         mixed = self._interpolated(task, theta, common, prior, data.train)
         means = torch.stack([one.means for one in mixed]).to(down.means)
         covariance = torch.stack([packed(one.covariance) for one in mixed]).to(down.covariance)
         delta, count = split.take_shared(theta) - down.shared, data.train.count.to(torch.float32)
         return client, Up(delta, means, covariance, count)
-
-    def _bodies(self, task: Task, down: Down, data: Cohort) -> Tensor:
-        """[n, P]: the received body under any head."""
-        split = ColumnSplit.from_mask(task.head.mask)
-        head = split.take_own(task.init(data.seed)).to(down.shared)
-        return split.join(head.expand(len(down.shared), -1), down.shared)
 
     def _interpolated(
         self, task: Task, theta: Tensor, common: list[Distribution], prior: Tensor, split: Split
@@ -143,7 +135,7 @@ class PFedFDA(Algorithm[Server, Nothing, Down, Up]):
         return Server(server.shared + mean.delta, mean.means, mean.covariance, server.head_at)
 
     def personalize(self, task: Task, client: Nothing, down: Down, data: Cohort) -> Tensor:
-        theta, prior = self._bodies(task, down, data), class_shares(task, data.train)
+        theta, prior = self.at_start(task, down.shared, data.seed), class_shares(task, data.train)
         mixed = self._interpolated(task, theta, distributions(down), prior, data.train)
         return with_classifiers(task.head, theta, mixed, prior)
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.common.averaging import DeltaUp
+from kinfed.algorithms.fedfomo.affinity import weigh
 from kinfed.algorithms.fedfomo.model_averages import FedFomoMA
-from kinfed.algorithms.fedfomo.weights import weigh
 from kinfed.algorithms.fedopt import FedOpt
 from kinfed.algorithms.l2gd import L2GD, Client, Down
 from kinfed.algorithms.pfedme import PFedMe

@@ -21,7 +21,7 @@ import torch
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from kinfed.algorithms.common.many_models import best_fit
+from kinfed.algorithms.common.averaging import best_fit
 from kinfed.core import kernels
 from kinfed.data import Cohort
 from kinfed.engine import Task

@@ -48,6 +48,24 @@ class AveragesOneModel(
 
 
 @dataclass
+class OwnModel(Tree):
+    """A client that keeps a model of its own."""
+
+    theta: Tensor  # [n, P] never leaves the client
+
+
+@dataclass(frozen=True)
+class KeepsOwnModel(Algorithm[Server, OwnModel, Down, Up], Generic[Server, Down, Up]):
+    """Clients that go on training the model they have, and deploy it."""
+
+    def init_client(self, task: Task, data: Cohort) -> OwnModel:
+        return OwnModel(task.init(data.seed).expand(len(data), -1))
+
+    def personalize(self, task: Task, client: OwnModel, down: Down, data: Cohort) -> Tensor | dict[str, Tensor]:
+        return client.theta
+
+
+@dataclass
 class Client(Tree):
     theta: Tensor  # [n, P] the last local model
     seen: Tensor  # [n] bool: has trained

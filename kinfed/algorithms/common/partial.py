@@ -10,10 +10,15 @@ them, shared ones have them averaged.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
-from kinfed.algorithms.base import AveragingAlgorithm, RoundInfo
+from kinfed.algorithms.base import Algorithm, AveragingAlgorithm, RoundInfo
+from kinfed.algorithms.base import Client as AnyClient
+from kinfed.algorithms.base import Down as AnyDown
+from kinfed.algorithms.base import Server as AnyServer
+from kinfed.algorithms.base import Up as AnyUp
 from kinfed.author import Cohort, ColumnSplit, ConfigError, Population, Task, Tree, Weights, example_counts, option, sgd
 
 
@@ -37,21 +42,35 @@ class Up(Tree):
 
 
 @dataclass(frozen=True)
-class PartlyShared(AveragingAlgorithm[Server, Client, Down, Up]):
+class SharesPart(Algorithm[AnyServer, AnyClient, AnyDown, AnyUp]):
+    """A server that has a part of the model, `shared`; unless `split` says another, all but the last linear layer."""
+
+    def split(self, task: Task) -> ColumnSplit:
+        """Columns of a row that stay with the client, and those that are shared."""
+        return ColumnSplit.from_mask(task.head.mask)
+
+    def sent_columns(self, task: Task) -> Tensor:
+        return self.split(task).shared_mask
+
+    def init_server(self, task: Task, population: Population) -> Any:
+        return Server(self.split(task).take_shared(task.init(population.seed)).clone())
+
+    def at_start(self, task: Task, shared: Tensor, seed: int) -> Tensor:
+        """[n, P]: models of a shared part [n, G] and the common initial one of all else."""
+        split = self.split(task)
+        own = split.take_own(task.init(seed)).to(shared)
+        return split.join(own.expand(len(shared), -1), shared)
+
+
+@dataclass(frozen=True)
+class PartlyShared(SharesPart[Server, Client, Down, Up], AveragingAlgorithm[Server, Client, Down, Up]):
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
 
     gradients = 1
 
-    def split(self, task: Task) -> ColumnSplit:
-        """Columns of a row that stay with the client, and those that are shared."""
-        raise NotImplementedError
-
     def train(self, task: Task, theta: Tensor, split: ColumnSplit, data: Cohort) -> Tensor:
         """Local training of the joined models [n, P]."""
         return sgd(task, theta, data.train.batches(self.training))
-
-    def sent_columns(self, task: Task) -> Tensor:
-        return self.split(task).shared_mask
 
     def check(self, task: Task, population: Population) -> None:
         if not self.split(task).shared:
@@ -59,9 +78,6 @@ class PartlyShared(AveragingAlgorithm[Server, Client, Down, Up]):
                 f"{type(self).__name__} must leave some layers to share, but all of {', '.join(task.layer_names())} "
                 "stay with the clients; choose a deeper model or fewer own layers"
             )
-
-    def init_server(self, task: Task, population: Population) -> Server:
-        return Server(self.split(task).take_shared(task.init(population.seed)).clone())
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         return Client(self.split(task).take_own(task.init(data.seed)).expand(len(data), -1))

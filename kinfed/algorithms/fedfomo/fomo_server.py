@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, gradient_steps
-from kinfed.algorithms.common.many_models import check_memory
-from kinfed.algorithms.fedfomo.affinity import Affinity, choose_models
-from kinfed.algorithms.fedfomo.weights import TINY, Norm, mixing_weights, validation_or_train
+from kinfed.algorithms.common.averaging import check_memory
+from kinfed.algorithms.fedfomo.affinity import TINY, Affinity, Norm, choose_models, mixing_weights, validation_or_train
 from kinfed.author import Cohort, Population, Range, Task, Tree, mean_losses, option
 
 MOST_IN_JOURNAL = 200  # clients up to which the matrices of who helps whom are written to the journal

@@ -30,8 +30,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.fedfomo.affinity import Norm, mixing_weights, validation_or_train, weigh
 from kinfed.algorithms.fedfomo.fomo_server import FomoServer, Server, Up
-from kinfed.algorithms.fedfomo.weights import Norm, mixing_weights, validation_or_train, weigh
 from kinfed.author import Cohort, Range, RoundInfo, Task, Tree, mean_losses, option, sgd, weighted_sum
 
 

@@ -4,7 +4,7 @@ Zhang, Hua, Wang, Song, Xue, Ma, Guan: FedCP: Separating Feature Information for
 Conditional Policy, KDD 2023.
 
     z = W_p (φ r) + b_p + W_g (φ s) + b_g,   (r, s) = Gumbel-softmax over the pair of the gate ψ(φ v)
-        (kinfed.algorithms.fedcp.feature_gate), v = Σ_c W_p[c] of length 1, from the head as the round begins
+        (`FeatureGate`), v = Σ_c W_p[c] of length 1, from the head as the round begins
     client m:  min over body, head_p and ψ   CE(z, y) + λ MMD²(φ, φ of the received body),   head_g fixed
     sends:     body, ψ, and (head_p + head_g)/2 as its share in the new head_g;   the server averages all by examples
 
@@ -28,17 +28,62 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from kinfed.algorithms.base import AveragingAlgorithm, RoundInfo, ServerModels
 from kinfed.algorithms.common.averaging import Weights, example_counts
-from kinfed.algorithms.common.heads import linear_start
-from kinfed.algorithms.fedcp.feature_gate import FeatureGate, context, gate_logits, gated_logits, split_gate
+from kinfed.algorithms.common.heads import affine_norm, linear_start
 from kinfed.author import ColumnSplit, Head, Range, Task, Tree, cross_entropy, option, rng, sgd
 from kinfed.data import Batch, Cohort, Population
 from kinfed.engine import ExtendedTask, extended_rows
 
 KERNELS = (10.0, 15.0, 20.0, 50.0)  # a
 LEAST = 1e-9  # of a uniform draw and its complement, whose logit is taken
+
+
+class FeatureGate:
+    """Extension of a row, whose head is the personal one: the common head, then the gate's network ψ, with
+    a = ReLU(LayerNorm(Linear(d_f → 2 d_f))) for the pair."""
+
+    mark = -1
+
+    def logits(self, phi: Tensor, weight: Tensor, bias: Tensor | None, extra: Tensor) -> Tensor:
+        common, policy = split_gate(extra, weight, bias)
+        share = torch.sigmoid(gate_logits(phi * context(weight).unsqueeze(1), policy))  # without noise
+        return gated_logits(phi, share, weight, bias, common)
+
+
+def policy_size(width: int) -> int:
+    """R: the numbers of a gate on `width` features."""
+    return 2 * width * (width + 1) + 4 * width
+
+
+def split_gate(extra: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The common head [n, H], W before b, and the gate's network [n, R]."""
+    common = weight[0].numel() + (0 if bias is None else bias.shape[1])
+    return extra[:, :common], extra[:, common:]
+
+
+def context(weight: Tensor) -> Tensor:
+    """v [n, d_f] of heads W [n, C, d_f]."""
+    return normalize(weight.sum(1), dim=-1)
+
+
+def gate_logits(phi: Tensor, policy: Tensor) -> Tensor:
+    """[n, B, d_f]: a of the personal part minus a of the common one; r is their sigmoid."""
+    width = phi.shape[-1]
+    square = 2 * width * width
+    bias, weight = policy[:, None, square : square + 2 * width], policy[:, :square].view(-1, width, 2 * width)
+    hidden = torch.baddbmm(bias, phi, weight)
+    own, common = torch.relu(affine_norm(hidden, policy[:, square + 2 * width :])).chunk(2, -1)
+    return own - common
+
+
+def gated_logits(phi: Tensor, share: Tensor, weight: Tensor, bias: Tensor | None, common: Tensor) -> Tensor:
+    """z [n, B, C] for the personal share r [n, B, d_f] of each feature."""
+    common_weight = common[:, : weight[0].numel()].view_as(weight)
+    z = torch.bmm(phi * share, weight.mT) + torch.bmm(phi * (1 - share), common_weight.mT)
+    return z if bias is None else z + (bias + common[:, weight[0].numel() :]).unsqueeze(1)
 
 
 @dataclass
