@@ -16,8 +16,6 @@ Running statistics (of BatchNorm, say) are measured, not mixed: those of v are t
 passes at v̄ move, and the personal model has them. Until a client has trained they are w's.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

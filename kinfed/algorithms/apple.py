@@ -26,8 +26,6 @@ What travels: all N cores down, the same for everybody, so the method is for few
 statistics (of BatchNorm, say) are not summed: each client has its own, and one that has not trained the mean of all.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from math import cos, pi
 from typing import Any, Literal

@@ -17,8 +17,6 @@ Evaluation uses `plan`, `download`, `personalize` on copies and changes nothing.
 for it in chunks and never hold all clients' messages at once.
 """
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from collections.abc import Mapping

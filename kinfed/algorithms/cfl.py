@@ -26,8 +26,6 @@ Decisions:
     `parent` and `born` say from which cluster and in which round each other one was split: the tree.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal

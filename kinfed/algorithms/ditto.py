@@ -12,8 +12,6 @@ The authors sample clients in proportion to N_m and average equally; with unifor
 objective needs weights by examples (the default, "Ditto-w"). "equal" is Ditto-e, another objective.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -28,8 +28,6 @@ Distances and cosines are of trainable columns; running statistics (of BatchNorm
 keeps N models, and `max_gb` refuses what would not fit.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

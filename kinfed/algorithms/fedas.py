@@ -22,8 +22,6 @@ server's current body under the client's head. Who has not trained yet has that.
 with either part: F, and class means in the loss, are computed from examples other than by gradients.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

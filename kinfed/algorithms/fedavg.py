@@ -12,8 +12,6 @@ beside it. A client never active has no own model and uses the current global on
 nothing else of it: the control that must stand beside Self-FL.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -21,8 +21,6 @@ Decisions:
   * Zhao et al. start from a model trained on G at the server; FedFomo does not say. `warm_steps` does so.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal
 

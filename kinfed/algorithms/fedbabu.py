@@ -15,8 +15,6 @@ equally, on balanced data. Steps of the head are left out altogether: zeroing it
 one collection does, lets weight decay shrink the head. Running statistics (of BatchNorm, say) go with their layer.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal
 

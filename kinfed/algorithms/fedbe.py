@@ -24,8 +24,6 @@ FedAvg's is here; who has none uses the server's. Not for robust averages and se
 single model.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal
 

@@ -22,8 +22,6 @@ Masks have trainable columns only; running statistics (of BatchNorm, say) come f
 masks, and `max_gb` refuses what would not fit.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

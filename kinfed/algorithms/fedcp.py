@@ -22,8 +22,6 @@ The personal model is the current body, ψ and head_g with the client's head_p: 
 (body, head_g). The upload carries half of the personal head. Not private: MMD compares the examples of a batch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -18,8 +18,6 @@ use it with their convolutional network (a widely used library has κ = 0, which
 Not private: the mean feature leaves a client.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

@@ -20,8 +20,6 @@ called yet takes one E and one M step for its proportions on its training data, 
 training; the others keep the proportions of their last round.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

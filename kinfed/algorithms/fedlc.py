@@ -16,8 +16,6 @@ Not private: a count in the shift lets every example of a client into the gradie
 examples one by one bounds nothing.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

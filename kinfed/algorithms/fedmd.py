@@ -21,8 +21,6 @@ The personal model is the client's own; who has not trained yet has the common s
 private: what a model says of public examples is computed from it without noise.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -24,8 +24,6 @@ optimizers and clipping, which have no such coefficients. The authors' server mo
 Directions have trainable columns only; running statistics (of BatchNorm, say) take the mean Σ p_m Δ_m as it is.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -14,8 +14,6 @@ main experiments (the class in the released code has 3; a widely used library ha
 Under privacy the term is an example's own: w is the server's, and the gradient is clipped with the term in it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -30,8 +30,6 @@ are clients.
 Optimizers move trainable parameters; running statistics (of BatchNorm, say) take the mean Δ as it is.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

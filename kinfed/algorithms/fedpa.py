@@ -24,8 +24,6 @@ Samples have trainable columns only; running statistics (of BatchNorm, say) are 
 models at a time, for as long as it trains.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -30,8 +30,6 @@ The personal model is the current body under the client's mixed head; there is n
 means and counts leave a client.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 

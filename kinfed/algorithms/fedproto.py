@@ -19,8 +19,6 @@ C̄_c of the known classes: argmin |φ − C̄_c|² is argmax of 2 C̄_c φ − 
 other. It needs a last layer with a bias. There is no server model, and what travels is C (d_f + 1) numbers each way.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

@@ -12,8 +12,6 @@ Clients are drawn uniformly and weighed by N_m, as in those experiments; Algorit
 probability N_m/N and averages equally.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

@@ -11,8 +11,6 @@ representation is judged next would let it memorize them. An empty head is FedAv
 statistics (of BatchNorm, say) of the part that is fixed stay as they are, although its forward passes are training's.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

@@ -21,8 +21,6 @@ out.
 Not private: class counts are in every example's gradient, as in FedLC.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

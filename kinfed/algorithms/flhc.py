@@ -22,8 +22,6 @@ Decisions:
     Distances are those of trainable parameters, without running statistics (of BatchNorm, say), which are averaged.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 

@@ -21,8 +21,6 @@ The personal model is the current body, valve and embeddings' condition with the
 is no server model. Not private: the norm of a batch is no sum over its examples, and class shares set the valve.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -23,8 +23,6 @@ statistics (of BatchNorm) are averaged over the clients that have the channel; t
 training. Rows are equally wide here, so that a step is the work of the whole network: simulation saves bytes, not time.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import ceil
 

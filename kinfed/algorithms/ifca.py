@@ -15,8 +15,6 @@ running statistics (of BatchNorm, say). The first random start is that of all me
 only this one is warm, the others are random as ever: use "kmeans" after a warm start.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

@@ -21,8 +21,6 @@ The personal model is the client's own; there is no server model. Not private: w
 computed from it without noise. The server keeps N U C predictions and N² coefficients.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -20,8 +20,6 @@ averaged, which a variance must not, so clients send how far theirs are from x̄
 and otherwise goes its share of the way to the mean of those who do.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -6,8 +6,6 @@ All clients start from the same vector as every other method of the seed. Only a
 (as in FedFomo's comparison), so a method's gain over Local is not a gain in gradient steps.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from kinfed.algorithms.base import AveragingAlgorithm, RoundInfo

@@ -23,8 +23,6 @@ What travels: parameters that are left, and the mask in bits (d/32 numbers). The
 lost costs nothing: the client's own mask is the one that counts. Running statistics (of BatchNorm, say) are averaged.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -36,8 +36,6 @@ number of examples in the round's local training (steps x batch, or epochs x n_t
 learning rate. The loss in reports is the cross-entropy of scores that were not trained for it: compare accuracies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

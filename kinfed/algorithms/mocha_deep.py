@@ -24,8 +24,6 @@ Relations, means and pulls concern trainable parameters, which alone travel; run
 with the clients' own models.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

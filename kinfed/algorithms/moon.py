@@ -17,8 +17,6 @@ experiments. The second form of (3) does not overflow, however small τ is.
 Under privacy the term is an example's own: both models are what private training led to.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -17,8 +17,6 @@ took part (the authors call all clients in every round, where it is the same). A
 say) and has no server model. Here they are part of the mean, and the pull leaves them alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

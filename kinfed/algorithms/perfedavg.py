@@ -20,8 +20,6 @@ Running statistics (of BatchNorm, say) move with the passes of b and b', as in a
 difference quotient leaves them alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -17,8 +17,6 @@ Whatever else is trained, a head for one, is shared, unless `own` names it too (
 the server's model is FedAvg's.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

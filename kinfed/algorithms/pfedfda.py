@@ -26,8 +26,6 @@ examples; clients keep nothing. The server's model has LDA(M, S, uniform π). Th
 class means and a covariance leave a client.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

@@ -30,8 +30,6 @@ The head and its momentum hold 2 (hidden + 1) T numbers on the server, and as ma
 `max_gb` refuses what would not fit. Bytes per client and round: one model each way.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -15,8 +15,6 @@ All forward passes are at θ, so w_m takes over θ's running statistics (of Batc
 averages them, and a β above 1 does not extrapolate them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

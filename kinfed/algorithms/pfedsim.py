@@ -21,8 +21,6 @@ Running statistics (of BatchNorm, say) are mixed with the bodies, in shares that
 models, and `max_gb` refuses what would not fit.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -24,8 +24,6 @@ Option I (c_m as the gradient at w of all examples, one more pass) is left out: 
 Control variates have trainable columns only; running statistics (of BatchNorm, say) take the mean, and no longer step.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import torch

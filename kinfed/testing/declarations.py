@@ -1,8 +1,6 @@
 """Checks of what an algorithm declares about itself: types of messages, averages, privacy. Who declares less than is
 done fails here."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

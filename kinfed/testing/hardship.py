@@ -1,7 +1,5 @@
 """Checks of a method under failures of a federation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

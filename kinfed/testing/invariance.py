@@ -1,7 +1,5 @@
 """Checks of what must not matter: how clients are chunked, threaded, numbered; interruptions; evaluation; test data."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

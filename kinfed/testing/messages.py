@@ -1,7 +1,5 @@
 """Checks of states and messages: trees of tensors with a row per client, counted to the byte."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """All checks of a method's contract, in one call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,8 +1,6 @@
 """A check with a model that has running statistics: they move with training, are averaged, and take part in nothing
 else."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

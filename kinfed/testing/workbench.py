@@ -1,7 +1,5 @@
 """A method on a tiny federation: the workbench of the contract's checks."""
 
-from __future__ import annotations
-
 import functools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence

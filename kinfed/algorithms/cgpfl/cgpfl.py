@@ -26,8 +26,6 @@ Decisions where the paper is silent or its letter does not work (docs/cgpfl.md h
     passes at θ; the client's copy of ω takes them over, and the server averages them with the rest of a context.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 

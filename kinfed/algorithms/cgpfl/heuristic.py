@@ -19,8 +19,6 @@ Decisions:
   * Every K is also tried from the best K − 1 contexts and the upload farthest from them, so that the cost never rises.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -6,8 +6,6 @@ Updates travel as differences u_m − w; with Σ p = 1 the mean is the same as t
 (of BatchNorm, say), the columns of a row behind the trainable ones, are averaged like the rest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeVar

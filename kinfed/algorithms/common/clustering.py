@@ -8,8 +8,6 @@ Everything is in float64 and on one thread, and the points are put in an order o
 the machine's cores nor the numbering of clients decide who belongs to whom.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass

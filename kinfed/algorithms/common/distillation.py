@@ -1,7 +1,5 @@
 """Distillation over public examples: what models say of these, and steps towards targets."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic

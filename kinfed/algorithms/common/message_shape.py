@@ -1,7 +1,5 @@
 """Shape of a method's updates before any client has sent one, and whether they change the server's models."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -7,8 +7,6 @@ not trained yet has the common initial one. Running statistics (of BatchNorm, sa
 them, shared ones have them averaged.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

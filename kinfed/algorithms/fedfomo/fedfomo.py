@@ -31,8 +31,6 @@ All clients of a round are sent the same number of models, so that messages have
 models really sent. While fewer than M models exist, it is the number that every active client can get.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

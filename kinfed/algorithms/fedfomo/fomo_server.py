@@ -2,8 +2,6 @@
 
 What clients do with the models is the methods' own: fedfomo.py has the reference and all decisions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 

@@ -22,8 +22,6 @@ statistics (of BatchNorm, say) of avg_{−n} are summed from those of the other 
 client has those of avg.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

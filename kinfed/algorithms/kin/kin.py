@@ -32,8 +32,6 @@ model whose turn it is. A further candidate that is held near `together` as in D
 more, and gains a tenth of a point in the mean: left out.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 

@@ -15,8 +15,6 @@ Where models predict a number, p_j(y | x) is normal around the prediction, with 
 target), and the client predicts the mean of the mixture.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

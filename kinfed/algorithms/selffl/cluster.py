@@ -21,8 +21,6 @@ Limits: a single cluster is (20) alone without smoothing (`selffl` with use_init
 client is `selffl` where all take part, and with fewer it is `selffl` with a memory.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 

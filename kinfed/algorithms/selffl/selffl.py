@@ -30,8 +30,6 @@ Deviations, each because the text leaves no other way or contradicts itself:
     weights (20), but (18) extrapolates, which a variance does not survive: there they are those of θ.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
