@@ -33,10 +33,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, RoundInfo, ServerModels
 from kinfed.algorithms.common.clustering import agglomerate, join_best_cluster
-from kinfed.author import Cohort, ModelDown, Nothing, Population, Range, Task, Tree, mean_update, option, sgd, take_rows
-from kinfed.core import kernels
+from kinfed.author import Algorithm, Cohort, ModelDown, Population, RoundInfo, ServerModels, Task, mean_update, sgd
+from kinfed.core import Nothing, Range, Tree, kernels, option, take_rows
 
 
 @dataclass

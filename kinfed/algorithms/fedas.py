@@ -29,12 +29,10 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, RoundInfo, gradient_steps
-from kinfed.algorithms.common.averaging import own_or_server
 from kinfed.algorithms.common.heads import class_means
 from kinfed.algorithms.common.one_model import Client
 from kinfed.algorithms.common.partial import Down, Server, SharesPart
-from kinfed.author import Deltas, Range, Task, Tree, option, sgd
-from kinfed.data import Batch, Cohort, LocalTraining, Split
+from kinfed.author import Batch, Cohort, Deltas, LocalTraining, Range, Split, Task, Tree, option, own_or_server, sgd
 
 
 @dataclass

@@ -18,10 +18,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import AveragingAlgorithm, RoundInfo
 from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, Weights, example_counts
 from kinfed.algorithms.common.one_model import Client, DeploysLastModel
-from kinfed.author import Cohort, Population, Task, Tree, difference, option, sgd
+from kinfed.author import AveragingAlgorithm, Cohort, Population, RoundInfo, Task, Tree, difference, option, sgd
 
 
 @dataclass

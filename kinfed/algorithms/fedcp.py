@@ -28,12 +28,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from kinfed.algorithms.base import AveragingAlgorithm, RoundInfo, ServerModels
+from kinfed.algorithms.base import AveragingAlgorithm, RoundInfo
 from kinfed.algorithms.common.averaging import Weights, example_counts
 from kinfed.algorithms.common.heads import affine_norm, linear_start
-from kinfed.author import ColumnSplit, Head, Range, Task, Tree, cross_entropy, option, rng, sgd
-from kinfed.data import Batch, Cohort, Population
-from kinfed.engine import ExtendedTask, extended_rows
+from kinfed.author import Batch, Cohort, ColumnSplit, Population, Range, ServerModels, Tree, cross_entropy, option, rng
+from kinfed.engine import ExtendedTask, Head, Task, extended_rows, sgd
 
 KERNELS = (10.0, 15.0, 20.0, 50.0)  # a
 LEAST = 1e-9  # of a uniform draw and its complement, whose logit is taken

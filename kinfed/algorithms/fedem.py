@@ -26,9 +26,8 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import AveragingAlgorithm, RoundInfo
-from kinfed.algorithms.common.averaging import Weights, example_counts
-from kinfed.author import Batch, Cohort, Population, Range, Split, Task, Tree, option, sgd, take_rows
-from kinfed.engine import MixtureTask, mixture_rows
+from kinfed.author import Batch, Cohort, Population, Range, Split, Tree, Weights, example_counts, option, sgd, take_rows
+from kinfed.engine import MixtureTask, Task, mixture_rows
 
 LEAST = 1e-8  # weight of a component that no example speaks for: it can still come back
 

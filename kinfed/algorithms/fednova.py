@@ -29,11 +29,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import PrivacyProfile, RoundInfo, gradient_steps
 from kinfed.algorithms.common.averaging import ModelDown, ModelState, Weights, example_counts, mean_update
 from kinfed.algorithms.common.one_model import Client, DeploysLastModel
 from kinfed.algorithms.fedprox import FedProx
-from kinfed.author import Cohort, ConfigError, Range, Task, Tree, option
+from kinfed.author import Cohort, ConfigError, PrivacyProfile, Range, RoundInfo, Task, Tree, gradient_steps, option
 
 
 @dataclass

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kinfed.algorithms.base import PrivacyProfile, gradient_steps
 from kinfed.algorithms.fedper import FedPer
-from kinfed.author import Cohort, ColumnSplit, LocalTraining, Task, Weights, option, sgd
+from kinfed.author import Cohort, ColumnSplit, LocalTraining, PrivacyProfile, Task, Weights, gradient_steps, option, sgd
 
 
 @dataclass(frozen=True)

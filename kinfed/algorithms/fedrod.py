@@ -26,11 +26,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import PrivacyProfile
 from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, Weights, example_counts, personal_rate
 from kinfed.algorithms.common.heads import class_counts, required_head
 from kinfed.algorithms.common.one_model import AveragesOneModel
-from kinfed.author import Batch, Cohort, Deltas, Population, Range, Task, Tree, logit_delta, option, sgd
+from kinfed.author import Batch, Cohort, Deltas, Population, PrivacyProfile, Range, Task, Tree, logit_delta, option, sgd
 
 
 @dataclass

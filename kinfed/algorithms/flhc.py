@@ -29,11 +29,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, RoundInfo, ServerModels
-from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, Weights, example_counts, mean_update
+from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, Weights, mean_update
 from kinfed.algorithms.common.clustering import Linkage, agglomerate, join_best_cluster
-from kinfed.author import Cohort, ConfigError, Nothing, Population, Range, Task, Tree, option, rng, sgd, take_rows
-from kinfed.core import kernels
+from kinfed.author import Algorithm, Cohort, ConfigError, Population, RoundInfo, ServerModels, Task, example_counts, sgd
+from kinfed.core import Nothing, Range, Tree, kernels, option, rng, take_rows
 
 
 @dataclass

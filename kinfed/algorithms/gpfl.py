@@ -28,11 +28,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from kinfed.algorithms.base import AveragingAlgorithm, RoundInfo
-from kinfed.algorithms.common.averaging import Weights, example_counts
 from kinfed.algorithms.common.heads import affine_norm, class_counts, linear_start
 from kinfed.algorithms.common.partial import SharesPart
-from kinfed.author import Batch, Cohort, Population, Range, Task, Tree, cross_entropy, option, rng, sgd
-from kinfed.engine import ExtendedTask, extended_rows
+from kinfed.author import Batch, Cohort, Population, Range, Tree, Weights, cross_entropy, example_counts, option, rng
+from kinfed.engine import ExtendedTask, Task, extended_rows, sgd
 
 TINY = 1e-12  # under a root, whose slope at 0 is infinite
 

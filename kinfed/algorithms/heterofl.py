@@ -29,13 +29,11 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import RoundInfo
-from kinfed.algorithms.common.averaging import Weights, example_counts, own_or_server
 from kinfed.algorithms.common.masked_rows import MaskedDown, MaskedUp, mean_where_held, train_masked
 from kinfed.algorithms.common.one_model import Client, DeploysLastModel
-from kinfed.author import Cohort, ConfigError, Population, Task, Tree, option, rng, take_rows
-from kinfed.core import packed, unpacked
-from kinfed.engine import ParameterSlot
+from kinfed.author import Cohort, ConfigError, Population, RoundInfo, Weights, example_counts, own_or_server, take_rows
+from kinfed.core import Tree, option, packed, rng, unpacked
+from kinfed.engine import ParameterSlot, Task
 
 CHAINED = ("Linear", "Conv1d", "Conv2d", "Conv3d")
 NORMALIZATION = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d")

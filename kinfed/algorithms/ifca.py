@@ -21,11 +21,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, RoundInfo
-from kinfed.algorithms.common.averaging import Weights, example_counts, mean_update
+from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.common.clustering import k_means, num_distinct
-from kinfed.author import Cohort, Nothing, Population, Range, Task, Tree, best_fit, option, rng, sgd, take_rows
-from kinfed.core import kernels
+from kinfed.author import Algorithm, Cohort, Population, Task, Tree, Weights, best_fit, example_counts, mean_update, sgd
+from kinfed.core import Nothing, Range, kernels, option, rng, take_rows
 
 
 @dataclass

@@ -8,9 +8,8 @@ All clients start from the same vector as every other method of the seed. Only a
 
 from dataclasses import dataclass
 
-from kinfed.algorithms.base import AveragingAlgorithm, RoundInfo
 from kinfed.algorithms.common.one_model import KeepsOwnModel, OwnModel
-from kinfed.author import Cohort, Nothing, Population, Task, sgd
+from kinfed.author import AveragingAlgorithm, Cohort, Nothing, Population, RoundInfo, Task, sgd
 
 
 @dataclass(frozen=True)

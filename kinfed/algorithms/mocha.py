@@ -43,8 +43,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, RoundInfo
-from kinfed.author import Cohort, ConfigError, Population, Split, Task, Tree, option, rng
+from kinfed.author import Algorithm, Cohort, ConfigError, Population, RoundInfo, Split, Task, Tree, option, rng
 from kinfed.engine import Dense, FeedForwardNet, ModuleTask
 from kinfed.errors import ModelError
 

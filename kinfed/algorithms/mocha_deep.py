@@ -30,8 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, RoundInfo
-from kinfed.author import Cohort, ConfigError, Population, Range, Task, Tree, option, sgd
+from kinfed.author import Algorithm, Cohort, ConfigError, Population, Range, RoundInfo, Task, Tree, option, sgd
 
 
 @dataclass

@@ -27,11 +27,10 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import PrivacyProfile, gradient_steps
-from kinfed.algorithms.common.averaging import DeltaUp, ModelDown
+from kinfed.algorithms.common.averaging import DeltaUp
 from kinfed.algorithms.common.one_model import AveragesOneModel
-from kinfed.author import Add, Gradient, GradientStep, Instruction, Mix, Norm, Task, run_program, sgd
+from kinfed.author import Add, Cohort, Gradient, GradientStep, Instruction, Mix, ModelDown, Norm, Task, run_program, sgd
 from kinfed.core import Nothing, Range, option
-from kinfed.data import Cohort
 
 
 @dataclass(frozen=True)

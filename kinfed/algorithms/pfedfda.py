@@ -36,9 +36,8 @@ from kinfed.algorithms.common.averaging import mean_of
 from kinfed.algorithms.common.feature_distribution import EPS, Distribution, best_beta, local_distribution
 from kinfed.algorithms.common.heads import class_counts, features_by_client, required_body
 from kinfed.algorithms.common.partial import SharesPart
-from kinfed.author import ColumnSplit, ConfigError, Head, Nothing, Range, Task, Tree, exact, option, rng, sgd
-from kinfed.data import Cohort, Population, Split
-from kinfed.engine import Dense
+from kinfed.author import Cohort, ColumnSplit, ConfigError, Nothing, Population, Range, Split, Tree, exact, option, rng
+from kinfed.engine import Dense, Head, Task, sgd
 
 
 @dataclass

@@ -38,9 +38,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, RoundInfo
-from kinfed.author import Cohort, ConfigError, Nothing, Population, Range, Task, Tree, mean_update, option, rng, sgd
-from kinfed.core import kernels
+from kinfed.author import Algorithm, Cohort, ConfigError, Nothing, Population, RoundInfo, Task, mean_update, option, sgd
+from kinfed.core import Range, Tree, kernels, rng
 
 ROWS_AT_ONCE = 4096  # of the head, drawn in float64
 

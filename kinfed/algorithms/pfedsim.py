@@ -27,11 +27,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import RoundInfo
-from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, Weights, check_memory, example_counts, mean_update
+from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, Weights, check_memory
 from kinfed.algorithms.common.heads import required_body
 from kinfed.algorithms.common.one_model import Client, DeploysLastModel
-from kinfed.author import Cohort, Population, Range, Task, Tree, option, sgd
+from kinfed.author import Cohort, Population, Range, RoundInfo, Task, Tree, example_counts, mean_update, option, sgd
 
 MOST_ALIKE = 0.9999
 

@@ -35,9 +35,8 @@ from torch import Tensor
 from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, ServerModels, gradient_steps
 from kinfed.algorithms.common.averaging import ModelDown, own_or_server
 from kinfed.algorithms.common.clustering import Clusters, k_means, lloyd, match_labels
-from kinfed.author import ConfigError, GradientStep, Mix, Task, best_fit, run_program, weighted_mean
+from kinfed.author import Cohort, ConfigError, GradientStep, Mix, Population, Task, best_fit, run_program, weighted_mean
 from kinfed.core import Range, Tree, kernels, option, rng
-from kinfed.data import Cohort, Population
 
 NONE = -1  # the context of a client that has not replied yet
 

@@ -25,12 +25,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import EXAMPLE_COUNT, PrivacyProfile, RoundInfo
 from kinfed.algorithms.cgpfl.bound import complexity
 from kinfed.algorithms.cgpfl.cgpfl import CGPFL, NONE, Client, Server, Up
 from kinfed.algorithms.common.clustering import k_means_path
-from kinfed.author import Cohort, ConfigError, ModelDown, Population, Task, option, rng
-from kinfed.core import kernels
+from kinfed.author import EXAMPLE_COUNT, Cohort, ConfigError, ModelDown, Population, PrivacyProfile, RoundInfo, Task
+from kinfed.core import kernels, option, rng
 
 
 @dataclass(frozen=True)

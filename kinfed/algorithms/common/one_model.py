@@ -12,10 +12,9 @@ from typing import Any, Generic
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, AveragingAlgorithm, Down, Server, Up
+from kinfed.algorithms.base import Algorithm, AveragingAlgorithm, Down, RoundInfo, Server, Up
 from kinfed.algorithms.base import Client as AnyClient
-from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, ModelState, own_or_server
-from kinfed.author import Cohort, Population, RoundInfo, ServerModels, Task, Tree
+from kinfed.author import Cohort, DeltaUp, ModelDown, ModelState, Population, ServerModels, Task, Tree, own_or_server
 
 
 @dataclass(frozen=True)

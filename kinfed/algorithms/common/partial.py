@@ -12,12 +12,14 @@ from typing import Any
 
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, AveragingAlgorithm, RoundInfo
 from kinfed.algorithms.base import Client as AnyClient
 from kinfed.algorithms.base import Down as AnyDown
+from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.base import Server as AnyServer
 from kinfed.algorithms.base import Up as AnyUp
-from kinfed.author import Cohort, ColumnSplit, ConfigError, Population, Task, Tree, Weights, example_counts, option, sgd
+from kinfed.author import Algorithm, AveragingAlgorithm, ColumnSplit, ConfigError, Tree, Weights, example_counts, option
+from kinfed.data import Cohort, Population
+from kinfed.engine import Task, sgd
 
 
 @dataclass

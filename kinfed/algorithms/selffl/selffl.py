@@ -36,11 +36,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import EXAMPLE_COUNT, Algorithm, AveragingAlgorithm, PrivacyProfile, RoundInfo, ServerModels
-from kinfed.algorithms.common.averaging import own_or_server
+from kinfed.algorithms.base import EXAMPLE_COUNT, Algorithm, PrivacyProfile, RoundInfo, ServerModels, gradient_steps
 from kinfed.algorithms.selffl.uncertainty import UNKNOWN, LocalPlan, Rules, Running, start_of
-from kinfed.author import ConfigError, LocalTraining, Task, Tree, gradient_steps, option, sgd, weighted_mean
-from kinfed.data import Cohort, Population
+from kinfed.author import AveragingAlgorithm, Cohort, ConfigError, Task, Tree, option, own_or_server, sgd, weighted_mean
+from kinfed.data import LocalTraining, Population
 from kinfed.theory import GaussianTask
 
 
