@@ -8,7 +8,7 @@ head of the algorithm's file. One round, for every algorithm and every pool:
     client, up  = client_update(task, client, down, data)  at the clients; `client` stays there
     server      = aggregate(server, ids, up, round)        of the clients that replied, in ascending order of ids
 
-A server that only averages updates is written as an AveragingAlgorithm, by what it does with their mean:
+A server that only averages updates is an AveragingAlgorithm, by what it does with their mean; mostly it adds it:
 
     server      = step(server, mean, round)
 
@@ -40,17 +40,9 @@ Down = TypeVar("Down", bound=Tree)
 Up = TypeVar("Up", bound=Tree)
 
 Trait = Literal[
-    "needs validation",
-    "needs classes",
-    "needs public data",
-    "keeps stragglers",
-    "no momentum",
-    "no weight decay",
-    "no example weights",
-    "draws by client",
-    "state to deploy",
-    "hands models on",
-]
+    "needs validation", "needs classes", "needs public data", "keeps stragglers", "no momentum", "no weight decay",
+    "no example weights", "draws by client", "state to deploy", "hands models on",
+]  # fmt: skip
 
 EXAMPLE_COUNT = "the number of training examples of each client"
 WITHOUT_FINETUNING = "without_finetuning"  # the name of a fine-tuned algorithm's model before the extra steps
@@ -267,8 +259,11 @@ class AveragingAlgorithm(Algorithm[Server, Client, Down, Up]):
         return bool(self.fields)
 
     def step(self, server: Server, mean: Up, round: RoundInfo) -> Server:
-        """The server after a round. `mean` has the averaged fields without their axis of clients, and nothing else."""
-        raise NotImplementedError
+        """The server after a round. `mean` has the averaged fields without their axis of clients, and nothing else.
+        Unless it is written, `delta` is added to the first tensor of the server, any other to that of its own name."""
+        first = next(iter(server.named()), "")
+        changes = {first if name == DELTA else name: getattr(mean, name) for name in self.fields}
+        return replace(server, **{name: getattr(server, name) + change for name, change in changes.items()})
 
     def weight(self, up: Up) -> Tensor | None:
         """[n]: what clients weigh in the mean; None: all the same."""

@@ -33,6 +33,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.common.averaging import ChangeUp
 from kinfed.algorithms.common.clustering import agglomerate, join_best_cluster
 from kinfed.author import Algorithm, Cohort, ModelDown, Population, RoundInfo, ServerModels, Task, mean_update, sgd
 from kinfed.core import Nothing, Range, Tree, kernels, option, take_rows
@@ -51,9 +52,7 @@ class Server(Tree):
     scale: Tensor  # [] float64 largest ‖Δ‖ of the first round
 
 
-@dataclass
-class Up(Tree):
-    delta: Tensor  # [n, P] Δ_i
+Up = ChangeUp  # [n, P] Δ_i
 
 
 @dataclass(frozen=True)

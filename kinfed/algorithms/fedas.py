@@ -28,7 +28,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, RoundInfo, gradient_steps
+from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, gradient_steps
 from kinfed.algorithms.common.heads import class_means
 from kinfed.algorithms.common.one_model import Client
 from kinfed.algorithms.common.partial import Down, Server, SharesPart
@@ -104,9 +104,6 @@ class FedAS(SharesPart[Server, Client, Down, Up], AveragingAlgorithm[Server, Cli
 
     def weight(self, up: Up) -> Tensor | None:
         return up.fisher if up.fisher is not None and bool((up.fisher > 0).any()) else None
-
-    def step(self, server: Server, mean: Up, round: RoundInfo) -> Server:
-        return Server(server.shared + mean.delta)
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> dict[str, Tensor]:
         split = self.split(task)

@@ -20,7 +20,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, RoundInfo, ServerModels, gradient_steps
+from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, ServerModels, gradient_steps
 from kinfed.algorithms.common.averaging import Weights, example_counts
 from kinfed.algorithms.common.partial import Down, SharesPart, Up
 from kinfed.author import ColumnSplit, ConfigError, Nothing, Task, Tree, last_layers, option, parse_patterns, sgd
@@ -68,9 +68,6 @@ class FedBABU(SharesPart[Server, Nothing, Down, Up], AveragingAlgorithm[Server, 
         mask = split.shared_mask if split.own else None
         theta = sgd(task, theta, data.train.batches(self.training), mask=mask)
         return client, Up(split.take_shared(theta) - down.shared, example_counts(self.weights, data))
-
-    def step(self, server: Server, mean: Up, round: RoundInfo) -> Server:
-        return Server(server.shared + mean.delta, server.head, server.is_head)
 
     def personalize(self, task: Task, client: Nothing, down: Down, data: Cohort) -> Tensor:
         split = self.split(task)

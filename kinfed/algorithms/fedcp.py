@@ -13,10 +13,9 @@ code). In the first step of a round it and its gradient are 0, up to rounding. �
 at r = 1 (a bias of its network that is large enough) head_p learns as FedPer's.
 
 Decisions. The noise of the gate is a draw of (seed, round, client, step, example, feature): of the pair only its
-difference matters, a logistic draw. Evaluation is without noise (released code draws there, too, so that its
-accuracies are random). The features of the received body are those of evaluation. A client that has not trained yet
-has the received head_g as its head_p. Biases of both heads count, as in the released code, so z at equal heads is Wφ +
-2b.
+difference matters, a logistic draw. Evaluation is without noise (released code draws there, too, so that its accuracies
+are random). The features of the received body are those of evaluation. A client that has not trained yet has the
+received head_g as its head_p. Biases of both heads count, as in the released code, so z at equal heads is Wφ + 2b.
 
 The personal model is the current body, ψ and head_g with the client's head_p: an extended row. The server's model is
 (body, head_g). The upload carries half of the personal head. Not private: MMD compares the examples of a batch.
@@ -28,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from kinfed.algorithms.base import AveragingAlgorithm, RoundInfo
+from kinfed.algorithms.base import AveragingAlgorithm
 from kinfed.algorithms.common.averaging import Weights, example_counts
 from kinfed.algorithms.common.heads import affine_norm, linear_start
 from kinfed.author import Batch, Cohort, ColumnSplit, Population, Range, ServerModels, Tree, cross_entropy, option, rng
@@ -195,9 +194,6 @@ class FedCP(AveragingAlgorithm[Server, Client, Down, Up]):
         parts = [weight.flatten(1)] if bias is None else [weight.flatten(1), bias]
         model = split.join(head, split.take_shared(down.w))
         return extended_rows(model, torch.cat([*parts, down.policy], 1), FeatureGate())
-
-    def step(self, server: Server, mean: Up, round: RoundInfo) -> Server:
-        return Server(server.w + mean.delta, server.policy + mean.policy)
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return self._rows(task, client, down)

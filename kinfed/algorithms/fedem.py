@@ -25,7 +25,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import AveragingAlgorithm, RoundInfo
+from kinfed.algorithms.base import AveragingAlgorithm
+from kinfed.algorithms.common.averaging import DeltaUp
 from kinfed.author import Batch, Cohort, Population, Range, Split, Tree, Weights, example_counts, option, sgd, take_rows
 from kinfed.engine import MixtureTask, Task, mixture_rows
 
@@ -46,10 +47,7 @@ class Client(Tree):
 Down = Server  # [n, K, P]
 
 
-@dataclass
-class Up(Tree):
-    delta: Tensor  # [n, K, P]
-    count: Tensor | None  # [n] examples; absent with equal weights
+Up = DeltaUp  # [n, K, P] and [n]
 
 
 @dataclass(frozen=True)
@@ -78,9 +76,6 @@ class FedEM(AveragingAlgorithm[Server, Client, Down, Up]):
         theta = trained[:, : down.theta[0].numel()].reshape(down.theta.shape)
         seen = torch.ones_like(client.seen)
         return Client(pi, seen), Up(theta - down.theta, example_counts(self.weights, data))
-
-    def step(self, server: Server, mean: Up, round: RoundInfo) -> Server:
-        return Server(server.theta + mean.delta)
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         pi, new = client.pi, (~client.seen).nonzero().squeeze(1)

@@ -1,7 +1,6 @@
 """FedProx: FedAvg whose local training is held near the received model, and which keeps partial work.
 
-Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, MLSys 2020,
-Algorithm 2.
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, MLSys 2020, Algorithm 2.
 
     client m:  min_θ  f_m(θ) + (μ/2) ‖θ − w‖²,   w the model received this round
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from kinfed.algorithms.base import AveragingAlgorithm, RoundInfo
+from kinfed.algorithms.base import AveragingAlgorithm
 from kinfed.algorithms.common.heads import affine_norm, class_counts, linear_start
 from kinfed.algorithms.common.partial import SharesPart
 from kinfed.author import Batch, Cohort, Population, Range, Tree, Weights, cross_entropy, example_counts, option, rng
@@ -162,9 +162,6 @@ class GPFL(SharesPart[Server, Client, Down, Up], AveragingAlgorithm[Server, Clie
         count = class_counts(data.train, task.head.outputs).to(down.embeddings)
         share = count / count.sum(1, keepdim=True).clamp_min(1)
         return torch.einsum("nc,ncd->nd", share, down.embeddings)
-
-    def step(self, server: Server, mean: Up, round: RoundInfo) -> Server:
-        return Server(server.shared + mean.delta, server.valve + mean.valve, server.embeddings + mean.embeddings)
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         model = self.split(task).join(client.head, down.shared)

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, ServerModels, gradient_steps
+from kinfed.algorithms.common.averaging import FOLLOWS_MEAN, ChangeUp
 from kinfed.author import Cohort, ConfigError, Population, Range, Task, Tree, option, rng, sgd
 
 
@@ -45,9 +46,7 @@ class Client(Tree):
 Down = Server  # [n, P], [n] and [n]
 
 
-@dataclass
-class Up(Tree):
-    delta: Tensor  # [n, P] change of x_i since it was last sent; of running statistics the distance from x̄
+Up = ChangeUp  # [n, P] change of x_i since it was last sent; of running statistics the distance from x̄
 
 
 @dataclass(frozen=True)
@@ -61,9 +60,7 @@ class L2GD(Algorithm[Server, Client, Down, Up]):
     )
     geometric: bool = option(False, "draw the number of local steps and of moves as the paper's coin does")
 
-    single_updates = (
-        "follows the mean of all models by adding up their changes (what is left out once is missing for ever)"
-    )
+    single_updates = FOLLOWS_MEAN
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,7 +9,7 @@ All clients start from the same vector as every other method of the seed. Only a
 from dataclasses import dataclass
 
 from kinfed.algorithms.common.one_model import KeepsOwnModel, OwnModel
-from kinfed.author import AveragingAlgorithm, Cohort, Nothing, Population, RoundInfo, Task, sgd
+from kinfed.author import AveragingAlgorithm, Cohort, Nothing, Population, Task, sgd
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,3 @@ class Local(KeepsOwnModel[Nothing, Nothing, Nothing], AveragingAlgorithm[Nothing
 
     def client_update(self, task: Task, client: OwnModel, down: Nothing, data: Cohort) -> tuple[OwnModel, Nothing]:
         return OwnModel(sgd(task, client.theta, data.train.batches(self.training))), Nothing()
-
-    def step(self, server: Nothing, mean: Nothing, round: RoundInfo) -> Nothing:
-        return server

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.common.averaging import FOLLOWS_MEAN, ChangeUp
 from kinfed.author import Algorithm, Cohort, ConfigError, Population, Range, RoundInfo, Task, Tree, option, sgd
 
 
@@ -50,9 +51,7 @@ class Down(Tree):
     strength: Tensor | None  # [n] Ω_ii, with learn_omega
 
 
-@dataclass
-class Up(Tree):
-    delta: Tensor  # [n, T] how far the trainable parameters have moved
+Up = ChangeUp  # [n, T] how far the trainable parameters have moved
 
 
 @dataclass(frozen=True)
@@ -67,9 +66,7 @@ class MochaDeep(Algorithm[Server, Client, Down, Up]):
     )
 
     gradients = 1
-    single_updates = (
-        "follows the mean of all models by adding up their changes (what is left out once is missing for ever)"
-    )
+    single_updates = FOLLOWS_MEAN
 
     def __post_init__(self) -> None:
         super().__post_init__()

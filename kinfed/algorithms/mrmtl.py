@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import check_stable
+from kinfed.algorithms.common.averaging import FOLLOWS_MEAN
 from kinfed.algorithms.common.one_model import KeepsOwnModel, OneModel, OwnModel
 from kinfed.author import Cohort, DeltaUp, ModelDown, ModelState, Range, RoundInfo, Task, option, sgd
 
@@ -31,9 +32,7 @@ from kinfed.author import Cohort, DeltaUp, ModelDown, ModelState, Range, RoundIn
 class MRMTL(KeepsOwnModel[ModelState, ModelDown, DeltaUp], OneModel[ModelState, OwnModel, ModelDown, DeltaUp]):
     lam: float = option(0.5, "λ: how firmly own models are held near the mean of all", ge=0, tune=Range(1e-2, 1.9))
 
-    single_updates = (
-        "follows the mean of all models by adding up their changes (what is left out once is missing for ever)"
-    )
+    single_updates = FOLLOWS_MEAN
 
     def __post_init__(self) -> None:
         super().__post_init__()

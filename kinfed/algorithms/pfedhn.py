@@ -38,6 +38,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.common.averaging import ChangeUp
 from kinfed.author import Algorithm, Cohort, ConfigError, Nothing, Population, RoundInfo, Task, mean_update, option, sgd
 from kinfed.core import Range, Tree, kernels, rng
 
@@ -66,9 +67,7 @@ class Down(Tree):
     theta: Tensor  # [n, P] h(e_i; φ), and running statistics
 
 
-@dataclass
-class Up(Tree):
-    delta: Tensor  # [n, P] Δθ_i
+Up = ChangeUp  # [n, P] Δθ_i
 
 
 @dataclass

@@ -25,9 +25,7 @@ HIDDEN = 6
 
 def tiny_model() -> nn.Module:
     """115 parameters in three dense layers: enough for methods that split a model by layers."""
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)
-    )  # fmt: skip
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3))
 
 
 def normalized_model(inputs: int = 4, classes: int = 3) -> nn.Module:
@@ -171,6 +169,7 @@ class Bench:
         self,
         schedule: Schedule = SOME,
         *,
+        rounds: int = 0,
         algorithm: Method | None = None,
         federation: Federation | None = None,
         task: Task | None = None,
@@ -179,7 +178,7 @@ class Bench:
         stages: Sequence[Stage] = (),
         evaluated: Tensor | None = None,
     ) -> Iterator[Loop]:
-        """A run before its first round. Method and task are new objects: what they hide is not carried over."""
+        """A run after so many rounds. Method and task are new objects: what they hide is not carried over."""
         algorithm = replace(self.algorithm) if algorithm is None else algorithm
         federation = self.federation if federation is None else federation
         task = self.make_task() if task is None else task
@@ -188,28 +187,25 @@ class Bench:
             algorithm, task, federation, SEED, workers=workers, chunk=chunk, evaluated=evaluated, stages=stages
         )
         try:
-            yield Loop(algorithm, task, pool, clients, replace(schedule, evaluates=evaluated), stages)
+            loop = Loop(algorithm, task, pool, clients, replace(schedule, evaluates=evaluated), stages)
+            for _ in range(rounds):
+                loop.round()
+            yield loop
         finally:
             pool.close()
 
     def run(self, schedule: Schedule = SOME, rounds: int = ROUNDS, **changes: Any) -> State:
-        with self.loop(schedule, **changes) as loop:
-            for _ in range(rounds):
-                loop.round()
+        with self.loop(schedule, rounds=rounds, **changes) as loop:
             return outcome(loop)
 
     @property
     def usual(self) -> State:
         """Result of ROUNDS rounds when nothing is special."""
-        return self._usual_run[0]
-
-    @property
-    def touched_generators(self) -> list[str]:
-        """The global generators that the usual run drew from."""
-        return self._usual_run[1]
+        return self.usual_run[0]
 
     @functools.cached_property
-    def _usual_run(self) -> tuple[State, list[str]]:
+    def usual_run(self) -> tuple[State, list[str]]:
+        """That result, and the global generators that the run drew from."""
         before = _global_generators()
         state = self.run()
         after = _global_generators()

@@ -23,6 +23,8 @@ Weights = Literal["examples", "equal"]
 # By custom, the names of fields of updates.
 COUNT = "count"  # a client's number of examples
 DELTA = "delta"  # the change of a model that the server knows
+# What servers do that keep the mean of all models, in words to follow a method's name.
+FOLLOWS_MEAN = "follows the mean of all models by adding up their changes (what is left out once is missing for ever)"
 
 
 @dataclass
@@ -35,6 +37,11 @@ class ModelState(Tree):
 @dataclass
 class ModelDown(Tree):
     w: Tensor  # [n, P]
+
+
+@dataclass
+class ChangeUp(Tree):
+    delta: Tensor  # [n, P] of whatever the server follows
 
 
 @dataclass

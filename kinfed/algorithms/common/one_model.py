@@ -12,7 +12,7 @@ from typing import Any, Generic
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, AveragingAlgorithm, Down, RoundInfo, Server, Up
+from kinfed.algorithms.base import Algorithm, AveragingAlgorithm, Down, Server, Up
 from kinfed.algorithms.base import Client as AnyClient
 from kinfed.author import Cohort, DeltaUp, ModelDown, ModelState, Population, ServerModels, Task, Tree, own_or_server
 
@@ -41,9 +41,6 @@ class AveragesOneModel(
     Generic[AnyClient],
 ):
     """A server that only averages changes of its model."""
-
-    def step(self, server: ModelState, mean: DeltaUp, round: RoundInfo) -> ModelState:
-        return ModelState(server.w + mean.delta)
 
 
 @dataclass

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from kinfed.algorithms.base import Client as AnyClient
 from kinfed.algorithms.base import Down as AnyDown
-from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.base import Server as AnyServer
 from kinfed.algorithms.base import Up as AnyUp
+from kinfed.algorithms.common.averaging import DeltaUp
 from kinfed.author import Algorithm, AveragingAlgorithm, ColumnSplit, ConfigError, Tree, Weights, example_counts, option
 from kinfed.data import Cohort, Population
 from kinfed.engine import Task, sgd
@@ -35,10 +35,7 @@ class Client(Tree):
 Down = Server  # [n, G]
 
 
-@dataclass
-class Up(Tree):
-    delta: Tensor  # [n, G]
-    count: Tensor | None  # [n] examples; absent with equal weights
+Up = DeltaUp  # [n, G] and [n]
 
 
 @dataclass(frozen=True)
@@ -87,9 +84,6 @@ class PartlyShared(SharesPart[Server, Client, Down, Up], AveragingAlgorithm[Serv
         theta = self.train(task, split.join(client.own, down.shared), split, data)
         delta = split.take_shared(theta) - down.shared
         return Client(split.take_own(theta)), Up(delta, example_counts(self.weights, data))
-
-    def step(self, server: Server, mean: Up, round: RoundInfo) -> Server:
-        return Server(server.shared + mean.delta)
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return self.split(task).join(client.own, down.shared)

@@ -40,8 +40,7 @@ class Running(NamedTuple):
         """Welford's update. Eq. (22) as printed lacks the square on (x̄_t − x̄_{t−1}) and is not Eq. (21).
 
         With d = x − x̄ the increment ⟨x − x̄_old, x − x̄_new⟩ is (1 − 1/n) ‖d‖²: never negative. As many rows at a
-        time as stay in cache, so that models pass through memory once.
-        """
+        time as stay in cache, so that models pass through memory once."""
         n = self.n + 1
         share = 1 / n.to(torch.float64)
         weight, mean = share.to(x.device, x.dtype)[..., None], torch.empty_like(x)
