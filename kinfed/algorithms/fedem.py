@@ -25,10 +25,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import AveragingAlgorithm
-from kinfed.algorithms.common.averaging import DeltaUp
-from kinfed.author import Batch, Cohort, Population, Range, Split, Tree, Weights, example_counts, option, sgd, take_rows
-from kinfed.engine import MixtureTask, Task, mixture_rows
+from kinfed.algorithms.common.averaging import Weights, example_counts
+from kinfed.author import AveragingAlgorithm, Batch, Cohort, DeltaUp, Population, Range, Split, Tree, option, take_rows
+from kinfed.engine import MixtureTask, Task, mixture_rows, sgd
 
 LEAST = 1e-8  # weight of a component that no example speaks for: it can still come back
 

@@ -21,10 +21,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import RoundInfo
-from kinfed.algorithms.common.clustering import k_means, num_distinct
-from kinfed.author import Algorithm, Cohort, Population, Task, Tree, Weights, best_fit, example_counts, mean_update, sgd
-from kinfed.core import Nothing, Range, kernels, option, rng, take_rows
+from kinfed.algorithms.common.clustering import k_means, moved_by_cluster, num_distinct
+from kinfed.author import Algorithm, Cohort, Population, RoundInfo, Task, Weights, best_fit, example_counts, option, sgd
+from kinfed.core import Nothing, Range, Tree, kernels, rng
 
 
 @dataclass
@@ -82,7 +81,7 @@ class IFCA(Algorithm[Server, Nothing, Down, Up]):
         return best_fit(task, down.omega.unbind(1), data.train).to(down.omega.device)
 
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
-        cluster, omega = server.cluster.clone(), server.omega.clone()
+        cluster = server.cluster.clone()
         label = cluster[ids] = up.cluster.cpu()
         if not bool(server.started):
             # All from one model: their differences are those of the models.
@@ -90,10 +89,7 @@ class IFCA(Algorithm[Server, Nothing, Down, Up]):
             seed = rng.numpy_seed(round.population.key("ifca"))
             label = k_means(x, min(self.clusters, num_distinct(x)), seed).label
             cluster[ids] = label
-        for k in torch.unique(label).tolist():
-            rows = (label == k).nonzero().squeeze(1)
-            omega[k] += mean_update(take_rows(up.delta, rows), None if up.count is None else up.count[rows])
-        return Server(omega, cluster, torch.tensor(True))
+        return Server(moved_by_cluster(server.omega, label, up.delta, up.count), cluster, torch.tensor(True))
 
     def personalize(self, task: Task, client: Nothing, down: Down, data: Cohort) -> Tensor:
         return down.omega[torch.arange(len(data)), self._best(task, down, data)]

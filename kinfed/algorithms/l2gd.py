@@ -52,12 +52,9 @@ Up = ChangeUp  # [n, P] change of x_i since it was last sent; of running statist
 @dataclass(frozen=True)
 class L2GD(Algorithm[Server, Client, Down, Up]):
     theta: float = option(
-        0.25,
-        "θ: share of the way to the average per move; above 1/2 L2GD is unstable",
-        ge=0,
-        le=0.5,
-        tune=Range(0.0, 0.5, log=False),
-    )
+        0.25, "θ: share of the way to the average per move; above 1/2 L2GD is unstable",
+        ge=0, le=0.5, tune=Range(0.0, 0.5, log=False),
+    )  # fmt: skip
     geometric: bool = option(False, "draw the number of local steps and of moves as the paper's coin does")
 
     single_updates = FOLLOWS_MEAN

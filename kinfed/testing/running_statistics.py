@@ -15,18 +15,8 @@ from kinfed.core import Tree
 from kinfed.engine import Task, task_for
 from kinfed.errors import ConfigError, ModelError
 from kinfed.server import Loop
-from kinfed.testing.workbench import (
-    SEED,
-    Bench,
-    Method,
-    State,
-    check,
-    expect,
-    expect_equal,
-    hooked,
-    normalized_model,
-    outcome,
-)
+from kinfed.testing import workbench
+from kinfed.testing.workbench import SEED, Bench, Method, State, check, expect, expect_equal, hooked, outcome
 from kinfed.updates import trained_columns
 
 ROUNDS = 3
@@ -42,7 +32,7 @@ def running_statistics_stay_sound(bench: Bench) -> None:
     if bench.federation.features.is_tokens:
         return  # the model here takes numbers
     features, problem = bench.federation.features, bench.federation.problem
-    build = functools.partial(normalized_model, math.prod(features.shape), problem.outputs)
+    build = functools.partial(workbench.normalized_model, math.prod(features.shape), problem.outputs)
     method = _with_all_terms(bench.algorithm)
     try:
         check_algorithm_settings(method, bench.make_task(build), bench.federation.population(SEED))

@@ -142,15 +142,11 @@ class Bench:
             owner = torch.repeat_interleave(torch.arange(clients), counts)
             return Ragged.grouped(rows[torch.arange(len(owner)) % len(rows)], owner, clients)
 
-        dealt = replace(
-            data,
-            train=deal(data.train.rows, torch.tensor(sizes)),
-            val=Ragged.empty(clients),
-            test=deal(data.test.rows, torch.full((clients,), test)),
-            names=[f"client-{k}" for k in range(clients)],
-            groups=None if data.groups is None else torch.arange(clients) % 2,
-        )
-        return self.fitting(dealt)
+        names = [f"client-{k}" for k in range(clients)]
+        groups = None if data.groups is None else torch.arange(clients) % 2
+        train, val = deal(data.train.rows, torch.tensor(sizes)), Ragged.empty(clients)
+        tested = deal(data.test.rows, torch.full((clients,), test))
+        return self.fitting(replace(data, train=train, val=val, test=tested, names=names, groups=groups))
 
     @functools.cached_property
     def fewest(self) -> int:
@@ -232,11 +228,8 @@ def outcome(loop: Loop) -> State:
 def _global_generators() -> dict[str, Any]:
     """States of the generators that a process has one of."""
     numpy: Any = np.random.get_state()
-    return {
-        "torch": torch.get_rng_state().tolist(),
-        "numpy": (numpy[1].tolist(), numpy[2:]),
-        "random": random.getstate(),
-    }
+    kept = numpy[1].tolist(), numpy[2:]
+    return {"torch": torch.get_rng_state().tolist(), "numpy": kept, "random": random.getstate()}
 
 
 def state_of(loop: Loop) -> State:
@@ -250,9 +243,8 @@ def expect(holds: bool, promise: str) -> None:
 
 def expect_equal(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], promise: str, within: float = 0.0) -> None:
     """Same names, types, shapes and values; `within` 0 means bit for bit."""
-    expect(
-        ours.keys() == theirs.keys(), f"{promise}: there is {sorted(ours)} on one side, {sorted(theirs)} on the other"
-    )
+    same = ours.keys() == theirs.keys()
+    expect(same, f"{promise}: there is {sorted(ours)} on one side, {sorted(theirs)} on the other")
     for name, a in ours.items():
         b = theirs[name]
         kinds = f"{a.dtype} {list(a.shape)}", f"{b.dtype} {list(b.shape)}"

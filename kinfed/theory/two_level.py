@@ -106,13 +106,8 @@ class TwoLevel:
                 "the axes before the client axis must broadcast; "
                 f"got z {list(z.shape)}, s {list(s.shape)}, s0 {list(s0.shape)}"
             ) from error
-        values = {
-            "z": z.expand(*batch, *z.shape[s.dim() - 1 :]),
-            "s": s.expand(*batch, s.shape[-1]),
-            "s0": s0.expand(batch),
-            "posterior": posterior,
-        }
-        for name, value in values.items():
+        z, s, s0 = z.expand(*batch, *z.shape[s.dim() - 1 :]), s.expand(*batch, s.shape[-1]), s0.expand(batch)
+        for name, value in {"z": z, "s": s, "s0": s0, "posterior": posterior}.items():
             object.__setattr__(self, name, value)
 
     @property
@@ -210,10 +205,8 @@ class TwoLevel:
         z_m − θ_m and INIT_m − θ_m are independent with variances s_m and s0 + 1/S_{-m}. Where s and s0 are
         traces this is the trace of the error covariance, whatever the covariances they are traces of."""
         own = 1 - weight_of_others if own_weight is None else own_weight
-        error_of_others = self.s0[..., None] + 1 / self.S
-        return own**2 * self.s + torch.where(
-            weight_of_others > 0, weight_of_others * (weight_of_others * error_of_others), 0
-        )
+        error = weight_of_others * (weight_of_others * (self.s0[..., None] + 1 / self.S))
+        return own**2 * self.s + torch.where(weight_of_others > 0, error, 0)
 
     @property
     def mse(self) -> Tensor:

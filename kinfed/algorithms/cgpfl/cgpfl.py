@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, ServerModels, gradient_steps
+from kinfed.algorithms.common import one_model
 from kinfed.algorithms.common.averaging import ModelDown, own_or_server
 from kinfed.algorithms.common.clustering import Clusters, k_means, lloyd, match_labels
 from kinfed.author import Cohort, ConfigError, GradientStep, Mix, Population, Task, best_fit, run_program, weighted_mean
@@ -65,9 +66,7 @@ class Server(Tree):
 
 
 @dataclass
-class Client(Tree):
-    theta: Tensor  # [n, P]
-    seen: Tensor  # [n] bool
+class Client(one_model.Client):
     apart: Tensor  # [n] float64 ‖θ_i − ω‖² after the last round, ω as received; for the report
 
 
@@ -118,22 +117,15 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
     def init_server(self, task: Task, population: Population) -> Server:
         n, w = population.num_clients, task.init(population.seed)
         zero, empty = torch.tensor(0.0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
+        last = w.new_zeros(n if self.recluster == "all" else 0, len(w))
+        distances = torch.zeros(self.contexts, self.contexts, dtype=torch.float64)
         return Server(
-            omega=w.repeat(self.contexts, 1),
-            context=torch.full((n,), NONE),
-            start=w.clone(),
-            last=w.new_zeros(n if self.recluster == "all" else 0, len(w)),
-            moved=torch.tensor(0),
-            spread=zero,
-            step=zero,
-            distances=torch.zeros(self.contexts, self.contexts, dtype=torch.float64),
-            choice=Choice(count=empty, complexity=empty, cost=empty, mu=zero),
-        )
+            w.repeat(self.contexts, 1), torch.full((n,), NONE), start=w.clone(), last=last, moved=torch.tensor(0),
+            spread=zero, step=zero, distances=distances, choice=Choice(empty, empty, empty, mu=zero),
+        )  # fmt: skip
 
     def init_client(self, task: Task, data: Cohort) -> Client:
-        n = len(data)
-        apart = torch.zeros(n, dtype=torch.float64, device=task.device)
-        return Client(task.init(data.seed).expand(n, -1), torch.zeros(n, dtype=torch.bool), apart)
+        return Client.start(task, data, torch.zeros(len(data), dtype=torch.float64, device=task.device))
 
     def download(self, server: Server, ids: Tensor) -> ModelDown:
         return ModelDown(self.server_models(server).rows(ids))
@@ -226,16 +218,12 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
         return replace(server, context=context)
 
     def figures(self, server: Server) -> dict[str, Any]:
+        used, beta = torch.unique(server.context[server.context >= 0]), self._pull(self.training.lr) / 2
         return {
-            "contexts": len(server.omega),
-            "contexts_in_use": int(torch.unique(server.context[server.context >= 0]).numel()),
-            "moved": int(server.moved),
-            "spread": float(server.spread),
-            "squared_step": float(server.step),
-            "beta": self._pull(self.training.lr) * len(server.context) / 2,
-            "distances": server.distances,
-            "assignment": server.context,
-        }
+            "contexts": len(server.omega), "contexts_in_use": len(used), "moved": int(server.moved),
+            "spread": float(server.spread), "squared_step": float(server.step), "beta": beta * len(server.context),
+            "distances": server.distances, "assignment": server.context,
+        }  # fmt: skip
 
     def client_figures(self, client: Client) -> dict[str, Tensor]:
         return {"squared_distance_to_context": client.apart}

@@ -7,7 +7,7 @@ of `DeploysLastModel` deploy the model of their last local training, or the serv
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any, Generic, Self
 
 import torch
 from torch import Tensor
@@ -67,9 +67,9 @@ class Client(Tree):
     seen: Tensor  # [n] bool: has trained
 
     @classmethod
-    def start(cls, task: Task, data: Cohort) -> Client:
-        """Clients that have the common start and have not trained."""
-        return cls(task.init(data.seed).expand(len(data), -1), torch.zeros(len(data), dtype=torch.bool))
+    def start(cls, task: Task, data: Cohort, *more: Tensor) -> Self:
+        """Clients that have the common start and have not trained; `more` is what a derived class keeps."""
+        return cls(task.init(data.seed).expand(len(data), -1), torch.zeros(len(data), dtype=torch.bool), *more)
 
 
 @dataclass(frozen=True)

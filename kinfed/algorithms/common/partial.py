@@ -12,14 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
+from kinfed.algorithms.base import Algorithm
 from kinfed.algorithms.base import Client as AnyClient
 from kinfed.algorithms.base import Down as AnyDown
 from kinfed.algorithms.base import Server as AnyServer
 from kinfed.algorithms.base import Up as AnyUp
-from kinfed.algorithms.common.averaging import DeltaUp
-from kinfed.author import Algorithm, AveragingAlgorithm, ColumnSplit, ConfigError, Tree, Weights, example_counts, option
-from kinfed.data import Cohort, Population
-from kinfed.engine import Task, sgd
+from kinfed.algorithms.common.averaging import DeltaUp, Weights, example_counts
+from kinfed.author import AveragingAlgorithm, Cohort, ColumnSplit, ConfigError, Population, Task, Tree, option, sgd
 
 
 @dataclass

@@ -46,12 +46,9 @@ class FomoServer(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, A
         5, "M: candidates of a client per round, its own model included", ge=1, tune=Range(1, 5, log=False, whole=True)
     )
     epsilon: float = option(
-        0.3,
-        "ε: chance that a place among the candidates goes to a random model instead of the next best",
-        ge=0,
-        le=1,
-        tune=Range(0.0, 1.0, log=False),
-    )
+        0.3, "ε: chance that a place among the candidates goes to a random model instead of the next best",
+        ge=0, le=1, tune=Range(0.0, 1.0, log=False),
+    )  # fmt: skip
     epsilon_decay: float = option(0.05, "what ε loses per round", ge=0, le=1)
     decay: Literal["subtract", "multiply"] = option("subtract", "ε_t = max(ε − decay t, 0), or ε (1 − decay)^t")
     available: Literal["last_upload", "previous_round"] = option(
@@ -84,17 +81,13 @@ class FomoServer(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, A
 
     def init_server(self, task: Task, population: Population) -> Server:
         k = population.num_clients
+        theta = torch.zeros(k, task.num_params, device=task.device)
+        mix, count = torch.zeros(k, self.models, dtype=torch.float64), torch.zeros(k, dtype=torch.float64)
         return Server(
-            theta=torch.zeros(k, task.num_params, device=task.device),
-            uploaded=torch.zeros(k, dtype=torch.int64),
-            affinity=Affinity.identity(),
-            plan=torch.zeros(k, 0, dtype=torch.int64),
-            heard=torch.full((k, self.models), -1),
-            mix=torch.zeros(k, self.models, dtype=torch.float64),
-            averages=torch.zeros(0, task.num_params, device=task.device),
-            count=torch.zeros(k, dtype=torch.float64),
-            trained=torch.tensor(task.trainable.stop),
-        )
+            theta, uploaded=torch.zeros(k, dtype=torch.int64), affinity=Affinity.identity(),
+            plan=torch.zeros(k, 0, dtype=torch.int64), heard=torch.full((k, self.models), -1), mix=mix,
+            averages=theta[:0].clone(), count=count, trained=torch.tensor(task.trainable.stop),
+        )  # fmt: skip
 
     def on_offer(self, server: Server) -> Tensor:
         """bool [K]: whose models can be sent."""

@@ -40,9 +40,10 @@ from torch import Tensor
 
 from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, ServerModels, gradient_steps
 from kinfed.algorithms.common.averaging import Weights, example_counts, mean_update
+from kinfed.algorithms.common.clustering import join_best_cluster, moved_by_cluster
 from kinfed.algorithms.kin.groups import BUCKETS, centres, find_groups, sketch
 from kinfed.algorithms.kin.shares import LEAST, TEMPERATURES, UNKNOWN, WORST, calibrated, evidence, population_mean
-from kinfed.author import Cohort, Population, Range, Task, Tree, best_fit, mean_losses, option, rng, sgd, take_rows
+from kinfed.author import Cohort, Population, Range, Task, Tree, mean_losses, option, rng, sgd, take_rows
 from kinfed.engine import mixture_rows
 
 CANDIDATES = ("alone", "together", "adapted")
@@ -120,21 +121,14 @@ class Kin(Algorithm[Server, Client, Down, Up]):
 
     def init_server(self, task: Task, population: Population) -> Server:
         n, w = population.num_clients, task.init(population.seed)
-        device = w.device
+        prior = torch.full((len(CANDIDATES),), 1 / len(CANDIDATES), dtype=torch.float64, device=w.device)
+        sketch = torch.zeros(n, BUCKETS, device=w.device)
+        heat = prior.new_zeros(len(CANDIDATES), len(TEMPERATURES))
         return Server(
-            w=w,
-            omega=w.new_zeros(0, len(w)),
-            centre=w.new_zeros(0, BUCKETS),
-            group=torch.full((n,), NONE),
-            sketch=torch.zeros(n, BUCKETS, device=device),
-            replies=torch.zeros(n, dtype=torch.int64),
-            prior=torch.full((len(CANDIDATES),), 1 / len(CANDIDATES), dtype=torch.float64, device=device),
-            heat=torch.zeros(len(CANDIDATES), len(TEMPERATURES), dtype=torch.float64, device=device),
-            loss=torch.full((n, 2), UNKNOWN, dtype=torch.float64, device=device),
-            phase=torch.tensor(COMMON),
-            since=torch.tensor(1),
-            by_group=torch.tensor(False),
-        )
+            w, w.new_zeros(0, len(w)), centre=w.new_zeros(0, BUCKETS), group=torch.full((n,), NONE), sketch=sketch,
+            replies=torch.zeros(n, dtype=torch.int64), prior=prior, heat=heat, loss=prior.new_full((n, 2), UNKNOWN),
+            phase=torch.tensor(COMMON), since=torch.tensor(1), by_group=torch.tensor(False),
+        )  # fmt: skip
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         start = task.init(data.seed).expand(len(data), -1)
@@ -209,13 +203,8 @@ class Kin(Algorithm[Server, Client, Down, Up]):
 
     def _train_groups(self, server: Server, ids: Tensor, up: Up) -> Server:
         """FedAvg in every group; whoever is new joins the nearest one for the rounds to come."""
-        omega, group = server.omega.clone(), server.group.clone()
-        for k in range(len(omega)):
-            rows = (group[ids] == k).nonzero().squeeze(1)
-            if len(rows):
-                count = None if up.count is None else up.count[rows]
-                omega[k] += mean_update(take_rows(up.delta, rows), count)
-        new = group[ids] == NONE
+        group, new = server.group.clone(), server.group[ids] == NONE
+        omega = moved_by_cluster(server.omega, group[ids], up.delta, up.count)
         group[ids[new]] = torch.cdist(up.sketch[new], server.centre).argmin(1).to(group.device)
         return replace(server, omega=omega, group=group)
 
@@ -288,9 +277,7 @@ class Kin(Algorithm[Server, Client, Down, Up]):
         """Newcomers join the group whose model fits their training examples best, where there are groups."""
         if not len(server.omega):
             return server
-        group = server.group.clone()
-        group[data.ids] = best_fit(task, [w.expand(len(data), -1) for w in server.omega], data.train)
-        return replace(server, group=group)
+        return replace(server, group=join_best_cluster(task, server.omega, server.group, data))
 
     def figures(self, server: Server) -> dict[str, Any]:
         temperature = self._temperature(server).tolist()

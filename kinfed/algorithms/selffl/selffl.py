@@ -167,13 +167,9 @@ class SelfFLClients(Rules, Algorithm[Any, Client, Down, Up]):
 
     def client_figures(self, client: Client) -> dict[str, Tensor]:
         rho, raw, steps = client.last.unbind(1)
-        return {
-            "sigma_m_sq": self.own_variance(Running(client.rounds, client.mean, client.m2)),
-            "rounds_active": client.rounds,
-            "weight_of_others": rho,
-            "raw_steps": raw,
-            "steps": steps.to(torch.int64),
-        }
+        variance = self.own_variance(Running(client.rounds, client.mean, client.m2))
+        last = {"weight_of_others": rho, "raw_steps": raw, "steps": steps.to(torch.int64)}
+        return {"sigma_m_sq": variance, "rounds_active": client.rounds, **last}
 
     def privacy(self, count: Tensor) -> PrivacyProfile:
         steps: Tensor | None = self.default_steps(count)

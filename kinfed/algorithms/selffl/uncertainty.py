@@ -77,11 +77,9 @@ class Rules:
     use_steps: bool = option(True, "number of local steps by (19); otherwise the common one")
     use_agg: bool = option(True, "average with weights w_m (20); otherwise by numbers of examples")
     l_max: int | None = option(
-        40,
-        "largest number of steps; the paper's 40 for images; none leaves it to (19)",
-        ge=1,
-        tune=Range(10, 100, whole=True),
-    )
+        40, "largest number of steps; the paper's 40 for images; none leaves it to (19)",
+        ge=1, tune=Range(10, 100, whole=True),
+    )  # fmt: skip
     l_init: int | None = option(
         None, "steps while a client's variance is unknown; the common number where none is given", ge=1
     )
@@ -99,11 +97,9 @@ class Rules:
         "active", "S sums over the active clients of the round or over all with a known variance"
     )
     r_max: float = option(
-        1.0,
-        "cap on w_m/S in (18), inf for none; without it two active clients can drive each other to infinity",
-        gt=0,
-        infinite=True,
-    )
+        1.0, "cap on w_m/S in (18), inf for none; without it two active clients can drive each other to infinity",
+        gt=0, infinite=True,
+    )  # fmt: skip
     contraction: Literal["paper", "gd", "sum", "mean"] = option(
         "paper",
         "how a step shrinks the distance to the optimum in (19): by 1 − a with a = η/(B s) (paper), η/s (gd: full "
