@@ -24,8 +24,7 @@ from kinfed.engine.personal.mixture import MixtureTask, mixture_rows
 from kinfed.engine.task_factory import ModuleTask, make_task
 from kinfed.engine.training.sgd import sgd
 from kinfed.testing import CHECKS, Bench, tiny_federation
-from kinfed.testing.running_statistics import normalized_model
-from kinfed.testing.workbench import SEED
+from kinfed.testing.workbench import SEED, normalized_model
 
 ALONE = LocalTraining(lr=0.1, batch=100, steps=1)
 HARSH = replace(ALONE, momentum=0.9, weight_decay=0.5)
