@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import RoundInfo, ServerModels, check_stable
-from kinfed.algorithms.common import one_model
 from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, mean_update, own_or_server
+from kinfed.algorithms.common.one_model import OneModel
 from kinfed.author import Cohort, Population, Range, Task, Tree, option, sgd
 
 
@@ -43,12 +43,14 @@ class Server(Tree):
 
 
 @dataclass
-class Client(one_model.Client):
+class Client(Tree):
     g: Tensor  # [n, T] g_m, estimates of the clients' gradients
+    theta: Tensor  # [n, P] the last local model
+    seen: Tensor  # [n] bool: has trained
 
 
 @dataclass(frozen=True)
-class FedDyn(one_model.OneModel[Server, Client, ModelDown, DeltaUp]):
+class FedDyn(OneModel[Server, Client, ModelDown, DeltaUp]):
     alpha: float = option(0.1, "α: strength of the regularizer", gt=0, tune=Range(1e-3, 1.0))
     server_model: Literal["mean", "sent"] = option(
         "mean", "the server's model: the mean of the last round's, or the corrected one that is sent"
@@ -65,8 +67,8 @@ class FedDyn(one_model.OneModel[Server, Client, ModelDown, DeltaUp]):
         return Server(w, torch.zeros_like(w[task.trainable]), w.clone())
 
     def init_client(self, task: Task, data: Cohort) -> Client:
-        nothing = torch.zeros_like(task.init(data.seed)[task.trainable])
-        return Client.start(task, data, nothing.expand(len(data), -1))
+        start = task.init(data.seed).expand(len(data), -1)
+        return Client(torch.zeros_like(start[:, task.trainable]), start, torch.zeros(len(data), dtype=torch.bool))
 
     def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         center = down.w.clone()
@@ -74,7 +76,7 @@ class FedDyn(one_model.OneModel[Server, Client, ModelDown, DeltaUp]):
         theta = sgd(task, down.w, data.train.batches(self.training), proximal=(self.alpha, center))
         delta = theta - down.w
         g = client.g - self.alpha * delta[:, task.trainable]  # g_m ← g_m − α (θ_m − w)
-        return Client(theta, torch.ones_like(client.seen), g), DeltaUp(delta, None)
+        return Client(g, theta, torch.ones_like(client.seen)), DeltaUp(delta, None)
 
     def heard(self, task: Task, before: Client, after: Client, down: ModelDown, up: DeltaUp) -> Client:
         return replace(after, g=before.g - self.alpha * up.delta[:, task.trainable])
