@@ -22,20 +22,16 @@ Masks have trainable columns only; running statistics (of BatchNorm, say) come f
 masks, and `max_gb` refuses what would not fit.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import RoundInfo
-from kinfed.algorithms.common.averaging import ModelDown, Weights, example_counts, mean_update
-from kinfed.algorithms.common.many_models import check_memory
+from kinfed.algorithms.common.averaging import ModelDown, check_memory
 from kinfed.algorithms.common.one_model import Client, DeploysLastModel
-from kinfed.author import Cohort, Population, Range, Task, Tree, option, sgd, weighted_mean
-from kinfed.core import packed, unpacked
+from kinfed.author import Cohort, Population, RoundInfo, Task, Weights, example_counts, mean_update, sgd, weighted_mean
+from kinfed.core import Range, Tree, option, packed, unpacked
 
 
 @dataclass

@@ -23,8 +23,6 @@ unequal sizes and their clipping to norm 10 are left out (`clip` of the local tr
 g_m, h and the correction have trainable columns only; running statistics (of BatchNorm, say) are averaged.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal
 

@@ -16,15 +16,13 @@ Not private: a count in the shift lets every example of a client into the gradie
 examples one by one bounds nothing.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from kinfed.algorithms.common.heads import class_counts, required_head
+from kinfed.algorithms.common.heads import class_counts
 from kinfed.algorithms.fedavg import FedAvg
-from kinfed.author import Batch, Cohort, Deltas, Population, PrivacyProfile, Range, Task, logit_delta, option, sgd
+from kinfed.author import Batch, Cohort, Deltas, PrivacyProfile, Range, Task, logit_delta, option, sgd
 
 
 @dataclass(frozen=True)
@@ -43,9 +41,7 @@ class FedLC(FedAvg):
     floor: float = option(0.0, "what a class counts as that a client lacks; 0 leaves it out of the softmax", ge=0)
 
     traits = frozenset({"needs classes", "state to deploy"})
-
-    def check(self, task: Task, population: Population) -> None:
-        required_head("FedLC", task)
+    acts_at = "head"
 
     def train(self, task: Task, w: Tensor, data: Cohort) -> Tensor:
         if not self.tau:

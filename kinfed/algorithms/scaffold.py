@@ -24,8 +24,6 @@ Option I (c_m as the gradient at w of all examples, one more pass) is left out: 
 Control variates have trainable columns only; running statistics (of BatchNorm, say) take the mean, and no longer step.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -50,10 +48,7 @@ class Client(Tree):
     seen: Tensor  # [n] bool: has trained
 
 
-@dataclass
-class Down(Tree):
-    w: Tensor  # [n, P]
-    c: Tensor  # [n, T]
+Down = Server  # [n, P] and [n, T]
 
 
 @dataclass

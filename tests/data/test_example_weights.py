@@ -15,7 +15,7 @@ from torch import nn
 import kinfed
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.base import check_algorithm_settings
-from kinfed.algorithms.common.many_models import mean_losses
+from kinfed.algorithms.common.averaging import mean_losses
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.examples.problem import Problem

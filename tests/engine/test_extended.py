@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 import kinfed
 from kinfed.algorithms.base import deployed_models
-from kinfed.algorithms.fedcp.feature_gate import FeatureGate, gate_logits, policy_size
-from kinfed.algorithms.gpfl.feature_valve import FeatureValve, through_valve, valve_size
-from kinfed.algorithms.gpfl.gpfl import GPFL
+from kinfed.algorithms.fedcp import FeatureGate, gate_logits, policy_size
+from kinfed.algorithms.gpfl import GPFL, FeatureValve, through_valve, valve_size
 from kinfed.core import rng
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.engine.personal.extended import ExtendedTask, extended_rows
