@@ -1,5 +1,5 @@
-"""Parts of panels: what a method recorded, the clients of a seed, and figures that several panels draw; see
-`kinfed.report.panels`."""
+"""Parts of panels (see `kinfed.report.panels`): what a method recorded, the clients of a seed, figures that several
+panels draw; and the panel of every plain number that a method records."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from kinfed.report.drawing.chart import (
     Figure,
     Layout,
     Trace,
+    axis,
     client_label,
     escape,
     group_name,
@@ -134,3 +135,33 @@ class ClientGroups:
     @property
     def foreign(self) -> bool:
         return self.targets != self.groups
+
+
+MAX_SCALARS = 12
+
+
+def scalars(method: Method) -> Panel | None:
+    rounds = [entry.method for trial in method.complete_trials for entry in trial.rounds]
+    keys = dict.fromkeys(key for own in rounds for key, value in own.items() if _number(value) is not None)
+    figures: list[Figure] = []
+    constants: list[str] = []
+    for key in keys:
+        by_round = numbers_by_round(method, key, _number)
+        if is_constant(by_round):
+            constants.append(f"{key} = {next(iter(next(iter(by_round.values())).values())):.4g}")
+        else:
+            description = f"{key} of {method.label} over rounds."
+            figures.append(number_figure(description, method, by_round, axis(nticks=5), escape(key)))
+    if not figures and not constants:
+        return None
+    text = "The numbers that the method itself recorded after each round"
+    text += ", mean over seeds." if len(method.complete_trials) > 1 else "."
+    if len(figures) > MAX_SCALARS:
+        text += f" The first {MAX_SCALARS} of {len(figures)} are shown."
+    if constants:
+        text += " Unchanged throughout: " + ", ".join(constants) + "."
+    return Panel("Recorded figures", text, tuple(figures[:MAX_SCALARS]))
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
