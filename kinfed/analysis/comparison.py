@@ -326,13 +326,9 @@ def _joined(one: RunRecord, other: RunRecord) -> RunRecord:
     trials = sorted((*one.trials, *other.trials), key=lambda trial: (trial.seed, place(trial.algorithm)))
     note = f"{other.label} has the same settings as {one.label}: seeds and methods of both are taken together."
     return replace(
-        one,
-        label=f"{one.label} + {other.label}",
-        config={**one.config, "seeds": seeds, "algorithms": methods},
-        fingerprint=f"{one.fingerprint} + {other.fingerprint}",
-        trials=tuple(trials),
-        federations=other.federations | one.federations,
-        baselines=other.baselines | one.baselines,
+        one, label=f"{one.label} + {other.label}", config={**one.config, "seeds": seeds, "algorithms": methods},
+        fingerprint=f"{one.fingerprint} + {other.fingerprint}", trials=tuple(trials),
+        federations=other.federations | one.federations, baselines=other.baselines | one.baselines,
         curves={**other.curves, **one.curves},
         notes=(*one.notes, *(f"{other.label}: {text}" for text in other.notes), note),
-    )
+    )  # fmt: skip

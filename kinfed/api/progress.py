@@ -47,15 +47,10 @@ class LiveDisplay(NullObserver):
 
         self._metric = metric
         self._progress = Progress(
-            TextColumn("{task.fields[label]} seed {task.fields[seed]}", style="bold", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[accuracy]}"),
-            console=console,
-            transient=transient,
-        )
+            TextColumn("{task.fields[label]} seed {task.fields[seed]}", style="bold", markup=False), BarColumn(),
+            MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn(),
+            TextColumn("{task.fields[accuracy]}"), console=console, transient=transient,
+        )  # fmt: skip
         self._bar = self._progress.add_task("", total=total_rounds, label="", seed="", rate="", accuracy="")
         self._speed = Speed()
 

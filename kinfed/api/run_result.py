@@ -230,18 +230,11 @@ class RunResult:
 
 
 def run(
-    config: RunConfig | Path | str | None = None,
-    *,
-    out: Path | str | None = None,
-    resume: bool = False,
-    extend: bool = False,
-    federation: Federation | None = None,
-    model: str | Mapping[str, Any] | Builder | None = None,
-    observer: Observer | None = None,
-    progress: bool | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
+    config: RunConfig | Path | str | None = None, *, out: Path | str | None = None, resume: bool = False,
+    extend: bool = False, federation: Federation | None = None, model: str | Mapping[str, Any] | Builder | None = None,
+    observer: Observer | None = None, progress: bool | None = None, should_stop: Callable[[], bool] = lambda: False,
     **settings: Any,
-) -> RunResult:
+) -> RunResult:  # fmt: skip
     """Run a configuration (a RunConfig, a TOML file, or settings by name) and show its progress.
 
     `federation` replaces the data set and its partition. `model` is a name, a dictionary {"name": ..., ...} with

@@ -93,13 +93,9 @@ def render(template: str, package: str = REPORT, **values: Any) -> str:
 @cache
 def environment(package: str = REPORT) -> Environment:
     templates = Environment(
-        loader=ChoiceLoader([PackageLoader(name) for name in dict.fromkeys((package, REPORT))]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        bytecode_cache=TemplateCache(),
-    )
+        loader=ChoiceLoader([PackageLoader(name) for name in dict.fromkeys((package, REPORT))]), autoescape=True,
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, bytecode_cache=TemplateCache(),
+    )  # fmt: skip
     templates.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
     templates.filters |= {"plural": plural, "style": style_of}
     templates.globals |= {"resource": _resource, "plotly": _plotly, "policy": _policy, "dark_colors": DARK}

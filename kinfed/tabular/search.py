@@ -59,6 +59,14 @@ class FitObserver(Protocol):
         """A sentence that a reader should see."""
 
 
+class Unobserved:
+    """An observer that keeps silent."""
+
+    def begin(self, steps: int) -> None: ...
+    def step(self, text: str) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
 @dataclass
 class TimeBudget:
     """Seconds for a whole fit, those of earlier processes included; None: without bound."""
@@ -204,7 +212,8 @@ class Search:
         for fold in range(self.settings.folds):
             self.observer.step(f"{method}, try {number + 1} of {self.settings.trials}, fold {fold + 1}")
             if self.store.get((number, method, fold)) is None:
-                self.budget.reserve = self._reserve()
+                fits = sum(len(contenders_of(one)) * self.store.slowest(one) for one in self.methods)
+                self.budget.reserve = RESERVE * fits + PAGE_SECONDS
                 if self.budget.search_is_over():
                     return False
                 try:
@@ -215,10 +224,6 @@ class Search:
                     return False
         return True
 
-    def _reserve(self) -> float:
-        fits = sum(len(contenders_of(method)) * self.store.slowest(method) for method in self.methods)
-        return RESERVE * fits + PAGE_SECONDS
-
     def _fit(self, number: int, method: str, fold: int) -> FoldResult:
         began = now()
         if fold not in self._folds:
@@ -227,14 +232,13 @@ class Search:
         algorithms = {method: {"method": method, **setting.options}}
         config = method_config(self.settings, self.metric, setting.model, algorithms)
         try:
-            result = run(config, federation=data, should_stop=self._stops)
+            result = run(
+                config, federation=data, should_stop=lambda: self.should_stop() or self.budget.search_is_over()
+            )
         except ConfigError as error:
             return FoldResult({}, now() - began, str(error))
         outputs: dict[str, Tensor] = {one.model: outputs_on_test(result, method, one) for one in contenders_of(method)}
         return FoldResult(outputs, now() - began)
-
-    def _stops(self) -> bool:
-        return self.should_stop() or self.budget.search_is_over()
 
     def _result(self, done: list[tuple[int, str]], trials: int, stopped_in: int) -> Tries:
         if (0, LOCAL) not in done:
@@ -242,12 +246,10 @@ class Search:
                 "time was up before learning alone was tried once in every fold; give more minutes, or fewer rounds, "
                 "folds or models. What is done is kept for --resume"
             )
+        methods, left_out = self.methods, {}
         if stopped_in == 0:  # time was up within the first try
-            methods = tuple(method for number, method in done)
+            trials, methods = 1, tuple(method for _, method in done)
             left_out = {method: "time was up before it was tried" for method in self.methods if method not in methods}
-            trials = 1
-        else:
-            methods, left_out = self.methods, {}
         outputs: dict[tuple[str, int], Tensor] = {}
         for method in methods:
             refusals = []
