@@ -18,9 +18,9 @@ from kinfed.report.panels.cgpfl_panel import accuracy_by_number as accuracy_by_n
 from kinfed.report.panels.cgpfl_panel import choice_of_number as choice_of_number
 from kinfed.report.panels.fedfomo_panel import Matrix as Matrix
 from kinfed.report.panels.fedfomo_panel import kin_found as kin_found
-from kinfed.report.panels.kin_panel import ClientShares as ClientShares
-from kinfed.report.panels.kin_panel import answers as answers
 from kinfed.report.panels.selffl_panel import decisions as decisions
+from kinfed.report.panels.shares_panel import ClientShares as ClientShares
+from kinfed.report.panels.shares_panel import answers as answers
 from kinfed.report.sentences import findings as findings
 from kinfed.report.sentences import headline as headline
 from kinfed.report.tables import TableCell as TableCell

@@ -25,7 +25,7 @@ from kinfed.config import PresetUse
 from kinfed.data import Description
 from kinfed.records import Kind, RunRecord
 from kinfed.report.drawing.formats import format_number, plural, shown
-from kinfed.report.panels.kin_panel import in_short
+from kinfed.report.panels.shares_panel import in_short
 
 FEW_NAMES = 4  # clients that a sentence names
 MOSTLY_ONE_CLASS = 0.8  # of test examples in their client's most frequent class

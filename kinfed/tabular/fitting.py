@@ -7,7 +7,7 @@
     1  a share of every site's rows is set aside as test rows (or those that a column, or the data set, names)
     2  every method of the portfolio is tried with the same number of settings in folds of the other rows (search.py)
     3  every site takes what its validation rows, and those of all others, speak for (decision.py)
-    4  what was taken is fitted on all training rows and measured on the test rows: alone, together, the gain (gains.py)
+    4  what was taken is fitted on all training rows and measured on the test rows: alone, together, the gain
 
 Files: fit.json (the result), fit.html (the page), models/sites/SITE.safetensors and models/server.safetensors
 (`ModelPipeline.read`), runs/ (ordinary run folders of what was fitted: `kinfed report`, `export`, `gain`, `adopt`),
@@ -33,10 +33,9 @@ from kinfed.newcomers import RunInMemory
 from kinfed.records import JobFolder
 from kinfed.runs import Interrupted, RunOutcome, baseline_name, run
 from kinfed.serving import ModelPipeline
-from kinfed.tabular.decision import FitDecision, decide, only_choice
+from kinfed.tabular.decision import FitDecision, SiteFigures, decide, only_choice, site_records
 from kinfed.tabular.fit_result import RECORD, RUNS, ContenderRecord, FitResult, FittedModels, Newcomer
 from kinfed.tabular.fit_settings import FitSettings
-from kinfed.tabular.gains import SiteFigures, site_records
 from kinfed.tabular.portfolio import ALONE, BASELINE, LOCAL, ONE_MODEL, Contender, methods_of, run_name
 from kinfed.tabular.search import FitObserver, FoldStore, Search, TimeBudget, Tries, Unobserved, method_config
 from kinfed.tabular.site_files import load_sites

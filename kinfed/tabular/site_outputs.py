@@ -18,18 +18,15 @@ def outputs_on_test(result: RunOutcome, label: str, contender: Contender) -> Ten
     method = result.result(label)
     data = result.federations[method.seed]
     ids = torch.arange(data.num_clients)
-    if contender.model == "personal":
-        theta = method.evaluation.models
-    else:
-        models = method.server_models
-        theta = None if models is None else models.models[_assigned(models.assignment, len(ids))]
+    theta, server = method.evaluation.models if contender.model == "personal" else None, method.server_models
+    if contender.model == "server" and server is not None:
+        theta = server.models[torch.zeros_like(ids) if server.assignment is None else server.assignment.clamp_min(0)]
     if theta is None:
         raise ConfigError(f"{label} has no {contender.model} model to judge")
     test = data.cohort(ids, method.seed, 0).test
     out = torch.empty(int(test.count.sum()), data.problem.outputs, dtype=torch.float64)
-    start = data.test.offsets[:-1]
+    start, task = data.test.offsets[:-1], task_for(result.task, theta)
     done = torch.zeros_like(start)
-    task = task_for(result.task, theta)
     with torch.no_grad():
         for rows, batch in test.in_order():
             z, valid = task.logits(theta[rows], batch.x).to("cpu", torch.float64), batch.weight.cpu() > 0
@@ -37,11 +34,6 @@ def outputs_on_test(result: RunOutcome, label: str, contender: Contender) -> Ten
             out[place[valid]] = z[valid]
             done[rows] += valid.sum(1)
     return data.problem.restored(out) if data.problem.is_regression else out
-
-
-def _assigned(assignment: Tensor | None, clients: int) -> Tensor:
-    """[K] which of the server's models every site has."""
-    return torch.zeros(clients, dtype=torch.int64) if assignment is None else assignment.clamp_min(0)
 
 
 def judged_rows(outputs: Tensor, rows: Tensor, owner: Tensor, data: Federation) -> Judged:

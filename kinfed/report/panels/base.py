@@ -48,6 +48,16 @@ def series(method: Method, key: str) -> dict[int, dict[int, Any]]:
     return {seed: values for seed, values in by_seed.items() if values}
 
 
+def first_series(method: Method, key: str) -> tuple[int, dict[int, Any]] | None:
+    """(seed, {round: value}) of the first seed that recorded the figure."""
+    return min(series(method, key).items(), key=lambda entry: entry[0], default=None)
+
+
+def last_of_seeds(method: Method, key: str) -> list[Any]:
+    """The figure that every seed recorded last."""
+    return [by_round[max(by_round)] for by_round in series(method, key).values()]
+
+
 def numbers_by_round(method: Method, key: str, read: Callable[[Any], float | None]) -> ByRound:
     """The numbers that `read` makes of one of the method's own figures, where they are not None."""
     by_round: ByRound = {}
