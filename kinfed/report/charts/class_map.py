@@ -10,19 +10,8 @@ from statistics import median
 from typing import Any
 
 from kinfed.data import Description
-from kinfed.report.drawing.chart import (
-    Figure,
-    Layout,
-    Trace,
-    View,
-    axis,
-    client_label,
-    escape,
-    group_name,
-    group_ticks,
-    layout,
-    short,
-)
+from kinfed.report.drawing import Figure, Layout, Trace, View, axis, escape, layout
+from kinfed.report.drawing.chart import client_label, group_name, group_ticks, short
 from kinfed.report.drawing.marks import bars, heat, in_view, ramp
 from kinfed.report.drawing.palette import MUTED, faded
 

@@ -11,22 +11,8 @@ from statistics import median
 
 from kinfed.analysis import Average, Comparison, Gain, Method, MetricStyle, average, metric_style
 from kinfed.records import Curves, Kind, finite
-from kinfed.report.drawing.chart import (
-    Figure,
-    Layout,
-    Trace,
-    View,
-    axis,
-    client_label,
-    escape,
-    layout,
-    log_axis,
-    note,
-    round_axis,
-    size_axis,
-    subsampled,
-    y_title,
-)
+from kinfed.report.drawing import Figure, Layout, Trace, View, axis, escape, layout, log_axis, y_title
+from kinfed.report.drawing.chart import client_label, note, round_axis, size_axis, subsampled
 from kinfed.report.drawing.marks import area, bars, curve, dots, in_view, line, method_level, of_method, spread
 from kinfed.report.drawing.palette import INK, LOCAL, MUTED, faded, style_of
 

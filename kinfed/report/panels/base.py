@@ -10,18 +10,8 @@ from typing import Any
 
 from kinfed.analysis import Method, average
 from kinfed.data import Description
-from kinfed.report.drawing.chart import (
-    Figure,
-    Layout,
-    Trace,
-    axis,
-    client_label,
-    escape,
-    group_name,
-    group_ticks,
-    layout,
-    round_axis,
-)
+from kinfed.report.drawing import Figure, Layout, Trace, axis, escape, layout
+from kinfed.report.drawing.chart import client_label, group_name, group_ticks, round_axis
 from kinfed.report.drawing.marks import bars, curve
 from kinfed.report.drawing.palette import style_of
 

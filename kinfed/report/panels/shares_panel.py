@@ -15,17 +15,8 @@ from statistics import fmean, median, quantiles
 from typing import Any
 
 from kinfed.analysis import Interval, Method, gains, single_run
-from kinfed.report.drawing.chart import (
-    Figure,
-    Layout,
-    axis,
-    client_label,
-    escape,
-    layout,
-    round_axis,
-    size_axis,
-    subsampled,
-)
+from kinfed.report.drawing import Figure, Layout, axis, escape, layout
+from kinfed.report.drawing.chart import client_label, round_axis, size_axis, subsampled
 from kinfed.report.drawing.formats import plural
 from kinfed.report.drawing.marks import band, bars, dots, line
 from kinfed.report.drawing.palette import INK, LOCAL, faded, style_of
