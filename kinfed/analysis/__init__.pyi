@@ -4,7 +4,6 @@ from kinfed.analysis.comparison import Method as Method
 from kinfed.analysis.comparison import Slot as Slot
 from kinfed.analysis.comparison import cautions as cautions
 from kinfed.analysis.comparison import compare as compare
-from kinfed.analysis.comparison import configured_methods as configured_methods
 from kinfed.analysis.comparison import display_name as display_name
 from kinfed.analysis.comparison import family as family
 from kinfed.analysis.comparison import options_of as options_of

@@ -156,11 +156,9 @@ class RunResult:
         return write_page(target, report_page([self.run], compare([self.run])))
 
     def __repr__(self) -> str:
-        metric, figures = self.comparison.metric, []
-        for method in self.comparison.methods:
-            mean = average(method.final("personal", metric))
-            if mean is not None:
-                figures.append(f"{method.algorithm} {headline_text({metric: mean.mean}, metric).split()[-1]}")
+        metric = self.comparison.metric
+        means = {method.algorithm: average(method.final("personal", metric)) for method in self.comparison.methods}
+        figures = [f"{k} {headline_text({metric: v.mean}, metric).split()[-1]}" for k, v in means.items() if v]
         seeds = f"{len(self.seeds)} seed{'' if len(self.seeds) == 1 else 's'}"
         state = "" if all(trial.finished for trial in self.run.trials) and self.run.trials else ", unfinished"
         shown = ", ".join(figures[:6]) + (f", and {len(figures) - 6} more" if len(figures) > 6 else "")

@@ -13,7 +13,6 @@ from kinfed.analysis import (
     average,
     clear_winner,
     client_gains,
-    configured_methods,
     difference,
     display_name,
     gains,
@@ -60,8 +59,8 @@ def facts(run: RunRecord) -> dict[str, str]:
         "Seeds": brief(config.get("seeds")),
         "Folds": brief(config.get("folds")),
     }
-    methods = []
-    for name in configured_methods(run):
+    methods, algorithms = [], config.get("algorithms")
+    for name in algorithms if isinstance(algorithms, dict) else ():
         options = {key: value for key, value in options_of(run, name).items() if (key, value) != ("method", name)}
         methods.append(display_name(name) + (f" ({brief(options)})" if brief(options) else ""))
     entries["Methods"] = ", ".join(methods)
