@@ -248,8 +248,8 @@ def sites_table(
     rows: list[list[TableCell | str]] = []
     for g in by_client:
         interval, verdict = TableCell("–"), "too many or too few test examples to say"
-        if g.client in likely:
-            low, high = likely[g.client].low, likely[g.client].high
+        if known := likely.get(g.client):
+            low, high = known.low, known.high
             text = f"{_signed(low, style)} to {_signed(high, style)}"
             interval = TableCell(text, sort_value=low, interval=(low, g.gain, high), reach=reach)
             verdict = "better together" if low > 0 else "better alone" if high < 0 else "may be chance"

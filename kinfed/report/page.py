@@ -39,9 +39,7 @@ def build(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
     """Write the report and return its path. Seeds of runs with equal settings are averaged together.
 
     Without `out` the report of a single run goes into its folder as report.html, and one of several runs to
-    comparison.html in the current directory: the page of one of them is left alone. The file appears whole or not at
-    all.
-    """
+    comparison.html in the current directory: the page of one of them is left alone."""
     runs = load_runs([Path(folder) for folder in run_dirs])
     pooled = pool_seeds(runs)
     target = out or (runs[0].path / "report.html" if len(runs) == 1 else Path("comparison.html"))

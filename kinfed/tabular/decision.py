@@ -38,18 +38,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from scipy.special import stdtrit
 from torch import Tensor
 
 from kinfed.analysis import gain
-from kinfed.data import Federation
+from kinfed.data import Federation, Problem
 from kinfed.engine import Judged, Metric, bootstrap_draws, deviation_of_draws
 from kinfed.errors import DataError
+from kinfed.runs import RunOutcome, constant_outputs
 from kinfed.tabular.fit_result import Estimate, SiteRecord
 from kinfed.tabular.portfolio import ALONE, BASELINE, LOCAL, ONE_MODEL, Contender, Try, contenders_of
-from kinfed.tabular.search import NEVER, Search, Tries
-from kinfed.tabular.site_outputs import judged_training
+from kinfed.tabular.search import NEVER, Search, Tries, outputs_on_test
 
 ROWS_DRAWN = 20_000_000  # rows of all bootstrap draws of one contender together, at most
 UNDEFINED, NO_GAIN = Estimate(None), Estimate(0.0, 0.0, 0.0)
@@ -183,6 +184,35 @@ def only_choice(search: Search) -> FitDecision:
     return FitDecision([alone], {ALONE: first}, unknown, {}, choose({}, sites), best_together({}, sites), nobody)
 
 
+def judged_rows(outputs: Tensor, rows: Tensor, owner: Tensor, data: Federation) -> Judged:
+    """The rows of `data` in order of their sites, each as often as its weight says; outputs of a regression are in the
+    target's own unit."""
+    problem, labels = data.problem, data.labels[rows]
+    if problem.is_regression:
+        problem = Problem.of_numbers()
+    else:
+        outputs = torch.nan_to_num(outputs, nan=0.0, posinf=1e30, neginf=-1e30)
+    weight = None if data.weights is None else data.weights[rows].double().numpy()
+    return Judged(outputs.numpy(), labels.numpy(), np.asarray(owner), data.num_clients, problem, weight=weight)
+
+
+def judged_test(outputs: Tensor, data: Federation) -> Judged:
+    return judged_rows(outputs, data.test.rows, data.test.owner, data)
+
+
+def judged_baseline(data: Federation) -> Judged:
+    """Every site's test rows by the shares of classes or the mean of its own training rows (kinfed.runs.baseline): what
+    it takes no model to reach."""
+    outputs = constant_outputs(data, torch.arange(data.num_clients))[data.test.owner]
+    return judged_test(data.problem.restored(outputs) if data.problem.is_regression else outputs, data)
+
+
+def judged_training(outputs: Tensor, data: Federation, places: Tensor) -> Judged:
+    """The entries `places`, ascending, of `data.train.rows`; outputs [T, C] are of all of them."""
+    train = data.train
+    return judged_rows(outputs[places], train.rows[places], train.owner[places], data)
+
+
 def pooled_value(metric: Metric, judged: Judged) -> float:
     """The metric over all rows; within sites, as kinfed.engine.scoring.metrics defines it."""
     numerator, denominator = metric.sums(judged)
@@ -263,6 +293,13 @@ def _within(estimate: Estimate, lowest: float, highest: float) -> Estimate:
 
 def _reach(error: float, values: int) -> float:
     return float(stdtrit(max(values - 1, 1), 0.975)) * error
+
+
+def figures_on_test(
+    metric: Metric, data: Federation, decision: FitDecision, fitted: Mapping[str, RunOutcome]
+) -> SiteFigures:
+    judged = {one.name: judged_test(outputs_on_test(fitted[one.name], one.name, one), data) for one in decision.fitted}
+    return SiteFigures(metric, {**judged, BASELINE: judged_baseline(data)})
 
 
 def site_records(data: Federation, decision: FitDecision, figures: SiteFigures) -> tuple[SiteRecord, ...]:

@@ -33,13 +33,12 @@ from kinfed.newcomers import RunInMemory
 from kinfed.records import JobFolder
 from kinfed.runs import Interrupted, RunOutcome, baseline_name, run
 from kinfed.serving import ModelPipeline
-from kinfed.tabular.decision import FitDecision, SiteFigures, decide, only_choice, site_records
+from kinfed.tabular.decision import FitDecision, decide, figures_on_test, only_choice, site_records
 from kinfed.tabular.fit_result import RECORD, RUNS, ContenderRecord, FitResult, FittedModels, Newcomer
 from kinfed.tabular.fit_settings import FitSettings
-from kinfed.tabular.portfolio import ALONE, BASELINE, LOCAL, ONE_MODEL, Contender, methods_of, run_name
+from kinfed.tabular.portfolio import ALONE, LOCAL, ONE_MODEL, Contender, methods_of, run_name
 from kinfed.tabular.search import FitObserver, FoldStore, Search, TimeBudget, Tries, Unobserved, method_config
 from kinfed.tabular.site_files import load_sites
-from kinfed.tabular.site_outputs import judged_baseline, judged_test, outputs_on_test
 
 PLAN = "plan.json"
 
@@ -179,9 +178,7 @@ class SiteFit:
 
     def _result(self, tries: Tries, decision: FitDecision, fitted: dict[str, RunOutcome]) -> FitResult:
         data = self.data
-        outputs = {one.name: outputs_on_test(fitted[one.name], one.name, one) for one in decision.fitted}
-        judged = {name: judged_test(rows, data) for name, rows in outputs.items()}
-        figures = SiteFigures(self.metric, {**judged, BASELINE: judged_baseline(data)})
+        figures = figures_on_test(self.metric, data, decision, fitted)
         return FitResult(
             problem=data.problem, metric=self.metric.name, table=self.source.name, settings=self.settings.dump(),
             trials=tries.trials, left_out=tries.left_out,

@@ -30,11 +30,11 @@ from kinfed.config import RunConfig, make_config
 from kinfed.core import rng, storage
 from kinfed.data import Federation, fold_numbers, make_federation, name_keys
 from kinfed.data.sources import Source, take_rows
+from kinfed.engine import task_for
 from kinfed.errors import ConfigError, DataError
-from kinfed.runs import Interrupted, run
+from kinfed.runs import Interrupted, RunOutcome, run
 from kinfed.tabular.fit_settings import FitSettings
 from kinfed.tabular.portfolio import LOCAL, Contender, Try, contenders_of, make_try
-from kinfed.tabular.site_outputs import outputs_on_test
 
 RESERVE = 1.5  # times what the methods took in a fold: kept back for fitting the chosen ones on all training rows
 NEVER = -1  # the fold of a row that always trains
@@ -284,3 +284,26 @@ def method_config(
         "participation": 1.0, "seeds": (settings.seed,), "eval_every": 0, "metric": metric,
         "class_weights": settings.class_weights, **more,
     })  # fmt: skip
+
+
+def outputs_on_test(result: RunOutcome, label: str, contender: Contender) -> Tensor:
+    """[T, C] float64 logits, or [T, 1] numbers in the target's own unit, of the rows `federation.test.rows`."""
+    method = result.result(label)
+    data = result.federations[method.seed]
+    ids = torch.arange(data.num_clients)
+    theta, server = method.evaluation.models if contender.model == "personal" else None, method.server_models
+    if contender.model == "server" and server is not None:
+        theta = server.models[torch.zeros_like(ids) if server.assignment is None else server.assignment.clamp_min(0)]
+    if theta is None:
+        raise ConfigError(f"{label} has no {contender.model} model to judge")
+    test = data.cohort(ids, method.seed, 0).test
+    out = torch.empty(int(test.count.sum()), data.problem.outputs, dtype=torch.float64)
+    start, task = data.test.offsets[:-1], task_for(result.task, theta)
+    done = torch.zeros_like(start)
+    with torch.no_grad():
+        for rows, batch in test.in_order():
+            z, valid = task.logits(theta[rows], batch.x).to("cpu", torch.float64), batch.weight.cpu() > 0
+            place = (start + done)[rows][:, None] + torch.arange(valid.shape[1])
+            out[place[valid]] = z[valid]
+            done[rows] += valid.sum(1)
+    return data.problem.restored(out) if data.problem.is_regression else out

@@ -92,11 +92,8 @@ def _bound_sentence(method: Method, seed: int, count: int, cost: float | None) -
     if federation is None or size is None or not sum(federation.sizes()):
         return ""
     m = sum(federation.sizes())
-    text = (
-        f" Of the paper’s bound on the generalization error, with {plural(count, 'context')}: "
-        f"confidence {confidence(len(federation.names), m, DELTA):.2g}, complexity "
-        f"{complexity(count, size, m):.2g}"
-    )
+    terms = f"confidence {confidence(len(federation.names), m, DELTA):.2g}, complexity {complexity(count, size, m):.2g}"
+    text = f" Of the paper’s bound on the generalization error, with {plural(count, 'context')}: {terms}"
     text += "" if cost is None else f", cost at most {cost:.2g} times an unknown constant"
     by_client = label_discrepancy(federation.train, federation.test)
     known = np.isfinite(by_client)  # of clients that have test examples
@@ -187,10 +184,8 @@ def accuracy_by_number(method: Method) -> Panel | None:
     if method.algorithm != next(iter([*choosing, *fixed]), None) or len({p.contexts for p in points.values()}) < 2:
         return None
     best = max(points.values(), key=lambda point: point.accuracy.mean)
-    text = (
-        f"Of the numbers of contexts that were tried, {best.contexts:g} did best, with "
-        f"{100 * best.accuracy.mean:.1f} % personal accuracy."
-    )
+    reached = f"{100 * best.accuracy.mean:.1f} % personal accuracy"
+    text = f"Of the numbers of contexts that were tried, {best.contexts:g} did best, with {reached}."
     for point in stars.values():
         number = f"{point.contexts:g}" if point.contexts.is_integer() else f"{point.contexts:.1f} (mean over seeds)"
         text += f" CGPFL-Heur chose {number} and reached {100 * point.accuracy.mean:.1f} % (★)."

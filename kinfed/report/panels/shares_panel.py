@@ -136,12 +136,8 @@ def _gains(method: Method, seed: int) -> dict[str, Interval]:
     """Gains over Local in the same run, by client and in the shown unit, where the run knows how sure it is."""
     comparison = single_run(method.run)
     scale = comparison.style.scale
-    own = {g.client: g.likely for g in gains(comparison, method) if g.seed == seed}
-    return {
-        client: Interval(scale * one.mean, scale * one.low, scale * one.high, one.n)
-        for client, one in own.items()
-        if one is not None
-    }
+    own = {g.client: one for g in gains(comparison, method) if g.seed == seed and (one := g.likely) is not None}
+    return {name: Interval(scale * g.mean, scale * g.low, scale * g.high, g.n) for name, g in own.items()}
 
 
 def _bars(method: Method, answers: Sequence[ClientShares]) -> Figure:
@@ -184,13 +180,11 @@ def mixing(method: Method) -> Panel | None:
     least, most = (choose(range(len(last)), key=lambda m: last[m]) for choose in (min, max))
     text = (
         f"α is the part of a client’s own model in the mixture it uses; the rest is the model of all. After round "
-        f"{shares.rounds[-1]} it is {100 * median(last):.0f} % for the median client"
+        f"{shares.rounds[-1]} it is {_percent(median(last))} for the median client"
     )
     if len(last) > 1:
-        text += (
-            f", from {100 * last[least]:.0f} % at {shares.names[least]} to {100 * last[most]:.0f} % at "
-            f"{shares.names[most]}"
-        )
+        low, high = (f"{_percent(last[m])} at {shares.names[m]}" for m in (least, most))
+        text += f", from {low} to {high}"
     figures = [_over_rounds(method, shares)]
     if shares.sizes is not None and len(set(shares.sizes)) > 1:
         figures.append(_by_size(method, shares, shares.sizes))
