@@ -1,8 +1,8 @@
 from kinfed.algorithms.algorithm_names import make_algorithm as make_algorithm
 from kinfed.algorithms.base import Algorithm as Algorithm
 from kinfed.api.run_result import RunResult as RunResult
-from kinfed.api.running import load as load
-from kinfed.api.running import run as run
+from kinfed.api.run_result import load as load
+from kinfed.api.run_result import run as run
 from kinfed.config.config import RunConfig as RunConfig
 from kinfed.config.config_reading import make_config as make_config
 from kinfed.core.registry import register as register

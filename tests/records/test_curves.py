@@ -16,7 +16,7 @@ from kinfed.engine.scoring.judged import Judged
 from kinfed.records.curves import Curves, client_curves
 from kinfed.records.reader import load_run
 from kinfed.report import build
-from kinfed.report.charts.site_curves import site_curves
+from kinfed.report.charts.figures import site_curves
 
 
 def judged(classes: int, sizes: tuple[int, ...] = (60, 40, 3), seed: int = 0) -> Judged:
