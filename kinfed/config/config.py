@@ -153,6 +153,11 @@ class RunConfig(
         return rule if isinstance(rule, StalenessRule) else None
 
     @property
+    def round_numbers(self) -> range:
+        """Numbers of the rounds of every method, which follow those of a warm start."""
+        return range(self.warm_start + 1, self.warm_start + self.rounds + 1)
+
+    @property
     def schedule(self) -> Schedule:
         from kinfed.server import Schedule
 

@@ -12,9 +12,8 @@ from kinfed.engine import METRICS, would_compile
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.pools import physical_memory
 from kinfed.privacy import check_public, check_statistics
-from kinfed.runs.build import local_examples
-from kinfed.runs.run_inputs import RunInputs
-from kinfed.runs.stage_factory import StageFactory
+from kinfed.runs.loop_factory import StageFactory
+from kinfed.runs.run_inputs import RunInputs, local_examples
 
 OUTPUT_COPIES = 5  # of all outputs: what judging them holds at once (measured: 4.5 with 20,000 classes)
 

@@ -21,8 +21,8 @@ from kinfed.errors import ConfigError
 from kinfed.privacy.policy import Privacy
 from kinfed.records.reader import load_run
 from kinfed.runs import build, run_checks
-from kinfed.runs.build import build_federation
 from kinfed.runs.experiment import run
+from kinfed.runs.run_inputs import build_federation
 
 ROLES = ("--client-column", "c", "--label-column", "y")
 QUICK = ("--rounds", "2", "--seeds", "0", "--algorithms", "fedavg", "--model", "mlr")
