@@ -47,15 +47,9 @@ class JobFolder:
 
     @classmethod
     def open(
-        cls,
-        path: Path | str,
-        config: Mapping[str, Any],
-        fingerprint: str,
-        *,
-        contents: Mapping[str, str] | None = None,
-        resume: bool = False,
-        extend: bool = False,
-    ) -> Self:
+        cls, path: Path | str, config: Mapping[str, Any], fingerprint: str, *,
+        contents: Mapping[str, str] | None = None, resume: bool = False, extend: bool = False,
+    ) -> Self:  # fmt: skip
         """Make the folder this job's, or with `resume` take up the job that it holds.
 
         `fingerprint` is the job's identity; `contents` are digests that it covers besides the configuration, by names

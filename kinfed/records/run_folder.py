@@ -156,15 +156,9 @@ class RunFolder(JobFolder):
                 storage.sync_folder(self.path)
 
     def rewind(
-        self,
-        algorithm: str,
-        seed: int,
-        round: int | None,
-        mark: Mapping[str, Any] | None = None,
-        *,
-        fold: int | None = None,
-        other_mark: Mapping[str, Any] | None = None,
-    ) -> None:
+        self, algorithm: str, seed: int, round: int | None, mark: Mapping[str, Any] | None = None, *,
+        fold: int | None = None, other_mark: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         """Forget what the journal says about this algorithm, seed and fold after `round`, the checkpoint's.
 
         None forgets all of it (there is no checkpoint). A last line that a crash cut is dropped as well. What remains

@@ -41,17 +41,10 @@ from kinfed.serving import save_layout
 
 
 def run(
-    config: RunConfig | Path | str | None = None,
-    *,
-    out: Path | str | None = None,
-    resume: bool = False,
-    extend: bool = False,
-    federation: Federation | None = None,
-    model: str | Mapping[str, Any] | Builder | None = None,
-    observer: Observer | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
-    **settings: Any,
-) -> RunOutcome:
+    config: RunConfig | Path | str | None = None, *, out: Path | str | None = None, resume: bool = False,
+    extend: bool = False, federation: Federation | None = None, model: str | Mapping[str, Any] | Builder | None = None,
+    observer: Observer | None = None, should_stop: Callable[[], bool] = lambda: False, **settings: Any,
+) -> RunOutcome:  # fmt: skip
     """Run a configuration (a RunConfig, a TOML file, or settings by name). `kinfed.run` is this with a display, and
     gives its results as tables, figures and pages (kinfed.api).
 
@@ -120,15 +113,9 @@ class Experiment:
     """All methods and seeds of one configuration; of a cross-validation, in one `fold`."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        federation: Federation | None = None,
-        model: Builder | None = None,
-        observer: Observer | None = None,
-        should_stop: Callable[[], bool] = lambda: False,
-        *,
-        fold: int = 0,
-    ) -> None:
+        self, config: RunConfig, federation: Federation | None = None, model: Builder | None = None,
+        observer: Observer | None = None, should_stop: Callable[[], bool] = lambda: False, *, fold: int = 0,
+    ) -> None:  # fmt: skip
         self.inputs = RunInputs(config, federation, model, fold)
         leave_out_what_cannot_run(self.inputs)
         self.observer = observer or NullObserver()

@@ -270,20 +270,10 @@ class StageFactory:
 
 
 def simulate(
-    federation: Federation,
-    model: Task | Builder | str,
-    algorithm: AnyAlgorithm | str,
-    *,
-    seed: int = 0,
-    training: LocalTraining | None = None,
-    participation: float = 1.0,
-    dropout: float = 0.0,
-    stragglers: float = 0.0,
-    sampling: Sampling = "fixed",
-    workers: int | None = None,
-    stages: Sequence[Stage] = (),
-    **options: Any,
-) -> Loop:
+    federation: Federation, model: Task | Builder | str, algorithm: AnyAlgorithm | str, *, seed: int = 0,
+    training: LocalTraining | None = None, participation: float = 1.0, dropout: float = 0.0, stragglers: float = 0.0,
+    sampling: Sampling = "fixed", workers: int | None = None, stages: Sequence[Stage] = (), **options: Any,
+) -> Loop:  # fmt: skip
     """A server loop over a federation, ready for `round()`, `rounds(n)` and `evaluate()`.
 
     `model` is a name, a function that makes a module, or a task; `stages` is what happens to updates on their way

@@ -280,15 +280,9 @@ def partition_name(config: RunConfig) -> str:
 
 
 def build_task(
-    config: RunConfig,
-    shape: tuple[int, ...],
-    problem: Problem,
-    *,
-    build: Builder | None = None,
-    device: torch.device | str = "cpu",
-    example: Tensor | None = None,
-    examples: float = 0,
-) -> ModuleTask:
+    config: RunConfig, shape: tuple[int, ...], problem: Problem, *, build: Builder | None = None,
+    device: torch.device | str = "cpu", example: Tensor | None = None, examples: float = 0,
+) -> ModuleTask:  # fmt: skip
     """The task of a configuration's model (or of the module that `build` makes) for examples of this shape; it is tried
     on an `example` batch at once, where there is one. `examples` are those of all local steps together."""
     name, options, outputs = config.model.name, config.model.options, problem.outputs

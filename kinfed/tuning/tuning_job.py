@@ -145,13 +145,9 @@ class TuningJob:
     """The methods of a configuration, on data with validation examples."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        where: Where,
-        federation: Federation | None,
-        model: Builder | None,
+        self, config: RunConfig, where: Where, federation: Federation | None, model: Builder | None,
         should_stop: Callable[[], bool],
-    ) -> None:
+    ) -> None:  # fmt: skip
         config.check(where)
         share = DEFAULT_VALIDATION if config.validation == "auto" else config.validation
         if not share:
@@ -198,15 +194,12 @@ class TuningJob:
         for place, seed in enumerate(config.seeds):
             with self.experiment.make_loop(algorithm, seed) as loop:
                 run = MethodRun(
-                    type(algorithm).__name__,
-                    loop,
-                    ClientTable.from_federation(self.experiment.inputs.federation(seed)),
-                    config.rounds,
-                    eval_every=config.eval_every,
-                    split="val",
+                    type(algorithm).__name__, loop,
+                    ClientTable.from_federation(self.experiment.inputs.federation(seed)), config.rounds,
+                    eval_every=config.eval_every, split="val",
                     observer=_TrialObserver(place * config.rounds - config.warm_start, report, figure),
                     should_stop=self.experiment.should_stop,
-                )
+                )  # fmt: skip
                 score = run.execute().personal.get(figure)
             if score is None:
                 raise ConfigError(

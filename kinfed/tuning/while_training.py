@@ -33,17 +33,10 @@ PROBE_STEPS = 3  # of local training, after which an option that matters to clie
 
 
 def tune_while_training(
-    config: RunConfig,
-    configurations: int,
-    out: Path | str,
-    *,
-    resume: bool = False,
-    ranges: Mapping[str, Mapping[str, Range]] | None = None,
-    federation: Federation | None = None,
-    model: Builder | None = None,
-    observer: Observer | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> TuneResult[Explored]:
+    config: RunConfig, configurations: int, out: Path | str, *, resume: bool = False,
+    ranges: Mapping[str, Mapping[str, Range]] | None = None, federation: Federation | None = None,
+    model: Builder | None = None, observer: Observer | None = None, should_stop: Callable[[], bool] = lambda: False,
+) -> TuneResult[Explored]:  # fmt: skip
     """Train every method of the configuration once, in several configurations of its local settings."""
     if configurations < 2:
         raise ConfigError(f"tuning while training chooses among two configurations at least; got {configurations}")
@@ -113,13 +106,9 @@ def _changes_clients(experiment: Experiment, first: AnyAlgorithm, ends: list[Any
 
 
 def _explore(
-    job: TuningJob,
-    label: str,
-    values: list[dict[str, Any]],
-    variants: tuple[AnyAlgorithm, ...],
-    folder: RunFolder,
+    job: TuningJob, label: str, values: list[dict[str, Any]], variants: tuple[AnyAlgorithm, ...], folder: RunFolder,
     observer: Observer,
-) -> Explored:
+) -> Explored:  # fmt: skip
     """One method under every seed."""
     config, experiment, algorithm = job.config, job.experiment, FedEx.of(variants)
     figures, chances = [], []
