@@ -77,8 +77,7 @@ def run_sentence(config: RunConfig) -> str:
 
 
 def results_table(results: Sequence[dict[str, Any]], baselines: Sequence[Baseline] = ()) -> Table:
-    """Means over seeds, with the standard deviation where there are several; the last row is what clients reach without
-    a model."""
+    """Means over seeds, with the standard deviation where there are several, and the baseline without a model."""
     name = results[0].get("metric", "accuracy")
     metric, worst = METRICS.find(name), "worst10" if name == "accuracy" else f"{name}_worst10"
     unit = f" {metric.unit}".rstrip() if metric else " %"

@@ -141,8 +141,7 @@ def names(kind: str) -> dict[str, str]:
 
 
 def model_sizes(name: str) -> tuple[str, str]:
-    """Parameters of a model, and the examples that they are counted for; empty where it was registered without
-    an example."""
+    """Parameters of a model, and the examples that they are counted for; empty where it has no example."""
     facts = registry_of("model")[name].facts
     if "example" not in facts:
         return "", ""

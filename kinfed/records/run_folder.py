@@ -70,11 +70,7 @@ class JournalMark:
 
 
 class RunFolder(JobFolder):
-    """The folder of a run:
-
-    with RunFolder.open(path, config, fingerprint) as run:
-        run.append_round({...})
-    """
+    """The folder of a run, opened as any other."""
 
     def __init__(self, path: Path | str):
         super().__init__(path)

@@ -82,10 +82,8 @@ def refuse_changes(before: RunConfig, digests: Mapping[str, str], now: RunInputs
 
 
 def _refuse_other_shares(then: RunInputs, now: RunInputs) -> None:
-    for was, becomes, name in (
-        (then.validation_share(), now.validation_share(), "validation"),
-        (then.public_share(), now.public_share(), "public"),
-    ):
+    for name in ("validation", "public"):
+        was, becomes = (getattr(inputs, f"{name}_share")() for inputs in (then, now))
         if was != becomes:
             raise ConfigError(
                 f"the new methods need {name} examples, a share of {becomes:g} of the training rows instead of "

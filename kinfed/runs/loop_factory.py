@@ -83,8 +83,7 @@ class LoopFactory:
     def make(
         self, algorithm: AnyAlgorithm, seed: int, rounds: range, start: CommonStart, state_folder: Path | None = None
     ) -> Loop:
-        """The algorithm from `start` on. Clients' states are kept in `state_folder` where there is one, otherwise in
-        memory."""
+        """Make it from `start` on. Clients' states are kept in `state_folder` where there is one, else in memory."""
         inputs, config, schedule = self.inputs, self.inputs.config, self.inputs.config.schedule
         whole, data = inputs.training_parts(seed, algorithm)
         data, population = prepare_data(algorithm, data, data.population(seed, config.participation))

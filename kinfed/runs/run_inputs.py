@@ -226,8 +226,7 @@ def _outline(task: ModuleTask) -> str:
 
 
 def _foreign_source(kind: type) -> str | None:
-    """The source of an algorithm that is not kinfed's own (of which the version is written down); None where there is
-    no file of it, as for a class typed in a shell."""
+    """The source of an algorithm that is not kinfed's own; None where there is no file of it, as in a shell."""
     if kind.__module__.partition(".")[0] == "kinfed":
         return None
     try:

@@ -71,9 +71,8 @@ def tune(
         with _quiet_optuna():
             methods = [trial_runs.tune(label, space) for label, space in spaces.items()]
     shown = METRICS.named(job.metric).shown
-    heading = (
-        f"Chosen by mean client {job.metric} on validation data: {trials} trial(s) of {config.rounds} rounds per method"
-    )
+    budget = f"{trials} trial(s) of {config.rounds} rounds per method"
+    heading = f"Chosen by mean client {job.metric} on validation data: {budget}"
     comments = {
         tuned.label: f"{shown(tuned.best.value or 0)} on validation data; {shown(tuned.default)} as configured"
         for tuned in methods

@@ -107,15 +107,11 @@ def best_toml(config: RunConfig, heading: str, comments: Mapping[str, str]) -> s
     changed = config.changed
     skipped = {*NON_RESULT_SETTINGS, "algorithms", "seeds"} - {"data", "plugins"}
     settings = {name: value for name, value in changed.items() if name not in skipped}
-    seeds = ", ".join(map(str, config.seeds))
-    parts = [f"# {heading},\n# seed(s) {seeds}. Run with: kinfed run best.toml --seeds ...\n{_toml(settings)}"]
+    seeds, toml = ", ".join(map(str, config.seeds)), tomli_w.dumps(_without_none(settings))
+    parts = [f"# {heading},\n# seed(s) {seeds}. Run with: kinfed run best.toml --seeds ...\n{toml}"]
     for label, comment in comments.items():
-        parts.append(f"# {comment}\n" + _toml({"algorithms": {label: config.algorithms[label]}}))
+        parts.append(f"# {comment}\n" + tomli_w.dumps(_without_none({"algorithms": {label: config.algorithms[label]}})))
     return "\n".join(parts)
-
-
-def _toml(table: Mapping[str, Any]) -> str:
-    return tomli_w.dumps(_without_none(table))
 
 
 def _without_none(value: Any) -> Any:

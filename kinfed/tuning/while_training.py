@@ -42,9 +42,8 @@ def tune_while_training(
         raise ConfigError(f"tuning while training chooses among two configurations at least; got {configurations}")
     job = TuningJob(config, "tuning while training", federation, model, should_stop)
     observer = observer or NullObserver()
-    methods = {
-        label: _variants(job, label, space, configurations, observer) for label, space in job.spaces(ranges).items()
-    }
+    spaces = job.spaces(ranges)
+    methods = {label: _variants(job, label, space, configurations, observer) for label, space in spaces.items()}
     search = {"while_training": configurations, "variants": {label: values for label, (values, _) in methods.items()}}
     with job.open(RunFolder, out, search, resume) as folder:
         found = [
@@ -121,8 +120,6 @@ def _explore(
             )  # fmt: skip
             figures.append(run.execute().personal.get(f"{job.metric}_mean", 0.0))
             chances.append(loop.server.named()["theta"])
-    mean = torch.stack(chances).mean(0)
-    chance = tuple(float(f"{one:.6g}") for one in mean.tolist())
-    return Explored(
-        label, config.algorithms[label]["method"], job.metric, sum(figures) / len(figures), tuple(values), chance
-    )
+    chance = tuple(float(f"{one:.6g}") for one in torch.stack(chances).mean(0).tolist())
+    method, value = config.algorithms[label]["method"], sum(figures) / len(figures)
+    return Explored(label, method, job.metric, value, tuple(values), chance)
