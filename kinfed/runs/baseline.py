@@ -25,8 +25,7 @@ def baseline_name(problem: Problem) -> str:
 
 
 def constant_outputs(data: Federation, ids: Tensor) -> Tensor:
-    """[n, C] what every client of `ids` predicts for all its rows: log-probabilities of classes, or the standardized
-    mean of the target."""
+    """[n, C] what each client of `ids` predicts for all its rows: log-probabilities, or the standardized mean."""
     if not data.problem.is_regression:
         counts = data.class_counts()[ids].to(torch.float64) + 1
         return (counts / counts.sum(1, keepdim=True)).log()

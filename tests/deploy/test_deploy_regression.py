@@ -22,7 +22,7 @@ from kinfed.deploy.server.deployment_server import serve
 from kinfed.deploy.settings import Deployment
 from kinfed.errors import ConfigError
 from kinfed.newcomers.adoption import adopt
-from kinfed.newcomers.newcomer import newcomer_from_table
+from kinfed.newcomers.finished import newcomer_from_table
 from kinfed.runs.experiment import run
 from kinfed.serving.pipeline import ModelPipeline
 

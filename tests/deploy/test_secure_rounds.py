@@ -24,7 +24,7 @@ from kinfed.deploy.transport.exchange import Sent
 from kinfed.deploy.transport.kinds import CONFIRM, MASK, SECURE_KINDS, SHARE, TRAIN, UNMASK
 from kinfed.deploy.transport.wire import MessageError, Packet
 from kinfed.errors import ConfigError
-from kinfed.runs.simulation import simulate
+from kinfed.runs.loop_factory import simulate
 from kinfed.serving.pipeline import ModelPipeline
 from kinfed.updates.secure_sum import ProtocolSize
 from kinfed.updates.stages import Updates

@@ -22,7 +22,7 @@ from kinfed.deploy.server.deployment_server import serve
 from kinfed.deploy.settings import Deployment
 from kinfed.errors import ConfigError
 from kinfed.runs import experiment
-from kinfed.runs.build import build_federation
+from kinfed.runs.run_inputs import build_federation
 
 
 def config(sets: tuple[str, ...] = (), **values: Any) -> RunConfig:

@@ -24,7 +24,7 @@ from kinfed.deploy.transport.kinds import EVALUATE, TRAIN
 from kinfed.errors import CheckpointError, ConfigError, StorageError
 from kinfed.privacy.noise import seeded_noise
 from kinfed.records.checkpoint import Checkpoints
-from kinfed.runs.simulation import simulate
+from kinfed.runs.loop_factory import simulate
 from kinfed.server.schedule import Schedule
 from kinfed.serving.pipeline import ModelPipeline
 from kinfed.updates.stages import Road

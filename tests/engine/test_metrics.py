@@ -17,7 +17,7 @@ from kinfed.engine.scoring.judged import Judged
 from kinfed.engine.scoring.metric_catalogue import METRICS
 from kinfed.engine.scoring.score import Score, summarize
 from kinfed.errors import ConfigError
-from kinfed.records.headline import headline_text
+from kinfed.records.run_record import headline_text
 
 SIZES = (30, 25, 90)
 

@@ -14,7 +14,7 @@ from kinfed.data.federations.federation import Federation
 from kinfed.engine.scoring.judged import Judged
 from kinfed.engine.scoring.metric_catalogue import METRICS
 from kinfed.errors import ConfigError
-from kinfed.records.headline import headline_text
+from kinfed.records.run_record import headline_text
 
 PROBLEMS = {
     "binary": Problem.of_classes(2),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import kinfed
 from conftest import MakeBatch
-from kinfed.cli.listing import gradient_path, model_sizes
+from kinfed.cli.inspect_command import gradient_path, model_sizes
 from kinfed.engine.task_factory import make_task
 from kinfed.engine.zoo.models import MODELS, ModelOutline, build_model, model_outline
 from kinfed.engine.zoo.residual_nets import Shortcut
