@@ -53,15 +53,9 @@ class Pool(Protocol):
         it was held."""
 
     def evaluate(
-        self,
-        ids: Tensor,
-        download: Download,
-        round: int,
-        *,
-        split: str = "test",
-        server_model: ServerModelOf | None = None,
-        keep_models: bool = False,
-    ) -> Evaluation:
+        self, ids: Tensor, download: Download, round: int, *, split: str = "test",
+        server_model: ServerModelOf | None = None, keep_models: bool = False,
+    ) -> Evaluation:  # fmt: skip
         """Personal models, and the server's where `server_model` is given, on one split. Changes nothing. A client
         without a state deploys the server's model, where there is one (kinfed.algorithms.base.deployed_models)."""
 

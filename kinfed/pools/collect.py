@@ -29,14 +29,9 @@ class UpdatesCollector:
         self._record: Record | None = None
 
     def add(
-        self,
-        positions: Tensor,
-        up: Tree | None,
-        nbytes: int,
-        *,
-        refused: Mapping[int, str] | None = None,
+        self, positions: Tensor, up: Tree | None, nbytes: int, *, refused: Mapping[int, str] | None = None,
         record: Record | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Updates of the clients ids[positions], one row each; `nbytes` and `refused` of all who sent one. `up` may be
         kept as it is: it must not change any more."""
         self._nbytes += nbytes
@@ -79,14 +74,11 @@ def join_evaluations(ids: Tensor, positions: Sequence[Tensor], parts: Sequence[E
     for part in parts:
         record = join_records(record, part.record)
     return Evaluation(
-        ids,
-        scores([part.personal for part in parts]),
-        scores([part.server_model for part in parts]),
+        ids, scores([part.personal for part in parts]), scores([part.server_model for part in parts]),
         {name: rows([part.figures[name] for part in parts]) for name in parts[0].figures},
         torch.cat(models)[back] if models else None,
-        {name: score for name, score in alternatives.items() if score is not None},
-        record,
-    )
+        {name: score for name, score in alternatives.items() if score is not None}, record,
+    )  # fmt: skip
 
 
 def join_records(one: Record | None, other: Record | None) -> Record | None:

@@ -46,19 +46,10 @@ class LocalPool:
     only to deploy it, the states of the others are dropped. `stages`: what happens to updates on their way."""
 
     def __init__(
-        self,
-        algorithm: AnyAlgorithm,
-        task: Task,
-        federation: Federation,
-        seed: int,
-        *,
-        workers: int | None = None,
-        chunk: int | None = None,
-        state_folder: Path | None = None,
-        state_bytes: int = 0,
-        evaluated: Tensor | None = None,
-        stages: Iterable[Stage] = (),
-    ) -> None:
+        self, algorithm: AnyAlgorithm, task: Task, federation: Federation, seed: int, *, workers: int | None = None,
+        chunk: int | None = None, state_folder: Path | None = None, state_bytes: int = 0,
+        evaluated: Tensor | None = None, stages: Iterable[Stage] = (),
+    ) -> None:  # fmt: skip
         if algorithm.training.augment is not None:
             augmentation(algorithm.training.augment, federation.features.shape)  # refused now, not in the first batch
         self.algorithm = algorithm
@@ -154,15 +145,9 @@ class LocalPool:
         return self._blank.map(lambda tensor: tensor.expand(len(ids), *tensor.shape[1:]))
 
     def evaluate(
-        self,
-        ids: Tensor,
-        download: Download,
-        round: int,
-        *,
-        split: str = "test",
-        server_model: ServerModelOf | None = None,
-        keep_models: bool = False,
-    ) -> Evaluation:
+        self, ids: Tensor, download: Download, round: int, *, split: str = "test",
+        server_model: ServerModelOf | None = None, keep_models: bool = False,
+    ) -> Evaluation:  # fmt: skip
         """Personal models (and the server's, through `server_model(ids) -> [n, P]`) on one split. Changes nothing."""
         pieces = self._pieces(self.federation.split(split), ids)
 
@@ -183,13 +168,9 @@ class LocalPool:
             }
             deployed, *others = models
             return Evaluation(
-                who,
-                scores[deployed],
-                of_server,
-                self.algorithm.client_figures(state),
-                models[deployed].clone() if keep_models else None,
-                {name: scores[name] for name in others},
-            )
+                who, scores[deployed], of_server, self.algorithm.client_figures(state),
+                models[deployed].clone() if keep_models else None, {name: scores[name] for name in others},
+            )  # fmt: skip
 
         parts = list(self._map(evaluate_chunk, pieces))
         return join_evaluations(ids, pieces, parts)

@@ -62,13 +62,9 @@ class RayCluster:
     """Workers for the runs of one process, started once and used by one pool after the other."""
 
     def __init__(
-        self,
-        address: str | None = None,
-        workers: int | None = None,
-        say: Callable[[str], None] = lambda text: None,
-        *,
+        self, address: str | None = None, workers: int | None = None, say: Callable[[str], None] = lambda text: None, *,
         gpus: float = 0.0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`say`: told which worker is waited for, since when and what it does, where an answer takes long. `gpus`: of
         each worker, which then computes on `cuda`; a fraction shares one among several workers."""
         self._say = say
@@ -258,15 +254,9 @@ class RayPool:
         self._held = []
 
     def evaluate(
-        self,
-        ids: Tensor,
-        download: Download,
-        round: int,
-        *,
-        split: str = "test",
-        server_model: ServerModelOf | None = None,
-        keep_models: bool = False,
-    ) -> Evaluation:
+        self, ids: Tensor, download: Download, round: int, *, split: str = "test",
+        server_model: ServerModelOf | None = None, keep_models: bool = False,
+    ) -> Evaluation:  # fmt: skip
         send, send_model = _BroadcastCache(download), _BroadcastCache(server_model or (lambda who: None))
         calls: list[tuple[_WorkerSlot, Tensor, Call, Any]] = []
         for slot, positions in self._by_slot(ids):

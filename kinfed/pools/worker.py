@@ -50,14 +50,9 @@ class Worker:
         self._shard = shard
 
     def start_run(
-        self,
-        run: str,
-        algorithm: AnyAlgorithm,
-        task: Task,
-        seed: int,
-        stages: Sequence[Stage] = (),
+        self, run: str, algorithm: AnyAlgorithm, task: Task, seed: int, stages: Sequence[Stage] = (),
         device: str = "cpu",
-    ) -> None:
+    ) -> None:  # fmt: skip
         """A new run, in which no client has a state yet; `run` is its identity, `device` where this worker computes."""
         self.close()
         assert self._shard is not None
@@ -81,13 +76,10 @@ class Worker:
     ) -> Evaluation:
         with recorded(self.pool.task, EVALUATION) as record:
             evaluation = self.pool.evaluate(
-                ids,
-                _download(ids, down),
-                round,
-                split=split,
+                ids, _download(ids, down), round, split=split,
                 server_model=None if server_model is None else lambda who: _rows_of(server_model, ids, who),
                 keep_models=keep_models,
-            )
+            )  # fmt: skip
         evaluation.record = record
         return evaluation
 

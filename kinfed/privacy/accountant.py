@@ -217,10 +217,9 @@ def fixed_size_noise(target: float, q: float, rounds: int, delta: float) -> floa
     """The least noise with which `fixed_size_epsilon` does not exceed the target."""
     events = (Event(q, 1, rounds),)
     return least_noise(
-        target,
-        lambda noise: fixed_size_epsilon(q, rounds, noise, delta),
+        target, lambda noise: fixed_size_epsilon(q, rounds, noise, delta),
         lambda noise: _guess(events, noise / 2, delta),
-    )
+    )  # fmt: skip
 
 
 def most_rounds(spent: Events, each: Events, noise: float, delta: float, budget: float, horizon: int) -> int:

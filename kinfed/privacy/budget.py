@@ -24,14 +24,9 @@ from kinfed.privacy.policy import Privacy
 
 
 def make_budget(
-    privacy: Privacy,
-    algorithm: AnyAlgorithm,
-    task: Task,
-    source: Source,
-    count: Tensor,
-    calls: Tensor,
+    privacy: Privacy, algorithm: AnyAlgorithm, task: Task, source: Source, count: Tensor, calls: Tensor,
     spent: Ledger | None = None,
-) -> PrivacyBudget:
+) -> PrivacyBudget:  # fmt: skip
     """The private form of a task (`budget.task`) and what is counted of it.
 
     `count` [K] training examples, `calls` [K] how often each client will be called as far as one can tell, `spent`

@@ -53,14 +53,9 @@ class AsyncLoop(Loop):
     """A loop whose stages include `Staleness`, and whose schedule has a clock."""
 
     def __init__(
-        self,
-        algorithm: Algorithm[Any, Any, Any, Any],
-        task: Task,
-        pool: Pool,
-        population: Population,
-        schedule: Schedule,
-        stages: Iterable[Stage],
-    ) -> None:
+        self, algorithm: Algorithm[Any, Any, Any, Any], task: Task, pool: Pool, population: Population,
+        schedule: Schedule, stages: Iterable[Stage],
+    ) -> None:  # fmt: skip
         super().__init__(algorithm, task, pool, population, schedule, stages)
         staleness = self.stages.find(Staleness)
         if staleness is None or schedule.clock is None:

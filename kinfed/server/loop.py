@@ -48,14 +48,9 @@ class Loop:
     """
 
     def __init__(
-        self,
-        algorithm: Algorithm[Any, Any, Any, Any],
-        task: Task,
-        pool: Pool,
-        population: Population,
-        schedule: Schedule | None = None,
-        stages: Iterable[Stage] = (),
-    ) -> None:
+        self, algorithm: Algorithm[Any, Any, Any, Any], task: Task, pool: Pool, population: Population,
+        schedule: Schedule | None = None, stages: Iterable[Stage] = (),
+    ) -> None:  # fmt: skip
         self.algorithm = algorithm
         self.task = task
         self.pool = pool
@@ -167,18 +162,12 @@ class Loop:
     def _report(self, updates: Updates, began: float, active: int, bytes_down: int, **more: Any) -> RoundReport:
         before_down, before_up = self.population.exchanged if self.completed == self.first_round else (0, 0)
         return RoundReport(
-            round=self.completed,
-            seconds=time.perf_counter() - began,
-            active=active,
-            dropped=active - len(updates.ids),
-            bytes_down=before_down + bytes_down + updates.nbytes_down,
-            bytes_up=before_up + updates.nbytes,
+            round=self.completed, seconds=time.perf_counter() - began, active=active, dropped=active - len(updates.ids),
+            bytes_down=before_down + bytes_down + updates.nbytes_down, bytes_up=before_up + updates.nbytes,
             rejected=sorted(updates.refused),
-            reasons={client: reason for client, reason in updates.refused.items() if reason},
-            note=updates.note,
-            clock=self._time(),
-            **more,
-        )
+            reasons={client: reason for client, reason in updates.refused.items() if reason}, note=updates.note,
+            clock=self._time(), **more,
+        )  # fmt: skip
 
     def _time(self) -> float | None:
         return None if self.clock is None else self.now
@@ -211,13 +200,9 @@ class Loop:
         with ExitStack() as around:
             records = [around.enter_context(stage.evaluating()) for stage in self.stages]
             evaluation = self.pool.evaluate(
-                ids,
-                lambda who: self.algorithm.download(server, who),
-                self.completed,
-                split=split,
-                server_model=None if models is None else models.rows,
-                keep_models=keep_models,
-            )
+                ids, lambda who: self.algorithm.download(server, who), self.completed, split=split,
+                server_model=None if models is None else models.rows, keep_models=keep_models,
+            )  # fmt: skip
             _join(records, evaluation.record)
         return replace(evaluation, took_part=self.took_part[evaluation.ids])
 

@@ -61,11 +61,9 @@ class ModelInputs:
         scale = {name: None if value is None else value.tolist() for name, value in
                  (("mean", self.mean), ("std", self.std))}  # fmt: skip
         plain = {
-            "shape": list(self.shape),
-            "problem": self.problem.to_json(),
-            "tokens": self.tokens,
+            "shape": list(self.shape), "problem": self.problem.to_json(), "tokens": self.tokens,
             "options": self.options,
-        }
+        }  # fmt: skip
         learnt = None if self.preprocessing is None else self.preprocessing.to_json()
         text = None if self.text is None else asdict(self.text)
         return json.dumps({**plain, **scale, "preprocessing": learnt, "text": text})

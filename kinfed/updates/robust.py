@@ -95,11 +95,9 @@ class TrimmedMean(Rule):
     by_coordinate = True
 
     share: float = option(
-        0.2,
-        "share of the clients whose smallest, and as many whose largest, values are left out of every coordinate",
-        ge=0,
-        lt=0.5,
-    )
+        0.2, "share of the clients whose smallest, and as many whose largest, values are left out of every coordinate",
+        ge=0, lt=0.5,
+    )  # fmt: skip
 
     def __call__(self, rows: Tensor) -> Tensor:
         cut = self.withstands(len(rows))

@@ -54,11 +54,9 @@ class Updates:
         ids = self.ids.tolist()
         keep = torch.tensor([row for row in range(len(ids)) if row not in reasons], dtype=torch.int64)
         return replace(
-            self,
-            ids=self.ids[keep],
-            rows=self.rows.take(keep) if len(keep) else None,
+            self, ids=self.ids[keep], rows=self.rows.take(keep) if len(keep) else None,
             refused=self.refused | {ids[row]: reason for row, reason in reasons.items()},
-        )
+        )  # fmt: skip
 
     def unused(self, note: str) -> Updates:
         """Use none of them, for a reason that the round's note gives."""

@@ -59,18 +59,9 @@ class UserLevel(Stage):
     hides_absence = True
 
     def __init__(
-        self,
-        privacy: UserPrivacy,
-        template: Tree,
-        averages: tuple[str, ...],
-        source: Source,
-        sampling: ClientSampling,
-        expected: float,
-        rounds: range,
-        *,
-        summands: int | None = None,
-        books: SumCounter | None = None,
-    ) -> None:
+        self, privacy: UserPrivacy, template: Tree, averages: tuple[str, ...], source: Source, sampling: ClientSampling,
+        expected: float, rounds: range, *, summands: int | None = None, books: SumCounter | None = None,
+    ) -> None:  # fmt: skip
         """`template`: an update [1, ...] of the method; `expected`: E; `rounds`: those that the run will have; the ones
         before them (a warm start) have been as private as these and count. `summands`: the most clients of a round,
         where they shorten updates themselves and the server sees only the sum (kinfed.updates.secure_sum). `books`: the

@@ -54,12 +54,9 @@ class SecureNodePool(NodePool):
         members = tuple(self._member(k) for k in numbers)
         assembly = Assembly(self.run, round, members, tuple(answers[k] for k in numbers))
         secure = SecureRound(
-            self._asker(round),
-            assembly,
-            self._width,
-            max(needed, self.settings.least),
+            self._asker(round), assembly, self._width, max(needed, self.settings.least),
             self.deployment.secure_threshold,
-        )
+        )  # fmt: skip
         try:
             total = secure.total()
             mean = self._mean(total)

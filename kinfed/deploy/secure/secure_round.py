@@ -136,13 +136,9 @@ class SecureRound:
         )  # fmt: skip
 
     def _put(
-        self,
-        kind: str,
-        requests: Mapping[int, Packet],
-        read: Callable[[Packet], Any],
-        done: str,
+        self, kind: str, requests: Mapping[int, Packet], read: Callable[[Packet], Any], done: str,
         check: Callable[[int, Any], bool] = lambda place, value: True,
-    ) -> dict[int, Any]:
+    ) -> dict[int, Any]:  # fmt: skip
         """Ask the clients at these places; returns the values that came."""
         members, values = self.assembly.members, dict[int, Any]()
         self.nbytes_down += sum(request.nbytes for request in requests.values())
