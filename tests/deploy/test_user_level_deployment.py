@@ -20,7 +20,7 @@ from kinfed.deploy.server.deployment_server import serve
 from kinfed.deploy.server.server_privacy import FILE, SecretSchedule, SumLedger
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.exchange import Sent
-from kinfed.deploy.transport.kinds import EVALUATE, TRAIN
+from kinfed.deploy.transport.wire import EVALUATE, TRAIN
 from kinfed.errors import CheckpointError, ConfigError, StorageError
 from kinfed.privacy.noise import seeded_noise
 from kinfed.records.checkpoint import Checkpoints

@@ -30,7 +30,7 @@ from kinfed.deploy.node.requests import Preparation, prepare, stored_state, with
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.node.vault_entry import VaultEntry
 from kinfed.deploy.settings import Deployment
-from kinfed.deploy.transport.kinds import EVALUATE, HELLO, SECURE_KINDS, SUMS, TRAIN
+from kinfed.deploy.transport import wire
 from kinfed.deploy.transport.wire import MessageError, Packet, message_types, sent_tensors, tree_of
 from kinfed.engine import Score, Task, module_for, task_for
 from kinfed.errors import ConfigError, KinfedError, ModelError, StorageError
@@ -75,7 +75,7 @@ class Node:
         return cls({one.client: NodeClient(one, deployment) for one in NodeSettings.parse_all(node_config)}, number)
 
     def answer(self, kind: str, order: Packet) -> Packet:
-        if kind == HELLO:
+        if kind == wire.HELLO:
             nonce = order.require("nonce", str)
             with _withheld_errors(", ".join(self.clients)):
                 return Packet({"clients": [client.hello(nonce, self.number) for client in self.clients.values()]})
@@ -86,9 +86,9 @@ class Node:
             )
         client = self.clients[name]
         with _withheld_errors(name):
-            if kind in SECURE_KINDS:
+            if kind in wire.SECURE_KINDS:
                 return client.secure_answer(kind, order)
-            return {SUMS: client.sums, TRAIN: client.train, EVALUATE: client.evaluate}[kind](order)
+            return {wire.SUMS: client.sums, wire.TRAIN: client.train, wire.EVALUATE: client.evaluate}[kind](order)
 
 
 class NodeClient:
@@ -140,7 +140,7 @@ class NodeClient:
         effort = order.require("effort", float)
         if not 0 < effort <= 1:
             raise MessageError(f"effort is a share of the local work in (0, 1]; the message says {effort}")
-        prepared, entry = self._prepare(TRAIN, order), self._entry(order)
+        prepared, entry = self._prepare(wire.TRAIN, order), self._entry(order)
         with prepared.log_locked(), entry.locked():
             self._check_order(round, entry.newest_round)
             if self.deployment.run.secure is not None:
@@ -204,7 +204,7 @@ class NodeClient:
         round, accepted = order.require("round", int), order.require("accepted", int)
         split = order.require("split", str)
         self.rules.check_split(self.settings.client, self.deployment, self.algorithm, split)
-        prepared, entry = self._prepare(EVALUATE, order), self._entry(order)
+        prepared, entry = self._prepare(wire.EVALUATE, order), self._entry(order)
         with prepared.log_locked(), entry.locked():
             self._check_order(round, entry.model_round)
             client, moments, lost = prepared.state(entry, accepted)

@@ -34,8 +34,7 @@ from kinfed.deploy.node.privacy_log import Answered, ByNoise
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.node.vault_entry import VaultEntry, now
 from kinfed.deploy.settings import Deployment
-from kinfed.deploy.transport.kinds import EVALUATE, TRAIN
-from kinfed.deploy.transport.wire import MessageError, Packet, message_types, received_tensors, tree_of
+from kinfed.deploy.transport.wire import EVALUATE, TRAIN, MessageError, Packet, message_types, received_tensors, tree_of
 from kinfed.engine import ModuleTask, Task
 from kinfed.errors import ConfigError, DataError, StorageError
 from kinfed.privacy import Events, Privacy, PrivateTask, Record, merge, new_nonce, planned_events

@@ -13,6 +13,7 @@ import numpy as np
 from kinfed.config import DEFAULTS, NON_RESULT_SETTINGS, Named, RunConfig
 from kinfed.core import storage
 from kinfed.data import Federation
+from kinfed.deploy.operator.site_kit import can_name_a_key
 from kinfed.deploy.settings import NONE, SETTINGS
 from kinfed.errors import ConfigError
 
@@ -36,11 +37,9 @@ class Site:
 def site_names(federation: Federation) -> list[str]:
     """The clients' own names if they can name a key file, else client-0, client-1, ..."""
     names = federation.names
-    usable = all(
-        storage.file_name(name) == name and name not in ("ca", "server") and "," not in name and not name.isdigit()
-        for name in names
-    )
-    return list(names) if usable else [f"client-{k}" for k in range(len(names))]
+    if all(can_name_a_key(name) and "," not in name and not name.isdigit() for name in names):
+        return list(names)
+    return [f"client-{k}" for k in range(len(names))]
 
 
 def write_sites(folder: Path, federation: Federation, names: list[str]) -> list[Site]:
@@ -83,12 +82,8 @@ def deployment_settings(config: RunConfig, federation: Federation, names: list[s
         if name not in (*SETTINGS, *DATA_SETTINGS, *NON_RESULT_SETTINGS, "algorithms", "seeds", "preset"):
             raise ConfigError(f"{name} is no setting of a deployment; leave it out")
     values = {name: getattr(config, name) for name in SETTINGS if name in DEFAULTS and name != "clients"}
-    owned = {
-        f"{name}.{key}": value
-        for name in ("model", "robust")
-        if isinstance(values[name], Named)
-        for key, value in values[name].options.items()
-    }
+    named = {name: values[name] for name in ("model", "robust") if isinstance(values[name], Named)}
+    owned = {f"{name}.{key}": value for name, one in named.items() for key, value in one.options.items()}
     problem = federation.problem
     if problem.is_regression:
         target = {"target": f"{problem.mean!r},{problem.scale!r}"}

@@ -20,8 +20,7 @@ from kinfed.deploy.node.node import Node
 from kinfed.deploy.server.deployment_server import serve
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.exchange import Answer, Sent
-from kinfed.deploy.transport.kinds import EVALUATE, HELLO, SECURE_KINDS, SUMS, TRAIN
-from kinfed.deploy.transport.wire import MessageError, Packet, arrays
+from kinfed.deploy.transport.wire import EVALUATE, HELLO, SECURE_KINDS, SUMS, TRAIN, MessageError, Packet, arrays
 from kinfed.errors import KinfedError
 
 _HEADER, _JSON = "header", "json"  # names of the record of a packet's header, and of the text in it

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kinfed.algorithms import COUNT, mean_from_row
 from kinfed.core import Tree
 from kinfed.deploy.secure.secure_messages import Assembly, KeyRecord, Member
-from kinfed.deploy.secure.secure_round import Ask, NoSum, SecureRound, SecureTotal, read_record
+from kinfed.deploy.secure.secure_round import NoSum, SecureRound, read_record
 from kinfed.deploy.server.node_pool import NodePool
-from kinfed.deploy.transport.kinds import TRAIN
 from kinfed.deploy.transport.wire import MessageError, Packet, tree_of
 from kinfed.updates import SecureSettings, Updates, secure_sum, user_level
 
@@ -32,16 +33,9 @@ class SecureNodePool(NodePool):
             self._fixed_point = user_level.unit_sum(len(counts))
         else:
             declared = int(counts.sum()) if self._by_examples else len(counts)
-            self._fixed_point = secure_sum.FixedPoint(
-                settings.largest, math.ceil(declared * (1 + self.deployment.drift))
-            )
-
-    def _order(
-        self, kind: str, k: int, round: int, down: Tree, groups: Mapping[str, Any] | None = None, **more: Any
-    ) -> Packet:
-        if kind == TRAIN:
-            more["total"] = self._fixed_point.total
-        return super()._order(kind, k, round, down, groups, **more)
+            most = math.ceil(declared * (1 + self.deployment.drift))
+            self._fixed_point = secure_sum.FixedPoint(settings.largest, most)
+        self._train_terms = {"total": self._fixed_point.total}
 
     def _read_update(self, k: int, round: int, answer: Packet) -> KeyRecord:
         """Keys, where a plain pool gets an update."""
@@ -53,44 +47,36 @@ class SecureNodePool(NodePool):
         numbers = sorted(answers)
         members = tuple(self._member(k) for k in numbers)
         assembly = Assembly(self.run, round, members, tuple(answers[k] for k in numbers))
-        secure = SecureRound(
-            self._asker(round), assembly, self._width, max(needed, self.settings.least),
-            self.deployment.secure_threshold,
-        )  # fmt: skip
+        least, threshold = max(needed, self.settings.least), self.deployment.secure_threshold
+        secure = SecureRound(partial(self._ask_members, round), assembly, self._width, least, threshold)
         try:
-            total = secure.total()
-            mean = self._mean(total)
+            in_sum, total = secure.total()
+            updates = replace(updates, ids=torch.tensor(in_sum), mean=self._mean(in_sum, total))
         except NoSum as error:
             self.exchange.say(f"round {round}: no secure sum: {error}; nothing was changed")
-            return replace(updates, nbytes=updates.nbytes + secure.nbytes_up, nbytes_down=secure.nbytes_down)
-        return replace(
-            updates, ids=torch.tensor(total.numbers), mean=mean, nbytes=updates.nbytes + secure.nbytes_up,
-            nbytes_down=secure.nbytes_down,
-        )  # fmt: skip
+        return replace(updates, nbytes=updates.nbytes + secure.nbytes_up, nbytes_down=secure.nbytes_down)
 
     def _member(self, k: int) -> Member:
         return Member(k, self.roster.names[k], self.roster.keys[k])
 
-    def _asker(self, round: int) -> Ask:
-        def ask(kind: str, requests: Mapping[int, Packet], take: Callable[[int, Packet], None], needed: int) -> None:
-            orders = {}
-            for k, request in requests.items():
-                header = {"kind": kind, "run": self.run, "round": round, "number": k, "name": self.roster.names[k]}
-                orders[self.roster.names[k]] = Packet(header | request.header, request.groups)
+    def _ask_members(
+        self, round: int, kind: str, requests: Mapping[int, Packet], take: Callable[[int, Packet], None], needed: int
+    ) -> None:
+        orders = {}
+        for k, request in requests.items():
+            header = {"kind": kind, "run": self.run, "round": round, "number": k, "name": self.roster.names[k]}
+            orders[self.roster.names[k]] = Packet(header | request.header, request.groups)
+        self._ask(kind, orders, take, needed, f"round {round}, {kind}")
 
-            self._ask(kind, orders, take, needed, f"round {round}, {kind}")
-
-        return ask
-
-    def _mean(self, total: SecureTotal) -> Tree:
+    def _mean(self, in_sum: list[int], total: Tensor) -> Tree:
         """The mean of all updates in the sum."""
-        if not self._fixed_point.holds(total.vector):
+        if not self._fixed_point.holds(total):
             raise NoSum("the sum is beyond what updates within secure_range can add up to; a client sent no update")
-        mean, weight = self._fixed_point.decode(total.vector)
-        declared = int(self.roster.counts[total.numbers, 0].sum()) if self._by_examples else len(total.numbers)
+        mean, weight = self._fixed_point.decode(total)
+        declared = int(self.roster.counts[in_sum, 0].sum()) if self._by_examples else len(in_sum)
         allowed = self.deployment.drift * declared if self._by_examples else 0
         if abs(weight - declared) > allowed:
             raise NoSum(f"the clients of the sum say {weight} examples together, and said {declared} at the start")
         if self._user_privacy is not None:
             mean = mean * self._user_privacy.clip
-        return mean_from_row(tree_of(self._up, self._sample), self.averages, mean)
+        return mean_from_row(tree_of(self._checks.up, self._sample), self.averages, mean)

@@ -15,12 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.deploy.secure.masks import Ring, agreed_key, commitment, join_secret, mask, public_key
+from kinfed.deploy.secure.masks import Ring, commitment, join_secret, mask, public_key
 from kinfed.deploy.secure.secure_messages import Assembly, KeyRecord, Member, threshold_of, to_bytes, to_flags, to_rows
 from kinfed.deploy.secure.secure_session import read_vector
-from kinfed.deploy.transport.client_keys import has_signed
-from kinfed.deploy.transport.kinds import CONFIRM, MASK, SHARE, UNMASK
-from kinfed.deploy.transport.wire import MessageError, Packet
+from kinfed.deploy.transport.wire import CONFIRM, MASK, SHARE, UNMASK, MessageError, Packet
 from kinfed.errors import KinfedError
 from kinfed.updates import secure_sum
 
@@ -30,12 +28,6 @@ Ask = Callable[[str, Mapping[int, Packet], Callable[[int, Packet], None], int], 
 
 class NoSum(KinfedError):
     """Too few clients for a secure sum, or secrets that do not fit; nothing was learnt."""
-
-
-@dataclass(frozen=True)
-class SecureTotal:
-    numbers: list[int]  # of the clients in the sum
-    vector: Tensor  # int64 [W + 1]
 
 
 def read_record(answer: Packet, run: str, round: int, member: Member) -> KeyRecord:
@@ -63,8 +55,8 @@ class SecureRound:
         """Clients that must answer every request."""
         return max(self.least, threshold_of(len(self.assembly.members), self.threshold))
 
-    def total(self) -> SecureTotal:
-        """The sum; NoSum where there is none."""
+    def total(self) -> tuple[list[int], Tensor]:
+        """Numbers of the clients in the sum, and the sum, int64 [W + 1]; NoSum where there is none."""
         assembly, count = self.assembly, len(self.assembly.members)
         if count < self.least:
             raise NoSum(f"{count} updates are too few to be added up, which takes {self.least}")
@@ -82,8 +74,7 @@ class SecureRound:
             total = total - mask(seed, len(total))
         for gone in [place for place in senders if place not in vectors]:
             total = total + self._left_over(gone, survivors, self._joined(gone, revealed))
-        numbers = [assembly.members[place].number for place in survivors]
-        return SecureTotal(numbers, torch.from_numpy(total.view(np.int64)))
+        return [assembly.members[place].number for place in survivors], torch.from_numpy(total.view(np.int64))
 
     # ---- the four requests after training ----
 
@@ -111,24 +102,19 @@ class SecureRound:
         return self._put(MASK, requests, lambda answer: read_vector(answer, self.width + 1), "sent masked updates")
 
     def _confirmed(self, survivors: Sequence[int]) -> dict[int, bytes]:
-        assembly = self.assembly
-        request = Packet({}, {"lists": {"survivors": to_flags(survivors, len(assembly.members))}})
-        signatures = self._put(
+        request = Packet({}, {"lists": {"survivors": to_flags(survivors, len(self.assembly.members))}})
+        return self._put(
             CONFIRM, dict.fromkeys(survivors, request),
             lambda answer: to_bytes(answer, "list", "signature", 1, secure_sum.SIGNATURE_BYTES)[0],
             "signed who is in the sum",
-            lambda place, signature: has_signed(
-                assembly.members[place].key, signature, assembly.confirmation(place, survivors)
-            ),
+            lambda place, signature: self.assembly.has_confirmed(place, signature, survivors),
         )  # fmt: skip
-        return signatures
 
     def _revealed(self, survivors: Sequence[int], signatures: Mapping[int, bytes]) -> dict[int, list[bytes]]:
         """Revealed shares: by the place of the revealing client, then by the place of their owner."""
         count = len(self.assembly.members)
         rows = to_rows([signatures.get(place, bytes(secure_sum.SIGNATURE_BYTES)) for place in range(count)])
-        lists = {"survivors": to_flags(survivors, count), "signatures": rows}
-        request = Packet({}, {"lists": lists})
+        request = Packet({}, {"lists": {"survivors": to_flags(survivors, count), "signatures": rows}})
         return self._put(
             UNMASK, dict.fromkeys(sorted(signatures), request),
             lambda answer: to_bytes(answer, "shares", "revealed", count, secure_sum.SHARE_BYTES),
@@ -169,11 +155,8 @@ class SecureRound:
 
     def _left_over(self, gone: int, survivors: Sequence[int], private: bytes) -> Ring:
         """Sum that cancels the masks of the survivors with a client that went away after sharing its secrets."""
-        assembly, total = self.assembly, np.zeros(self.width + 1, np.uint64)
+        assembly, width = self.assembly, self.width + 1
         if public_key(private) != assembly.records[gone].masking:
             raise NoSum(f"the shares of {assembly.members[gone].name}'s masking key do not fit what it announced")
-        for place in survivors:
-            key = agreed_key(private, assembly.records[place].masking, assembly.mask_purpose(gone, place))
-            stream = mask(key, len(total))
-            total = total - stream if place < gone else total + stream
-        return total
+        streams = (assembly.stream(gone, place, private, width) for place in survivors)
+        return sum(streams, np.zeros(width, np.uint64))

@@ -28,8 +28,8 @@ class AnswerChecks:
         """`counts` [K, 3]: training, validation and test examples as declared; `up`: an update as it should be."""
         self._deployment, self._declared = deployment, counts
         self._private = isinstance(task, PrivateTask)
-        self._up = message_types(deployment.algorithm)[1]
-        self._counts = {field.name for field in fields(self._up) if field.metadata.get(EXAMPLES)}
+        self.up = message_types(deployment.algorithm)[1]
+        self._counts = {field.name for field in fields(self.up) if field.metadata.get(EXAMPLES)}
         self._widths = {name: sample.shape[1] for name, sample in up.items() if sample.dim() > 1}
         trained = trained_columns(deployment.algorithm, task)
         self._spec = UpdateSpec.from_update(up, deployment.run.largest_norm, trained)
@@ -39,7 +39,7 @@ class AnswerChecks:
     def update(self, k: int, tensors: Mapping[str, Tensor]) -> Tree:
         """The update of client k, if it is one: of the right fields, types and shapes, finite, no longer than allowed,
         and of as many examples as the client has."""
-        tensors = received_tensors(self._up, tensors, self._widths)
+        tensors = received_tensors(self.up, tensors, self._widths)
         violation = self._spec.violation(tensors)
         if violation is not None:
             raise MessageError(violation)
@@ -47,7 +47,7 @@ class AnswerChecks:
             self._check_examples(k, name, tensors[name])
         if COUNT in tensors:
             self._check_count(k, 0, float(tensors[COUNT].sum()))
-        return tree_of(self._up, tensors)
+        return tree_of(self.up, tensors)
 
     def _check_examples(self, k: int, name: str, numbers: Tensor) -> None:
         """Refuse more examples than the client has: they decide its weight in parts of the average."""

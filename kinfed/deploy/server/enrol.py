@@ -17,8 +17,7 @@ from kinfed.core import storage
 from kinfed.data import Population, TablePreprocessing, TableStatistics, parse_kinds, spread
 from kinfed.deploy.settings import STANDARD, Deployment
 from kinfed.deploy.transport.exchange import Exchange, Take
-from kinfed.deploy.transport.kinds import SUMS
-from kinfed.deploy.transport.wire import MessageError, Packet, plain_text
+from kinfed.deploy.transport.wire import SUMS, MessageError, Packet, plain_text
 from kinfed.errors import ConfigError, DataError, KinfedError
 
 

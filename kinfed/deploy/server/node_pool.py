@@ -19,8 +19,7 @@ from kinfed.deploy.server.answer_checks import AnswerChecks, check_figures, chec
 from kinfed.deploy.server.enrol import Roster
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.exchange import Exchange
-from kinfed.deploy.transport.kinds import EVALUATE, TRAIN
-from kinfed.deploy.transport.wire import MessageError, Packet, masked_widths, message_types, sent_tensors
+from kinfed.deploy.transport.wire import EVALUATE, TRAIN, MessageError, Packet, masked_widths, sent_tensors
 from kinfed.engine import Score, Task
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools import Download, Evaluation, ServerModelOf
@@ -38,9 +37,9 @@ class NodePool:
         self.accepted = torch.zeros(len(roster.names), dtype=torch.int64)  # [K] last round that counted; 0: none yet
         self.rounds_without_quorum = 0  # the last ones, in a row
         self._round = 0  # the last one that was asked for
+        self._train_terms: dict[str, Any] = {}  # what else an order to train says
         self._sample = dict(up)
         self._checks = AnswerChecks(deployment, roster.counts, task, up)
-        self._up = message_types(self.algorithm)[1]
         self._noise = task.noise if isinstance(task, PrivateTask) else 0.0
         self._private = isinstance(task, PrivateTask)
         self._frozen = (task.inner if isinstance(task, PrivateTask) else task).frozen_digest()
@@ -54,7 +53,9 @@ class NodePool:
         """One round. Nodes hold their new states by themselves until a later message says whether it counted."""
         efforts = torch.ones(len(ids)) if effort is None else effort
         orders = {
-            self.roster.names[k]: self._order(TRAIN, k, round, download(one[None]), effort=float(e))
+            self.roster.names[k]: self._order(
+                TRAIN, k, round, download(one[None]), effort=float(e), **self._train_terms
+            )
             for k, one, e in zip(ids.tolist(), ids, efforts, strict=True)
         }
         answers: dict[int, Any] = {}
@@ -107,7 +108,7 @@ class NodePool:
     def _combine(self, answers: Mapping[int, Any], round: int, needed: int, updates: Updates) -> Updates:
         """The updates of a round that has enough of them."""
         numbers = sorted(answers)
-        return replace(updates, ids=torch.tensor(numbers), rows=self._up.stack([answers[k] for k in numbers]))
+        return replace(updates, ids=torch.tensor(numbers), rows=self._checks.up.stack([answers[k] for k in numbers]))
 
     def evaluate(
         self, ids: Tensor, download: Download, round: int, *,

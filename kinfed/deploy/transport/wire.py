@@ -25,6 +25,10 @@ from kinfed.errors import KinfedError
 
 FORMAT = 3  # of messages; both sides refuse any other
 
+# Kinds of requests to a node.
+HELLO, SUMS, TRAIN, EVALUATE = "hello", "sums", "train", "evaluate"
+SECURE_KINDS = SHARE, MASK, CONFIRM, UNMASK = "share", "mask", "confirm", "unmask"  # of secure sums, after training
+
 _DTYPES = {"float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"}
 
 Arrays = dict[str, Tensor]
