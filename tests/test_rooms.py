@@ -39,7 +39,7 @@ OPTIONAL: dict[str, set[str]] = {
     "cryptography": {"deploy.operator.certs", "deploy.transport.client_keys", "deploy.secure.masks"},
     "Crypto": {"deploy.secure.masks"},
     "optuna": {"tuning.tuner"},
-    "onnx": {"serving.onnx_columns"},
+    "onnx": {"serving.onnx_export"},
     "onnxscript": {"serving.onnx_export"},
     "onnxruntime": set(),
     "soundfile": set(),

@@ -72,8 +72,7 @@ class PrivacyBudget:
     # ---- who may take part ----
 
     def within_budget(self, ids: Tensor) -> Tensor:
-        """Ids of the clients whose budget allows one more round. Decided before the round, from what it can take at
-        most; clients left out are sent nothing."""
+        """Ids of the clients whose budget allows what one more round can take at most; others are sent nothing."""
         if self.limit is None:
             return ids
         used_up = ids[self._allowance[ids] == 0]
@@ -108,7 +107,6 @@ class PrivacyBudget:
         self.record_round(record)
 
     def record_round(self, record: Record) -> None:
-        """Count what a round has computed."""
         round, self._samples = record.ledger(), set(record.calls)
         self._check_declared(round)
         if record.evaluated_models and not self._uncovered:
@@ -137,9 +135,8 @@ class PrivacyBudget:
         for client, events in enumerate(round.events(len(self.refused))):
             if not dominates(self._round[client], events):
                 raise ConfigError(
-                    f"{type(self._algorithm).__name__} computed more gradients in a round than its privacy "
-                    f"profile says: "
-                    f"{_in_words(events)} at client {client} instead of {_in_words(self._round[client])}"
+                    f"{type(self._algorithm).__name__} computed more gradients in a round than its privacy profile "
+                    f"says: {_in_words(events)} at client {client} instead of {_in_words(self._round[client])}"
                 )
 
     # ---- what it amounts to ----
@@ -160,7 +157,6 @@ class PrivacyBudget:
         return largest(self.events(), self.noise, self.delta)
 
     def figures(self) -> dict[str, Any]:
-        """Diagnostics for the journal."""
         return {
             "noise": self.noise, "clip": self.clip, "delta": self.delta, "epsilon_max": self.largest_epsilon(),
             "refused": int(self.refused.sum()), "not_covered": self._uncovered,

@@ -91,8 +91,7 @@ def new_nonce() -> bytes:
 
 @dataclass(frozen=True, repr=False)
 class AnswerDraws:
-    """Noise and samples of one answer, all from one key. Noise is a keyed hash (SHAKE-256) of the name of a gradient
-    and of the model that it is taken at."""
+    """Noise and samples of one answer, all from one key: noise by SHAKE-256 of a gradient's name and its model."""
 
     key: bytes
 

@@ -103,7 +103,8 @@ class AsyncLoop(Loop):
         if len(updates.ids):
             self.server = self.algorithm.aggregate(self.server, updates.ids, updates.rows, info)
         self.completed += 1
-        self._forget_versions()
+        needed = set(self._flight.version.tolist())
+        self._versions = {version: server for version, server in self._versions.items() if version in needed}
         return self._report(updates, began, len(arrived.ids) + dropped, sum(sent), staleness=staleness)
 
     def _fill(self, sent: list[int]) -> None:
@@ -155,17 +156,10 @@ class AsyncLoop(Loop):
         assert models is not None  # checked
         return models.models[0]
 
-    def _forget_versions(self) -> None:
-        needed = set(self._flight.version.tolist())
-        self._versions = {version: server for version, server in self._versions.items() if version in needed}
-
     def state(self) -> dict[str, Tensor]:
         flight = {f"async.flight.{name}": tensor.clone() for name, tensor in self._flight.named().items()}
-        versions = {
-            f"async.server.{version}.{name}": tensor
-            for version, server in self._versions.items()
-            for name, tensor in server.named().items()
-        }
+        servers = {f"async.server.{version}": server.named() for version, server in self._versions.items()}
+        versions = {f"{prefix}.{name}": tensor for prefix, one in servers.items() for name, tensor in one.items()}
         counts = {"async.starts": self._starts, "async.last_number": self._last_number.clone()}
         return super().state() | flight | versions | counts
 

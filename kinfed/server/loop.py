@@ -51,9 +51,7 @@ class Loop:
         self, algorithm: Algorithm[Any, Any, Any, Any], task: Task, pool: Pool, population: Population,
         schedule: Schedule | None = None, stages: Iterable[Stage] = (),
     ) -> None:  # fmt: skip
-        self.algorithm = algorithm
-        self.task = task
-        self.pool = pool
+        self.algorithm, self.task, self.pool = algorithm, task, pool
         self.schedule = schedule or Schedule(population.participation)
         # The schedule decides participation; the algorithm is told what happens.
         self.population = replace(population, participation=self.schedule.participation)
@@ -148,8 +146,7 @@ class Loop:
         return updates
 
     def _taken(self, server: Tree, updates: Updates, info: RoundInfo) -> tuple[Tree, Updates]:
-        """The server after these updates, and what it took of them. States of the clients whose updates it did not take
-        stay as they were."""
+        """The server after these updates, and what it took of them; states of other clients stay as they were."""
         updates = self.stages.at_server(updates, info)
         self.pool.commit(updates.ids)
         if updates.mean is not None:
@@ -185,7 +182,6 @@ class Loop:
         return RoundInfo(number - self.first_round + 1, self.population, self.task.trainable, plain)
 
     def rounds(self, count: int) -> Iterator[RoundReport]:
-        """`count` more rounds, one at a time."""
         for _ in range(count):
             yield self.round()
 

@@ -51,7 +51,6 @@ class ModelInputs:
 
     @classmethod
     def of_federation(cls, data: Federation, options: Mapping[str, Any]) -> ModelInputs:
-        """Inputs of a run in memory."""
         features, learnt = data.features, data.preprocessing
         mean, std = (features.mean, features.std) if learnt is None else (None, None)
         text = TextInput.of_options(data.description.get("dataset_options", {}))

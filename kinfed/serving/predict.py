@@ -99,7 +99,6 @@ def _texts(rows: pa.Table, column: str, path: Path) -> list[str]:
 def _examples(
     model: ModelPipeline, rows: pa.Table, path: Path, image_column: str | None, ignore: tuple[str, ...] | str
 ) -> Any:
-    """Examples as the model takes them."""
     if image_column is not None or model.inputs.text is not None:
         return load_inputs(path, image_column, model.inputs.text)[0].raw
     if model.inputs.preprocessing is not None:

@@ -27,9 +27,9 @@ from kinfed.records.checkpoint import Checkpoints
 from kinfed.runs.simulation import simulate
 from kinfed.server.schedule import Schedule
 from kinfed.serving.pipeline import ModelPipeline
+from kinfed.updates.promises import ClientSampling
 from kinfed.updates.stages import Road
 from kinfed.updates.user_level import UserLevel
-from kinfed.updates.user_policy import ClientSampling
 
 pytest.importorskip("dp_accounting", reason="the extra dp is not installed")
 pytest.importorskip("cryptography", reason="the extra flower is not installed")

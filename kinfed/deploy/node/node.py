@@ -281,7 +281,6 @@ def _score(score: Score) -> dict[str, Tensor]:
 
 
 def _gradient_counts(record: Record | None) -> list[list[float]]:
-    """[q, gradients on each sample, samples] computed from this client's data. The keys of samples come from the
-    client's secret and are not sent."""
+    """[q, gradients on each sample, samples]; the keys of samples come from the client's secret and are not sent."""
     batches = {} if record is None else record.ledger().batches
     return [[q, gradients, samples] for (_, q, gradients), samples in sorted(batches.items())]

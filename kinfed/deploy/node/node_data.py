@@ -62,8 +62,7 @@ class ClientData:
         return self.names_test and (self.names_val or not deployment.validation_share)
 
     def sums(self, mean: Tensor | None) -> Tensor:
-        """Sums of features over this client's training rows, or of squared distances from the common mean, for the
-        scaling. float64 [*shape]."""
+        """float64 [*shape]: sums of features over training rows, or of squared distances from the common mean."""
         raw = self.federation.features.raw[self.federation.train.rows].to(torch.float64)
         total: Tensor = raw.sum(0) if mean is None else (raw - mean).square().sum(0)
         return total

@@ -48,8 +48,6 @@ class Answered:
 
 @dataclass(frozen=True)
 class Page:
-    """Content of the log."""
-
     answers: tuple[Answered, ...] = ()
     rules: Mapping[str, Any] = field(default_factory=dict)  # of the owner, as of the last request
     roles: str = ""  # which rows are for training, validation and test, where the node does not name them; a digest

@@ -64,8 +64,7 @@ class Preparation:
         return self.vault.privacy_log(self.settings.client).locked() if private else nullcontext()
 
     def state(self, entry: VaultEntry, accepted: int) -> tuple[Tree, Moments, bool]:
-        """The state after the last round that counted, with the moments of local optimizers that belong to it; a new
-        one, and True, if the vault has lost it."""
+        """State and moments after the last round that counted; new ones, and True, if the vault has lost them."""
         fresh: Tree = self.deployment.algorithm.init_client(self.task, self.cohort(0))
         if accepted == 0:
             return fresh, Moments(), False
@@ -91,15 +90,13 @@ class Preparation:
 
 
 def stored_state(client: Tree, moments: Moments) -> dict[str, Tensor]:
-    """A client's state as the vault keeps it."""
     return client.named() | {_MOMENTS + name: tensor for name, tensor in moments.named().items()}
 
 
 def prepare(
     kind: str, order: Packet, settings: NodeSettings, deployment: Deployment, run: RunConfig, vault: Vault
 ) -> Preparation:
-    """Read an order; Refused if the owner's rules say so. `run` is the deployment's, with the model's files as this
-    machine has them."""
+    """Read an order; Refused if the owner's rules say so. `run` has the model's files as this machine has them."""
     own, client, rules = load_client_data(settings, deployment), settings.client, settings.rules
     enrolment = _enrolment(order)
     data = own.prepared(enrolment, deployment)

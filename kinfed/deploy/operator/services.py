@@ -185,8 +185,6 @@ def _node_config(table: Mapping[str, Any], folder: Path, key: Path | None) -> di
 
 @dataclass(frozen=True)
 class ServerPlace:
-    """The superlink's address and files."""
-
     certs: Path  # the folder of `kinfed deploy certs`
     host: str
     port: int
@@ -209,7 +207,6 @@ class ServerPlace:
 
 
 def run_server(place: ServerPlace, say: Say, should_stop: ShouldStop, *, warm: bool = True) -> None:
-    """Run the superlink until it should stop."""
     place.check()
     storage.make_folder(place.folder)
     service = Service("superlink", place.command, SERVER_PROGRAM, SERVER_RESTART_SECONDS, _SERVER_ENDED)

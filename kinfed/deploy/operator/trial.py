@@ -124,7 +124,6 @@ class LocalTrial:
         say(f"registered the keys of {', '.join(names)}")
 
     def _flwr(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start one of the operator's commands."""
         command, environment = [flower_program("flwr"), *arguments], self._environment("operator")
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
@@ -143,7 +142,6 @@ class LocalTrial:
         processes.start(name, [sys.executable, "-m", "kinfed", "deploy", *command, *warm], self._environment(home))
 
     def _follow(self, processes: Processes, say: Say, should_stop: Callable[[], bool], end: float) -> None:
-        """Show the run's log until it ends."""
         sign, last, shown = "", time.monotonic(), 0
         while True:
             status = read_status(self.run_folder)
@@ -169,8 +167,7 @@ class LocalTrial:
             time.sleep(0.2)
 
     def _check_run(self, processes: Processes, say: Say) -> None:
-        """PoolError if Flower says that the run is over, although the server's part has not said so. Says why it may
-        not have begun."""
+        """PoolError if Flower says that the run is over; a sentence if it may not have begun."""
         text = _finish(self._flwr("list", CONNECTION, "--format", "json"), "flwr list")
         if '"starting"' in text or '"pending"' in text:
             say(STARTS_ANEW)

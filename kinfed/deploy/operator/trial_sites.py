@@ -105,7 +105,6 @@ def class_names(federation: Federation) -> list[str] | None:
 
 
 def _flat(value: Any) -> bool | int | float | str:
-    """A value as Flower's table of settings takes it."""
     if value is None:
         return ""
     if isinstance(value, Named):

@@ -66,8 +66,6 @@ class KeyRecord:
 
 @dataclass(frozen=True)
 class Member:
-    """A client of a sum."""
-
     number: int
     name: str
     key: str  # the public key that it belongs to
@@ -92,7 +90,6 @@ class Assembly:
         return [member.number for member in self.members].index(number)
 
     def purpose(self, what: str, sender: int, receiver: int) -> str:
-        """Purpose of a key between two places."""
         return f"kinfed secure sum: {what} {sender} {receiver} {self.digest}"
 
     def stream(self, me: int, other: int, private: bytes, length: int) -> Ring:

@@ -69,7 +69,6 @@ class SecureNodePool(NodePool):
         self._ask(kind, orders, take, needed, f"round {round}, {kind}")
 
     def _mean(self, in_sum: list[int], total: Tensor) -> Tree:
-        """The mean of all updates in the sum."""
         if not self._fixed_point.holds(total):
             raise NoSum("the sum is beyond what updates within secure_range can add up to; a client sent no update")
         mean, weight = self._fixed_point.decode(total)

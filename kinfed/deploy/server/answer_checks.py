@@ -113,7 +113,6 @@ class AnswerChecks:
 
 
 def check_same_request(order: Packet, answer: Packet) -> None:
-    """Refuse an answer to another request."""
     for key in ("run", "round", "number", "kind", "name"):
         if answer.header.get(key) != order.header[key]:
             theirs = repr(answer.header.get(key))[:60]

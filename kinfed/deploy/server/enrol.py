@@ -81,7 +81,6 @@ def _load_roster(path: Path) -> tuple[str, Roster]:
 
 
 def _enrol(deployment: Deployment, exchange: Exchange) -> Roster:
-    """Enrol clients for the first time."""
     names = _await_clients(deployment, exchange)
     roster = _roster(names, exchange, learnt=deployment.scaling == STANDARD)
     if deployment.scaling != STANDARD:
@@ -119,8 +118,7 @@ def _await_clients(deployment: Deployment, exchange: Exchange) -> list[str]:
 
 
 def _roster(names: list[str], exchange: Exchange, learnt: bool) -> Roster:
-    """The roster, from the clients' greetings; DataError if their data do not fit together. Columns that are `learnt`
-    together may be other ones at every client."""
+    """The roster from the clients' greetings; DataError if data that are not `learnt` together do not fit."""
     greetings = [exchange.greetings[name] for name in names]
     first = greetings[0]
     same = [("shape", "shape of an example"), ("columns", "feature columns"), ("tokens", "kind of features")]
@@ -149,8 +147,7 @@ def _roster(names: list[str], exchange: Exchange, learnt: bool) -> Roster:
 
 
 def _learn_columns(deployment: Deployment, exchange: Exchange, roster: Roster) -> Roster:
-    """Learn the encoding of all clients' tables from one message of statistics of each. A client whose statistics
-    cannot be used adds nothing; its rows are encoded like all others."""
+    """Learn the encoding of tables from statistics of each client; unusable ones add nothing."""
     messages: dict[str, TableStatistics] = {}
 
     def take(name: str, answer: Packet) -> None:
@@ -192,8 +189,7 @@ def _learn_scaling(deployment: Deployment, exchange: Exchange, roster: Roster) -
 def _sums(
     deployment: Deployment, exchange: Exchange, roster: Roster, names: list[str], mean: Tensor | None
 ) -> dict[str, Tensor]:
-    """Sums of features of these clients, in their order, or, given the mean, of squared distances from it. A client
-    whose sums cannot be used adds nothing; its examples are scaled like all others."""
+    """Sums of features of these clients or, given the mean, of squared distances; unusable ones are left out."""
     parts: dict[str, Tensor] = {}
 
     def take(name: str, answer: Packet) -> None:

@@ -106,7 +106,6 @@ class NodePool:
         return self._checks.update(k, answer.group("up"))
 
     def _combine(self, answers: Mapping[int, Any], round: int, needed: int, updates: Updates) -> Updates:
-        """The updates of a round that has enough of them."""
         numbers = sorted(answers)
         return replace(updates, ids=torch.tensor(numbers), rows=self._checks.up.stack([answers[k] for k in numbers]))
 
@@ -213,8 +212,7 @@ def made_up_cohort(roster: Roster, problem: Problem) -> Cohort:
 
 
 def _make_record(events: Mapping[int, list[Event]], phase: int) -> Record:
-    """A record as the budget takes it. Keys of samples are made up: the real ones do not leave a node. Those of an
-    evaluation are others than those of a round."""
+    """A record as the budget takes it, with made-up keys of samples: the real ones do not leave a node."""
     record = Record(phase)
     for k, own in sorted(events.items()):
         for event in own:
@@ -225,7 +223,6 @@ def _make_record(events: Mapping[int, list[Event]], phase: int) -> Record:
 
 
 def _scores(answers: list[Packet], group: str) -> Score:
-    """The scores of a group in all answers."""
     rows = [answer.group(group) for answer in answers]
 
     def column(name: str, dtype: torch.dtype = torch.float64) -> Tensor:

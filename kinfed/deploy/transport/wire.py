@@ -91,7 +91,6 @@ class Packet:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
         return sum(t.numel() * t.element_size() for some in self.groups.values() for t in some.values())
 
 
@@ -118,16 +117,14 @@ def message_types(algorithm: Algorithm[Any, Any, Any, Any]) -> tuple[type[Tree],
 
 
 def sent_fields(algorithm: Algorithm[Any, Any, Any, Any]) -> dict[str, bool]:
-    """Fields of the method's Up, which leave a node in a round, and whether each always does. The others may be None,
-    as the method's options have it."""
+    """Fields of the method's Up, which leave a node in a round, and whether each always does or may be None."""
     up = message_types(algorithm)[1]
     hints = typing.get_type_hints(up)
     return {field.name: type(None) not in typing.get_args(hints[field.name]) for field in dataclasses.fields(up)}
 
 
 def sent_tensors(tree: Tree) -> Arrays:
-    """The tensors of one client's message [1, ...] as they travel: of a field that is masked by another only the
-    numbers whose bits are set, [count]."""
+    """One client's message [1, ...] as it travels: of a masked field only the numbers whose bits are set, [count]."""
     tensors = dict(tree.named())
     for name, mask in _masked(type(tree), tensors):
         tensors[name] = tensors[name][unpacked(tensors[mask], tensors[name].shape[1])]
