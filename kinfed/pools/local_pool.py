@@ -157,11 +157,9 @@ class LocalPool:
                 models = deployed_models(
                     self.algorithm, self.task, state, down, cohort, trained=self.clients.has(who), server_model=shared
                 )
-            examples: Split = getattr(cohort, split)
-            of_server = None if shared is None else self.task.evaluate(shared, examples)
-            scores = {
-                name: self._score(name, split, theta, examples, shared, of_server) for name, theta in models.items()
-            }
+            part: Split = getattr(cohort, split)
+            of_server = None if shared is None else self.task.evaluate(shared, part)
+            scores = {name: self._score(name, split, theta, part, shared, of_server) for name, theta in models.items()}
             deployed, *others = models
             return Evaluation(
                 who, scores[deployed], of_server, self.algorithm.client_figures(state),
@@ -209,15 +207,13 @@ class LocalPool:
 
     def snapshot(self, ids: Tensor) -> tuple[Tree, dict[str, Moments]]:
         """States of these clients, and what else they keep: a copy, or of a round that is held its results."""
-        if self._held:
-            who = torch.cat([part[0] for part in self._held])
+        if held := self._held:
+            who = torch.cat([part[0] for part in held])
             back = torch.searchsorted(who.sort().values, ids)
             order = torch.argsort(who)[back]
-            clients = type(self._held[0][1]).stack([part[1] for part in self._held]).take(order)
-            beside = {
-                prefix: Moments.stack([part[2][prefix] for part in self._held]).take(order) for prefix in self._beside
-            }
-            return clients, beside
+            clients = type(held[0][1]).stack([part[1] for part in held]).take(order)
+            beside = {prefix: Moments.stack([part[2][prefix] for part in held]) for prefix in self._beside}
+            return clients, {prefix: moments.take(order) for prefix, moments in beside.items()}
         return self.clients.take(ids), {prefix: store.take(ids) for prefix, store in self._beside.items()}
 
     def restore(self, ids: Tensor, rows: Tree, beside: Mapping[str, Moments]) -> None:

@@ -83,9 +83,8 @@ class RayCluster:
         members = balance(expected_work(algorithm, federation), min(self.size, federation.num_clients))
         missing = range(len(self._slots), len(members))
         workers = start_workers(len(missing), self._share)
-        self._slots += [
-            _WorkerSlot(number, worker, self._say, self._share) for number, worker in zip(missing, workers, strict=True)
-        ]
+        new = zip(missing, workers, strict=True)
+        self._slots += [_WorkerSlot(number, worker, self._say, self._share) for number, worker in new]
         slots = self._slots[: len(members)]
         _send_plugins_as_code()
         device = "cuda" if self._share.gpus else "cpu"

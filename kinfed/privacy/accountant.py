@@ -189,9 +189,8 @@ def _fixed_size_loss(q: float, noise: float, step: float) -> Any:
     delta = q * (stats.norm.cdf(mu / 2 - e / mu) - np.exp(e + stats.norm.logcdf(-mu / 2 - e / mu)))
     delta = np.clip(delta, 0.0, 1.0)
     below = -np.expm1(-above) + np.exp(-above) * delta
-    pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
-        step, -points, points, np.concatenate([below[:0:-1], delta])
-    )
+    profile = np.concatenate([below[:0:-1], delta])
+    pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(step, -points, points, profile)
     return privacy_loss_distribution.PrivacyLossDistribution(pmf)
 
 

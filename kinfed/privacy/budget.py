@@ -41,9 +41,8 @@ def make_budget(
         each = planned_events(profile.per_round, algorithm, count)
         after = planned_events(profile.per_personalization, algorithm, count) or []
         assert each is not None  # checked before the run
-        planned = [
-            merge(merge(before, each[m], int(calls[m])), after[m]) for m, before in enumerate(spent.events(len(count)))
-        ]
+        before = spent.events(len(count))
+        planned = [merge(merge(before[m], each[m], int(calls[m])), after[m]) for m in range(len(count))]
         noise = noise_for(privacy.epsilon, planned, privacy.delta)
     return PrivacyBudget(privacy, algorithm, PrivateTask(task, privacy.clip, noise, source), count, calls, spent)
 

@@ -156,9 +156,8 @@ class PrivateTask(Task):
         """(1/L) Σ_i g_i min(1, c/‖g_i‖). An example whose gradient is not finite counts as one with gradient 0.
 
         g_i is the gradient of the example's loss times what a method makes it weigh: weights are usually 1/L."""
-        norm = self.inner.example_norms(theta, batch, feature_loss) * (
-            batch.weight * draw.expected[:, None].to(batch.weight)
-        )
+        weight = batch.weight * draw.expected[:, None].to(batch.weight)
+        norm = self.inner.example_norms(theta, batch, feature_loss) * weight
         finite = torch.isfinite(norm)
         factor = torch.where(finite, (self.clip / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max(1.0), 0.0)
         batch = replace(batch, weight=batch.weight * factor)

@@ -61,10 +61,8 @@ class Secret:
     key: bytes
 
     def __post_init__(self) -> None:
-        if len(self.key) < SECRET_BYTES:
-            raise ConfigError(
-                f"a secret has at least {SECRET_BYTES} random bytes; got {len(self.key)}; use Secret.new()"
-            )
+        if (size := len(self.key)) < SECRET_BYTES:
+            raise ConfigError(f"a secret has at least {SECRET_BYTES} random bytes; got {size}; use Secret.new()")
 
     @classmethod
     def new(cls) -> Secret:

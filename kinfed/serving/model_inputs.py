@@ -57,12 +57,9 @@ class ModelInputs:
         return cls(features.shape, data.problem, features.is_tokens, mean, std, learnt, text, options)
 
     def to_json(self) -> str:
-        scale = {name: None if value is None else value.tolist() for name, value in
-                 (("mean", self.mean), ("std", self.std))}  # fmt: skip
-        plain = {
-            "shape": list(self.shape), "problem": self.problem.to_json(), "tokens": self.tokens,
-            "options": self.options,
-        }  # fmt: skip
+        scale = {name: None if t is None else t.tolist() for name, t in (("mean", self.mean), ("std", self.std))}
+        shape, problem = list(self.shape), self.problem.to_json()
+        plain = {"shape": shape, "problem": problem, "tokens": self.tokens, "options": self.options}
         learnt = None if self.preprocessing is None else self.preprocessing.to_json()
         text = None if self.text is None else asdict(self.text)
         return json.dumps({**plain, **scale, "preprocessing": learnt, "text": text})

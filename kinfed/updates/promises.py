@@ -146,9 +146,8 @@ class SecureSettings:
         """The fields of updates that are added up. Refuses methods whose server does more than to average them."""
         from kinfed.algorithms import required_averaging
 
-        return required_averaging(
-            algorithm, label, "its server needs single updates, which secure_sum hides", "secure_sum"
-        ).fields
+        reason = "its server needs single updates, which secure_sum hides"
+        return required_averaging(algorithm, label, reason, "secure_sum").fields
 
     def check_update(self, label: str, algorithm: AnyAlgorithm, fields: Collection[str], called: int) -> None:
         """Refuse updates with fields that are not averaged, and rounds that call too few clients."""

@@ -102,9 +102,8 @@ class PrivacyLog:
 
     def _write(self, page: Page) -> None:
         answers = [asdict(a) | {"events": [[e.q, e.gradients, e.batches] for e in a.events]} for a in page.answers]
-        record = {
-            "format": FORMAT, "client": self.client, "rules": dict(page.rules), "roles": page.roles, "answers": answers,
-        }  # fmt: skip
+        content = {"rules": dict(page.rules), "roles": page.roles, "answers": answers}
+        record = {"format": FORMAT, "client": self.client, **content}
         storage.write_json(self.path, record | {"digest": _digest(record)}, private=True)
 
 

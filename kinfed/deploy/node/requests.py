@@ -49,12 +49,15 @@ class Preparation:
     order: Packet
     settings: NodeSettings
     deployment: Deployment
-    vault: Vault
     own: ClientData
     enrolment: Enrolment
     data: Federation  # scaled as all are, with validation examples
     task: ModuleTask
     down: Tree
+
+    @property
+    def vault(self) -> Vault:
+        return Vault(self.settings.vault)
 
     def cohort(self, round: int, effort: float = 1.0) -> Cohort:
         return self.enrolment.cohort(self.data, self.deployment.seed, round, effort)
@@ -93,9 +96,7 @@ def stored_state(client: Tree, moments: Moments) -> dict[str, Tensor]:
     return client.named() | {_MOMENTS + name: tensor for name, tensor in moments.named().items()}
 
 
-def prepare(
-    kind: str, order: Packet, settings: NodeSettings, deployment: Deployment, run: RunConfig, vault: Vault
-) -> Preparation:
+def prepare(kind: str, order: Packet, settings: NodeSettings, deployment: Deployment, run: RunConfig) -> Preparation:
     """Read an order; Refused if the owner's rules say so. `run` has the model's files as this machine has them."""
     own, client, rules = load_client_data(settings, deployment), settings.client, settings.rules
     enrolment = _enrolment(order)
@@ -112,7 +113,7 @@ def prepare(
         )
     message, widths = message_types(deployment.algorithm)[0], order.header.get("widths")
     tensors = received_tensors(message, order.group("down"), widths if isinstance(widths, dict) else {})
-    return Preparation(kind, order, settings, deployment, vault, own, enrolment, data, task, tree_of(message, tensors))
+    return Preparation(kind, order, settings, deployment, own, enrolment, data, task, tree_of(message, tensors))
 
 
 def _enrolment(order: Packet) -> Enrolment:

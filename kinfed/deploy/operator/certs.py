@@ -25,6 +25,7 @@ from kinfed.deploy.operator.site_kit import check_key_name, write_with_mode
 from kinfed.deploy.transport import client_keys
 from kinfed.errors import ConfigError, StorageError
 
+Key = ec.EllipticCurvePrivateKey
 CA_YEARS, SERVER_DAYS = 10, 825  # clients of TLS refuse server certificates that are valid for longer
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")  # a name, or an address of IPv4 or IPv6
 
@@ -55,7 +56,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) 
     return paths
 
 
-def _authority(folder: Path, paths: list[Path]) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+def _authority(folder: Path, paths: list[Path]) -> tuple[Key, x509.Certificate]:
     key_path, path = folder / "ca.key", folder / "ca.crt"
     if key_path.exists() != path.exists():
         raise StorageError(f"{folder} holds only one of ca.key and ca.crt; restore the other, or use a new folder")
@@ -78,7 +79,7 @@ def _authority(folder: Path, paths: list[Path]) -> tuple[ec.EllipticCurvePrivate
     # It signs certificates, nothing else.
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     certificate = (
-        _builder(name, name, key.public_key(), 365 * CA_YEARS)
+        _builder(name, name, key, 365 * CA_YEARS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -88,14 +89,12 @@ def _authority(folder: Path, paths: list[Path]) -> tuple[ec.EllipticCurvePrivate
     return key, certificate
 
 
-def _server(
-    folder: Path, hosts: Sequence[str], ca_key: ec.EllipticCurvePrivateKey, ca: x509.Certificate, paths: list[Path]
-) -> None:
+def _server(folder: Path, hosts: Sequence[str], ca_key: Key, ca: x509.Certificate, paths: list[Path]) -> None:
     """A new certificate each time: hosts may have changed, and it is the one that runs out first."""
     key = ec.generate_private_key(ec.SECP384R1())
     name = _named(hosts[0][:64])  # the longest; names are in the SAN
     certificate = (
-        _builder(name, ca.subject, key.public_key(), SERVER_DAYS)
+        _builder(name, ca.subject, key, SERVER_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName([_subject_alt_name(host) for host in hosts]), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -110,15 +109,13 @@ def _named(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
-) -> x509.CertificateBuilder:
+def _builder(subject: x509.Name, issuer: x509.Name, key: Key, days: int) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
-        .public_key(key)
+        .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(minutes=5))  # clocks of nodes may be a little behind
         .not_valid_after(now + datetime.timedelta(days=days))
@@ -132,7 +129,7 @@ def _subject_alt_name(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _write_pair(path: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate, paths: list[Path]) -> None:
+def _write_pair(path: Path, key: Key, certificate: x509.Certificate, paths: list[Path]) -> None:
     pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
     private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
     _write(path.with_suffix(".key"), private, paths, secret=True)

@@ -145,10 +145,8 @@ class NodeFile:
         if self.ca is not None:
             secure = ["--root-certificates", str(self.ca), "--auth-supernode-private-key", str(self.key)]
         config = " ".join(f'{name}="{value}"' for name, value in self.node.items())
-        return [
-            flower_program("flower-supernode"), *secure, "--superlink", self.server, "--port", str(port),
-            "--node-config", config,
-        ]  # fmt: skip
+        place = ["--superlink", self.server, "--port", str(port)]
+        return [flower_program("flower-supernode"), *secure, *place, "--node-config", config]
 
 
 def run_node(file: NodeFile, say: Say, should_stop: ShouldStop, *, warm: bool = True, home: Path | None = None) -> None:

@@ -40,10 +40,7 @@ def from_records(content: RecordDict) -> Packet:
     record = content.config_records.get(_HEADER)
     text = "" if record is None else record.get(_JSON, "")
     try:
-        groups = {
-            name: {key: array.numpy() for key, array in record.items()}
-            for name, record in content.array_records.items()
-        }
+        groups = {name: {key: a.numpy() for key, a in some.items()} for name, some in content.array_records.items()}
     except (ValueError, TypeError, EOFError, OSError) as error:  # what numpy says of an array it cannot read
         raise MessageError(f"an array that cannot be read ({error})") from None
     return Packet.read(text, groups)

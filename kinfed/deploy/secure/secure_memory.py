@@ -46,7 +46,7 @@ class SumMemory:
     """Hold the entry's lock from reading until writing."""
 
     def __init__(self, entry: VaultEntry, client: str) -> None:
-        self._entry, self._client = entry, client
+        self._entry, self._about = entry, {"format": FORMAT, "run": entry.run, "client": client}
         self._path = entry.folder / _FILE
 
     @property
@@ -57,17 +57,14 @@ class SumMemory:
         if not self._path.exists():
             return SumState(0)
         record = storage.read_json(self._path, "the memory of a secure sum")
-        if (record.pop("format", None), record.pop("run", None), record.pop("client", None)) != (
-            FORMAT, self._entry.run, self._client,
-        ):  # fmt: skip
+        if {name: record.pop(name, None) for name in self._about} != self._about:
             raise StorageError(
                 f"{self._path} is of another run, client or version of kinfed. Move it away: the round is lost"
             )
         return SumState(**record)
 
     def write(self, state: SumState) -> None:
-        about = {"format": FORMAT, "run": self._entry.run, "client": self._client}
-        storage.write_json(self._path, asdict(state) | about, private=True)
+        storage.write_json(self._path, asdict(state) | self._about, private=True)
 
     def update(self) -> Tensor:
         """The update, int64 [W + 1], as it was kept."""

@@ -169,10 +169,8 @@ def _learn_columns(deployment: Deployment, exchange: Exchange, roster: Roster) -
     for sentence in learnt.sentences():
         exchange.say(sentence)
     record = learnt.to_json()
-    exchanged = (len(roster.names) * len(storage.to_json(record).encode()), sent)
-    return replace(
-        roster, shape=(len(learnt.features),), columns=learnt.columns, preprocessing=record, exchanged=exchanged
-    )
+    sizes = (len(roster.names) * len(storage.to_json(record).encode()), sent)
+    return replace(roster, shape=(len(learnt.features),), columns=learnt.columns, preprocessing=record, exchanged=sizes)
 
 
 def _learn_scaling(deployment: Deployment, exchange: Exchange, roster: Roster) -> Roster:

@@ -177,9 +177,7 @@ class NodePool:
             if self.roster.names.index(name) not in rejected:
                 self.exchange.say(f"{what}: without {name}: {reason}")
 
-    def _order(
-        self, kind: str, k: int, round: int, down: Tree, groups: Mapping[str, Any] | None = None, **more: Any
-    ) -> Packet:
+    def _order(self, kind: str, k: int, round: int, down: Tree, groups: Mapping[str, Any] = {}, **more: Any) -> Packet:
         scale = {"mean": self.roster.mean, "std": self.roster.std}
         inputs = {name: tensor for name, tensor in scale.items() if tensor is not None}
         header = {
@@ -191,7 +189,7 @@ class NodePool:
             header["preprocessing"] = self.roster.preprocessing
         if widths := masked_widths(down):
             header["widths"] = widths
-        return Packet(header, {"down": sent_tensors(down), "inputs": inputs, **(groups or {})})
+        return Packet(header, {"down": sent_tensors(down), "inputs": inputs, **groups})
 
     def _record(self, ids: Tensor, events: Mapping[int, list[Event]]) -> Record:
         """Gradients of every client that was called. One that did not answer may have computed them all the same, and

@@ -141,6 +141,5 @@ def clock_of(text: str | None) -> str:
     if text is None:
         return "never"
     moment = datetime.fromisoformat(text).astimezone()
-    return moment.strftime(
-        "%H:%M:%S" if moment.date() == datetime.fromtimestamp(time.time()).date() else "%Y-%m-%d %H:%M"
-    )
+    today = datetime.fromtimestamp(time.time()).date()
+    return moment.strftime("%H:%M:%S" if moment.date() == today else "%Y-%m-%d %H:%M")

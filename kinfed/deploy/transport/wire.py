@@ -108,11 +108,10 @@ def message_types(algorithm: Algorithm[Any, Any, Any, Any]) -> tuple[type[Tree],
     """(Down, Up) of a method, as its `client_update` declares them."""
     hints = typing.get_type_hints(type(algorithm).client_update)
     down, up = hints["down"], typing.get_args(hints["return"])[1]
+    name = type(algorithm).__name__
     for what, kind in (("down", down), ("the update", up)):
         if not (isinstance(kind, type) and issubclass(kind, Tree)):
-            raise TypeError(
-                f"client_update of {type(algorithm).__name__} must say of which class {what} is; got {kind}"
-            )
+            raise TypeError(f"client_update of {name} must say of which class {what} is; got {kind}")
     return down, up
 
 
