@@ -49,8 +49,7 @@ class Pool(Protocol):
         new state is kept only if its update is in the reply and, with `hold`, among those that `commit` names."""
 
     def commit(self, ids: Tensor) -> None:
-        """End a round: the server has taken the updates of these clients. What the others computed is forgotten, where
-        it was held."""
+        """End a round: the server has taken these clients' updates; what others held is forgotten."""
 
     def evaluate(
         self, ids: Tensor, download: Download, round: int, *, split: str = "test",

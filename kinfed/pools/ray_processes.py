@@ -23,8 +23,7 @@ from kinfed.core import Silence, Tree
 from kinfed.errors import ConfigError, PoolError
 from kinfed.pools.base import Evaluation
 from kinfed.pools.local_pool import available_cores
-from kinfed.pools.worker import StateSnapshot, Worker
-from kinfed.updates import Updates
+from kinfed.pools.worker import Trained, Worker
 
 START_SECONDS = 300  # for workers to start: they import torch, perhaps from a slow disk on a busy machine
 SIGN_SECONDS = 10.0  # for a worker to say what it does, before it is said to be silent
@@ -117,9 +116,7 @@ class WorkerProcess(Worker):
             return f"{where} is alive and idle: its answer is on the way"
         return f"{where} {self._doing}, for {seconds:.0f} s so far ({processor:.0f} s of computing)"
 
-    def train(
-        self, ids: Tensor, down: Tree, round: int, effort: Tensor | None, hold: bool = False
-    ) -> tuple[Updates, StateSnapshot]:
+    def train(self, ids: Tensor, down: Tree, round: int, effort: Tensor | None, hold: bool = False) -> Trained:
         with self._at_work(f"trains {len(ids)} clients in round {round}"):
             return super().train(ids, down, round, effort, hold)
 

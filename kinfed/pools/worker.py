@@ -99,6 +99,9 @@ class StateSnapshot:
     beside: dict[str, Moments] = field(default_factory=dict)  # what else clients keep (LocalPool.beside)
 
 
+Trained = tuple[Updates, StateSnapshot]
+
+
 class Worker:
     """First `load_shard`, then `start_run`; then rounds and evaluations of that run."""
 
@@ -125,9 +128,7 @@ class Worker:
             task = task.on(device)
         self._pool = LocalPool(algorithm, task, self._shard, seed, workers=1, stages=stages)
 
-    def train(
-        self, ids: Tensor, down: Tree, round: int, effort: Tensor | None, hold: bool = False
-    ) -> tuple[Updates, StateSnapshot]:
+    def train(self, ids: Tensor, down: Tree, round: int, effort: Tensor | None, hold: bool = False) -> Trained:
         """One round at the clients `ids` (ascending), with messages as `compact` makes them."""
         with recorded(self.pool.task, TRAINING) as record:
             updates = self.pool.train(ids, _download(ids, down), round, effort, hold=hold)

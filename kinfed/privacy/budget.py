@@ -37,9 +37,7 @@ def make_budget(
         from kinfed.privacy.accountant import noise_for
 
         assert privacy.epsilon is not None  # one of the two is given
-        profile = _declared(algorithm, count)
-        each = planned_events(profile.per_round, algorithm, count)
-        after = planned_events(profile.per_personalization, algorithm, count) or []
+        each, after = planned_costs(algorithm, count)
         assert each is not None  # checked before the run
         before = spent.events(len(count))
         planned = [merge(merge(before[m], each[m], int(calls[m])), after[m]) for m in range(len(count))]
@@ -59,10 +57,8 @@ class PrivacyBudget:
         self.ledger = spent
         self.refused = torch.zeros(len(count), dtype=torch.bool)  # clients once called in vain
         self._algorithm = algorithm
-        profile = _declared(algorithm, count)
-        self._round = planned_events(profile.per_round, algorithm, count)
-        self._after = planned_events(profile.per_personalization, algorithm, count) or []
-        self._uncovered = list(profile.uncovered)
+        self._round, self._after = planned_costs(algorithm, count)
+        self._uncovered = list(_declared(algorithm, count).uncovered)
         self._holds = count > 0
         self._samples: set[int] = set()  # of the last round, by their keys
         self._calls = calls.clone()
@@ -187,18 +183,19 @@ class PrivacyBudget:
             mine.copy_(tensors[name])
 
 
-def planned_events(
-    gradients: Mapping[int, Tensor] | None, algorithm: AnyAlgorithm, count: Tensor
-) -> list[Events] | None:
-    """[K] what a round asks of each client at most; None where there is no bound."""
-    if gradients is None:
-        return None
+def planned_costs(algorithm: AnyAlgorithm, count: Tensor) -> tuple[list[Events] | None, list[Events]]:
+    """[K] what a round asks of each client at most, None where there is no bound; and what one personalization does."""
+    profile = _declared(algorithm, count)
     q = (algorithm.training.batch / count.to(torch.float64)).clamp_max(1.0).tolist()
-    columns = {k: batches.tolist() for k, batches in gradients.items()}
-    return [
-        tuple(sorted(Event(q[m], k, batches[m]) for k, batches in columns.items() if batches[m] and count[m]))
-        for m in range(len(count))
-    ]
+
+    def events(gradients: Mapping[int, Tensor]) -> list[Events]:
+        columns = {k: batches.tolist() for k, batches in gradients.items()}
+        return [
+            tuple(sorted(Event(q[m], k, batches[m]) for k, batches in columns.items() if batches[m] and count[m]))
+            for m in range(len(count))
+        ]
+
+    return None if profile.per_round is None else events(profile.per_round), events(profile.per_personalization)
 
 
 def _declared(algorithm: AnyAlgorithm, count: Tensor) -> PrivacyProfile:

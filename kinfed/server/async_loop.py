@@ -116,9 +116,8 @@ class AsyncLoop(Loop):
         if not len(self._flight.ids):
             ids = self.schedule.active(seed, version + 1, clients)  # whom a synchronous round would call
         else:
-            free = torch.ones(clients, dtype=torch.bool)
-            free[self._flight.ids] = False
-            idle = free.nonzero().squeeze(1)
+            everyone = torch.arange(clients)
+            idle = everyone[~torch.isin(everyone, self._flight.ids)]
             ids = idle[rng.choose(rng.fold(rng.root(seed, "asynchronous start"), self._starts), len(idle), places)]
         self._starts = self._starts + 1
         self._versions.setdefault(version, self.server)

@@ -187,8 +187,7 @@ class Loop:
 
     @threads.one_thread()
     def evaluate(self, split: str = "test", *, keep_models: bool = False) -> Evaluation:
-        """Clients' personal models and the server's models, on one split: of all clients, or of those that the loop
-        was told to evaluate. Training state is untouched."""
+        """Personal models and the server's on one split, of all clients or those to evaluate. Changes no state."""
         ids = self.schedule.evaluates
         ids = torch.arange(self.population.num_clients) if ids is None else ids
         server, _ = self.algorithm.plan(self.server, ids, self._info(self.completed + 1))

@@ -107,9 +107,8 @@ class Schedule(Participation):
         called: Tensor = torch.unique(torch.cat([self.active(seed, number, num_clients) for number in rounds]))
         if len(called) >= count:
             return called[rng.choose(key, len(called), count)]
-        is_called = torch.zeros(num_clients, dtype=torch.bool)
-        is_called[called] = True
-        others = (~is_called).nonzero().squeeze(1)
+        everyone = torch.arange(num_clients)
+        others = everyone[~torch.isin(everyone, called)]
         more = others[rng.choose(key, len(others), count - len(called))]
         ids: Tensor = torch.cat([called, more]).sort().values
         return ids

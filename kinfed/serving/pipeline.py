@@ -228,8 +228,7 @@ class _Scaling(nn.Module):
 
 
 def plain_rows(table: Any, ignore: tuple[str, ...], where: str) -> Tensor:
-    """[n, columns] all columns of a table but those to `ignore`, which must be numbers: for models whose training data
-    were arrays without names."""
+    """[n, columns] all columns but those to `ignore`, which must be numbers: for models of arrays without names."""
     names = [name for name in table.column_names if name not in ignore]
     if not names:
         raise DataError(f"{where} has no feature columns left")

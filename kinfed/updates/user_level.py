@@ -24,30 +24,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from kinfed.algorithms import RoundInfo, averaged_rows, mean_from_row
-from kinfed.core import Tree, rng
-from kinfed.errors import CheckpointError
+from kinfed.core import Tree, rng, storage
+from kinfed.errors import CheckpointError, StorageError
 from kinfed.privacy import Source
 from kinfed.updates.promises import NO_ROBUST_RULE, ClientSampling, UserPrivacy
 from kinfed.updates.secure_sum import FixedPoint
 from kinfed.updates.stages import Stage, Updates, by_columns
 
+_FORMAT = "kinfed-sums-1"  # of a ledger
 CLIP_RATE = 0.2  # of the clipping norm's step towards the quantile, as Andrew et al. choose it
 COUNT_SHARE = 20.0  # the count of updates within the norm has noise of a 20th of the expected clients, as theirs
 
 
-class SumCounter(Protocol):
-    """Ledger of a real server, on its disk, of the sums that it has released."""
+@dataclass(frozen=True)
+class SumLedger:
+    """<out>/sums.json of a real server: how many noisy sums of a run were released, counted before each is used."""
 
-    def read(self) -> int: ...
+    path: Path
+    run: str
 
-    def enter(self, count: int) -> None: ...
+    def read(self) -> int:
+        if not self.path.exists():
+            return 0
+        record = storage.read_json(self.path, "the number of released sums")
+        count = record.get("sums")
+        if record.get("format") != _FORMAT or record.get("run") != self.run or type(count) is not int or count < 0:
+            raise StorageError(
+                f"{self.path} is damaged, or another run's. Restore it from a copy: without it nobody knows how much "
+                "of epsilon is spent"
+            )
+        return count
+
+    def enter(self, count: int) -> None:
+        storage.write_json(self.path, {"format": _FORMAT, "run": self.run, "sums": count}, private=True)
 
 
 class UserLevel(Stage):
@@ -59,7 +76,7 @@ class UserLevel(Stage):
 
     def __init__(
         self, privacy: UserPrivacy, template: Tree, averages: tuple[str, ...], source: Source, sampling: ClientSampling,
-        expected: float, rounds: range, *, summands: int | None = None, books: SumCounter | None = None,
+        expected: float, rounds: range, *, summands: int | None = None, books: SumLedger | None = None,
     ) -> None:  # fmt: skip
         """`template`: an update [1, ...] of the method; `expected`: E; `rounds`: those that the run will have; the ones
         before them (a warm start) have been as private as these and count. `summands`: the most clients of a round,

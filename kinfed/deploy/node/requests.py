@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kinfed.algorithms import privacy_profile
 from kinfed.config import Named, RunConfig
 from kinfed.core import Tree, storage
 from kinfed.data import SPLITS, Cohort, Federation, Moments, TablePreprocessing
@@ -37,7 +36,7 @@ from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.wire import EVALUATE, TRAIN, MessageError, Packet, message_types, received_tensors, tree_of
 from kinfed.engine import ModuleTask, Task
 from kinfed.errors import ConfigError, DataError, StorageError
-from kinfed.privacy import Events, Privacy, PrivateTask, Record, merge, new_nonce, planned_events
+from kinfed.privacy import Events, Privacy, PrivateTask, Record, merge, new_nonce, planned_costs
 from kinfed.runs import build_task
 
 _MOMENTS = "optimizer/"  # before names of moments in the vault; no field of a state has such a name
@@ -234,11 +233,8 @@ class PrivateRequest(PlainRequest):
 
     def _declared(self, kind: str) -> Events:
         """The most that an answer of this kind can cost, as far as the method says."""
-        algorithm, count = self.prepared.deployment.algorithm, self.prepared.data.train.count
-        profile = privacy_profile(algorithm, count)
-        assert profile is not None  # checked by the rules
-        gradients = profile.per_round if kind == TRAIN else profile.per_personalization
-        events = planned_events(gradients, algorithm, count)
+        round, after = planned_costs(self.prepared.deployment.algorithm, self.prepared.data.train.count)
+        events = round if kind == TRAIN else after
         return () if events is None else events[0]
 
     def _check_budget(self, events: Events) -> None:

@@ -4,12 +4,16 @@ A request may come twice, because an answer was lost on the way: the same one ge
 place is refused, and so is a round in which the client has masked an update already: in two sums of one update and
 different clients, whoever is in one of them alone stands in the difference. So a server that stops between masks and
 its checkpoint loses that round.
+
+<vault>/<run>/<client>/sum.json                its secrets and the answers of the sum under way (mode 600)
+                       sum-update.safetensors  the update as whole numbers, until the next one takes its place
+                       sum-peers.json          the keys that other clients had when they were first seen
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +21,38 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kinfed.core import storage
 from kinfed.deploy.node.node_settings import Refused
 from kinfed.deploy.node.vault_entry import VaultEntry
 from kinfed.deploy.secure import masks
-from kinfed.deploy.secure.secure_memory import SumMemory, SumState
 from kinfed.deploy.secure.secure_messages import Assembly, KeyRecord, Member, threshold_of, to_bytes, to_places, to_rows
 from kinfed.deploy.transport.client_keys import fingerprint, read_public_keys, sign
 from kinfed.deploy.transport.wire import CONFIRM, MASK, SHARE, UNMASK, MessageError, Packet
+from kinfed.errors import StorageError
 from kinfed.updates import secure_sum
+
+FORMAT = 1
+_FILE, _UPDATE, _PEERS = "sum.json", "sum-update.safetensors", "sum-peers.json"
+
+
+@dataclass(frozen=True)
+class SumState:
+    """Memory of one sum. Bytes are hexadecimal."""
+
+    round: int
+    sealing: str = ""  # private keys
+    masking: str = ""
+    seed: str = ""  # b
+    record: str = ""
+    clients: list[list[Any]] = field(default_factory=list)  # [number, name, key] of all
+    records: list[str] = field(default_factory=list)
+    kept: str = ""  # the client's own pair of shares
+    pairs: dict[str, str] = field(default_factory=dict)  # by place: the pairs of others
+    senders: list[int] = field(default_factory=list)  # U1, as places
+    survivors: list[int] = field(default_factory=list)  # U2, which this client has signed
+    questions: dict[str, str] = field(default_factory=dict)  # digests of requests, by kind; the file calls them so
+    sealed: list[str] = field(default_factory=list)  # the answer to `share`
+    masked_round: int = 0  # the last one in which an update was masked
 
 
 @dataclass(frozen=True)
@@ -38,17 +66,14 @@ class Owner:
     threshold: float  # share of clients above which they reveal masks together
     peers: str = ""  # folder with the public keys of all clients; "": the first that are seen are believed
 
-    def member(self, key: str) -> Member:
-        return Member(self.number, self.name, key)
-
 
 class SecureSession:
     """Hold the entry's lock from before one is made until its answer is kept."""
 
     def __init__(self, entry: VaultEntry, owner: Owner) -> None:
         self.entry, self.owner = entry, owner
-        self._memory = SumMemory(entry, owner.name)
-        self._state = self._memory.read()
+        self._about = {"format": FORMAT, "run": entry.run, "client": owner.name}
+        self._state = self._read()
 
     # ---- the five requests ----
 
@@ -66,9 +91,10 @@ class SecureSession:
         sealing, masking, seed = (masks.new_secret() for _ in range(3))
         unsigned = KeyRecord(masks.public_key(sealing), masks.public_key(masking), masks.commitment(seed), b"")
         where, private = self.owner.identity
-        text = unsigned.text(self.entry.run, round, self.owner.member(""))
+        text = unsigned.text(self.entry.run, round, Member(self.owner.number, self.owner.name, ""))
         record = replace(unsigned, signature=sign(private, where, text)).packed()
-        self._memory.keep_update(round, vector)
+        update = {"update": vector}
+        storage.write_tensors(self.entry.folder / _UPDATE, update, {"round": str(round)}, private=True)
         masked = self._state.masked_round
         self._write(SumState(round, sealing.hex(), masking.hex(), seed.hex(), record.hex(), masked_round=masked))
         return Packet({}, {"keys": {"record": to_rows([record])}})
@@ -130,7 +156,7 @@ class SecureSession:
 
     def _masked(self, assembly: Assembly, me: int, senders: list[int]) -> masks.Ring:
         """y = x + PRG(b) + Σ ± PRG(agreed)"""
-        update = self._memory.update()
+        update = storage.read_tensors(self.entry.folder / _UPDATE)["update"]  # int64 [W + 1]
         total: masks.Ring = update.numpy().view(np.uint64) + masks.mask(bytes.fromhex(self._state.seed), len(update))
         private = bytes.fromhex(self._state.masking)
         for place in senders:
@@ -203,10 +229,11 @@ class SecureSession:
 
     def _check_peers(self, members: tuple[Member, ...]) -> None:
         """Refuse other keys than those that the owner of the node wrote down, or else those that were seen first."""
+        seen = self.entry.folder / _PEERS
         if self.owner.peers:
             known, where = read_public_keys(Path(self.owner.peers).expanduser()), self.owner.peers
         else:
-            known, where = self._memory.peers(), str(self._memory.peers_path)
+            known, where = storage.read_json(seen) if seen.exists() else {}, str(seen)
         for member in members:
             if self.owner.peers and member.name not in known:
                 raise Refused(f"{where} has no {member.name}.pub, so nobody vouches for {member.name}")
@@ -216,7 +243,7 @@ class SecureSession:
                     f"{fingerprint(known[member.name])} for it"
                 )
         if not self.owner.peers:
-            self._memory.keep_peers(known | {member.name: member.key for member in members})
+            storage.write_json(seen, known | {member.name: member.key for member in members}, private=True)
 
     # ---- memory ----
 
@@ -227,9 +254,20 @@ class SecureSession:
         records = tuple(KeyRecord.read(bytes.fromhex(record)) for record in self._state.records)
         return Assembly(self.entry.run, self._state.round, members, records)
 
+    def _read(self) -> SumState:
+        path = self.entry.folder / _FILE
+        if not path.exists():
+            return SumState(0)
+        record = storage.read_json(path, "the memory of a secure sum")
+        if {name: record.pop(name, None) for name in self._about} != self._about:
+            raise StorageError(
+                f"{path} is of another run, client or version of kinfed. Move it away: the round is lost"
+            )
+        return SumState(**record)
+
     def _write(self, state: SumState) -> None:
         self._state = state
-        self._memory.write(state)
+        storage.write_json(self.entry.folder / _FILE, asdict(state) | self._about, private=True)
 
 
 def _member(client: Any) -> Member:

@@ -8,13 +8,13 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from kinfed.algorithms import COUNT, privacy_profile
+from kinfed.algorithms import COUNT
 from kinfed.core import EXAMPLES, Tree
 from kinfed.data import SPLITS
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.wire import MessageError, Packet, message_types, plain_text, received_tensors, tree_of
 from kinfed.engine import METRICS, Task
-from kinfed.privacy import Event, Events, PrivateTask, dominates, planned_events
+from kinfed.privacy import Event, Events, PrivateTask, dominates, planned_costs
 from kinfed.updates import UpdateSpec, trained_columns
 
 LARGEST_LOSS = 1e6  # of one example
@@ -37,8 +37,7 @@ class AnswerChecks:
     # ---- updates and evaluations ----
 
     def update(self, k: int, tensors: Mapping[str, Tensor]) -> Tree:
-        """The update of client k, if it is one: of the right fields, types and shapes, finite, no longer than allowed,
-        and of as many examples as the client has."""
+        """The update of client k, if its fields, types, shapes, norm and number of examples are as they should be."""
         tensors = received_tensors(self.up, tensors, self._widths)
         violation = self._spec.violation(tensors)
         if violation is not None:
@@ -95,12 +94,9 @@ class AnswerChecks:
         """The largest cost of a round, and of an evaluation, in privacy."""
         if not self._private:
             return (), ()
-        algorithm, count = self._deployment.algorithm, self._declared[k : k + 1, 0]
-        profile = privacy_profile(algorithm, count)
-        assert profile is not None  # checked before the run
-        round = planned_events(profile.per_round, algorithm, count)
-        assert round is not None  # likewise
-        return round[0], (planned_events(profile.per_personalization, algorithm, count) or [()])[0]
+        round, after = planned_costs(self._deployment.algorithm, self._declared[k : k + 1, 0])
+        assert round is not None  # checked before the run
+        return round[0], after[0]
 
     def events(self, answer: Packet, most: Events) -> list[Event]:
         """Cost of the answer in privacy, as it says itself; no more than `most`."""

@@ -165,8 +165,7 @@ class NodePool:
         self, kind: str, orders: Mapping[str, Packet], take: Callable[[int, Packet], None], needed: int, what: str,
         rejected: Collection[int] = (),
     ) -> None:  # fmt: skip
-        """Send orders by client's name; `take` gets a client's number and its answer. The log says who is missing, but
-        for `rejected` numbers, which `take` adds and the run reports."""
+        """Send orders by client's name; the log says who is missing, but for `rejected`, whom the run reports."""
 
         def take_by_name(name: str, answer: Packet) -> None:
             check_same_request(orders[name], answer)
