@@ -49,19 +49,12 @@ class Pool(Protocol):
         new state is kept only if its update is in the reply and, with `hold`, among those that `commit` names."""
 
     def commit(self, ids: Tensor) -> None:
-        """End a round: the server has taken the updates of these clients. What the others computed is forgotten, where
-        it was held."""
+        """End a round: the server has taken these clients' updates; what others held is forgotten."""
 
     def evaluate(
-        self,
-        ids: Tensor,
-        download: Download,
-        round: int,
-        *,
-        split: str = "test",
-        server_model: ServerModelOf | None = None,
-        keep_models: bool = False,
-    ) -> Evaluation:
+        self, ids: Tensor, download: Download, round: int, *, split: str = "test",
+        server_model: ServerModelOf | None = None, keep_models: bool = False,
+    ) -> Evaluation:  # fmt: skip
         """Personal models, and the server's where `server_model` is given, on one split. Changes nothing. A client
         without a state deploys the server's model, where there is one (kinfed.algorithms.base.deployed_models)."""
 

@@ -26,7 +26,7 @@ from kinfed.engine.training.sgd import sgd
 from kinfed.errors import ConfigError, DataError
 from kinfed.newcomers.adoption import adopt
 from kinfed.pools.local_pool import LocalPool
-from kinfed.pools.shard import make_shard
+from kinfed.pools.worker import make_shard
 from kinfed.privacy.dpsgd import PrivateTask
 from kinfed.privacy.noise import seeded_noise
 from kinfed.server.loop import Loop

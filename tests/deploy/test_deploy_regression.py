@@ -17,7 +17,7 @@ from torch import Tensor
 from kinfed.config.config_reading import make_config
 from kinfed.data.federations.federation import Federation
 from kinfed.deploy.node.vault import Vault
-from kinfed.deploy.operator.trial_sites import deployment_settings
+from kinfed.deploy.operator.trial import deployment_settings
 from kinfed.deploy.server.deployment_server import serve
 from kinfed.deploy.settings import Deployment
 from kinfed.errors import ConfigError

@@ -33,8 +33,7 @@ from kinfed.engine.contract.objective import SQUARED
 from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError, PoolError
 from kinfed.pools.local_pool import LocalPool
-from kinfed.pools.shard import make_shard
-from kinfed.pools.worker import Worker
+from kinfed.pools.worker import Worker, make_shard
 from kinfed.records.compare import same_results
 from kinfed.runs.method_run import Interrupted
 from kinfed.runs.run_inputs import RunInputs

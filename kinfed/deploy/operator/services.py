@@ -145,10 +145,8 @@ class NodeFile:
         if self.ca is not None:
             secure = ["--root-certificates", str(self.ca), "--auth-supernode-private-key", str(self.key)]
         config = " ".join(f'{name}="{value}"' for name, value in self.node.items())
-        return [
-            flower_program("flower-supernode"), *secure, "--superlink", self.server, "--port", str(port),
-            "--node-config", config,
-        ]  # fmt: skip
+        place = ["--superlink", self.server, "--port", str(port)]
+        return [flower_program("flower-supernode"), *secure, *place, "--node-config", config]
 
 
 def run_node(file: NodeFile, say: Say, should_stop: ShouldStop, *, warm: bool = True, home: Path | None = None) -> None:
@@ -185,8 +183,6 @@ def _node_config(table: Mapping[str, Any], folder: Path, key: Path | None) -> di
 
 @dataclass(frozen=True)
 class ServerPlace:
-    """The superlink's address and files."""
-
     certs: Path  # the folder of `kinfed deploy certs`
     host: str
     port: int
@@ -209,7 +205,6 @@ class ServerPlace:
 
 
 def run_server(place: ServerPlace, say: Say, should_stop: ShouldStop, *, warm: bool = True) -> None:
-    """Run the superlink until it should stop."""
     place.check()
     storage.make_folder(place.folder)
     service = Service("superlink", place.command, SERVER_PROGRAM, SERVER_RESTART_SECONDS, _SERVER_ENDED)

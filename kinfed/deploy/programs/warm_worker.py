@@ -64,8 +64,7 @@ def reason_against(program: str) -> str:
 
 
 def load_program(program: str) -> Callable[[], Any]:
-    """The function that Flower's own program calls, with all that its task needs imported. Torch computes nothing
-    here: threads do not survive a fork."""
+    """The function that Flower's own program calls, with all imported. Torch must not compute before a fork."""
     import kinfed.deploy.programs.flower  # noqa: F401
 
     (entry,) = metadata.entry_points(group="console_scripts", name=program)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.deploy.secure.masks import SECRET_BYTES
+from kinfed.deploy.secure.masks import SECRET_BYTES, Ring, agreed_key, mask
 from kinfed.deploy.transport.client_keys import has_signed
 from kinfed.deploy.transport.wire import MessageError, Packet
 from kinfed.updates import secure_sum
@@ -66,8 +66,6 @@ class KeyRecord:
 
 @dataclass(frozen=True)
 class Member:
-    """A client of a sum."""
-
     number: int
     name: str
     key: str  # the public key that it belongs to
@@ -92,15 +90,21 @@ class Assembly:
         return [member.number for member in self.members].index(number)
 
     def purpose(self, what: str, sender: int, receiver: int) -> str:
-        """Purpose of a key between two places."""
         return f"kinfed secure sum: {what} {sender} {receiver} {self.digest}"
 
-    def mask_purpose(self, one: int, other: int) -> str:
-        return self.purpose("mask", min(one, other), max(one, other))
+    def stream(self, me: int, other: int, private: bytes, length: int) -> Ring:
+        """The mask between two places as the one at `me` adds it, whose private masking key is given."""
+        purpose = self.purpose("mask", min(me, other), max(me, other))
+        stream = mask(agreed_key(private, self.records[other].masking, purpose), length)
+        return stream if me < other else -stream
 
     def confirmation(self, place: int, survivors: Sequence[int]) -> bytes:
         """Text that the client at a place signs: the clients in the sum."""
         return json.dumps(["kinfed secure sum: list", self.digest, place, list(survivors)]).encode()
+
+    def has_confirmed(self, place: int, signature: bytes, survivors: Sequence[int]) -> bool:
+        """Say whether the client at a place has signed who is in the sum; a signature of zeros stands for none."""
+        return any(signature) and has_signed(self.members[place].key, signature, self.confirmation(place, survivors))
 
 
 def to_rows(rows: Sequence[bytes]) -> Tensor:
