@@ -27,12 +27,12 @@ from kinfed.engine.personal.personal_models import named_parameters as named_par
 from kinfed.engine.personal.personal_models import task_for as task_for
 from kinfed.engine.personal.personal_models import trained_columns as trained_columns
 from kinfed.engine.rows.module_task import ModuleTask as ModuleTask
-from kinfed.engine.scoring.bootstrap import bootstrap_draws as bootstrap_draws
-from kinfed.engine.scoring.bootstrap import deviation_of_draws as deviation_of_draws
 from kinfed.engine.scoring.judged import Judged as Judged
 from kinfed.engine.scoring.metric_catalogue import METRICS as METRICS
 from kinfed.engine.scoring.metrics import Metric as Metric
 from kinfed.engine.scoring.score import Score as Score
+from kinfed.engine.scoring.score import bootstrap_draws as bootstrap_draws
+from kinfed.engine.scoring.score import deviation_of_draws as deviation_of_draws
 from kinfed.engine.task_factory import make_task as make_task
 from kinfed.engine.task_factory import would_compile as would_compile
 from kinfed.engine.training.frozen_features import FrozenPrefix as FrozenPrefix

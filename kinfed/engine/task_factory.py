@@ -31,7 +31,7 @@ from kinfed.engine.compiled.fused_task import compiles, is_installed
 from kinfed.engine.contract.linear import runs_batched
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.contract.task import Task as Task
-from kinfed.engine.rows.keyed_dropout import drops
+from kinfed.engine.rows.keyed_random import drops
 from kinfed.engine.rows.layout import RowLayout, still_buffers
 from kinfed.engine.rows.model_trial import example_like, failures_as_model_errors, mark_still_buffers, try_model
 from kinfed.engine.rows.module_checks import check_values

@@ -16,7 +16,7 @@ from kinfed.data import Batch
 from kinfed.engine.contract.feature_loss import FeatureLoss, answer, on_rows, pulled_back
 from kinfed.engine.contract.head import HeadProbe
 from kinfed.engine.contract.linear import runs_batched
-from kinfed.engine.rows.keyed_dropout import drops
+from kinfed.engine.rows.keyed_random import drops
 from kinfed.engine.rows.layout import still_buffers
 from kinfed.engine.rows.module_task import ModuleTask, example_shape_in_errors
 from kinfed.errors import ModelError

@@ -18,8 +18,8 @@ from kinfed.engine.contract.descent import PLAIN, Descent, GradientPieces, Stepw
 from kinfed.engine.contract.feature_loss import KEEP, FeatureLoss, of_row, pulled_back
 from kinfed.engine.contract.head import HeadProbe
 from kinfed.engine.rows.keyed_random import KeyedDraws
+from kinfed.engine.rows.layout import WorkingCopy
 from kinfed.engine.rows.module_task import ModuleTask, example_shape_in_errors
-from kinfed.engine.rows.working_copy import WorkingCopy
 
 Part = tuple[bool, ...]  # of every trainable parameter, whether it is trained
 Item = TypeVar("Item")

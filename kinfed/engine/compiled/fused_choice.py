@@ -62,40 +62,19 @@ def _has_classes(work: Any) -> bool:
 
 @overload(forward, jit_options=_OPTIONS)
 def _forward(network, row, x, work, batch):
-    if _is_dense(network):
-        return lambda network, row, x, work, batch: dense_forward(network.layers, row, x, work.hidden, batch)
-    return lambda network, row, x, work, batch: recurrent_forward(
-        network.layers, row, x, work.hidden, work.spare, batch
-    )
+    return dense_forward if _is_dense(network) else recurrent_forward
 
 
 @overload(backward, jit_options=_OPTIONS)
 def _backward(network, row, target, scale, x, work, batch, terms):
-    walk = dense_backward if _is_dense(network) else recurrent_backward
-
-    def body(network, row, target, scale, x, work, batch, terms):
-        walk(network.layers, network.trains, row, target, scale, x, work, batch, terms)
-
-    return body
+    return dense_backward if _is_dense(network) else recurrent_backward
 
 
 @overload(delta_of_loss, jit_options=_OPTIONS)
 def _delta_of_loss(network, outputs, work, batch):
-    if _has_classes(work):
-        return lambda network, outputs, work, batch: delta_of_cross_entropy(
-            outputs, work.delta, work.y, work.weight, batch, network.outputs
-        )
-    return lambda network, outputs, work, batch: delta_of_residuals(
-        outputs, work.delta, work.y, work.weight, batch, network.loss
-    )
+    return delta_of_cross_entropy if _has_classes(work) else delta_of_residuals
 
 
 @overload(add_losses, jit_options=_OPTIONS)
 def _add_losses(network, outputs, work, batch, scores, i):
-    if _has_classes(work):
-        return lambda network, outputs, work, batch, scores, i: add_cross_entropies(
-            outputs, work.y, batch, network.outputs, scores.correct, scores.loss, i
-        )
-    return lambda network, outputs, work, batch, scores, i: add_residual_losses(
-        outputs, work.y, batch, network.loss, scores.loss, i
-    )
+    return add_cross_entropies if _has_classes(work) else add_residual_losses

@@ -18,6 +18,7 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array, populate_array
 
+from kinfed.engine.compiled import kernel_arguments as args
 from kinfed.engine.compiled.fused_choice import add_losses, backward, delta_of_loss, forward
 from kinfed.engine.compiled.fused_orders import draw_orders
 from kinfed.engine.compiled.fused_steps import (
@@ -31,27 +32,11 @@ from kinfed.engine.compiled.fused_steps import (
     read_example,
     row_of,
 )
-from kinfed.engine.compiled.kernel_arguments import (
-    BatchWindows,
-    ClientTerms,
-    ExampleSource,
-    GivenBatch,
-    IntRows,
-    Network,
-    OptimizerMemory,
-    OrderDraws,
-    Rows,
-    ScoredPart,
-    Scores,
-    StepTerms,
-    Unrolled,
-    Work,
-)
 from kinfed.engine.compiled.machine_code import MachineCode
 from kinfed.engine.compiled.program_steps import run_program
 from kinfed.engine.compiled.vector_code import Builder, Value, whole_number
 
-_LAYERS = {"dense": IntRows, "recurrent": Unrolled}
+_LAYERS = {"dense": args.IntRows, "recurrent": args.Unrolled}
 _LABELS = {"classes": "int64", "numbers": "float32"}
 
 
@@ -84,20 +69,14 @@ def compile_function(function: Callable[..., Any], arguments: tuple[Any, ...]) -
 
 
 def train(
-    network: Network,
-    theta: Rows,
-    source: ExampleSource,
-    windows: BatchWindows,
-    draws: OrderDraws,
-    terms: ClientTerms,
-    optimizer: OptimizerMemory,
-    work: Work,
-) -> None:
+    network: args.Network, theta: args.Rows, source: args.ExampleSource, windows: args.BatchWindows,
+    draws: args.OrderDraws, terms: args.ClientTerms, optimizer: args.OptimizerMemory, work: args.Work,
+) -> None:  # fmt: skip
     """All local steps of every client, on the windows of kinfed.data.examples.windows: theta changes in place."""
     rule, nothing = optimizer.rule, np.int64(0)
     for i in range(len(windows.steps)):
         row, rate = row_of(theta, i), terms.rates[i]
-        rest = StepTerms(rate, terms.lams[i], row_of(terms.center, i), row_of(terms.drift, i), rule[DECAY])
+        rest = args.StepTerms(rate, terms.lams[i], row_of(terms.center, i), row_of(terms.drift, i), rule[DECAY])
         draw_orders(draws.key[i], windows.counts[i], draws.epochs[i], draws.order, draws.places)
         for s in range(windows.steps[i]):
             size = read_batch(source, windows, draws.order, nothing, i, s, work)
@@ -112,7 +91,10 @@ def train(
                 optimizer_step(row, optimizer, rest, i)
 
 
-def step(network: Network, theta: Rows, batch: GivenBatch, terms: ClientTerms, gradient: Rows, work: Work) -> None:
+def step(
+    network: args.Network, theta: args.Rows, batch: args.GivenBatch, terms: args.ClientTerms, gradient: args.Rows,
+    work: args.Work,
+) -> None:  # fmt: skip
     """The gradient on one batch per client, or a step of plain descent in place."""
     length, width, labels, weights, y, weight = (
         batch.length, batch.width, batch.labels, batch.weights, work.y, work.weight
@@ -132,7 +114,7 @@ def step(network: Network, theta: Rows, batch: GivenBatch, terms: ClientTerms, g
         if gradient.address != 0:
             floats(target, network.columns)[:] = np.float32(0.0)
         rate = terms.rates[i]
-        rest = StepTerms(rate, terms.lams[i], row_of(terms.center, i), row_of(terms.drift, i), 0.0)
+        rest = args.StepTerms(rate, terms.lams[i], row_of(terms.center, i), row_of(terms.drift, i), 0.0)
         outputs = forward(network, row, values, work, size)
         delta_of_loss(network, outputs, work, size)
         if gradient.address != 0:
@@ -141,7 +123,10 @@ def step(network: Network, theta: Rows, batch: GivenBatch, terms: ClientTerms, g
             backward(network, row, row, -rate, values, work, size, rest)
 
 
-def score(network: Network, theta: Rows, source: ExampleSource, part: ScoredPart, scores: Scores, work: Work) -> None:
+def score(
+    network: args.Network, theta: args.Rows, source: args.ExampleSource, part: args.ScoredPart, scores: args.Scores,
+    work: args.Work,
+) -> None:  # fmt: skip
     """Correct predictions and summed loss of every client's model on its examples, some at a time; outputs of all
     examples [.., classes] are written, client after client, where scores have an address for them."""
     written, width = np.int64(0), source.width
@@ -198,8 +183,8 @@ def make_reader(kinds: tuple[Any, ...]) -> Callable[..., Any]:
 
     @intrinsic
     def read(context: Any, address: Any) -> Any:
-        def generate(context: Any, builder: Builder, signature: Any, args: list[Value]) -> Value:
-            words = _Words(context, builder, args[0])
+        def generate(context: Any, builder: Builder, signature: Any, given: list[Value]) -> Value:
+            words = _Words(context, builder, given[0])
             return context.make_tuple(builder, signature.return_type, [words.value_of(kind) for kind in kinds])
 
         return types.Tuple(kinds)(types.intp), generate

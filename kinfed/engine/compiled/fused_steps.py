@@ -119,10 +119,9 @@ def read_batch(source, windows, order, offset, i, s, work):
     return size
 
 
-@compiled
-def dense_forward(net, row, x, hidden, batch):
+def dense_forward(network, row, x, work, batch):
     """Outputs of every layer, activated, in `hidden`; those of the last one are the logits, whose address is given."""
-    below = x
+    net, hidden, below = network.layers, work.hidden, x
     for layer in range(len(net)):
         inputs, outputs, bias = net[layer, INPUTS], net[layer, OUTPUTS], net[layer, BIAS]
         above = hidden + 4 * batch * net[layer, PLACE]
@@ -140,31 +139,30 @@ def dense_forward(net, row, x, hidden, batch):
     return below
 
 
-@compiled
-def delta_of_cross_entropy(logits, delta, y, weight, batch, classes):
+def delta_of_cross_entropy(network, outputs, work, batch):
     """weight * (softmax(z) - onehot(y))."""
+    delta, y, weight, classes = work.delta, work.y, work.weight, network.outputs
     d = floats(delta, batch * classes)
     for b in range(batch):
         at = b * classes
-        softmax_of(logits + 4 * at, classes, weight[b], delta + 4 * at)
+        softmax_of(outputs + 4 * at, classes, weight[b], delta + 4 * at)
         d[at + y[b]] -= weight[b]
 
 
-@compiled
-def delta_of_residuals(outputs, delta, y, weight, batch, loss):
+def delta_of_residuals(network, outputs, work, batch):
     """weight * ∂loss/∂z, with the slope of the loss as in kinfed.engine.contract.objective: sign(r), or r up to a
     threshold."""
-    z, d = floats(outputs, batch), floats(delta, batch)
+    z, d, loss = floats(outputs, batch), floats(work.delta, batch), network.loss
     most = np.float32(loss[THRESHOLD])
     for b in range(batch):
-        r = z[b] - y[b]
+        r = z[b] - work.y[b]
         slope = np.sign(r) if loss[SIGN] != 0 else min(max(r, -most), most)
-        d[b] = weight[b] * (slope if r == r else r)
+        d[b] = work.weight[b] * (slope if r == r else r)
 
 
-@compiled
-def add_cross_entropies(outputs, y, batch, classes, correct, loss, i):
+def add_cross_entropies(network, outputs, work, batch, scores, i):
     """Add how many predictions are right, and the cross-entropies, to entry i."""
+    classes, y = network.outputs, work.y
     z = floats(outputs, batch * classes)
     for b in range(batch):
         at = b * classes
@@ -176,20 +174,19 @@ def add_cross_entropies(outputs, y, batch, classes, correct, loss, i):
         for c in range(classes):
             total += math.exp(z[at + c] - z[at + best])
         nll = math.log(total) + np.float64(z[at + best]) - np.float64(z[at + y[b]])
-        loss[i] += nll
+        scores.loss[i] += nll
         # NaN has no largest entry; a model that gives it is never right, whatever `best` says.
         if best == y[b] and math.isfinite(nll):
-            correct[i] += 1.0
+            scores.correct[i] += 1.0
 
 
-@compiled
-def add_residual_losses(outputs, y, batch, rule, loss, i):
+def add_residual_losses(network, outputs, work, batch, scores, i):
     """|r|, or Huber's loss of r, which is r²/2 below the threshold."""
-    z = floats(outputs, batch)
+    z, rule = floats(outputs, batch), network.loss
     for b in range(batch):
-        size = np.float64(abs(z[b] - y[b]))
+        size = np.float64(abs(z[b] - work.y[b]))
         inside = min(size, rule[THRESHOLD]) if size == size else size
-        loss[i] += size if rule[SIGN] != 0 else inside * (size - inside / 2)
+        scores.loss[i] += size if rule[SIGN] != 0 else inside * (size - inside / 2)
 
 
 @inlined
@@ -226,11 +223,9 @@ def shift(row, begin, count, terms):
             x[i] -= step * g[i]
 
 
-@compiled
-def dense_backward(net, trains, row, target, scale, x, work, batch, terms):
-    """Add scale * gradient to `target`, layer by layer from the last one; where that is the row itself, its columns
-    make the rest of the step before. `trains` [layers, 2]: whether weights and biases are trained."""
-    lowest, hidden, delta, spare = 0, work.hidden, work.delta, work.spare
+def dense_backward(network, row, target, scale, x, work, batch, terms):
+    """Add scale * gradient to `target`, layer by layer from the last one; `network.trains` is [layers, 2]."""
+    net, trains, lowest, hidden, delta, spare = network.layers, network.trains, 0, work.hidden, work.delta, work.spare
     while lowest < len(net) - 1 and trains[lowest, 0] + trains[lowest, 1] == 0:
         lowest += 1
     for layer in range(len(net) - 1, lowest - 1, -1):

@@ -23,8 +23,7 @@ from kinfed.core import threads
 from kinfed.data import MOST_EXAMPLES, Batch, Batches, Features, LocalTraining, Split
 from kinfed.engine.backends.stacked_task import StackedNet, StackedTask
 from kinfed.engine.compiled import kernel_arguments as args
-from kinfed.engine.compiled.fused_net import Shape, fused_net
-from kinfed.engine.compiled.fused_program import make_program
+from kinfed.engine.compiled.fused_net import Shape, fused_net, make_program
 from kinfed.engine.compiled.machine_code import compiled_kernel, is_compiled
 from kinfed.engine.contract.descent import PLAIN, Descent, ProximalTerm, StepwiseDescent, Terms
 from kinfed.engine.contract.feature_loss import FeatureLoss
@@ -283,13 +282,14 @@ class FusedTask(StackedTask):
 
     def _reads(self, features: Features) -> bool:
         """Whether compiled loops can read these examples where they are."""
-        shape, stored = self._fused.shape_of(features.shape), args.STORED if features.vectors is None else args.NUMBERED
+        shape, vectors = self._fused.shape_of(features.shape), features.vectors
+        stored = args.STORED if vectors is None else args.NUMBERED
         return (
             type(features) is Features  # others look up their examples in a way of their own
             and features.raw.dtype in stored
             and features.raw.is_contiguous()
             and shape is not None
-            and (features.vectors is None or _holds_numbers(features, shape.length))
+            and (vectors is None or (vectors.is_contiguous() and tuple(features.raw.shape[1:]) == (shape.length,)))
         )
 
     def _fits(self, theta: Tensor, batch: Batch) -> bool:
@@ -300,12 +300,6 @@ class FusedTask(StackedTask):
             and len(theta) > 0
             and self._fused.shape_of(tuple(batch.x.shape[2:])) is not None
         )
-
-
-def _holds_numbers(features: Features, length: int) -> bool:
-    """Whether an example is `length` numbers of vectors."""
-    assert features.vectors is not None
-    return features.vectors.is_contiguous() and tuple(features.raw.shape[1:]) == (length,)
 
 
 def _rule(training: LocalTraining, plain: bool) -> np.ndarray:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from kinfed.engine.compiled import fused_program as form
+from kinfed.engine.compiled import fused_net as form
 from kinfed.engine.compiled import kernel_arguments as args
 from kinfed.engine.compiled.fused_choice import backward, delta_of_loss, forward
 from kinfed.engine.compiled.fused_steps import floats, read_batch
@@ -84,13 +84,9 @@ def number_of(numbers, which, i):
 
 
 def run_program(
-    network: args.Network,
-    source: args.ExampleSource,
-    windows: args.BatchWindows,
-    streams: args.OrderStreams,
-    tables: args.ProgramTables,
-    work: args.Work,
-) -> None:
+    network: args.Network, source: args.ExampleSource, windows: args.BatchWindows, streams: args.OrderStreams,
+    tables: args.ProgramTables, work: args.Work,
+) -> None:  # fmt: skip
     """All steps of an update program (kinfed.engine.contract.update_program) with every batch of every client; streams
     have batches of the same sizes. tables.address becomes that of the next client, and of the next."""
     nothing, columns, spare = np.int64(0), network.columns, work.spare

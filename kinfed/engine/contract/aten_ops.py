@@ -7,7 +7,7 @@ public autograd, so a version that changes a schema or a meaning fails there and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,14 @@ from torch import Tensor
 _aten = torch.ops.aten
 _engine = torch.autograd.Variable._execution_engine
 Pair = tuple[int, int]
+
+
+# (delta at the output, output) to the delta at the input.
+tanh_backward: Callable[[Tensor, Tensor], Tensor] = _aten.tanh_backward
+# (x, kernel, stride, padding, dilation, ceil_mode) to the output and where each maximum lay; backward takes the delta,
+# the same, and these places.
+max_pool2d: Callable[..., tuple[Tensor, Tensor]] = _aten.max_pool2d_with_indices
+max_pool2d_backward: Callable[..., Tensor] = _aten.max_pool2d_with_indices_backward
 
 
 def relu_backward(delta: Tensor, output: Tensor) -> Tensor:
@@ -27,11 +35,6 @@ def relu_backward_(delta: Tensor, output: Tensor) -> Tensor:
     """The same in place."""
     _aten.threshold_backward.grad_input(delta, output, 0, grad_input=delta)
     return delta
-
-
-def tanh_backward(delta: Tensor, output: Tensor) -> Tensor:
-    below: Tensor = _aten.tanh_backward(delta, output)
-    return below
 
 
 def convolution_backward(
@@ -53,23 +56,6 @@ def convolution_backward(
         (below, of_weight, False),
     )  # fmt: skip
     return at_input, gradient
-
-
-def max_pool2d(
-    x: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, ceil_mode: bool
-) -> tuple[Tensor, Tensor]:
-    """(output, where each maximum lay)."""
-    out, places = _aten.max_pool2d_with_indices(x, kernel, stride, padding, dilation, ceil_mode)
-    return out, places
-
-
-def max_pool2d_backward(
-    delta: Tensor, x: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, ceil_mode: bool, places: Tensor
-) -> Tensor:
-    below: Tensor = _aten.max_pool2d_with_indices_backward(
-        delta, x, kernel, stride, padding, dilation, ceil_mode, places
-    )
-    return below
 
 
 def pull_back(outputs: Sequence[Tensor], deltas: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:

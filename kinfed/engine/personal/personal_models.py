@@ -1,14 +1,12 @@
 """Types of personal models: a plain model, a mixture of several, or a model with an extension.
 
-A type says which task and module belong to its rows and how the numbers of a row are called. Rows travel and are stored
-without it: `type_of_rows` and `module_from` read it again, from the width and the mark of a row and from the names of a
-file's tensors.
+The type says which task and module belong to rows and how the numbers of a row are called. Rows travel and are stored
+without it: it is read from the width and the mark of a row, and from the names of a file's tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from torch import Tensor, nn
@@ -21,61 +19,6 @@ from kinfed.engine.task_factory import ModuleTask, Task
 from kinfed.errors import ModelError
 
 _Names: TypeAlias = Callable[[Tensor], dict[str, Tensor]]  # of the parameters of a plain model's row
-
-
-@dataclass(frozen=True)
-class Plain:
-    """One model: rows [n, P]."""
-
-    def task(self, task: Task) -> Task:
-        return task
-
-    def named(self, row: Tensor, plain: _Names) -> dict[str, Tensor]:
-        return plain(row)
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """Several models and their weights: rows [n, K (P + 1)]."""
-
-    components: int
-
-    def task(self, task: Task) -> MixtureTask:
-        return MixtureTask(task, self.components)
-
-    def named(self, row: Tensor, plain: _Names) -> dict[str, Tensor]:
-        models, pi = row[: -self.components].chunk(self.components), row[-self.components :]
-        parts = {f"components.{k}.{name}": t for k, model in enumerate(models) for name, t in plain(model).items()}
-        return {"pi": pi.clone()} | parts
-
-
-@dataclass(frozen=True)
-class Extended:
-    """A model, `width` further numbers that work at its features, and the mark of their kind: rows [n, P + E + 1]."""
-
-    extension: Extension
-    width: int
-
-    def task(self, task: Task) -> ExtendedTask:
-        return ExtendedTask(task, self.extension, self.width)
-
-    def named(self, row: Tensor, plain: _Names) -> dict[str, Tensor]:
-        P = len(row) - self.width - 1
-        return {f"model.{name}": tensor for name, tensor in plain(row[:P]).items()} | {"extra": row[P:].clone()}
-
-
-PersonalModel: TypeAlias = Plain | Mixture | Extended
-
-
-def type_of_rows(theta: Tensor, num_params: int) -> PersonalModel:
-    """The type of rows [n, width], where plain models have `num_params` numbers."""
-    width = theta.shape[-1]
-    if width == num_params:
-        return Plain()
-    extension = _extension_of(theta[0]) if len(theta) else None
-    if extension is not None:
-        return Extended(extension, width - num_params - 1)
-    return Mixture(num_components(width, num_params))
 
 
 def _extension_of(row: Tensor) -> Extension | None:
@@ -93,9 +36,22 @@ def _extension_of(row: Tensor) -> Extension | None:
     )
 
 
+def _form(row: Tensor, num_params: int) -> Extension | int | None:
+    """The extension of a row [width], or the number of components of a mixture; None of a plain model, which has
+    `num_params` numbers."""
+    return None if len(row) == num_params else _extension_of(row) or num_components(len(row), num_params)
+
+
 def task_for(task: Task, theta: Tensor) -> Task:
     """The task that rows [n, width] belong to."""
-    return type_of_rows(theta, task.num_params).task(task)
+    P, width = task.num_params, theta.shape[-1]
+    if width == P:
+        return task
+    form = _form(theta[0], P) if len(theta) else num_components(width, P)
+    if isinstance(form, int):
+        return MixtureTask(task, form)
+    assert form is not None  # a row of another width
+    return ExtendedTask(task, form, width - P - 1)
 
 
 def module_for(task: ModuleTask, row: Tensor) -> nn.Module:
@@ -124,4 +80,12 @@ def module_from(make: Callable[[], nn.Module], tensors: Mapping[str, Tensor]) ->
 
 def named_parameters(row: Tensor, num_params: int, plain: _Names) -> dict[str, Tensor]:
     """The state dict of a row of a personal model, where `plain` names the parameters of a row [P] of a plain one."""
-    return type_of_rows(row[None], num_params).named(row, plain)
+    form = _form(row, num_params)
+    if form is None:
+        return plain(row)
+    if isinstance(form, int):
+        models, pi = row[:-form].chunk(form), row[-form:]
+        parts = {f"components.{k}.{name}": t for k, model in enumerate(models) for name, t in plain(model).items()}
+        return {"pi": pi.clone()} | parts
+    model = {f"model.{name}": tensor for name, tensor in plain(row[:num_params]).items()}
+    return model | {"extra": row[num_params:].clone()}

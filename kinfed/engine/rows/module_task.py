@@ -15,10 +15,9 @@ from kinfed.core import rng, storage
 from kinfed.engine.contract.head import Head, find_head
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.contract.task import Task
-from kinfed.engine.rows.keyed_dropout import drops
-from kinfed.engine.rows.layout import NORM_KINDS, RowLayout, freeze
+from kinfed.engine.rows.keyed_random import drops
+from kinfed.engine.rows.layout import NORM_KINDS, RowLayout, WorkingCopy, freeze
 from kinfed.engine.rows.module_checks import check_module
-from kinfed.engine.rows.working_copy import WorkingCopy
 from kinfed.errors import KinfedError, ModelError
 
 Build = Callable[[], nn.Module]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -74,6 +75,16 @@ class Judged:
         return Drawn(self, index, self.owner[index], self.clients)
 
 
+def _looked_up(name: str) -> Any:
+    """What the whole calls so, at the drawn examples."""
+
+    def values(self: Drawn) -> np.ndarray | None:
+        whole = getattr(self._whole, name)
+        return None if whole is None else np.asarray(whole[self._index])
+
+    return cached_property(values)
+
+
 class Drawn(Judged):
     """The examples of `whole` at `index`, any number of times each, of other owners. What a metric asks of them is
     looked up there: a bootstrap computes it once for every example, not for every draw."""
@@ -88,27 +99,5 @@ class Drawn(Judged):
             problem=whole.problem, weight=weight,
         )  # fmt: skip
 
-    @cached_property
-    def output(self) -> np.ndarray:
-        return np.asarray(self._whole.output[self._index])
-
-    @cached_property
-    def start_output(self) -> np.ndarray | None:
-        start = self._whole.start_output
-        return None if start is None else np.asarray(start[self._index])
-
-    @cached_property
-    def probability(self) -> np.ndarray:
-        return np.asarray(self._whole.probability[self._index])
-
-    @cached_property
-    def truth(self) -> np.ndarray:
-        return np.asarray(self._whole.truth[self._index])
-
-    @cached_property
-    def predicted(self) -> np.ndarray:
-        return np.asarray(self._whole.predicted[self._index])
-
-    @cached_property
-    def residual(self) -> np.ndarray:
-        return np.asarray(self._whole.residual[self._index])
+    output, start_output, probability = _looked_up("output"), _looked_up("start_output"), _looked_up("probability")
+    truth, predicted, residual = _looked_up("truth"), _looked_up("predicted"), _looked_up("residual")

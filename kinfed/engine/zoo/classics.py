@@ -6,6 +6,7 @@ quarter of the values.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
@@ -55,55 +56,47 @@ def lenet5(shape: tuple[int, ...], classes: int, **values: Any) -> nn.Module:
     )  # fmt: skip
 
 
+def _convolutional(
+    shape: Sequence[int], classes: int, convolutions: Sequence[tuple[int, bool]], side: int, dense: Sequence[int],
+    padding: int = 0,
+) -> nn.Module:  # fmt: skip
+    """Convolutions (channels, whether 2x2 pooling follows) of squares with this side, and dense layers, each with ReLU;
+    the first dense layer fits the image."""
+    channels, *size = shape
+    layers: list[nn.Module] = []
+    for outputs, pooled in convolutions:
+        layers += [nn.Conv2d(channels, outputs, side, padding=padding), *[nn.MaxPool2d(2)] * pooled, nn.ReLU()]
+        channels = outputs
+        size = [(length + 2 * padding - side + 1) // (2 if pooled else 1) for length in size]
+    inputs = channels * prod(size)
+    layers.append(nn.Flatten())
+    for outputs in dense:
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        inputs = outputs
+    return nn.Sequential(*layers, nn.Linear(inputs, classes))
+
+
 def cnn_tutorial(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Self-FL's CIFAR-10 network: conv 6 and 16 (5x5), fully connected 120 and 84."""
-    c, h, w = image_shape("cnn_tutorial", shape, 16)
-    return nn.Sequential(
-        nn.Conv2d(c, 6, 5), nn.MaxPool2d(2), nn.ReLU(),
-        nn.Conv2d(6, 16, 5), nn.MaxPool2d(2), nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(16 * _after(h, 5, 5) * _after(w, 5, 5), 120), nn.ReLU(),
-        nn.Linear(120, 84), nn.ReLU(),
-        nn.Linear(84, classes),
-    )  # fmt: skip
+    image = image_shape("cnn_tutorial", shape, 16)
+    return _convolutional(image, classes, ((6, True), (16, True)), 5, (120, 84))
 
 
 def cnn_fomo(shape: tuple[int, ...], classes: int) -> nn.Module:
     """FedFomo's network: conv 32, 64, 64 (3x3), fully connected 64; the first dense layer fits the image."""
-    c, h, w = image_shape("cnn_fomo", shape, 18)
-    side = (_after(h, 3, 3) - 2, _after(w, 3, 3) - 2)
-    return nn.Sequential(
-        nn.Conv2d(c, 32, 3), nn.MaxPool2d(2), nn.ReLU(),
-        nn.Conv2d(32, 64, 3), nn.MaxPool2d(2), nn.ReLU(),
-        nn.Conv2d(64, 64, 3), nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(64 * side[0] * side[1], 64), nn.ReLU(),
-        nn.Linear(64, classes),
-    )  # fmt: skip
+    image = image_shape("cnn_fomo", shape, 18)
+    return _convolutional(image, classes, ((32, True), (64, True), (64, False)), 3, (64,))
 
 
 def cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
     """CGPFL's CIFAR-10 network: conv 32 and 64 (5x5), fully connected 512."""
-    c, h, w = image_shape("cnn", shape, 16)
-    return nn.Sequential(
-        nn.Conv2d(c, 32, 5), nn.MaxPool2d(2), nn.ReLU(),
-        nn.Conv2d(32, 64, 5), nn.MaxPool2d(2), nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(64 * _after(h, 5, 5) * _after(w, 5, 5), 512), nn.ReLU(),
-        nn.Linear(512, classes),
-    )  # fmt: skip
+    return _convolutional(image_shape("cnn", shape, 16), classes, ((32, True), (64, True)), 5, (512,))
 
 
 def cnn_small(shape: tuple[int, ...], classes: int) -> nn.Module:
     """A light network for images from 8x8: conv 16 and 32 (3x3, padded), fully connected 64."""
-    c, h, w = image_shape("cnn_small", shape, 8)
-    return nn.Sequential(
-        nn.Conv2d(c, 16, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),
-        nn.Conv2d(16, 32, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(32 * (h // 2 // 2) * (w // 2 // 2), 64), nn.ReLU(),
-        nn.Linear(64, classes),
-    )  # fmt: skip
+    image = image_shape("cnn_small", shape, 8)
+    return _convolutional(image, classes, ((16, True), (32, True)), 3, (64,), padding=1)
 
 
 @dataclass(frozen=True)
@@ -141,11 +134,6 @@ def lstm(shape: tuple[int, ...], classes: int, hidden: int = 256, layers: int = 
             f"model lstm reads sequences of vectors, [length, numbers]; got examples of shape {list(shape)}"
         )
     return nn.Sequential(nn.LSTM(shape[1], hidden, layers, batch_first=True), LastOutput(), nn.Linear(hidden, classes))
-
-
-def _after(side: int, first: int, second: int) -> int:
-    """Side length after two unpadded convolutions, each followed by 2x2 pooling."""
-    return ((side - first + 1) // 2 - second + 1) // 2
 
 
 def image_shape(name: str, shape: tuple[int, ...], side: int) -> tuple[int, int, int]:
