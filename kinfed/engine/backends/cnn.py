@@ -243,8 +243,8 @@ def _layer_of(child: nn.Module, position: int, flat: bool, before: ImageLayer | 
         sizes = child.kernel_size, child.stride, child.padding, child.dilation
         return Pooling((*map(_pair, sizes), child.ceil_mode))
     if isinstance(child, nn.Conv2d) and child.padding_mode == "zeros" and not isinstance(child.padding, str):
-        sizes = _pair(child.stride), _pair(child.padding), _pair(child.dilation)
-        return Convolution(*_places(child, position), *sizes, child.groups)
+        how = _pair(child.stride), _pair(child.padding), _pair(child.dilation)
+        return Convolution(*_places(child, position), *how, child.groups)
     return None
 
 

@@ -2,7 +2,7 @@
 which layers train, and the work memory a network needs.
 
 A program has one row per instruction, of whole numbers (`what`) and of numbers (`amount`), which
-kinfed.engine.compiled.program_steps reads. Models and clients' numbers are places in the tables of their addresses and
+kinfed.engine.compiled.fused_kernels reads. Models and clients' numbers are places in the tables of their addresses and
 values.
 """
 

@@ -23,8 +23,8 @@ from kinfed.engine.contract.feature_loss import FeatureLoss
 from kinfed.engine.contract.head import ClassSums, Head, class_sums
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.contract.update_program import Instruction
-from kinfed.engine.scoring.judged import Judged
 from kinfed.engine.scoring.metric_catalogue import METRICS
+from kinfed.engine.scoring.metrics import Judged
 from kinfed.engine.scoring.score import OutputCollector, Score, no_draws
 from kinfed.errors import ModelError
 

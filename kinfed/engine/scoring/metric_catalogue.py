@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kinfed.data import Kind
-from kinfed.engine.scoring.judged import Judged
-from kinfed.engine.scoring.metrics import MetricRegistry, Sums
+from kinfed.engine.scoring.metrics import Judged, MetricRegistry, Sums
 
 METRICS = MetricRegistry()
 _CLASSES: tuple[Kind, ...] = ("binary", "multiclass")

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from kinfed.core import rng
 from kinfed.data import Batch, Problem, Split
-from kinfed.engine.scoring.judged import Drawn, Judged
 from kinfed.engine.scoring.metric_catalogue import METRICS
-from kinfed.engine.scoring.metrics import Metric
+from kinfed.engine.scoring.metrics import Drawn, Judged, Metric
 
 REPLICATES = 100
 OUTPUTS_AT_ONCE = 2_000_000  # rows times classes of bootstrap draws that are judged together

@@ -1,6 +1,6 @@
 """Update programs of several models (kinfed.engine.contract.update_program) with every batch of every client.
 
-In one compiled call per cohort where the task has one (kinfed.engine.compiled.program_steps), else one step
+In one compiled call per cohort where the task has one (kinfed.engine.compiled.fused_kernels), else one step
 after the other in torch: that says what they mean, and is the oracle of the compiled ones.
 """
 
