@@ -130,8 +130,7 @@ def upper_task(
 
 
 def _that_works(task: ModuleTask, example: Tensor, backend: str) -> ModuleTask:
-    """The task, or one that trains row by row where many clients at once fail, gain nothing or give something else.
-    A backend that was chosen is kept, or refused."""
+    """The task, or, unless the backend was chosen, one in rows where many clients at once fail or gain nothing."""
     if isinstance(task, VmapTask) and backend == "auto" and not _gains_from_vmap(task, example):
         return RowsTask(task.build, task.device, module=task.module, objective=task.objective)
     if isinstance(task, BatchedTask):
@@ -148,8 +147,7 @@ def _that_works(task: ModuleTask, example: Tensor, backend: str) -> ModuleTask:
 
 
 def _agree(many: ModuleTask, single: ModuleTask, example: Tensor) -> bool:
-    """Whether both give the same gradient for two clients with different models and different examples. What a
-    `forward` does between layers cannot be read off them."""
+    """Whether both give the same gradient: what a `forward` does between layers cannot be read off them."""
     start = many.flatten(many.module.state_dict()).to(many.device)
     theta = torch.stack([start, start + 0.1 * torch.sin(torch.arange(len(start), device=start.device))])
     x = torch.stack([example, example.flip(0)]).to(many.device)

@@ -56,8 +56,7 @@ class ImageLayer(ABC):
 
     @abstractmethod
     def backward(self, saved: Any, delta: Tensor, target: GradientTarget, last: bool) -> Tensor:
-        """Add the layer's gradient and return the delta at its input; on the `last` layer on the way back that
-        is not used, and anything may be returned."""
+        """Add the layer's gradient and return the delta at its input; of the `last` layer that is not used."""
 
 
 @dataclass(frozen=True)
@@ -204,8 +203,7 @@ class ConvolutionalNet:
         target: GradientTarget,
         feature_loss: RowFeatureLoss | None = None,
     ) -> None:
-        """Send the gradient of sum_b weight_b * loss_b, with the deltas of the feature loss, at `row` [P] to `target`,
-        which may be the row itself."""
+        """Send the gradient of sum_b weight_b * loss_b at `row` [P] to `target`, which may be the row itself."""
         x = x.contiguous(memory_format=_CHANNELS_LAST)
         saved = []
         for layer in self.layers:

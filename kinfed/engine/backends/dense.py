@@ -105,10 +105,8 @@ class FeedForwardNet:
         self, layers: list[Params], values: list[Tensor], delta: Tensor, at_features: Tensor | None, lowest: int = 0
     ) -> Iterator[tuple[int, Tensor]]:
         """Yield (number of the layer, delta at its output) from the last layer to the `lowest`; its input is
-        values[number]. `at_features` joins the delta below the last layer; a network of one has nothing there.
-
-        The consumer may overwrite the layer's weights when it has a layer in hand: what lies below is already
-        propagated."""
+        values[number]. `at_features` joins the delta below the last layer. The consumer may overwrite a layer's weights
+        when it has it in hand: what lies below is already propagated."""
         for number in range(len(self.steps) - 1, lowest, -1):
             below = torch.bmm(delta, layers[number].weight)
             if at_features is not None and number == len(self.steps) - 1:

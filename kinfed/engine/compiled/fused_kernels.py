@@ -41,8 +41,7 @@ def forward(network, row, x, work, batch):
 
 
 def backward(network, row, target, scale, x, work, batch, terms):
-    """Add scale * gradient to `target`, from the delta at the outputs; where that is the row itself, its columns make
-    the rest of the step before."""
+    """Add scale * gradient to `target`; where that is the row itself, its columns make the rest of the step before."""
     raise NotImplementedError
 
 

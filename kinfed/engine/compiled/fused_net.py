@@ -133,8 +133,7 @@ def fused_net(net: FeedForwardNet | RecurrentNet) -> FusedNet:
 
 
 def _layer_memory(length: int, units: int) -> int:
-    """Numbers per example of an LSTM layer (kinfed.engine.compiled.fused_recurrent): h and c at T + 1 times, four gates
-    and tanh c at T."""
+    """Numbers per example of an LSTM layer: h and c at T + 1 times, four gates and tanh c at T."""
     return (7 * length + 2) * units
 
 

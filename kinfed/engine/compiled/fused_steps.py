@@ -52,8 +52,7 @@ def row_of(rows, i):
 
 @compiled
 def copy(source, target, count):
-    """Copy numbers from one address to another; assigning a slice does the same, and takes numba seconds more to
-    compile."""
+    """Copy numbers; assigning a slice does the same, and takes numba seconds more to compile."""
     a, b = floats(source, count), floats(target, count)
     for i in range(count):
         b[i] = a[i]
@@ -152,8 +151,7 @@ def delta_of_cross_entropy(network, outputs, work, batch):
 
 
 def delta_of_residuals(network, outputs, work, batch):
-    """weight * ∂loss/∂z, with the slope of the loss as in kinfed.engine.contract.objective: sign(r), or r up to a
-    threshold."""
+    """weight * ∂loss/∂z, with the slope as in kinfed.engine.contract.objective: sign(r), or r up to a threshold."""
     z, d, loss = floats(outputs, batch), floats(work.delta, batch), network.loss
     most = np.float32(loss[THRESHOLD])
     for b in range(batch):
@@ -251,8 +249,7 @@ def dense_backward(network, row, target, scale, x, work, batch, terms):
 
 @inlined
 def optimizer_step(row, optimizer, terms, client):
-    """One step of a client's optimizer along gradient + lam * (x - center) + drift, clipped, on the columns of the
-    mask."""
+    """One step of a client's optimizer along gradient + lam * (x - center) + drift, clipped, where the mask is."""
     mask, rule, count = optimizer.mask, optimizer.rule, len(optimizer.mask)
     x, g = floats(row, count), floats(optimizer.gradient, count)
     first, second = row_of(optimizer.first, client), row_of(optimizer.second, client)
@@ -336,8 +333,7 @@ def _mixed(x):
 
 @compiled
 def draw_orders(key, count, epochs, order, spare):
-    """The orders of `epochs` epochs of one client, one after the other, in `order` [epochs * count]; `spare` holds
-    [count] numbers."""
+    """The orders of `epochs` epochs of one client in `order` [epochs * count]; `spare` holds [count] numbers."""
     for epoch in range(epochs):
         first = epoch * count
         epoch_key = _mixed(_mixed(key + rng.STEP) ^ (np.uint64(epoch) * rng.FACTOR + rng.STEP))

@@ -116,6 +116,9 @@ class FusedTask(StackedTask):
         rates, lams, steps = args.by_client(rate, n), args.by_client(lam, n), batches.steps.numpy()
         kernel, source, rule = self._compiled("train"), args.source_of(split, shape), _rule(training, plain)
 
+        def moments_of(rows: slice) -> tuple[args.Rows, args.Rows]:
+            return args.rows_of(first, rows), args.rows_of(second, rows)
+
         def train_rows(rows: slice) -> None:
             start, count, epochs = windows.start[rows], windows.count[rows], windows.epochs[rows]
             work = args.WorkMemory(self._fused, shape, min(training.batch, int(count.max(initial=0))), split.labels)
@@ -128,14 +131,7 @@ class FusedTask(StackedTask):
                 args.windows_of(split, start, count, steps[rows], training.batch, windows.by_epoch),
                 args.OrderDraws(windows.key[rows], epochs, order, np.empty_like(order)),
                 args.ClientTerms(rates[rows], lams[rows], args.rows_of(center, rows), args.rows_of(drift, rows)),
-                args.OptimizerMemory(
-                    rule,
-                    columns,
-                    args.rows_of(first, rows),
-                    args.rows_of(second, rows),
-                    taken[rows],
-                    gradient.ctypes.data,
-                ),
+                args.OptimizerMemory(rule, columns, *moments_of(rows), taken[rows], gradient.ctypes.data),
                 work.argument,
             )
 
@@ -159,9 +155,8 @@ class FusedTask(StackedTask):
             work = args.WorkMemory(self._fused, shape, min(training.batch, int(count.max(initial=0))), split.labels)
             spare = np.empty((len(program.models) - len(models) + program.learns, self.num_params), np.float32)
             passing = [(row.ctypes.data, 0) for row in spare]
-            address, distance = np.array(
-                [args.rows_of(model, rows) for model in models.values()] + passing, np.int64
-            ).T.copy()
+            kept = [args.rows_of(model, rows) for model in models.values()]
+            address, distance = np.array(kept + passing, np.int64).T.copy()
             values = np.zeros((len(program.numbers), len(count)))
             for value, number in zip(values, numbers.values(), strict=False):  # others last for one batch
                 value[:] = number[rows].numpy()

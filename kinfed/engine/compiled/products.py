@@ -263,8 +263,7 @@ def pack(k, n, b, b_row, b_step, panels):
 
 @njit(nogil=True)
 def add_panel_products(m, n, k, scale, a, a_row, panels, c, c_row):
-    """C [m, n] += scale * A [m, k] B [k, n], with B in panels: where B is used many times, as fast as the processor
-    multiplies."""
+    """C [m, n] += scale * A [m, k] B [k, n], with B in panels: for a B that is used many times."""
     factor, block = np.float32(scale), max(6, PANEL_BYTES // (24 * max(k, 1)) * 6)
     for begin in range(0, m, block):
         end = min(m, begin + block)

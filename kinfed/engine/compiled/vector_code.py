@@ -56,9 +56,8 @@ def prefetch(context: Any, address: Any) -> Any:
 
 
 def calling(name: str, body: Callable[..., None]) -> Callable[..., Value]:
-    """The code of an intrinsic that calls a function of this name, with the body that `body(emit, builder, *arguments)`
-    writes. A function, and never part of its callers: compiling the same tile at every place that needs it took three
-    times as long in all."""
+    """The code of an intrinsic that calls a function of this name, whose body `body(emit, builder, *arguments)` writes;
+    never part of its callers: compiling a tile at every place that needs it took three times as long in all."""
 
     def generate(context: Any, builder: Builder, signature: Any, args: list[Value]) -> Value:
         kind = ir.FunctionType(ir.VoidType(), [value.type for value in args])

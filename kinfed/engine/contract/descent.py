@@ -47,8 +47,7 @@ TRANSPOSE_FROM_STEPS = 10
 
 @dataclass(frozen=True)
 class GradientPieces:
-    """The gradient of some trainable columns, in the blocks in which a task has them: joining them would cost a pass
-    over memory in every step."""
+    """The gradient of some trainable columns, in a task's own blocks: joining them would cost a pass over memory."""
 
     columns: list[slice]  # from left to right
     # (theta [n, P], batch, feature loss) -> [n, width] for every block; running statistics of theta move in place.

@@ -65,8 +65,7 @@ class Head:
 
     def logits(self, theta: Tensor, phi: Tensor) -> Tensor:
         """z [n, B, C] of φ [n, B, d_f]."""
-        w, b = self.split(theta)
-        return torch.bmm(phi, w.mT) if b is None else torch.baddbmm(b.unsqueeze(1), phi, w.mT)
+        return self.dense.apply(theta, phi)
 
 
 def find_head(module: nn.Module, slots: Sequence[ParameterSlot], name: str | None = None) -> Head:

@@ -35,8 +35,7 @@ class WholeLoop(Protocol):
     def __call__(
         self, theta: Tensor, rate: float, terms: Terms, mask: Tensor | None, moments: Mapping[str, Tensor]
     ) -> None:
-        """Change theta in place, and the moments of the optimizer (kinfed.engine.training.optimizers). The terms have
-        no feature loss."""
+        """Change theta and the moments of the optimizer in place. The terms have no feature loss."""
 
 
 # A program, the models and the numbers that it changes in place.
@@ -101,8 +100,7 @@ class Task(ABC):
         raise ModelError(f"{type(self).__name__} has no last linear layer, and so no features")
 
     def features_and_logits(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(features [n, B, d_f], logits [n, B, C]) of one forward pass, by models in evaluation mode and without
-        gradients; features are the input of the head."""
+        """(features [n, B, d_f], the input of the head; logits [n, B, C]), in evaluation mode and without gradients."""
         raise ModelError(f"{type(self).__name__} has no last linear layer, and so no features")
 
     def features(self, theta: Tensor, x: Tensor) -> Tensor:
@@ -147,13 +145,11 @@ class Task(ABC):
         return StepwiseDescent(self.take_step_, theta, terms) if mask is None else None
 
     def whole_loop(self, batches: Batches) -> WholeLoop | None:
-        """All steps of `sgd` in one call; None where the task has none for this training: then `sgd` leads through it
-        batch by batch."""
+        """All steps of `sgd` in one call; None where the task has none for this training: then batch by batch."""
         return None
 
     def whole_program(self, streams: Sequence[Batches], models: Mapping[str, Tensor]) -> WholeProgram | None:
-        """All of `run_program` (kinfed.engine.training.run_program) in one call; None where the task has none for these
-        batches and models."""
+        """All of `run_program` in one call; None where the task has none for these batches and models."""
         return None
 
     def losses(self, theta: Tensor, batch: Batch) -> Tensor:

@@ -33,8 +33,7 @@ class Mix:
 
 @dataclass(frozen=True)
 class Learn:
-    """number ← number − rate · ⟨g, toward − base⟩, held in [0, 1]: along the loss of `Mix(.., base, toward, number)`
-    where g is its gradient."""
+    """number ← number − rate · ⟨g, toward − base⟩ in [0, 1]: along the loss of a `Mix` whose gradient g is."""
 
     number: str
     base: str

@@ -135,10 +135,8 @@ class MixtureTask(WiderTask):
             self.task.take_step_(model, part, lr, of_model)
 
     def mask(self, training: LocalTraining) -> Tensor | None:
-        """bool [K (P + 1)]: what may be trained, where weight decay would shrink π; else None (its gradient is 0).
-
-        Running statistics lie among the components' parameters and would shrink as well: only forward passes move
-        them."""
+        """bool [K (P + 1)]: what may be trained, where weight decay would shrink π, and running statistics, which lie
+        among the components' parameters; else None (the gradient of π is 0)."""
         if not training.weight_decay:
             return None
         mask = torch.zeros(self.num_params, dtype=torch.bool)
@@ -254,8 +252,7 @@ class ExtendedTask(WiderTask):
         return cross_entropy(self.extension.logits(phi, weight, bias, extra), batch)
 
     def mask(self, training: LocalTraining) -> Tensor | None:
-        """bool [P + E + 1]: what fine-tuning may train, where weight decay would shrink what it leaves alone (running
-        statistics, the extension's mark); else None."""
+        """bool [P + E + 1]: what fine-tuning may train, where weight decay would shrink the rest; else None."""
         return self.trained_columns() if training.weight_decay else None
 
     def trained_columns(self) -> Tensor:
@@ -272,8 +269,7 @@ class ExtendedTask(WiderTask):
 
 
 class _TopGradient:
-    """The feature loss that differentiates the loss in features, head and extension, and keeps what is not the
-    body's."""
+    """The feature loss that differentiates in features, head and extension, and keeps what is not the body's."""
 
     def __init__(self, task: ExtendedTask, theta: Tensor, gradient: Tensor) -> None:
         self.task, self.theta, self.gradient = task, theta, gradient
@@ -337,8 +333,7 @@ def _extension_of(row: Tensor) -> Extension | None:
 
 
 def _form(row: Tensor, num_params: int) -> Extension | int | None:
-    """The extension of a row [width], or the number of components of a mixture; None of a plain model, which has
-    `num_params` numbers."""
+    """The extension of a row, or the number of components of a mixture; None of a plain model [num_params]."""
     return None if len(row) == num_params else _extension_of(row) or num_components(len(row), num_params)
 
 

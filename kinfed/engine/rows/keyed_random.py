@@ -93,8 +93,7 @@ class KeyedDraws:
 
 
 def _draws_globally(operation: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an operation that may draw does: one with a generator of its own, with no chance to drop anything, or
-    not in training, leaves the global one alone."""
+    """Whether an operation draws: not with a generator of its own, with no chance to drop, or outside of training."""
     values = {argument.name: argument.default_value for argument in operation._schema.arguments}
     values |= dict(zip(values, args, strict=False)) | kwargs
     if values.get("generator") is not None or values.get("training") is False:
@@ -286,8 +285,7 @@ class Draws:
             return torch.empty_like(like, dtype=torch.float64).uniform_(generator=self.next())
 
     def _hits(self, shape: torch.Size, p: float) -> NDArray[np.bool_]:
-        """True with the chance p, from 32 random bits each, which belong to positions, whatever the order of these in
-        the memory of what they are for."""
+        """True with the chance p, from 32 random bits each, which belong to positions and not to memory."""
         self._sfc64_words[:3], self._sfc64_words[3] = self._next_key(), 1
         self._sfc64.state = self._sfc64_start
         self._sfc64.random_raw(12, output=False)  # mixes the three equal words, as its author does

@@ -85,8 +85,7 @@ class RowLayout:
 
 
 def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
-    """Parameters that the patterns name (kinfed.engine.contract.columns) are not trained; every pattern must name
-    some."""
+    """Freeze parameters that the patterns name (kinfed.engine.contract.columns); each must name some."""
     for pattern in patterns:
         named = [parameter for name, parameter in module.named_parameters() if matches(name, pattern)]
         if not named:

@@ -55,7 +55,8 @@ def try_model(task: ModuleTask, example: Tensor, outputs: int | None = None) -> 
             "the model's output does not depend on its trained parameters, as far as autograd knows; leave out "
             "detach(), torch.no_grad() and argmax() in its forward"
         )
-    tolerance = ROUNDING_OF_16_BITS if _has_16_bits(task.module) else ROUNDING
+    has_16_bits = any(p.dtype in (torch.float16, torch.bfloat16) for p in task.module.parameters())
+    tolerance = ROUNDING_OF_16_BITS if has_16_bits else ROUNDING
     again = _output(task, example, training=True)
     _check_python_state(task, example, training=True)
     if not _close(z, again, tolerance):
@@ -191,17 +192,12 @@ def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
     return bool((a - b).abs().max() <= tolerance * (1e-3 + a.abs().max()))
 
 
-def _has_16_bits(module: nn.Module) -> bool:
-    return any(p.dtype in (torch.float16, torch.bfloat16) for p in module.parameters())
-
-
 Examples = tuple[Tensor, ...]  # any of which the module may take
 
 
 def mark_still_buffers(module: nn.Module, build_other: Callable[[], nn.Module], candidates: Examples) -> None:
-    """Mark buffers that never move as constants (kinfed.engine.rows.layout); `build_other` makes the module with other
-    random numbers. It is tried on the first of the candidates [B, ...] that it takes; where it takes none, nothing is
-    marked."""
+    """Mark buffers that never move as constants. The module, and one that `build_other` makes with other random
+    numbers, is tried on the first of the candidates [B, ...] that it takes; where it takes none, nothing is marked."""
     values = {
         name: value.clone()
         for name, value in statistics(module)
@@ -222,8 +218,7 @@ def mark_still_buffers(module: nn.Module, build_other: Callable[[], nn.Module], 
 
 
 def _after_training(module: nn.Module, candidates: Examples) -> dict[str, Tensor] | None:
-    """The module's state after two passes over different examples. What they draw does not matter, but torch's
-    generator is left as it was."""
+    """The module's state after two passes over different examples; torch's generator is left as it was."""
     for example in candidates:
         trial = copy.deepcopy(module).train()
         try:

@@ -21,8 +21,7 @@ FALSE_REJECT = 0.05  # the share of positive rows that a detector misses where i
 def relative_sums(
     scores: np.ndarray, start_scores: np.ndarray, positive: np.ndarray, owner: np.ndarray, clients: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """[n] false accepts of the model, and of the start, of clients whose rows lie side by side; both 0 at a client
-    without positive or without negative rows."""
+    """[n] false accepts of the model, and of the start; both 0 at a client without positive or negative rows."""
     accepted = np.zeros((2, clients))
     ends = np.searchsorted(owner, np.arange(clients + 1))
     for client in range(clients):

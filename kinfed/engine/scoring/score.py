@@ -181,9 +181,8 @@ class Score:
 
     @property
     def draws(self) -> Tensor | None:
-        """[R, n] the headline metric over examples drawn anew (kinfed.engine.scoring.score), the same for all
-        models of a client; None where no more than the error is known. Computed at first use: it takes longer than
-        all metrics together, and most evaluations do not need it."""
+        """[R, n] the headline metric over examples drawn anew; None where no more than the error is known. Computed at
+        first use: it takes longer than all metrics together, and most evaluations do not need it."""
         known = self._known()
         return known if known is not None and known.dim() == 2 else None
 

@@ -125,8 +125,7 @@ def make_optimizer(
 
 
 def blank_moments(training: LocalTraining, columns: Sequence[slice], theta: Tensor) -> dict[str, Tensor]:
-    """The moments of such a loop's optimizer before its first step: [n, T] each, up to the last column that is
-    trained, and the number of steps [n] where it counts them."""
+    """The moments before the first step: [n, T] each, up to the last trained column, and [n] steps where they count."""
     width = max((block.stop for block in columns), default=0)
     moments = {name: theta.new_zeros(len(theta), width) for name in _kind(training).names}
     return moments | ({} if training.optimizer == "sgd" else {STEPS: _no_steps(theta)})

@@ -26,8 +26,7 @@ def run_program(
     models: Mapping[str, Tensor],
     numbers: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Run the program with every batch, in place. Of several streams of batches a client takes one of each at every
-    step."""
+    """Run the program with every batch, in place; with several streams of batches, one of each at every step."""
     numbers = numbers or {}
     whole_program = task.whole_program(streams, models)
     if whole_program is not None:

@@ -152,8 +152,7 @@ def each_step(batches: Batches, *rows: Tensor) -> Iterator[tuple[Batch, list[Ten
 
 
 def _longest_first(steps: Tensor) -> Tensor | None:
-    """An order in which step counts fall, so that active rows are always a prefix (a view, not a copy);
-    None where they already do."""
+    """An order in which step counts fall, so that active rows are a prefix (a view); None where they already do."""
     if bool((steps[:-1] >= steps[1:]).all()):
         return None
     return torch.argsort(steps, descending=True, stable=True)

@@ -77,8 +77,7 @@ def random_minilm(shape: tuple[int, ...], classes: int, **values: Any) -> nn.Mod
 
 
 def _train_parts(net: EncoderNet, options: MiniLMOptions) -> nn.Module:
-    """Freeze all but adapters and what `train` names. What is trained is of 32 bits and the module's own: frozen
-    weights are shared with other modules."""
+    """Freeze all but adapters and what `train` names, which is of 32 bits and the module's own: the rest is shared."""
     if options.lora_rank:
         adapt(
             net, _adapted_names(net, options), rank=options.lora_rank, alpha=options.lora_alpha, train=options.train,

@@ -60,8 +60,7 @@ def _convolutional(
     shape: Sequence[int], classes: int, convolutions: Sequence[tuple[int, bool]], side: int, dense: Sequence[int],
     padding: int = 0,
 ) -> nn.Module:  # fmt: skip
-    """Convolutions (channels, whether 2x2 pooling follows) of squares with this side, and dense layers, each with ReLU;
-    the first dense layer fits the image."""
+    """Convolutions (channels, whether 2x2 pooling follows) and dense layers that fit the image, each with ReLU."""
     channels, *size = shape
     layers: list[nn.Module] = []
     for outputs, pooled in convolutions:

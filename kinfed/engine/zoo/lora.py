@@ -37,9 +37,8 @@ _READ_WEIGHTS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 
 class LoRALinear(ClientLinear):
-    """A frozen linear layer and one or two trained adapters. Adapters may be stacked, A [n, rank, in] and
-    B [n, out, rank]: each belongs to the examples of one client (kinfed.engine.contract.linear), and the frozen
-    product is computed once for all of them."""
+    """A frozen linear layer and one or two trained adapters, which may be stacked, A [n, rank, in] and B [n, out,
+    rank]: the frozen product is computed once for all clients (kinfed.engine.contract.linear)."""
 
     lora_A: Tensor
     lora_B: Tensor

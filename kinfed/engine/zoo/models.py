@@ -99,8 +99,7 @@ class ModelOutline:
 
 
 def model_outline(name: str) -> ModelOutline | None:
-    """The size and gradient path of a model with its default options, for its registered example; None where it was
-    registered without one."""
+    """The size and gradient path of a model with default options for its registered example; None without one."""
     import torch
 
     from kinfed.engine.task_factory import make_task
