@@ -138,8 +138,7 @@ class FeedForwardNet:
         self.step_(self.layers_of(theta), batch, lr, proximal, terms.feature_loss)
 
     def descent(self, theta: Tensor, steps: int, terms: Terms, mask: Tensor | None) -> Descent | None:
-        """A loop of up to `steps` such steps, of all columns or those of mask [P] alone; None where that needs all
-        gradients."""
+        """A loop of up to `steps` such steps, of all columns or of mask [P]; None where that needs all gradients."""
         if mask is None:
             return LayerwiseDescent(self, theta, steps, terms)
         layers = self.layers_of(mask[None])

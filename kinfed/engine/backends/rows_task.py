@@ -124,10 +124,9 @@ class RowsTask(ModuleTask):
         feature_loss: FeatureLoss | None,
     ) -> None:
         examples = batch.x[i], batch.y[i], batch.weight[i]
+        own_loss = None if feature_loss is None else of_row(feature_loss, batch, i, *examples)
         with example_shape_in_errors(batch.x.shape[2:]):
-            net.add_gradient(
-                theta[i], *examples, target, None if feature_loss is None else of_row(feature_loss, batch, i, *examples)
-            )
+            net.add_gradient(theta[i], *examples, target, own_loss)
 
     def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
         return self._grad(theta, batch, feature_loss, moving=False)
@@ -211,9 +210,8 @@ class RowsTask(ModuleTask):
                 lam = float(proximal[0][i]) if isinstance(proximal[0], Tensor) else proximal[0]
                 center, amount = proximal[1][i], rate * lam
             if self.net is not None:
-                self._add_gradient(
-                    self.net, i, theta, batch, GradientTarget(theta[i], -rate, center, amount, starts), feature_loss
-                )
+                target = GradientTarget(theta[i], -rate, center, amount, starts)
+                self._add_gradient(self.net, i, theta, batch, target, feature_loss)
                 continue
             row = theta[i]
             grads = self._row_grads(row, batch, i, moving=moving, feature_loss=feature_loss, part=part)

@@ -54,8 +54,7 @@ class FusedNet(ABC):
         """Numbers that a batch of `width` examples needs: of all layers, of a delta, and to spare."""
 
     def trained(self, mask: Tensor | None) -> tuple[np.ndarray, bool]:
-        """[rows of the table, 2 or 4] whether weights and biases are trained, and whether the mask says all or nothing
-        of each."""
+        """[rows, 2 or 4] whether weights and biases are trained, and whether the mask takes each whole or not."""
         trains, whole = np.ones((len(self.layers), 2 * len(self.layers[0])), dtype=np.int64), True
         if mask is None:
             return trains, whole

@@ -80,8 +80,7 @@ class Task(ABC):
         return self.grad(theta, batch) if feature_loss is None else self.grad(theta, batch, feature_loss)
 
     def gradient_pieces(self, mask: Tensor | None) -> GradientPieces:
-        """The gradient of a step of training for the optimizer of a local loop, which trains the columns of mask [P]
-        alone (None: all that can be trained)."""
+        """The gradient of a step of training for an optimizer, of the columns of mask [P] (None: of all trainable)."""
         columns = [self.trainable] if mask is None else runs(mask[self.trainable])
 
         def gradient(theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None) -> list[Tensor]:

@@ -99,8 +99,7 @@ class MixtureTask(WiderTask):
         return mixture_rows(models[None], models.new_full((1, self.components), 1 / self.components))[0]
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
-        """log Σ_k π_k softmax(z_k): logits of which the softmax is the mixture's own probabilities; Σ_k π_k z_k where
-        the models predict numbers."""
+        """log Σ_k π_k softmax(z_k), whose softmax is the mixture's own; Σ_k π_k z_k where models predict numbers."""
         models, pi = self.split(theta)
         return mixed([self.task.logits(model, x) for model in models], pi[:, None, None, :], self.classifies)
 
@@ -151,8 +150,7 @@ class MixtureTask(WiderTask):
 
 
 class MixtureModule(nn.Module):
-    """log Σ_k π_k softmax(component_k(x)): argmax and cross-entropy of it are those of the mixture. Of components with
-    one output, which predict a number, Σ_k π_k component_k(x)."""
+    """log Σ_k π_k softmax(component_k(x)); Σ_k π_k component_k(x) where these predict a number."""
 
     pi: Tensor
 
@@ -287,8 +285,7 @@ class _TopGradient:
 
 
 class ExtendedModule(nn.Module):
-    """The plain module, whose features go through the extension. Its state dict is the module's under "model.", and
-    "extra"."""
+    """The plain module, whose features go through the extension; it is "model." in the state dict, beside "extra"."""
 
     extra: Tensor
 

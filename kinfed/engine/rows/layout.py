@@ -142,9 +142,8 @@ class WorkingCopy:
         return self.module.get_submodule(owner)._buffers, own
 
     def bind(self, row: Tensor, *, moving: bool) -> None:
-        """Let the module compute with the values of `row` [P], without copying them: many times as fast as
-        torch.func.functional_call. A forward pass changes the row's running statistics only if `moving`; otherwise it
-        gets copies of them."""
+        """Let the module compute with the values of `row` [P], not copied: many times as fast as
+        torch.func.functional_call. The row's running statistics move only if `moving`; otherwise they are copied."""
         if not self._is_bound_to(row):
             views = self._views(row)
             self._row, self._values, self._places = row, views[: len(self.leaves)], views[len(self.leaves) :]

@@ -67,7 +67,8 @@ def try_model(task: ModuleTask, example: Tensor, outputs: int | None = None) -> 
         )
     z = _output(task, example, training=False)
     _check_output(z, len(example), outputs, "in evaluation")
-    if task.classifies and _are_probabilities(z):
+    sums_are_one = z.shape[1] > 1 and bool(((z.sum(1) - 1).abs() < PROBABILITY_ROUNDING).all())
+    if task.classifies and sums_are_one and bool((z >= 0).all()):
         raise ModelError(
             "the model gives probabilities, which are 0 or more and add up to 1 for every example; leave out the "
             "softmax at its end: the loss expects logits; with probabilities training would silently go badly"
@@ -121,8 +122,7 @@ def _output(task: ModuleTask, example: Tensor, *, training: bool) -> Any:
 
 
 def _check_python_state(task: ModuleTask, example: Tensor, *, training: bool) -> None:
-    """Refuse a module whose third call on the same examples changes an attribute: what is set once, at the first call
-    or with the output of that, is as it was after the second."""
+    """Refuse a module whose third call on the same examples changes an attribute: the first two may set some."""
     module = task._working_copy(training=training).module
     before = python_state(module)
     _output(task, example, training=training)
@@ -181,10 +181,6 @@ def _advice(z: Tensor, examples: int, outputs: int | None) -> str:
     if z.dim() > 2 and len(z) == examples:
         return "flatten or pool what is left of other axes, before the last linear layer"
     return "keep the examples on the first axis, all of them"
-
-
-def _are_probabilities(z: Tensor) -> bool:
-    return z.shape[1] > 1 and bool((z >= 0).all() and ((z.sum(1) - 1).abs() < PROBABILITY_ROUNDING).all())
 
 
 def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:

@@ -218,15 +218,13 @@ class MetricRegistry(Registry[Callable[[Any], Any]]):
         return metric
 
     def of_problem(self, problem: Problem, headline: Metric | None = None) -> list[Metric]:
-        """All that a model is scored by: those of the problem that need nothing but its predictions, and the run's
-        headline where that is another."""
+        """All metrics of the problem that need predictions alone, and the run's headline where that is another."""
         metrics = [metric for name in self if (metric := self.named(name)).of == "examples" and not metric.needs_start]
         fitting = {metric.name: metric for metric in metrics if problem.kind in metric.kinds}
         return list((fitting | ({} if headline is None else {headline.name: headline})).values())
 
     def headline(self, problem: Problem, name: str | None) -> Metric:
-        """The metric by which a run's methods are compared: the one of that name, else accuracy or RMSE. One that does
-        not fit the problem is refused."""
+        """The metric of that name, else accuracy or RMSE, by which a run's methods are compared; it must fit."""
         from kinfed.engine.scoring.scorers import check_scorer, scorer_names
 
         name = name or ("rmse" if problem.is_regression else "accuracy")

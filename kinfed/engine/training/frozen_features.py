@@ -106,8 +106,7 @@ class FrozenPrefix:
         return module
 
     def is_exact(self, example: Tensor) -> bool:
-        """Whether the prefix gives the same in training and in evaluation, without any draws, and what lies above it
-        the module's own output."""
+        """Whether the prefix gives the same in training and evaluation, without draws, and with the rest the output."""
         module = self.task.layout.working_copy(self.task.module)
         activations = []
         try:

@@ -119,8 +119,7 @@ class Adam(Optimizer):
 def make_optimizer(
     training: LocalTraining, columns: Sequence[slice], theta: Tensor, moments: Mapping[str, Tensor] | None = None
 ) -> Optimizer:
-    """The optimizer of a loop that trains these columns of theta [n, P]; it goes on from `moments`, where there are
-    some, and otherwise has taken no step yet."""
+    """The optimizer of a loop that trains these columns of theta [n, P]; it goes on from `moments`, if any."""
     return _kind(training)(training, columns, theta, moments)
 
 

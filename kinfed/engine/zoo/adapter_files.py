@@ -77,7 +77,11 @@ def load_adapter(model: nn.Module, folder: Path | str) -> nn.Module:
         odd = sorted(layers.keys() ^ pairs.keys())
         raise ModelError(f"{folder} and the model have adapters in different layers: {', '.join(odd[:3])}")
     for name, layer in layers.items():
-        _check_strength(config, name, layer, folder)
+        if (layer.rank, layer.alpha) != (config["r"], config["lora_alpha"]):
+            raise ModelError(
+                f"{folder} has rank {config['r']} and alpha {config['lora_alpha']:g}; layer {name} of the model has "
+                f"rank {layer.rank} and alpha {layer.alpha:g}"
+            )
     values = {f"{name}.lora_{part}": tensor for name, pair in pairs.items() for part, tensor in pair.items()} | beside
     parameters = dict(model.named_parameters())
     for name, value in values.items():
@@ -116,14 +120,6 @@ def _check_config(config: Mapping[str, Any], folder: Path) -> None:
     for name, plain in _PLAIN.items():
         if config.get(name) not in (plain, None):
             raise ModelError(f"{folder} was made with {name} = {config[name]!r}, which kinfed's adapters do not have")
-
-
-def _check_strength(config: Mapping[str, Any], name: str, layer: LoRALinear, folder: Path) -> None:
-    if (layer.rank, layer.alpha) != (config["r"], config["lora_alpha"]):
-        raise ModelError(
-            f"{folder} has rank {config['r']} and alpha {config['lora_alpha']:g}; layer {name} of the model has rank "
-            f"{layer.rank} and alpha {layer.alpha:g}"
-        )
 
 
 def _sorted_tensors(
