@@ -103,14 +103,9 @@ def make_task(
 
 
 def upper_task(
-    whole: ModuleTask,
-    above: Callable[[nn.Module], nn.Module],
-    layers: list[nn.Module],
-    *,
-    backend: str = "auto",
-    example: Tensor | None = None,
-    batch: int | None = None,
-) -> ModuleTask:
+    whole: ModuleTask, above: Callable[[nn.Module], nn.Module], layers: list[nn.Module], *, backend: str = "auto",
+    example: Tensor | None = None, batch: int | None = None,
+) -> ModuleTask:  # fmt: skip
     """A task on the activations below `layers`, which hold all that `whole` trains: `above` makes a module's forward
     pass begin there. Rows, starts and exported models are those of `whole`; the other arguments are `make_task`'s."""
     module = above(whole.layout.working_copy(whole.module))
@@ -209,15 +204,9 @@ def would_compile(task: ModuleTask, examples: float) -> bool:
 
 
 def _task_for(
-    module: nn.Module,
-    build: Build,
-    backend: str,
-    device: torch.device | str,
-    example: Tensor | None,
-    batch: int | None,
-    objective: Objective,
-    examples: float = 0,
-) -> ModuleTask:
+    module: nn.Module, build: Build, backend: str, device: torch.device | str, example: Tensor | None,
+    batch: int | None, objective: Objective, examples: float = 0,
+) -> ModuleTask:  # fmt: skip
     """The task of a module that `build` made, by a rule that was measured (docs/models.md)."""
     if backend != "auto":
         return _BACKENDS[backend](build, device, module=module, objective=objective)

@@ -195,14 +195,9 @@ class ConvolutionalNet:
 
     @torch.no_grad()
     def add_gradient(
-        self,
-        row: Tensor,
-        x: Tensor,
-        y: Tensor,
-        weight: Tensor,
-        target: GradientTarget,
+        self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor, target: GradientTarget,
         feature_loss: RowFeatureLoss | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Send the gradient of sum_b weight_b * loss_b at `row` [P] to `target`, which may be the row itself."""
         x = x.contiguous(memory_format=_CHANNELS_LAST)
         saved = []

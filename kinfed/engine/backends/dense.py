@@ -151,14 +151,10 @@ class FeedForwardNet:
 
     @torch.no_grad()
     def step_(
-        self,
-        layers: list[Params],
-        batch: Batch,
-        lr: float | Tensor,
-        proximal: tuple[float | Tensor, list[Params]] | None = None,
-        feature_loss: FeatureLoss | None = None,
+        self, layers: list[Params], batch: Batch, lr: float | Tensor,
+        proximal: tuple[float | Tensor, list[Params]] | None = None, feature_loss: FeatureLoss | None = None,
         trained: tuple[bool, ...] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """A step on layers, or on those that are trained."""
         lam, center = (None, None) if proximal is None else proximal
         values = self._forward(layers, batch.x)

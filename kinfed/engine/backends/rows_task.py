@@ -60,15 +60,9 @@ class RowsTask(ModuleTask):
         return z, bool(caught.operations)
 
     def _row_grads(
-        self,
-        row: Tensor,
-        batch: Batch,
-        i: int,
-        *,
-        moving: bool,
-        feature_loss: FeatureLoss | None = None,
+        self, row: Tensor, batch: Batch, i: int, *, moving: bool, feature_loss: FeatureLoss | None = None,
         part: Part | None = None,
-    ) -> Sequence[Tensor]:
+    ) -> Sequence[Tensor]:  # fmt: skip
         """The gradient of each trainable parameter, or of those of `part`, at `row` [P], on row i of the batch;
         `moving`: the row's running statistics move in place. A feature loss sees the examples that the model sees."""
         x, y, weight = batch.x[i], batch.y[i], batch.weight[i]
@@ -115,14 +109,9 @@ class RowsTask(ModuleTask):
         return super().has_example_gradients and not self.draws_randomly
 
     def _add_gradient(
-        self,
-        net: ConvolutionalNet,
-        i: int,
-        theta: Tensor,
-        batch: Batch,
-        target: GradientTarget,
+        self, net: ConvolutionalNet, i: int, theta: Tensor, batch: Batch, target: GradientTarget,
         feature_loss: FeatureLoss | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         examples = batch.x[i], batch.y[i], batch.weight[i]
         own_loss = None if feature_loss is None else of_row(feature_loss, batch, i, *examples)
         with example_shape_in_errors(batch.x.shape[2:]):

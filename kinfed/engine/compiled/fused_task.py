@@ -96,14 +96,9 @@ class FusedTask(StackedTask):
         return training.augment is None and not training.poisson and fits and self._reads(split.features)
 
     def _train(
-        self,
-        batches: Batches,
-        theta: Tensor,
-        rate: float,
-        terms: Terms,
-        mask: Tensor | None,
+        self, batches: Batches, theta: Tensor, rate: float, terms: Terms, mask: Tensor | None,
         moments: Mapping[str, Tensor],
-    ) -> None:
+    ) -> None:  # fmt: skip
         split, training, n = batches.split, batches.training, len(theta)
         lam, center = (0.0, None) if terms.proximal is None else (terms.proximal[0], args.readable(terms.proximal[1]))
         drift, windows = args.readable(terms.drift), batches.windows()
@@ -138,12 +133,9 @@ class FusedTask(StackedTask):
         threads.share_rows(train_rows, steps * self._operations(shape, training.batch))
 
     def _run_program(
-        self,
-        streams: Sequence[Batches],
-        instructions: Sequence[Instruction],
-        models: Mapping[str, Tensor],
+        self, streams: Sequence[Batches], instructions: Sequence[Instruction], models: Mapping[str, Tensor],
         numbers: Mapping[str, Tensor],
-    ) -> None:
+    ) -> None:  # fmt: skip
         batches, program = streams[0], make_program(instructions, models, numbers)
         split, training, windows = batches.split, batches.training, [stream.windows() for stream in streams]
         shape, steps = self._shape(split.features.shape), batches.steps.numpy()

@@ -38,17 +38,9 @@ def relu_backward_(delta: Tensor, output: Tensor) -> Tensor:
 
 
 def convolution_backward(
-    delta: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    groups: int,
-    *,
-    below: bool,
+    delta: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int, *, below: bool,
     of_weight: bool,
-) -> tuple[Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """(delta at the input, where `below` asks for it; gradient of the weight, where `of_weight` does)."""
     transposed, output_padding, bias_sizes = False, (0, 0), None
     at_input, gradient, _ = _aten.convolution_backward(

@@ -83,9 +83,8 @@ class SeparableFeatureLoss:
 
 
 def separable(feature_loss: FeatureLoss) -> FeatureLoss:
-    """Declare that the deltas of an example depend on no other example of the client, neither of the batch nor through
-    anything computed before, and that the loss changes nothing. Only such a loss can be clipped example by example, so
-    private training refuses all others."""
+    """Declare that the deltas of an example depend on no other example of the client, and that the loss changes
+    nothing. Only such a loss can be clipped example by example: private training refuses others."""
     return SeparableFeatureLoss(feature_loss)
 
 
@@ -153,13 +152,9 @@ def of_row(feature_loss: FeatureLoss, batch: Batch, row: int, x: Tensor, y: Tens
 
 
 def top_deltas(
-    objective: Objective,
-    feature_loss: FeatureLoss | None,
-    phi: Tensor,
-    z: Tensor,
-    batch: Batch,
+    objective: Objective, feature_loss: FeatureLoss | None, phi: Tensor, z: Tensor, batch: Batch,
     step: DenseStep | None = None,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """(delta at the logits, delta to add at the features) with which a backward pass by hand begins. Overwrites z."""
     dz, dphi = answer(feature_loss, phi, z, batch)
     if step is None:

@@ -70,13 +70,11 @@ class Task(ABC):
 
     @abstractmethod
     def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
-        """[n, P] gradient of sum_b weight_b * loss_b for every row, with zeros for running statistics. Theta
-        stays as it is. A `feature_loss` changes the loss at features and logits (kinfed.engine.contract.feature_loss);
-        a task without a head refuses it."""
+        """[n, P] gradient of sum_b weight_b * loss_b for every row, 0 for running statistics. Theta stays as it is. A
+        `feature_loss` changes the loss at features and logits; a task without a head refuses it."""
 
     def training_grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
-        """The gradient of a step of training: as `grad`, and the running statistics of theta move in place, as in any
-        training forward pass of torch."""
+        """The gradient of a step of training: as `grad`, and the running statistics of theta move in place."""
         return self.grad(theta, batch) if feature_loss is None else self.grad(theta, batch, feature_loss)
 
     def gradient_pieces(self, mask: Tensor | None) -> GradientPieces:

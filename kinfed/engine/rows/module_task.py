@@ -212,8 +212,7 @@ _GLOBAL_RNG_LOCK = threading.Lock()
 
 def build_seeded(build: Build, seed: int) -> nn.Module:
     """A module with the random numbers of `seed`, from torch's global generator, which is left as it was; the lock
-    keeps threads from drawing each other's. torch.manual_seed would also format a stack for every kind of accelerator,
-    at each call."""
+    keeps threads from drawing each other's. torch.manual_seed would also format a stack at each call."""
     with _GLOBAL_RNG_LOCK, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return build()

@@ -87,8 +87,10 @@ def sgd(
             gradient = pieces.gradient(now, batch, feature_loss)
             for block in fixed:  # the forward pass moved all running statistics
                 now[:, block] = theta[rows, block]
-            of_blocks = zip(gradient, pieces.columns, strict=True)
-            gradient = [_with_terms(g, now[:, block], block, rows, terms) for g, block in of_blocks]
+            gradient = [
+                _with_terms(g, now[:, block], block, rows, terms)
+                for g, block in zip(gradient, pieces.columns, strict=True)
+            ]
             optimizer.step(rows, now, gradient if largest is None else clipped(gradient, largest), rate)
             del gradient  # before the next one is computed: its memory serves that one
     return x
