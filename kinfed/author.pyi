@@ -58,10 +58,10 @@ from kinfed.engine.contract.update_program import Instruction as Instruction
 from kinfed.engine.contract.update_program import Learn as Learn
 from kinfed.engine.contract.update_program import Mix as Mix
 from kinfed.engine.contract.update_program import Norm as Norm
-from kinfed.engine.training.run_program import mixture as mixture
-from kinfed.engine.training.run_program import run_program as run_program
 from kinfed.engine.training.sgd import each_step as each_step
 from kinfed.engine.training.sgd import gradient as gradient
+from kinfed.engine.training.sgd import mixture as mixture
+from kinfed.engine.training.sgd import run_program as run_program
 from kinfed.engine.training.sgd import sgd as sgd
 from kinfed.engine.training.sgd import toward_zero as toward_zero
 from kinfed.errors import ConfigError as ConfigError

@@ -154,8 +154,8 @@ class Algorithm(Generic[Server, Client, Down, Up]):
         """[n, P]: the model each client would deploy now, or several by name, of which the first is deployed and the
         others are scored beside it. May use training and validation data, never test.
 
-        Wider rows are mixtures of K models, [n, K (P + 1)] (kinfed.engine.personal.mixture), or models with a second
-        network at their features, [n, P + E + 1] (kinfed.engine.personal.extended)."""
+        Wider rows are mixtures of K models, [n, K (P + 1)], or models with a second network at their features,
+        [n, P + E + 1] (kinfed.engine.personal.personal_models)."""
         raise NotImplementedError
 
     # ---- written by some ----

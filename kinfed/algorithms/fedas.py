@@ -15,7 +15,7 @@ Decisions. Alignment is plain SGD at `align_lr`, on batches of its own, with dz 
 whatever their share (released code). A client's first round has no old body and no alignment. F is a mean over
 examples, so that it does not grow with a client's data; `fisher = "batch"` is the released code's sum over batches of
 the squared norm of the batch's gradient, which does. Under models with running statistics an example's gradient is
-that of a batch of one (kinfed.engine.rows.working_copy). More F is more weight: converged clients lose weight.
+that of a batch of one (kinfed.engine.rows.layout). More F is more weight: converged clients lose weight.
 
 The personal model is the client's own, as its training left it (released code); beside it, "current_body" has the
 server's current body under the client's head. Who has not trained yet has that. There is no server model. Not private

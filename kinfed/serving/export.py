@@ -3,9 +3,9 @@
 A run folder holds all personal models of a method as one matrix [K, P] and, in model.json, the name and shape of
 every parameter in a row; together they give a state dict for plain PyTorch.
 
-A row of FedEM is a mixture (engine.mixture): its state dict has the K models as components.0 ..., and their weights as
-pi, and fits a kinfed.engine.personal.mixture.MixtureModule. That of a model with an extension (engine.extended) has the
-model's parameters under "model." and the rest as "extra", and fits an ExtendedModule.
+A row of FedEM is a mixture (kinfed.engine.personal.personal_models): its state dict has the K models as components.0
+..., and their weights as pi, and fits a MixtureModule. That of a model with an extension has the model's parameters
+under "model." and the rest as "extra", and fits an ExtendedModule.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from kinfed.algorithms.fedopt import FedOpt
 from kinfed.algorithms.l2gd import L2GD, Client, Down
 from kinfed.algorithms.pfedme import PFedMe
 from kinfed.data.examples.batches import LocalTraining
-from kinfed.engine.personal.mixture import MixtureTask, mixture_rows
+from kinfed.engine.personal.personal_models import MixtureTask, mixture_rows
 from kinfed.engine.task_factory import ModuleTask, make_task
 from kinfed.engine.training.sgd import sgd
 from kinfed.testing import CHECKS, Bench, tiny_federation

@@ -12,7 +12,7 @@ import kinfed
 from kinfed.analysis.comparison import single_run
 from kinfed.data.examples.problem import Problem
 from kinfed.data.federations.federation import Federation
-from kinfed.engine.scoring.judged import Judged
+from kinfed.engine.scoring.metrics import Judged
 from kinfed.records.curves import Curves, client_curves
 from kinfed.records.reader import load_run
 from kinfed.report import build

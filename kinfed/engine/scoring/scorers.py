@@ -20,8 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from kinfed.data import Kind, Problem
-from kinfed.engine.scoring.judged import Judged
-from kinfed.engine.scoring.metrics import Metric, Sums
+from kinfed.engine.scoring.metrics import Judged, Metric, Sums
 from kinfed.errors import ConfigError
 
 CLUSTERINGS = (
