@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from kinfed.data.examples.arrays import column_of, encode, encode_known_labels, encode_labels
-from kinfed.data.examples.problem import Problem
-from kinfed.data.sources.table_options import TaskName
+from kinfed.data.examples.problem import Problem, TaskName
 from kinfed.errors import ConfigError, DataError
 
 TASKS: tuple[TaskName, ...] = get_args(TaskName)

@@ -89,23 +89,19 @@ class Partition:
 
 @dataclass(frozen=True)
 class CountPartition(Partition):
-    """A partition that says how many examples of each class each client gets; the rows are then dealt at random."""
+    """A partition that says how many examples of each class each client gets; the rows are then dealt at random.
+    Clients of one with an option `overlap` may hold the same rows."""
 
     def counts(self, available: Tensor, clients: int, seed: int, source: Source) -> tuple[Tensor, list[str]]:
         """[K, C] counts for classes with available [C] examples, and notes for the reader."""
         raise NotImplementedError
-
-    @property
-    def shares_rows(self) -> bool:
-        """Whether clients may hold the same rows."""
-        return False
 
     def assign(self, source: Source, num_clients: int | None, seed: int) -> Assignment:
         check_has_classes(source, self.name)
         rows, official = self.train_and_test_rows(source)
         classes = dealing.by_class(rows, source.labels, source.num_classes, self.key(seed, "rows"))
         counts, notes = self.counts(classes.count, self.clients(num_clients), seed, source)
-        if self.shares_rows:
+        if getattr(self, "overlap", False):
             return Assignment(*self._overlapping(classes, counts, official, source, seed), notes=notes)
         owned = dealing.deal(counts, classes)
         if official is None:

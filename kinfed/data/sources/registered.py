@@ -103,13 +103,13 @@ for _name, _location, _summary in (
     ("dirichlet", "label_skew:Dirichlet", "class proportions from Dirichlet(alpha)"),
     ("feature_shift", "shifts:FeatureShift", "dirichlet, with a contrast and brightness for every client"),
     ("hidden_groups", "shifts:HiddenGroups", "iid, in hidden groups with rotated images or renamed classes (IFCA)"),
-    ("powerlaw", "generators:Powerlaw", "k neighbouring classes, lognormal sizes over the whole data (FedProx MNIST)"),
+    ("powerlaw", "label_skew:Powerlaw", "k neighbouring classes, lognormal sizes over the whole data (FedProx MNIST)"),
     (
-        "pfedme_split", "generators:FirstComeFirstServed",
+        "pfedme_split", "label_skew:FirstComeFirstServed",
         "3 neighbouring classes, first come first served (pFedMe generator, Self-FL CIFAR-10)",
     ),
     (
-        "lognormal", "generators:Lognormal",
+        "lognormal", "label_skew:Lognormal",
         "k neighbouring classes in equal shares, lognormal sizes (FedProx FEMNIST)",
     ),
     ("iid", "iid:Iid", "equal random parts: every client sees the same distribution"),

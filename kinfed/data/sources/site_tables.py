@@ -20,11 +20,12 @@ import torch
 
 from kinfed.core import option, rng
 from kinfed.data.examples.arrays import name_keys
+from kinfed.data.examples.problem import TaskName
 from kinfed.data.sources import hub
 from kinfed.data.sources.hub import ParquetSet
 from kinfed.data.sources.source import Source, subsample
 from kinfed.data.sources.table import source_from_table
-from kinfed.data.sources.table_options import TableOptions, TaskName
+from kinfed.data.sources.table_options import TableOptions
 from kinfed.errors import DataError
 
 CLIENT, SPLIT = "client", "split"

@@ -18,7 +18,6 @@ from torch import Tensor
 from kinfed.core import rng
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.problem import HasProblem, Problem
-from kinfed.data.federations.federation_checks import check_labels
 from kinfed.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class Source(HasProblem):
             column = getattr(self, name)
             if column is not None and len(column) != examples:
                 raise DataError(f"data set {self.name}: {examples} examples but {len(column)} {name}")
-        check_labels(self.labels, self.problem, f"data set {self.name}: labels")
+        self.problem.check(self.labels, f"data set {self.name}: labels")
         if self.owners is not None and (self.owner_names is None or int(self.owners.max()) >= len(self.owner_names)):
             raise DataError(f"data set {self.name}: every owner needs a name")
 

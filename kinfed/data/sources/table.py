@@ -18,7 +18,6 @@ each client. They are shared knowledge that no privacy of training covers. Test 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -29,16 +28,13 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from kinfed.core import make_options
 from kinfed.data.examples.arrays import encode
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.target import Target, read_target
 from kinfed.data.federations.example_weights import read_weights
-from kinfed.data.federations.federation import Federation
-from kinfed.data.partitions.partition import Resplit, make_federation
 from kinfed.data.preprocessing.cells import format_hint
 from kinfed.data.preprocessing.column_statistics import ReadTable
-from kinfed.data.preprocessing.frames import as_table, hub_table, is_hub_dataset
+from kinfed.data.preprocessing.frames import as_table
 from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing
 from kinfed.data.sources import images
 from kinfed.data.sources.source import Source
@@ -272,18 +268,3 @@ def _set_groups(source: Source, values: np.ndarray[Any, Any], column: str) -> No
             f"client {source.owner_names[client]} has {', '.join(seen)}"
         )
     source.owner_groups, source.group_names = of_owner, names
-
-
-def federation_from_table(
-    table: Any, options: Mapping[str, Any], test_fraction: float = 0.25, seed: int = 0, stratify: bool = False
-) -> Federation:
-    """The clients of a table in memory, or in a file, that has a column of clients."""
-    if is_hub_dataset(table):
-        table, options = hub_table(table, options)
-    settings = make_options(TableOptions, options, "the table")
-    if settings.client_column is None:
-        raise ConfigError("client_column: say which column names the client of each row")
-    rows, name, folder = opened(table)
-    source = source_from_table(rows, settings, name, folder)
-    resplit = Resplit() if stratify else None
-    return make_federation(source, "column", None, {"test_fraction": test_fraction}, seed, resplit=resplit)
