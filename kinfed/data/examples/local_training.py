@@ -66,7 +66,10 @@ class LocalTraining(TrainingSettings):
         if self.lr_floor > self.lr:
             raise ConfigError(f"lr_floor must lie between 0 and lr={self.lr}; got {self.lr_floor}")
         if self.augment is not None:
-            _check_augmentation(self.augment)
+            from kinfed.data.examples.augment import AUGMENTATIONS
+
+            if self.augment not in AUGMENTATIONS:
+                raise unknown_name("augmentation", self.augment, AUGMENTATIONS)
         self._check_optimizer()
 
     def _check_optimizer(self) -> None:
@@ -111,10 +114,3 @@ class LocalTraining(TrainingSettings):
 
     def with_steps(self, steps: int) -> LocalTraining:
         return replace(self, steps=steps, epochs=None)
-
-
-def _check_augmentation(name: str) -> None:
-    from kinfed.data.examples.augment import AUGMENTATIONS
-
-    if name not in AUGMENTATIONS:
-        raise unknown_name("augmentation", name, AUGMENTATIONS)

@@ -40,9 +40,8 @@ class Problem:
         if (self.kind == "binary") != (self.num_classes == 2) or self.is_regression != (self.num_classes == 0):
             raise DataError(f"a {self.kind} problem does not have {self.num_classes} classes")
         if not (isfinite(self.mean) and isfinite(self.scale) and self.scale > 0):
-            raise DataError(
-                f"the target's mean must be finite and its scale positive; got {self.mean:g} and {self.scale:g}"
-            )
+            got = f"{self.mean:g} and {self.scale:g}"
+            raise DataError(f"the target's mean must be finite and its scale positive; got {got}")
 
     @classmethod
     def of_classes(cls, count: int, names: Sequence[str] | None = None) -> Problem:

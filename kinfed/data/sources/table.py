@@ -119,10 +119,8 @@ def opened(rows: Any) -> tuple[pa.Table, str, Path | None]:
 
 
 def row_weights(table: pa.Table, options: TableOptions, where: str) -> Tensor | None:
-    if options.weight_column is None:
-        return None
-    values = values_of(table, options.weight_column, where)
-    return read_weights(values, f"column {options.weight_column} of {where}")
+    column = options.weight_column
+    return None if column is None else read_weights(values_of(table, column, where), f"column {column} of {where}")
 
 
 def load_inputs(
@@ -172,19 +170,15 @@ def read_features(table: pa.Table, options: TableOptions, columns: list[str], wh
         if name not in names:
             raise ConfigError(f"columns: {name} is declared a feature, and has another role or is ignored")
     if not names:
-        raise DataError(f"{where} has no feature columns left; it has {_listed(table)}")
+        raise DataError(f"{where} has no feature columns left; it has {', '.join(table.column_names)}")
     return ReadTable.read(table, names, options.kinds, where)
-
-
-def _listed(table: pa.Table) -> str:
-    return ", ".join(table.column_names)
 
 
 def _require(table: pa.Table, column: str, setting: str, path: str) -> None:
     if column not in table.column_names:
         near = difflib.get_close_matches(column, table.column_names, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
-        raise ConfigError(f"{setting}: {path} has no column {column!r}; {hint}It has {_listed(table)}")
+        raise ConfigError(f"{setting}: {path} has no column {column!r}; {hint}It has {', '.join(table.column_names)}")
 
 
 def _trimmed(table: pa.Table, column: str) -> pa.ChunkedArray:
@@ -220,8 +214,7 @@ def values_of(table: pa.Table, column: str, path: str) -> np.ndarray[Any, Any]:
             "needs a value there: fill them, or leave these rows out"
         )
     if pa.types.is_floating(values.type) or pa.types.is_integer(values.type) or pa.types.is_boolean(values.type):
-        array: np.ndarray[Any, Any] = values.to_numpy()
-        return array
+        return np.asarray(values.to_numpy())
     if pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
         raise DataError(f"column {column} of {path} should hold text or numbers; it holds {values.type}")
     return np.array([str(value) for value in values.to_pylist()])
@@ -244,11 +237,9 @@ def splits(table: pa.Table, options: TableOptions, path: str) -> tuple[Tensor, T
     if (column := options.split_column) is None:
         return None, None
     words = [str(word).strip().lower() for word in values_of(table, column, path).tolist()]
-    unknown = sorted(set(words) - _SPLIT_WORDS.keys())
-    if unknown:
-        raise DataError(
-            f"column {column} of {path} should say train, val or test; it also says {', '.join(unknown[:5])}"
-        )
+    if unknown := sorted(set(words) - _SPLIT_WORDS.keys()):
+        others = ", ".join(unknown[:5])
+        raise DataError(f"column {column} of {path} should say train, val or test; it also says {others}")
     split = np.array([_SPLIT_WORDS[word] for word in words])
     return torch.from_numpy(split == "test"), torch.from_numpy(split == "val")
 
@@ -262,9 +253,7 @@ def _set_groups(source: Source, values: np.ndarray[Any, Any], column: str) -> No
     mixed = (of_owner[source.owners] != group).nonzero().squeeze(1)
     if len(mixed):
         client = int(source.owners[mixed[0]])
-        seen = sorted({names[g] for g in group[source.owners == client].tolist()})
-        raise DataError(
-            f"column {column} should have one value per client; "
-            f"client {source.owner_names[client]} has {', '.join(seen)}"
-        )
+        seen = ", ".join(sorted({names[g] for g in group[source.owners == client].tolist()}))
+        name = source.owner_names[client]
+        raise DataError(f"column {column} should have one value per client; client {name} has {seen}")
     source.owner_groups, source.group_names = of_owner, names

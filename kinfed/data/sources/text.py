@@ -95,8 +95,7 @@ class TweetSet:
 
     def _of_active_users(self, files: list[Path], least: int) -> pa.Table:
         table = hub.read_complete(self.name, files, ["text", "user", "sentiment"])
-        strange = sorted(set(pc.unique(table["sentiment"]).to_pylist()) - {0, 4})
-        if strange:
+        if strange := sorted(set(pc.unique(table["sentiment"]).to_pylist()) - {0, 4}):
             raise DataError(f"{self.name}: sentiment is 0 (negative) or 4 (positive); found {strange[:5]}")
         tally = pc.value_counts(table["user"])
         users, counts = tally.field("values"), tally.field("counts")
@@ -113,9 +112,8 @@ class TweetSet:
         cut = [tokens(text)[:length] for text in texts]
         vectors = read_vectors(vector_files, {word for words in cut for word in words})
         if not vectors:
-            raise DataError(
-                f"none of the words of {self.name} has a vector in {vector_files[0]}; is that a GloVe file?"
-            )
+            where = f"{self.name} has a vector in {vector_files[0]}"
+            raise DataError(f"none of the words of {where}; is that a GloVe file?")
         known = {word: number for number, word in enumerate(sorted(vectors), start=UNKNOWN + 1)}
         matrix = np.stack([vectors[word] for word in known])
         table = np.concatenate([np.zeros_like(matrix[:1]), matrix.mean(0, keepdims=True, dtype=np.float64), matrix])
