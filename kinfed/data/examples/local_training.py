@@ -75,17 +75,15 @@ class LocalTraining(TrainingSettings):
     def _check_optimizer(self) -> None:
         """Refuse settings that the optimizer does not have."""
         if self.optimizer != "sgd" and self.momentum:
-            raise ConfigError(
-                f"momentum is a setting of optimizer = sgd; {self.optimizer} has betas; got momentum={self.momentum}"
-            )
+            found = f"{self.optimizer} has betas; got momentum={self.momentum}"
+            raise ConfigError(f"momentum is a setting of optimizer = sgd; {found}")
         if self.nesterov and not self.momentum:
             raise ConfigError("nesterov is a form of momentum, of which there is none; set momentum, such as 0.9")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"betas are two numbers in [0, 1), such as 0.9 and 0.999; got {self.betas}")
         if self.optimizer_state == "kept" and not self.has_moments:
-            raise ConfigError(
-                "optimizer_state = kept: plain SGD has nothing to keep; set momentum, or optimizer = adamw"
-            )
+            remedy = "set momentum, or optimizer = adamw"
+            raise ConfigError(f"optimizer_state = kept: plain SGD has nothing to keep; {remedy}")
 
     @property
     def has_moments(self) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.core import rng, storage
+from kinfed.core import make_options, rng, storage
 from kinfed.data.examples.arrays import as_features, encode, groups_of, name_keys
 from kinfed.data.examples.batches import Split
 from kinfed.data.examples.features import Features
@@ -115,8 +115,7 @@ class Federation(HasProblem):
         if self.weights is None and self.class_weights is None:
             return {}
         entries = {}
-        for name in ("train", "val"):
-            ragged = self.split(name)
+        for name, ragged in (("train", self.train), ("val", self.val)):
             total = torch.ones(len(ragged.rows))
             if self.weights is not None:
                 total *= self.weights[ragged.rows]
@@ -137,9 +136,8 @@ class Federation(HasProblem):
         num_groups = 0 if self.groups is None else int(self.groups.max()) + 1
         pool = self.public_split(torch.tensor([0]), seed, 0)
         weighs = self.weights is not None or self.class_weights is not None
-        return Population(
-            self.num_clients, seed, participation, self.groups, num_groups, pool, self.statistics_bytes, weighs
-        )
+        groups, exchanged = self.groups, self.statistics_bytes
+        return Population(self.num_clients, seed, participation, groups, num_groups, pool, exchanged, weighs)
 
     @property
     def statistics_bytes(self) -> tuple[int, int]:
@@ -268,9 +266,8 @@ class Federation(HasProblem):
         labels = target.labels
         index, names = encode(clients, "clients")
         if not len(features) == len(labels) == len(index):
-            raise DataError(
-                f"x, y and clients must have one entry per example; got {len(features)}, {len(labels)}, {len(index)}"
-            )
+            sizes = f"{len(features)}, {len(labels)}, {len(index)}"
+            raise DataError(f"x, y and clients must have one entry per example; got {sizes}")
         if len(labels) == 0:
             raise DataError("x, y and clients are empty; a federation needs at least one example")
         owned = Ragged.grouped(torch.arange(len(index)), index, len(names))
@@ -282,10 +279,8 @@ class Federation(HasProblem):
         else:
             marked = torch.as_tensor(np.asarray(test_rows))
             if marked.dtype != torch.bool or marked.shape != labels.shape:
-                raise DataError(
-                    f"test_rows must be {len(labels)} booleans, one per example; "
-                    f"got {marked.dtype} of shape {tuple(marked.shape)}"
-                )
+                found = f"{marked.dtype} of shape {tuple(marked.shape)}"
+                raise DataError(f"test_rows must be {len(labels)} booleans, one per example; got {found}")
             train, test = owned.filter(~marked[owned.rows]), owned.filter(marked[owned.rows])
         group_index, group_names = groups_of(names, groups)
         problem = target.problem.fitted(labels[train.rows])
@@ -313,9 +308,19 @@ class Federation(HasProblem):
         `options` are those of a table (`kinfed.data.sources.TableOptions`): label_column and client_column, and where
         wanted split_column, group_column, ignore, columns, ... Where no column says which rows are for testing, a share
         `test_fraction` of each client's is, drawn in proportion to its labels with `stratify`."""
-        from kinfed.data.partitions.partition import federation_from_table
+        from kinfed.data.partitions.partition import Resplit, make_federation
+        from kinfed.data.preprocessing.frames import hub_table, is_hub_dataset  # with pyarrow, for tables alone
+        from kinfed.data.sources.table import opened, source_from_table
+        from kinfed.data.sources.table_options import TableOptions
 
-        return federation_from_table(table, options, test_fraction, seed, stratify)
+        if is_hub_dataset(table):
+            table, options = hub_table(table, options)
+        settings = make_options(TableOptions, options, "the table")
+        if settings.client_column is None:
+            raise ConfigError("client_column: say which column names the client of each row")
+        rows, name, folder = opened(table)
+        source, resplit = source_from_table(rows, settings, name, folder), Resplit() if stratify else None
+        return make_federation(source, "column", None, {"test_fraction": test_fraction}, seed, resplit=resplit)
 
     @classmethod
     def from_datasets(cls, train: Datasets, test: Datasets | None = None, **options: Any) -> Federation:
@@ -375,18 +380,15 @@ class Federation(HasProblem):
         empty = (self.train.count == 0).nonzero().squeeze(1)
         if len(empty):
             who = ", ".join(self.names[int(k)] for k in empty[:5])
-            raise DataError(
-                f"{len(empty)} client(s) have no training example ({who}); give each at least one or leave them out"
-            )
+            none = f"{len(empty)} client(s) have no training example ({who})"
+            raise DataError(f"{none}; give each at least one or leave them out")
         trained = torch.zeros(len(self.features), dtype=torch.bool)
         trained[self.train.rows] = True
         leaked = trained[self.test.rows]
         if bool(leaked.any()):
+            both = f"{int(leaked.sum())} test example(s) are training examples too"
             first = int(self.test.rows[leaked][0])
-            raise DataError(
-                f"{int(leaked.sum())} test example(s) are training examples too (first: row {first}); "
-                "accuracy on them would say nothing"
-            )
+            raise DataError(f"{both} (first: row {first}); accuracy on them would say nothing")
 
 
 def _outside(rows: Tensor, examples: int) -> bool:

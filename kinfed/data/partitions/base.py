@@ -124,10 +124,8 @@ class CountPartition(Partition):
             trained = ((1 - self.test_fraction) * counts.to(torch.float64) + 1e-9).to(torch.int64)
             train = torch.where(counts > 0, trained.clamp_min(1), 0).minimum(train_pool.count)
             test = (counts - train).minimum(test_pool.count)
-        return (
-            dealing.deal_overlapping(train, train_pool, self.key(seed, "draw-train")),
-            dealing.deal_overlapping(test, test_pool, self.key(seed, "draw-test")),
-        )
+        drawn = dealing.deal_overlapping(train, train_pool, self.key(seed, "draw-train"))
+        return drawn, dealing.deal_overlapping(test, test_pool, self.key(seed, "draw-test"))
 
 
 def check_has_classes(source: Source, partition: str) -> None:

@@ -67,10 +67,8 @@ class NaturalClients(Partition):
         small = everyone - len(eligible)
         note = f"{small} of {everyone} clients have fewer than {self.min_size} training examples"
         if num_clients is not None and num_clients > len(eligible):
-            raise ConfigError(
-                f"{num_clients} clients asked for, but {source.name} has {len(eligible)} with at least "
-                f"{self.min_size} training examples"
-            )
+            found = f"{source.name} has {len(eligible)} with at least {self.min_size} training examples"
+            raise ConfigError(f"{num_clients} clients asked for, but {found}")
         if len(eligible) == 0:
             raise DataError(f"no client of {source.name} has {self.min_size} training examples")
         if num_clients is not None and num_clients < len(eligible):

@@ -58,15 +58,11 @@ class Latent(Partition):
         check_has_classes(source, self.name)
         clients = self.clients(num_clients)
         if clients < self.groups:
-            raise ConfigError(
-                f"{self.groups} latent distributions need at least as many clients; got {clients}; "
-                "use more clients or fewer groups"
-            )
+            need = f"{self.groups} latent distributions need at least as many clients"
+            raise ConfigError(f"{need}; got {clients}; use more clients or fewer groups")
         if self.by_label and self.groups != source.num_classes:
-            raise ConfigError(
-                f"by_label makes every class a distribution: {source.name} has {source.num_classes} classes; "
-                f"got groups = {self.groups}"
-            )
+            found = f"{source.name} has {source.num_classes} classes; got groups = {self.groups}"
+            raise ConfigError(f"by_label makes every class a distribution: {found}")
         own = source.labels, ["latent distributions are the classes themselves"]
         distribution, notes = own if self.by_label else self._clusters(source)
         member_of = torch.arange(clients) * self.groups // clients  # neighbours share a distribution

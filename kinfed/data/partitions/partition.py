@@ -26,7 +26,6 @@ from kinfed.data.federations.stratified import split_fold, split_stratified
 from kinfed.data.partitions.base import Assignment, Partition
 from kinfed.data.sources.registered import PARTITIONS
 from kinfed.data.sources.source import Source
-from kinfed.data.sources.table_options import TableOptions
 from kinfed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -171,21 +170,3 @@ def fold_of_federation(data: Federation, folds: int, fold: int, seed: int) -> Fe
     train, test = split_fold(owned, fold, folds, data.labels, keys)
     problem = data.problem.fitted(data.labels[train.rows])
     return replace(data, train=train, test=test, problem=problem, notes=[*data.notes, *fold_notes(owned, folds)])
-
-
-def federation_from_table(
-    table: Any, options: Mapping[str, Any], test_fraction: float, seed: int, stratify: bool
-) -> Federation:
-    """The clients of a table in memory, or in a file, that has a column of clients."""
-    from kinfed.data.preprocessing.frames import hub_table, is_hub_dataset  # with pyarrow, for tables alone
-    from kinfed.data.sources.table import opened, source_from_table
-
-    if is_hub_dataset(table):
-        table, options = hub_table(table, options)
-    settings = make_options(TableOptions, options, "the table")
-    if settings.client_column is None:
-        raise ConfigError("client_column: say which column names the client of each row")
-    rows, name, folder = opened(table)
-    source = source_from_table(rows, settings, name, folder)
-    resplit = Resplit() if stratify else None
-    return make_federation(source, "column", None, {"test_fraction": test_fraction}, seed, resplit=resplit)

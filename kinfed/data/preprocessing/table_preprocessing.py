@@ -32,6 +32,7 @@ from kinfed.errors import ConfigError, DataError, unknown_name
 
 _FORMAT = 1
 MOST_BUCKETS = 4096
+MOST_NAMES = 8  # of columns in a sentence
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ class TablePreprocessing:
             sentences.append(f"columns without any value at some of the {self.sites} clients: {_some(partial)}")
         codes = [one.name for one in self.used if one.reason == CODES]
         if codes:
-            declared = ",".join(f"{name}=category" for name in codes[:8])
+            declared = ",".join(f"{name}=category" for name in codes[:MOST_NAMES])
             sentences.append(
                 f"whole numbers with few different values are taken as numbers: {_some(codes)}; where they are codes "
                 f"of categories, --columns {declared}"
@@ -220,9 +221,9 @@ class TablePreprocessing:
         return learnt
 
 
-def _some(names: list[str], between: str = ", ", most: int = 8) -> str:
-    more = f"{between}and {len(names) - most} more (kinfed describe)" if len(names) > most else ""
-    return between.join(names[:most]) + more
+def _some(names: list[str], between: str = ", ") -> str:
+    more = [f"and {len(names) - MOST_NAMES} more (kinfed describe)"] if len(names) > MOST_NAMES else []
+    return between.join([*names[:MOST_NAMES], *more])
 
 
 def parse_kinds(columns: Mapping[str, Kind] | str | None) -> dict[str, Kind]:
