@@ -7,12 +7,8 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 _WORDS: dict[Any, str] = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "a text",
-    Path: "a path",
-}
+    int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path",
+}  # fmt: skip
 
 
 def requirement(hint: Any, bounds: str = "finite") -> str:

@@ -85,11 +85,9 @@ def require(needed: Tensor, available: Tensor, class_names: Sequence[str] | None
     short = (needed > available).nonzero().squeeze(1)
     if len(short):
         worst = int(short[torch.argmax((needed - available)[short])])
-        name = class_names[worst] if class_names else str(worst)
-        raise ConfigError(
-            f"{what} needs {int(needed[worst]):,} examples of class {name}, but there are {int(available[worst]):,}; "
-            f"{remedy}"
-        )
+        name, least = class_names[worst] if class_names else str(worst), int(needed[worst])
+        there = f"there are {int(available[worst]):,}"
+        raise ConfigError(f"{what} needs {least:,} examples of class {name}, but {there}; {remedy}")
 
 
 def largest_factor(fits: Callable[[float], bool]) -> float:
