@@ -1,8 +1,6 @@
 """The errors a user can cause, each one clear sentence: what was wanted, what came, what to do. The command line prints
 the sentence and exits with status 2; a traceback means a bug in kinfed."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -8,8 +8,6 @@ everything but seeds and methods are parts of one run, averaged and compared as 
 and seed is in two folders, they are left apart: one is a repetition of the other, and no second seed.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -10,8 +10,6 @@ has found; no part of an address ever becomes a path. Answers forbid other sites
 board's own scripts only. Whoever has an account on this machine can read the board, like any local server.
 """
 
-from __future__ import annotations
-
 import time
 from datetime import datetime
 from functools import cache

@@ -1,7 +1,5 @@
 """The command `kinfed`. Mistakes get one clear sentence and exit status 2; an interrupted run says how to go on."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`kinfed doctor`: what is installed, what this machine can do, and which data there are."""
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

@@ -1,7 +1,5 @@
 """A picture of a federation for the terminal: one line per client, one shaded cell per class."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

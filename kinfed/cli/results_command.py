@@ -1,7 +1,5 @@
 """Commands on the folders of runs: report, export, adopt, gain, compare, runs, board."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from datetime import datetime

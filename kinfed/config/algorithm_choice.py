@@ -4,8 +4,6 @@
 [MyMethod(lam=0.1), "ditto"]  {"mine": MyMethod()}
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any

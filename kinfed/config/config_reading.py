@@ -4,8 +4,6 @@ In that file every setting has its text and its default. Settings that differ fr
 are comments, so that a file says at a glance what was chosen.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Reports while nothing happens. Times are those of any clock, in seconds."""
 
-from __future__ import annotations
-
 FIRST_REPORT, LONGEST_PAUSE = 30.0, 300.0  # before a log says who is awaited; between two such reports
 
 

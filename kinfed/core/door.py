@@ -6,8 +6,6 @@ torch nor plotly, and a file behind a door may be renamed without touching anoth
 the door.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 from collections.abc import Callable

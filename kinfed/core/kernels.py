@@ -5,8 +5,6 @@ processor's cache, sums are added up in float64 (or exactly enough in pieces of 
 rows is ever made. Block sizes are part of the result: another size adds up in another order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

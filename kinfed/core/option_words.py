@@ -1,7 +1,5 @@
 """Types and ranges in words: "a whole number of at least 1", "auto or a number in [0, 1)", "int or none", "a | b"."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin

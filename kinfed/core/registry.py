@@ -11,8 +11,6 @@ no imports. Names of installed plugins (entry points of the group `kinfed.plugin
 files are loaded by `load_plugin`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """Number of threads that torch computes with, and threads that share out the rows of one call."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -12,8 +12,6 @@ model:
 All agree to 1e-5 and are tested against each other and against plain autograd.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 

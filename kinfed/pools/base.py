@@ -9,8 +9,6 @@ A pool decides how clients are reached, and what to do when they are not. It may
 not answer; the state of such a client stays as it was before the round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol

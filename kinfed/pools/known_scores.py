@@ -5,8 +5,6 @@ made anew, as by a resumed run, knows none and computes them all, to the same bi
 a client does not depend on the clients beside it (`Task.scores_alone`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from collections.abc import Callable

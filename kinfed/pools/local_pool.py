@@ -4,8 +4,6 @@ A chunk's size depends on the model and the cohort, never on the number of worke
 torch thread, so any number of workers gives the same bits.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Client states, kept only for clients that have been seen; in memory or in memory-mapped files."""
 
-from __future__ import annotations
-
 import math
 import os
 import tempfile

@@ -8,8 +8,6 @@ A shard is a federation with the data of some clients only. They keep their numb
 does the same in whichever process it is; to ask for the data of the others is an error.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace

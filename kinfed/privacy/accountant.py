@@ -10,8 +10,6 @@ as the clients of a round, are accounted with neighbours that differ in one memb
 members is public (`fixed_size_epsilon`).
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from bisect import bisect

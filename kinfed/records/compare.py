@@ -1,7 +1,5 @@
 """Whether two run folders hold the same results, and where two trees of values differ, in words."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping

@@ -6,8 +6,6 @@ config.json      {"kinfed", "versions", "fingerprint", "contents", "config"}; wr
 .lock            held while a process writes
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import socket

@@ -5,8 +5,6 @@ together with notes that say what is missing. Only a folder that is no run at al
 that give them meaning, is an error. Single files are read by kinfed.records.run_files.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterator

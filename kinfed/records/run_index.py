@@ -1,8 +1,6 @@
 """The runs below a folder, each by a few facts: what `kinfed runs` lists and `kinfed board` shows. Nothing is written,
 and no lock is taken, so that a run which is just beginning is not disturbed."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

@@ -11,8 +11,6 @@ A page forbids itself any request and any script but its own (by their hashes, i
 even a string that slipped through unescaped could neither run nor call home.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import sys

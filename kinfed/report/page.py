@@ -4,8 +4,6 @@ Each section about a comparison has a template of its name in templates/sections
 None where there is nothing to show.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

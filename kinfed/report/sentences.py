@@ -1,7 +1,5 @@
 """The sentences of the report: what was run, and what came out. Plain text, escaped by the page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any

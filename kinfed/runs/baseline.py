@@ -6,8 +6,6 @@ training target. A method that does no better has learnt nothing of the features
 the same for all methods of a seed, and stands in every table of results, never among the methods that are ranked.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

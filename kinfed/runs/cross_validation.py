@@ -11,8 +11,6 @@ in it. Costs are those of one training, the mean over folds. Models are not kept
 is to be deployed is trained on all of them, in a run without folds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeVar

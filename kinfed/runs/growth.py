@@ -11,8 +11,6 @@ growth that would have changed them from the start:
 * a run so much longer that gradients would be computed by another backend (`auto` looks at the whole run's work).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

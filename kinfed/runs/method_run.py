@@ -13,8 +13,6 @@ or, where something is to be decided between rounds:
 Resuming is not a case of its own: `rounds` begins after the newest checkpoint of the folder, if there is one.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field

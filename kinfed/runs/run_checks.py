@@ -1,8 +1,6 @@
 """Before the first round: settings that algorithms, model, data or machine do not admit are refused, and a reader gets
 notes on data, sample of clients and privacy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from kinfed.algorithms import check_algorithm_settings, prepare_data

@@ -1,7 +1,5 @@
 """Inputs of a run: each seed's data, the model and the algorithms, made once and shared by all."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import re

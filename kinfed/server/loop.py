@@ -1,7 +1,5 @@
 """The server loop: one method, one seed, any pool. Everything that crosses it is a counted message."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack

@@ -11,8 +11,6 @@ methods of a seed meet the same clients, and synchronous and asynchronous rounds
 A synchronous round takes as long as the slowest client whose update it waits for; the server's own work takes no time.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

@@ -21,8 +21,6 @@ of ai.onnx.ml, which runtimes for classical models have. Inputs are called as th
 are: trim blanks around them first. All inputs are needed; a column that a table lacks is one of missing cells.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import warnings

@@ -4,8 +4,6 @@ predictions = predict(ModelPipeline.read("hospital-a.safetensors"), "new.csv")
 predictions.labels, predictions.probabilities                  [n] names of classes, [n, C]
 """
 
-from __future__ import annotations
-
 import zipfile
 import zlib
 from collections.abc import Callable, Collection

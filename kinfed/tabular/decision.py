@@ -32,8 +32,6 @@ models are judged on the same draws. The mean over sites weighs every site by 1 
 many sites.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The common base of the scikit-learn estimators (kinfed.sklearn): rows, training, prediction, adoption."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from typing import Any, Literal

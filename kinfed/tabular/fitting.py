@@ -14,8 +14,6 @@ Files: fit.json (the result), fit.html (the page), models/sites/SITE.safetensors
 search/ (finished folds, for --resume) and plan.json (what of them counts).
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace

@@ -10,8 +10,6 @@ many there are, a try does not depend on how many follow, and in the same try al
 and weight decay.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

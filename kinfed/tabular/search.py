@@ -13,8 +13,6 @@ Every finished fold of every try is a file (or stays in memory, without a folder
 on where it was.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Rows of a fit: from a table with a column of sites, one file per site, or a data set by name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

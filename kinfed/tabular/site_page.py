@@ -1,7 +1,5 @@
 """The page of a fit, fit.html: for people who have a table and no interest in federated learning."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

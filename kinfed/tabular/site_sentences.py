@@ -1,7 +1,5 @@
 """The result of a fit in words, for people who do not know federated learning: one plain sentence per site."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from kinfed.analysis import MetricStyle, metric_style

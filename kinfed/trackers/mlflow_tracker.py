@@ -4,8 +4,6 @@ else in <run folder>/mlruns. MLflow 3 reads such files only if told to:
     MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri runs/a/mlruns
 """
 
-from __future__ import annotations
-
 import os
 import time
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 tensorboard --logdir runs/a/tensorboard
 """
 
-from __future__ import annotations
-
 import json
 
 from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: F401  (torch's writer says less about its absence)

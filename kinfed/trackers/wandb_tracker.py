@@ -3,8 +3,6 @@
 Offline by default, in <run folder>/wandb, from where `wandb sync` sends them; WANDB_MODE=online sends at once.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from pathlib import Path

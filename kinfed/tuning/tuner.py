@@ -15,8 +15,6 @@ study that was stopped and resumed, or extended by more trials, is the one that 
     out/best.toml       the chosen settings, for `kinfed run`
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field

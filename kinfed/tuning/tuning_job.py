@@ -1,8 +1,6 @@
 """Common parts of all ways of tuning: the ranges that are varied, an experiment with validation examples, a folder,
 and best.toml."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -9,8 +9,6 @@ configured, the others are drawn from the declared ranges, in three digits. Only
 an option whose ends give the same updates and states is left as it is, with a note.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path

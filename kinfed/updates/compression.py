@@ -20,8 +20,6 @@ h of every client.
 Rows that are not finite pass as they are: they are rejected anyway.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass

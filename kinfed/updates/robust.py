@@ -20,8 +20,6 @@ Clipping: Sun, Kairouz, Suresh, McMahan: Can You Really Backdoor Federated Learn
 Chen, Ramchandran, Bartlett, ICML 2018. Multi-Krum: Blanchard, El Mhamdi, Guerraoui, Stainer, NeurIPS 2017.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

@@ -13,8 +13,6 @@ protocol bit for bit, and so are its bytes (`ProtocolSize`), which a test compar
 single updates is refused: methods that do more than average, robust rules, a largest norm.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -15,8 +15,6 @@ is the paper's η_g/K Σ Δ_i s(s_i). FedAsync's clients take the method's local
 term.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 

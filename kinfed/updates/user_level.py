@@ -20,8 +20,6 @@ trusted to add it, and with a sum instead of single updates. Rounding may length
 for up to four million clients: of no account beside the noise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@
 of `DeploysLastModel` deploy the model of their last local training, or the server's until there is one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Generic, Self
 

@@ -1,7 +1,5 @@
 """Arrays and columns as they come from users: checked, and turned into tensors."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -10,8 +10,6 @@ Nothing else decides: a column of ages is no list of 90 classes, and a grade fro
 owner says so (`task = "regression"`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 

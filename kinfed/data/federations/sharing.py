@@ -4,8 +4,6 @@ The pool holds copies. They lie behind the data set's own examples, so that noth
 and what happens to a donor's data later does not reach those who received a copy.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 

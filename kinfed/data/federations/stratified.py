@@ -10,8 +10,6 @@ fewer rows than folds is tested in as many folds as it has rows. One that has a 
 and is not tested.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

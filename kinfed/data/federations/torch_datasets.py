@@ -4,8 +4,6 @@ Every example is asked for once, in order, and kept as it came: what a data set 
 crops, say) is fixed from then on. Random changes of training images are the setting `augment` of local training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

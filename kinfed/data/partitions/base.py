@@ -8,8 +8,6 @@ Option `split` says where the clients' test examples come from:
   auto      official where the data set has test rows of its own, else pooled
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

@@ -4,8 +4,6 @@ A table of counts [K, C] says how many examples of every class every client rece
 random order and handed out piece by piece, so no row goes to two clients.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Clients without design: equal random parts, and the clients that a data set names itself."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,8 +1,6 @@
 """Clients that hold few classes: neighbouring ones, with uniform sizes (CGPFL) or those of the generators of the
 FedProx and pFedMe repositories, or single-class shards (FedAvg, FedFomo); and label skew by Dirichlet proportions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -6,8 +6,6 @@ official test split where there is one. The clusters are those of the data set, 
 seed deals the rows. Embeddings and clusters are kept in the cache folder.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,8 +1,6 @@
 """Planted shifts: hidden groups of clients that contradict each other, and no method is told which is which; and
 feature shift, where labels mean the same and each client sees its examples through a camera of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal

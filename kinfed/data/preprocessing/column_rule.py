@@ -17,8 +17,6 @@
 Everything is decided by statistics that sites can send (column_statistics.py).
 """
 
-from __future__ import annotations
-
 import re
 
 from kinfed.data.preprocessing import encodings

@@ -4,8 +4,6 @@ Every encoding has been learnt from training rows (column_rule.py), writes itsel
 cells that training has not seen. `values` gives unscaled features; `mean` and `std` of each say how they are scaled.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from math import pi

@@ -5,8 +5,6 @@ Arrow is what everything becomes, because it knows categories, dates and missing
 polars and every other eager frame that narwhals knows are converted by narwhals; neither needs to be installed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ subfolders (as `hf download --local-dir` leaves them) are found too. The data fo
 else $KINFED_DATA, else `data` in the cache folder ($KINFED_CACHE, else ~/.cache/kinfed).
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -9,8 +9,6 @@
 seed, so that a smaller data set is still one data set.
 """
 
-from __future__ import annotations
-
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Decoding stays in one thread: Pillow spends most of the time for small images ho
 two threads measured slower than one.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from pathlib import Path

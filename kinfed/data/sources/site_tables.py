@@ -7,8 +7,6 @@ Left out by name: tcga_brca and rotterdam_gbsg, whose outcome is a survival time
 `breast_cancer` comes with scikit-learn, needs no file, and its five sites are made up, which every run on it says.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal

@@ -15,8 +15,6 @@ column is, `ignore` names those to leave out. In a real federation the statistic
 each client. They are shared knowledge that no privacy of training covers. Test rows never enter.
 """
 
-from __future__ import annotations
-
 import difflib
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -6,8 +6,6 @@ line: comma, semicolon, tab or bar. A column whose cells are all numbers but for
 1,234 may as well be a thousand and some, and a column of such numbers stays text.
 """
 
-from __future__ import annotations
-
 import gzip
 import re
 from pathlib import Path

@@ -10,8 +10,6 @@ FedProx's preparation of Sentiment140 differs in what carries no information: it
 unknown word.
 """
 
-from __future__ import annotations
-
 import hashlib
 import html
 import json

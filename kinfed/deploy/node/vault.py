@@ -10,8 +10,6 @@
 Files are for their owner only (mode 600), and carry checksums of all that is in them. Nothing is pickled.
 """
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 from pathlib import Path

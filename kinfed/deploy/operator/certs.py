@@ -7,8 +7,6 @@
 All are elliptic-curve keys (P-384). Private files are for their owner only (mode 600).
 """
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import re

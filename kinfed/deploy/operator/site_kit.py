@@ -10,8 +10,6 @@
 Nothing in it comes from the operator's other secrets: ca.key and server.key stay where they are.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

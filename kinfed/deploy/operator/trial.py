@@ -8,8 +8,6 @@
 The clients are those of a simulation with the same settings, data and seed, and so are the models.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

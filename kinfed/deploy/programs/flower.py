@@ -4,8 +4,6 @@ An app folder made by `kinfed deploy init` names `server_app` and `client_app`. 
 part of a run, and one at a node for every message; both import the kinfed that is installed there.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any

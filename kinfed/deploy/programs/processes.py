@@ -4,8 +4,6 @@ Every process leads a group, and ends with all that it started. On Linux it ends
 also when that was killed; elsewhere a killed parent leaves it running.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -12,8 +12,6 @@ package, is all that is relied on. Should a later Flower start its apps in anoth
 the worker cannot be reached, the small program says so and starts Flower's own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json

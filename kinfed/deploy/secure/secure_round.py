@@ -6,8 +6,6 @@ whose masked updates came. Where too few do, or shares do not give the secrets t
 no sum, and the round is as if nobody had replied.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

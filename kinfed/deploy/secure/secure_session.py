@@ -10,8 +10,6 @@ its checkpoint loses that round.
                        sum-peers.json          the keys that other clients had when they were first seen
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checks of clients' answers, against what the method sends and what each client declared at its enrolment."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
 

@@ -10,8 +10,6 @@
 There are no models in it: personal ones are in the vaults of the nodes.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

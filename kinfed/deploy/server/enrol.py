@@ -3,8 +3,6 @@
 All of it happens once, before the first round, and is written down (deployment.json); a run that is resumed reads it.
 """
 
-from __future__ import annotations
-
 import secrets
 from dataclasses import dataclass, field, replace
 from pathlib import Path

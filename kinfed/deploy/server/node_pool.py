@@ -4,8 +4,6 @@ States are on the nodes. What the server keeps of them is one number per client:
 goes into every message and every checkpoint, and is all a node needs to go on from the right state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any

@@ -12,8 +12,6 @@ the seed, and every node has. So here
 The server is trusted with all of it, as in a simulation. No node can tell whether it adds noise.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass

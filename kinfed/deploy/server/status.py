@@ -9,8 +9,6 @@
 Rounds, bytes and privacy are in the journal (rounds.jsonl), which `describe` reads beside it.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -9,8 +9,6 @@ The signature covers the greeting together with a number that the server has jus
 Flower knows the node: an old greeting proves nothing, nor does one that was made on another node.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -9,8 +9,6 @@ most: a second one, an answer to an earlier request, or one that comes after the
 that is silent for long is named in the log, with all that is known of it.
 """
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

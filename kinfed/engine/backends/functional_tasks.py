@@ -6,8 +6,6 @@ client's step is too small to fill the processor: 1.3 to 2 times as fast as one 
 positions per client and step, and no faster above.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap

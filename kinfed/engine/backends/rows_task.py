@@ -1,7 +1,5 @@
 """Gradients of one client after the other: by hand for chains of convolutions, by autograd for any other module."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial

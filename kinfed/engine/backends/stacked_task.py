@@ -1,7 +1,5 @@
 """Gradients of many clients at once, by hand: dense layers and LSTM."""
 
-from __future__ import annotations
-
 from typing import Any, Self
 
 import torch

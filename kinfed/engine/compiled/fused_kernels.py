@@ -9,8 +9,6 @@ serves all networks and losses; each combination has machine code of its own, fo
     work.y           int64 (classes), or float32 (numbers)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any, get_type_hints

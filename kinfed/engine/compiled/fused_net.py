@@ -6,8 +6,6 @@ kinfed.engine.compiled.fused_kernels reads. Models and clients' numbers are plac
 values.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ once (kinfed.engine.compiled.products). A network is Unrolled, with one row of i
 the head. Nothing here allocates memory, and no sum depends on other clients.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from kinfed.engine.compiled.fused_steps import ABSENT, BIAS, INPUTS, OUTPUTS, PLACE, WEIGHT, compiled, floats, shift

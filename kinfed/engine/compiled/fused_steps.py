@@ -4,8 +4,6 @@ A network is a table `net` with one row per dense layer and these columns; rows 
 addresses of float32. Nothing here allocates memory, and no sum depends on other clients.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -6,8 +6,6 @@ feature loss is given, and is the oracle in tests. Each client is trained by its
 clients beside it nor on the number of threads, bit for bit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import threading

@@ -12,8 +12,6 @@ into nor on how wide the processor's vectors are. Arguments are addresses of flo
 in numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

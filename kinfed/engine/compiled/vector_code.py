@@ -2,8 +2,6 @@
 compiler makes of them. What is summed, and in which order, does not depend on how wide the processor's vectors are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -12,8 +12,6 @@ functions take one number at a time, and their last bits depend on the library.
 Arguments are addresses of float32, rows lie one behind the other; `units` is H.
 """
 
-from __future__ import annotations
-
 from math import inf
 from typing import Any
 

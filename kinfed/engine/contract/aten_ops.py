@@ -5,8 +5,6 @@ These are the calls of kinfed's own networks and backends, as torch 2.13 has the
 public autograd, so a version that changes a schema or a meaning fails there and is repaired here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -5,8 +5,6 @@ loss there hands in dz = ∂loss/∂z, in place of that of the task's loss, and 
 than through z; every gradient path goes on from there as it always does, and the body is never differentiated twice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol

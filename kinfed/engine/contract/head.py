@@ -4,8 +4,6 @@ The head follows from the order in which a module declares its layers, or from a
 sees whether the model's output is in fact that layer's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self

@@ -16,8 +16,6 @@ Running statistics (of BatchNorm, say) are measured, not mixed: a mixture has th
 those of what is added, and a gradient, or a model that descends along the gradient at another, takes over that one's.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

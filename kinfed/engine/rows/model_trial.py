@@ -16,8 +16,6 @@ are. Training looks at constants after every pass (`WorkingCopy.check_still`), a
 refused by its name.
 """
 
-from __future__ import annotations
-
 import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Set

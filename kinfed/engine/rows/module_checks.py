@@ -1,7 +1,5 @@
 """Checks of torch modules: whether one can train in a federation, and whether it is a plain chain of layers."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

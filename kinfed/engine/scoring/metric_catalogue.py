@@ -1,7 +1,5 @@
 """The metrics that kinfed brings: their sums over a client's examples. Needs no torch."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from kinfed.data import Kind

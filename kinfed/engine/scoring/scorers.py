@@ -10,8 +10,6 @@ weights. Those that kinfed computes itself, as sums, are in kinfed.engine.scorin
 Refused by name: scorers of clusterings, of several labels per row, and of the other kind of problem.
 """
 
-from __future__ import annotations
-
 import warnings
 from functools import cache
 from itertools import pairwise

@@ -14,8 +14,6 @@ The stages of a module are the children of an nn.Sequential, or its attribute `s
 forward pass. Any other module can be cut before its last linear layer, where that is all that trains.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ optimizer remembers from one loop to the next is handed in (`blank_moments` befo
 place.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 

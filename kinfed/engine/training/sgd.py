@@ -5,8 +5,6 @@ A program runs in one compiled call per cohort where the task has one (kinfed.en
 step after the other in torch: that says what they mean, and is the oracle of the compiled ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace

@@ -10,8 +10,6 @@ M. Sandler et al., MobileNetV2: Inverted Residuals and Linear Bottlenecks, CVPR 
 first layer and the second stage keep their size, so that the image is halved three times instead of five.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod

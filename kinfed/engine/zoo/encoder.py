@@ -19,8 +19,6 @@ parameters; any other BERT encoder fits too. Frozen weights are read once in a p
 are built from them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

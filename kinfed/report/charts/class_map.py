@@ -1,7 +1,5 @@
 """The map of classes: who holds how many examples, and of which classes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Figures that set the methods side by side: over rounds, bytes, simulated time and clients; who is better off than
 with training alone; and, client by client, ROC and calibration curves."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

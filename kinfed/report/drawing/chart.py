@@ -6,8 +6,6 @@ legend switch it, {"view": key} shows it only while that view is chosen. All tex
 through `escape`, because plotly reads tags in text.
 """
 
-from __future__ import annotations
-
 import copy
 import html
 import math

@@ -6,8 +6,6 @@ The colours were chosen to differ under normal vision, protanopia, deuteranopia 
 from the background; beyond seven methods line dashes and markers tell apart those that share a colour.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

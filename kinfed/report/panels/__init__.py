@@ -17,8 +17,6 @@ Draw with `kinfed.report.drawing.marks` and `kinfed.report.drawing.chart`, in co
 (they follow the reader's light or dark theme); pass every text from outside through `chart.escape`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from kinfed.analysis import Method

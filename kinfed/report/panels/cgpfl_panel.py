@@ -4,8 +4,6 @@ Figure 3 (a) of Tang, Guo, Guo, "Personalized Federated Learning with Contextual
 the number of contexts, the one chosen by CGPFL-Heur marked), Eq. (11), and the terms of its Theorem 4.2.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A run records, at evaluated rounds, which server model every client has (`assign
 holds several. A method may record it itself, with −1 for a client that has none yet.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise

@@ -5,8 +5,6 @@ affinities over time) and 4, 6 and 7 (one client's view of all others), as far a
 rounds. Clients stand in the order of their groups, in rows of the group that they are judged on.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from kinfed.analysis import Method

@@ -1,7 +1,5 @@
 """Privacy: the promises of a private run to examples and to users, and their cost in accuracy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any

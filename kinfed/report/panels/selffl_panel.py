@@ -4,8 +4,6 @@ Figures 10 and 11 of Chen et al., "Self-Aware Personalized Federated Learning", 
 paper's histogram is over the active clients of a round, this one over every client's latest decision.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

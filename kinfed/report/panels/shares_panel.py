@@ -5,8 +5,6 @@ Shares of Kin are those that a client measured last; the gain is that of its tes
 the run has both.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
