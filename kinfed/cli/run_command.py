@@ -24,8 +24,7 @@ def run(
     out: Out = None,
     resume: Annotated[bool, Option("--resume", help="Continue the run in --out where it stopped.")] = False,
     extend: Annotated[
-        bool,
-        Option("--extend", help="Add --rounds (the new total), --seeds or --algorithms to the run in --out."),
+        bool, Option("--extend", help="Add --rounds (the new total), --seeds or --algorithms to the run in --out.")
     ] = False,
     report: Annotated[bool, Option(help="Write report.html at the end.")] = True,
     track: Annotated[

@@ -44,8 +44,7 @@ TEXTS = {
 def tune(
     context: typer.Context,
     ranges: Annotated[
-        list[str] | None,
-        Option("--range", help="label.option=low:high, to replace the default range (repeatable)."),
+        list[str] | None, Option("--range", help="label.option=low:high, to replace the default range (repeatable).")
     ] = None,
     trials: Annotated[int | None, Option(help=f"Trials per method (default {DEFAULT_TRIALS}).")] = None,
     while_training: Annotated[

@@ -19,14 +19,7 @@ import numpy as np
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
-from kinfed.engine.compiled.vector_code import (
-    LANES,
-    ZERO,
-    Value,
-    calling,
-    pointer_to_floats,
-    whole_number,
-)
+from kinfed.engine.compiled.vector_code import LANES, ZERO, Value, calling, pointer_to_floats, whole_number
 
 
 def dot_tile(m: int, n: int) -> Callable[..., None]:
