@@ -6,7 +6,7 @@ Cautiously Aggressive Collaboration, ICCV 2023, Algorithm 1.
     client i:  θ_i from its start by local training;   sensitivity |(θ_i − start) ⊙ θ_i|
                M_i [T]: the τ largest of every parameter tensor are critical
     server:    O_ij = 1 − ‖M_i − M_j‖₁ / (2 ‖M_i‖₁);   j helps i where O_ij ≥ Ō + (t/β) (O_max − Ō)
-               w: the average of the round's models;   u_i: the mean of the models of i and of those who help it
+               w: the average of the round's models;   u_i: the mean of the models of i and of its helpers
                start_i = u_i where M_i is 1, w elsewhere
 
 The longer training goes on, the more alike a helper must be; after round β there are none, and critical parameters are

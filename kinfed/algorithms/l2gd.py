@@ -17,7 +17,7 @@ participation only active clients move, and x̄ stays the mean of the last known
 
 Running statistics (of BatchNorm, say) move towards x̄'s like the rest. Sums of changes could leave the range of what is
 averaged, which a variance must not, so clients send how far theirs are from x̄'s: x̄ has their mean where all take part,
-and otherwise goes its share of the way to the mean of those who do.
+and otherwise goes its share of the way to the mean of the active ones.
 """
 
 import math

@@ -2,7 +2,7 @@
 comparisons of networks.
 
 Multi-task learning with a mean regularizer (Evgeniou and Pontil, KDD 2004), run on networks under the name MOCHA by
-Liang et al. (LG-FedAvg, 2020) and by those who took their code, FedFomo among them. It has no dual, no convexity and,
+Liang et al. (LG-FedAvg, 2020) and by users of their code, FedFomo among them. It has no dual, no convexity and,
 by default, no learned relations; the method of Smith et al. (2017) is `mocha`.
 
     min_W  Σ_i f_i(w_i) + λ₁ ‖w_i‖² + λ₂ ‖w_i − w̄‖²,      w̄ = mean of all clients' models

@@ -117,7 +117,7 @@ def gain(
     margin: Annotated[float, Option(help="Changes smaller than this share count as none.")] = 0.05,
     limit: Annotated[int, Option(help="Clients to show.")] = 40,
 ) -> None:
-    """Who gains from federating: every client's figure alone and with a method, as measured in a run that has local.
+    """Show who gains from federating: every client's figure alone and with a method, measured in a run that has local.
     Of Self-FL runs and of tables, also each client's theoretical error."""
     from kinfed.analysis import gain
     from kinfed.tabular import FitResult, is_fit

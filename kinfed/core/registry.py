@@ -115,7 +115,7 @@ class Registry(Mapping[str, Entry[T]]):
         """Refuse what an entry of this kind cannot be; a registry of things with facts of their own says what."""
 
     def unregister(self, name: str) -> None:
-        """Forget an entry, for tests and for those who try out a plugin again and again."""
+        """Forget an entry, for tests and for trying out a plugin again and again."""
         self._entries.pop(name, None)
 
     def name_of(self, target: object) -> str | None:

@@ -174,7 +174,7 @@ class Bench:
         stages: Sequence[Stage] = (),
         evaluated: Tensor | None = None,
     ) -> Iterator[Loop]:
-        """A run after so many rounds. Method and task are new objects: what they hide is not carried over."""
+        """A run after a number of rounds. Method and task are new objects: what they hide is not carried over."""
         algorithm = replace(self.algorithm) if algorithm is None else algorithm
         federation = self.federation if federation is None else federation
         task = self.make_task() if task is None else task

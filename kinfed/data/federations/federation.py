@@ -392,5 +392,5 @@ class Federation(HasProblem):
 
 
 def _outside(rows: Tensor, examples: int) -> bool:
-    """Whether some are no rows of so many examples."""
+    """Whether some are no rows of the examples."""
     return bool(len(rows)) and bool(rows.min() < 0 or rows.max() >= examples)

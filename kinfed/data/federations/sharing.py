@@ -1,7 +1,7 @@
 """Examples that clients give away before training: a pool at the server, and a part of it for everyone.
 
 The pool holds copies. They lie behind the data set's own examples, so that nothing is stored twice but what is shared,
-and what happens to a donor's data later does not reach those who received a copy.
+and what happens to a donor's data later does not reach the copies.
 """
 
 from dataclasses import dataclass, field, replace

@@ -151,7 +151,7 @@ class CategoryEncoding(ColumnEncoding):
         return known, missing, other
 
     def _note(self, unseen: list[str]) -> str:
-        """Where rare values were pooled, an unseen one cannot be told from them."""
+        """Note on unseen values, which cannot be told from rare ones that were pooled."""
         if not unseen:
             return ""
         fate = "are taken as other" if self.other else "have no feature: all zeros"

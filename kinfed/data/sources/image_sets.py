@@ -5,7 +5,7 @@
   pixel     (x - mean) / (std + 0.001) per pixel      FedProx's MNIST; statistics over all examples, test ones too
   imagenet  mean and std of ImageNet per channel      FedFomo's CIFAR
 
-`examples` takes so many images, drawn at random, training and test images in their proportion: the same ones for every
+`examples` images are taken, drawn at random, training and test images in their proportion: the same ones for every
 seed, so that a smaller data set is still one data set.
 """
 

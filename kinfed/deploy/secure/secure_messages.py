@@ -7,7 +7,7 @@ servers that lie). A round of n clients has five requests:
     share      gets the keys of all; answers with its secrets (the seed b, the private masking key s) in shares, one
                pair for every client, each sealed for its receiver
     mask       gets its pair of everybody who answered (U1); answers with  y = x + PRG(b) + Σ ± PRG(s agreed with v)
-    confirm    gets the list of those who did (U2); answers with its signature on it
+    confirm    gets the list of the clients that did (U2); answers with its signature on it
     unmask     gets the signatures; answers with its share of b for clients in U2, of s for those in U1 but not in U2
 
 Whoever sent y has its b revealed and its s never, whoever did not has s revealed and b never. An honest client signs
