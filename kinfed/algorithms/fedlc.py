@@ -8,7 +8,7 @@ Messages are FedAvg's, and τ = 0 is FedAvg, bit for bit. Models predict without
 
 Decisions. The loss as printed leaves the true class out of the denominator, −(s_y − log Σ_{c≠y} exp s_c), and has no
 lower bound; here the sum is over all classes, the cross-entropy of s. A class that a client lacks is shifted to −∞:
-it drops out of the client's softmax, and its weights of the last layer stay; `floor` counts it as that number of examples
+it drops out of the client's softmax, and its weights of the last layer stay; `floor` counts it as that many
 instead. The counts are of all training examples of the client and stay there. (One public code sums them over clients
 at the server, which gives everybody the same shift; another counts what a loader passes that drops incomplete batches.)
 

@@ -162,7 +162,7 @@ class TableStatistics:
         return statistics
 
     def check_size(self, rows: int, largest_value: float) -> None:
-        """Refuse what a site with this number of training rows and values up to `largest_value` cannot say. DataError."""
+        """Refuse what a site with these training rows and values up to `largest_value` cannot say. DataError."""
         if self.rows != rows:
             raise DataError(f"statistics of {self.rows} rows; the site has said that it has {rows}")
         for name, column in self.columns.items():
