@@ -31,7 +31,7 @@ from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.operator.certs import make_certificates
 from kinfed.deploy.settings import Deployment
 from kinfed.engine.task_factory import ModuleTask
-from kinfed.runs.simulation import simulate
+from kinfed.runs.loop_factory import simulate
 from kinfed.serving.pipeline import ModelPipeline
 
 NAMES = ["a", "b", "c"]

@@ -43,7 +43,7 @@ from kinfed.core import storage
 from kinfed.core.options import Range
 from kinfed.data.federations.federation import Federation
 from kinfed.errors import ConfigError, ModelError, unknown_name
-from kinfed.runs.build import build_federation
+from kinfed.runs.run_inputs import build_federation
 from kinfed.tuning.tuning_job import TuningJob
 
 LOGS = Path(__file__).with_suffix("")

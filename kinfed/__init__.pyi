@@ -1,8 +1,8 @@
 from kinfed.algorithms.algorithm_names import make_algorithm as make_algorithm
 from kinfed.algorithms.base import Algorithm as Algorithm
 from kinfed.api.run_result import RunResult as RunResult
-from kinfed.api.running import load as load
-from kinfed.api.running import run as run
+from kinfed.api.run_result import load as load
+from kinfed.api.run_result import run as run
 from kinfed.config.config import RunConfig as RunConfig
 from kinfed.config.config_reading import make_config as make_config
 from kinfed.core.registry import register as register
@@ -10,7 +10,7 @@ from kinfed.data.examples.local_training import LocalTraining as LocalTraining
 from kinfed.data.federations.federation import Federation as Federation
 from kinfed.engine.zoo.lora import lora as lora
 from kinfed.errors import KinfedError as KinfedError
-from kinfed.runs.simulation import simulate as simulate
+from kinfed.runs.loop_factory import simulate as simulate
 from kinfed.tabular.fit_result import FitResult as FitResult
 from kinfed.tabular.fitting import fit as fit
 from kinfed.version import __version__ as __version__

@@ -10,12 +10,12 @@ from kinfed.algorithms.common.averaging import DeltaUp as DeltaUp
 from kinfed.algorithms.common.averaging import ModelDown as ModelDown
 from kinfed.algorithms.common.averaging import ModelState as ModelState
 from kinfed.algorithms.common.averaging import Weights as Weights
+from kinfed.algorithms.common.averaging import best_fit as best_fit
 from kinfed.algorithms.common.averaging import example_counts as example_counts
 from kinfed.algorithms.common.averaging import extrapolated as extrapolated
+from kinfed.algorithms.common.averaging import mean_losses as mean_losses
 from kinfed.algorithms.common.averaging import mean_update as mean_update
 from kinfed.algorithms.common.averaging import own_or_server as own_or_server
-from kinfed.algorithms.common.many_models import best_fit as best_fit
-from kinfed.algorithms.common.many_models import mean_losses as mean_losses
 from kinfed.core import rng as rng
 from kinfed.core.buffers import difference as difference
 from kinfed.core.kernels import cosines as cosines
@@ -58,10 +58,10 @@ from kinfed.engine.contract.update_program import Instruction as Instruction
 from kinfed.engine.contract.update_program import Learn as Learn
 from kinfed.engine.contract.update_program import Mix as Mix
 from kinfed.engine.contract.update_program import Norm as Norm
-from kinfed.engine.training.run_program import mixture as mixture
-from kinfed.engine.training.run_program import run_program as run_program
 from kinfed.engine.training.sgd import each_step as each_step
 from kinfed.engine.training.sgd import gradient as gradient
+from kinfed.engine.training.sgd import mixture as mixture
+from kinfed.engine.training.sgd import run_program as run_program
 from kinfed.engine.training.sgd import sgd as sgd
 from kinfed.engine.training.sgd import toward_zero as toward_zero
 from kinfed.errors import ConfigError as ConfigError

@@ -1,18 +1,5 @@
-"""The errors a user can cause, each one clear sentence: what was wanted, what came, what to do.
-
-KinfedError
- ├─ ConfigError       an option, a name or a combination that cannot run
- ├─ DataError         bad labels, features that are not numbers
- │   └─ MissingDataError   files of a data set that are neither here nor to be had
- ├─ ModelError        a model that the engine cannot train
- ├─ StorageError      a folder, file or disk that cannot be read or written
- ├─ CheckpointError   a damaged or foreign checkpoint
- └─ PoolError         clients or workers elsewhere that are lost, or cannot be reached
-
-The command line prints the sentence and exits with status 2; a traceback means a bug in kinfed.
-"""
-
-from __future__ import annotations
+"""The errors a user can cause, each one clear sentence: what was wanted, what came, what to do. The command line prints
+the sentence and exits with status 2; a traceback means a bug in kinfed."""
 
 import difflib
 from collections.abc import Iterable
@@ -23,11 +10,11 @@ class KinfedError(Exception):
 
 
 class ConfigError(KinfedError):
-    pass
+    """An option, a name or a combination that cannot run."""
 
 
 class DataError(KinfedError):
-    pass
+    """Bad labels, features that are not numbers."""
 
 
 class MissingDataError(DataError):
@@ -35,19 +22,20 @@ class MissingDataError(DataError):
 
 
 class ModelError(KinfedError):
-    pass
+    """A model that the engine cannot train."""
 
 
 class StorageError(KinfedError):
-    pass
+    """A folder, file or disk that cannot be read or written."""
 
 
 class CheckpointError(KinfedError):
-    pass
+    """A damaged or foreign checkpoint."""
 
 
 class PoolError(KinfedError):
-    """The run cannot go on here and now; resumed later, it goes on from its last checkpoint."""
+    """Clients or workers elsewhere are lost, or cannot be reached; resumed later, the run goes on from its last
+    checkpoint."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:

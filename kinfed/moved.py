@@ -5,8 +5,6 @@
 The finder below is asked only for modules that no file of the package provides.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 import warnings

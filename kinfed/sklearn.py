@@ -57,21 +57,11 @@ class PersonalizedClassifier(ClassifierMixin, PersonalizedEstimator):  # type: i
     _task = "classification"
 
     def __init__(
-        self,
-        algorithm: str = "auto",
-        *,
-        model: str = "mlr",
-        options: Mapping[str, Any] | None = None,
-        rounds: int = 30,
-        steps: int = 20,
-        lr: float = 0.05,
-        trials: int = 1,
-        folds: int = 3,
-        metric: str = "auto",
-        class_weight: Mapping[Any, float] | str | None = None,
-        client_column: str | None = None,
+        self, algorithm: str = "auto", *, model: str = "mlr", options: Mapping[str, Any] | None = None,
+        rounds: int = 30, steps: int = 20, lr: float = 0.05, trials: int = 1, folds: int = 3, metric: str = "auto",
+        class_weight: Mapping[Any, float] | str | None = None, client_column: str | None = None,
         random_state: int | None = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(
             algorithm, model=model, options=options, rounds=rounds, steps=steps, lr=lr, trials=trials, folds=folds,
             metric=metric, client_column=client_column, random_state=random_state,

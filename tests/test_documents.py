@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from kinfed.algorithms import ALGORITHMS
 from kinfed.cli.app import app
-from kinfed.cli.listing import KINDS, names, options_of
+from kinfed.cli.inspect_command import KINDS, names, options_of
 from kinfed.data.partitions import PARTITIONS
 from kinfed.engine.zoo.models import MODELS
 from tests.tabular.conftest import make_table

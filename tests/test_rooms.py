@@ -39,7 +39,7 @@ OPTIONAL: dict[str, set[str]] = {
     "cryptography": {"deploy.operator.certs", "deploy.transport.client_keys", "deploy.secure.masks"},
     "Crypto": {"deploy.secure.masks"},
     "optuna": {"tuning.tuner"},
-    "onnx": {"serving.onnx_columns"},
+    "onnx": {"serving.onnx_export"},
     "onnxscript": {"serving.onnx_export"},
     "onnxruntime": set(),
     "soundfile": set(),
@@ -53,7 +53,7 @@ OPTIONAL: dict[str, set[str]] = {
 }
 
 # Files that others import only where they need an optional package, and that use its files themselves.
-BESIDE_OPTIONAL = {f"deploy.secure.secure_{part}" for part in ("messages", "session", "round", "pool")} | {
+BESIDE_OPTIONAL = {f"deploy.secure.secure_{part}" for part in ("messages", "session", "round")} | {
     "engine.compiled.fused_recurrent"
 }
 
@@ -260,3 +260,11 @@ def test_a_class_name_stands_for_one_thing() -> None:
     ]
     twice = sorted({name for name in names if names.count(name) > 1})
     assert not twice, f"more than one class is called {', '.join(twice)}"
+
+
+def test_transport_is_below_the_node() -> None:
+    below = {name: found.all for name, found in modules().items() if name.startswith("deploy.transport")}
+    wrong = [
+        f"{name} imports {one}" for name, all_of in below.items() for one in all_of if one.startswith("deploy.node")
+    ]
+    assert not wrong, "; ".join(wrong)

@@ -65,8 +65,8 @@ fedproto | fedproto:FedProto | FedProto | personal models; only the mean feature
 fedpac | fedpac:FedPAC | FedPAC | aligned features, and heads combined from similar clients
 fedas | fedas:FedAS | FedAS | FedPer with received bodies aligned to local features, and Fisher-weighted averages
 pfedfda | pfedfda:PFedFDA | pFedFDA | a Gaussian classifier between the global and the client's feature distribution
-fedcp | fedcp.fedcp:FedCP | FedCP | a gate splits each feature between a personal and a shared head
-gpfl | gpfl.gpfl:GPFL | GPFL |
+fedcp | fedcp:FedCP | FedCP | a gate splits each feature between a personal and a shared head
+gpfl | gpfl:GPFL | GPFL |
     features split in two: class embeddings guide the shared part, personal heads use the other
 knnper | knnper:KNNPer | kNN-Per | FedAvg combined with the client's nearest training examples
 fedbe | fedbe:FedBE | FedBE | the server distils an ensemble of all models on public examples
@@ -137,18 +137,12 @@ DATA = {"fedavg_data": "kinfed.algorithms.fedavg_data:share_examples"}
 
 for _row in re.sub(r"\n +", " ", METHODS).strip().split("\n"):
     _name, _location, _title, _summary = _row.split(" | ")
-    ALGORITHMS.register(
-        _name,
-        f"kinfed.algorithms.{_location}",
-        title=_title,
-        summary=_summary,
-        preset=PRESETS.get(_name),
-        space=SPACES.get(_name),
-        **({"data": DATA[_name]} if _name in DATA else {}),
-    )
+    _facts: dict[str, Any] = {"title": _title, "summary": _summary} | ({"data": DATA[_name]} if _name in DATA else {})
+    _location = f"kinfed.algorithms.{_location}"
+    ALGORITHMS.register(_name, _location, preset=PRESETS.get(_name), space=SPACES.get(_name), **_facts)
 
-EXTENSIONS.register("gate", "kinfed.algorithms.fedcp.feature_gate:FeatureGate", summary="FedCP's")
-EXTENSIONS.register("valve", "kinfed.algorithms.gpfl.feature_valve:FeatureValve", summary="GPFL's")
+EXTENSIONS.register("gate", "kinfed.algorithms.fedcp:FeatureGate", summary="FedCP's")
+EXTENSIONS.register("valve", "kinfed.algorithms.gpfl:FeatureValve", summary="GPFL's")
 EXTENSIONS.register("neighbours", "kinfed.algorithms.common.neighbours:Neighbours", summary="kNN-Per's")
 
 

@@ -16,14 +16,11 @@ Running statistics (of BatchNorm, say) are measured, not mixed: those of v are t
 passes at v̄ move, and the personal model has them. Until a client has trained they are w's.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import PrivacyProfile, gradient_steps
 from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, Weights, example_counts, own_or_server
 from kinfed.algorithms.common.one_model import AveragesOneModel
 from kinfed.author import Cohort, GradientStep, Learn, Mix, Range, Task, Tree, mixture, option, run_program
@@ -44,6 +41,7 @@ class APFL(AveragesOneModel[Client]):
     weights: Weights = option("equal", "weights of the average: equal (paper), or by N_m")
 
     traits = frozenset({"no momentum"})
+    gradients = 2
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         alpha = torch.full((len(data),), self.alpha, dtype=torch.float64, device=task.device)
@@ -60,18 +58,14 @@ class APFL(AveragesOneModel[Client]):
             GradientStep("w", eta, decay=decay),
         )
         run_program(task, [batches], program, {"w": w, "v": v}, {"alpha": alpha})
-        return Client(v, alpha, torch.ones_like(client.seen)), DeltaUp(
-            w.sub_(down.w), example_counts(self.weights, data)
-        )
+        up = DeltaUp(w.sub_(down.w), example_counts(self.weights, data))
+        return Client(v, alpha, torch.ones_like(client.seen)), up
 
     def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
         return mixture(down.w, own_statistics(task, client, down.w), client.alpha, task.trainable)
 
     def client_figures(self, client: Client) -> dict[str, Tensor]:
         return {"alpha": client.alpha}
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return gradient_steps({2: self.training.num_steps(count)}, weights=self.weights)
 
 
 def own_statistics(task: Task, client: Client, w: Tensor) -> Tensor:

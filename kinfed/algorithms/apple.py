@@ -26,8 +26,6 @@ What travels: all N cores down, the same for everybody, so the method is for few
 statistics (of BatchNorm, say) are not summed: each client has its own, and one that has not trained the mean of all.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from math import cos, pi
 from typing import Any, Literal
@@ -35,8 +33,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, gradient_steps
-from kinfed.algorithms.common.many_models import check_memory
+from kinfed.algorithms.base import Algorithm, RoundInfo
+from kinfed.algorithms.common.averaging import check_memory
 from kinfed.author import Cohort, ConfigError, Nothing, Population, Range, Task, Tree, each_step, gradient, option
 
 
@@ -72,6 +70,7 @@ class APPLE(Algorithm[Server, Nothing, Down, Up]):
     max_gb: float = option(4.0, "refuse cores and relations that take more than so many gigabytes", gt=0)
 
     traits = frozenset({"no momentum", "hands models on"})
+    gradients = 1
     single_updates = "hands every client's core on to all others instead of averaging them"
 
     def check(self, task: Task, population: Population) -> None:
@@ -141,9 +140,6 @@ class APPLE(Algorithm[Server, Nothing, Down, Up]):
     def figures(self, server: Server) -> dict[str, Any]:
         size = server.q.abs()
         return {"own_share": float((size.diagonal() / size.sum(1).clamp_min(1e-12)).mean())}
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return gradient_steps(self.training.num_steps(count))
 
 
 def _others(task: Task, down: Down) -> Tensor:

@@ -8,7 +8,7 @@ head of the algorithm's file. One round, for every algorithm and every pool:
     client, up  = client_update(task, client, down, data)  at the clients; `client` stays there
     server      = aggregate(server, ids, up, round)        of the clients that replied, in ascending order of ids
 
-A server that only averages updates is written as an AveragingAlgorithm, by what it does with their mean:
+A server that only averages updates is an AveragingAlgorithm, by what it does with their mean; mostly it adds it:
 
     server      = step(server, mean, round)
 
@@ -16,8 +16,6 @@ Evaluation uses `plan`, `download`, `personalize` on copies and changes nothing.
 `download` must act row by row: download(server, ids)[r] equals download(server, ids[r]), so that a pool may ask
 for it in chunks and never hold all clients' messages at once.
 """
-
-from __future__ import annotations
 
 import inspect
 import warnings
@@ -29,6 +27,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.common.averaging import COUNT, DELTA, mean_of, own_or_server
+from kinfed.algorithms.common.heads import required_body, required_head
 from kinfed.algorithms.common.neighbours import with_neighbours
 from kinfed.core import Nothing, Tree, changed_repr, check_options, option, rng, take_rows
 from kinfed.data import Cohort, LocalTraining, Population
@@ -41,17 +40,9 @@ Down = TypeVar("Down", bound=Tree)
 Up = TypeVar("Up", bound=Tree)
 
 Trait = Literal[
-    "needs validation",
-    "needs classes",
-    "needs public data",
-    "keeps stragglers",
-    "no momentum",
-    "no weight decay",
-    "no example weights",
-    "draws by client",
-    "state to deploy",
-    "hands models on",
-]
+    "needs validation", "needs classes", "needs public data", "keeps stragglers", "no momentum", "no weight decay",
+    "no example weights", "draws by client", "state to deploy", "hands models on",
+]  # fmt: skip
 
 EXAMPLE_COUNT = "the number of training examples of each client"
 WITHOUT_FINETUNING = "without_finetuning"  # the name of a fine-tuned algorithm's model before the extra steps
@@ -153,9 +144,6 @@ class Algorithm(Generic[Server, Client, Down, Up]):
     def init_server(self, task: Task, population: Population) -> Server:
         raise NotImplementedError
 
-    def download(self, server: Server, ids: Tensor) -> Down:
-        raise NotImplementedError
-
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         raise NotImplementedError
 
@@ -166,11 +154,15 @@ class Algorithm(Generic[Server, Client, Down, Up]):
         """[n, P]: the model each client would deploy now, or several by name, of which the first is deployed and the
         others are scored beside it. May use training and validation data, never test.
 
-        Wider rows are mixtures of K models, [n, K (P + 1)] (kinfed.engine.personal.mixture), or models with a second
-        network at their features, [n, P + E + 1] (kinfed.engine.personal.extended)."""
+        Wider rows are mixtures of K models, [n, K (P + 1)], or models with a second network at their features,
+        [n, P + E + 1] (kinfed.engine.personal.personal_models)."""
         raise NotImplementedError
 
     # ---- written by some ----
+
+    def download(self, server: Server, ids: Tensor) -> Down:
+        """What these clients are sent; unless it is written, all that the server keeps, the same for everyone."""
+        return server.map(lambda tensor: tensor.expand(len(ids), *tensor.shape))  # type: ignore[return-value]
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         return Nothing()  # type: ignore[return-value]  # an algorithm that says nothing here has Client = Nothing
@@ -192,6 +184,9 @@ class Algorithm(Generic[Server, Client, Down, Up]):
 
     def check(self, task: Task, population: Population) -> None:
         """Refuse settings that cannot work, before anything runs."""
+        if self.acts_at:
+            required = required_head if self.acts_at == "head" else required_body
+            required(type(self).__name__, task)
 
     def figures(self, server: Server) -> dict[str, Any]:
         """The algorithm's own numbers for the journal: floats, or tensors (written at evaluated rounds only)."""
@@ -208,10 +203,21 @@ class Algorithm(Generic[Server, Client, Down, Up]):
 
     # ---- declared ----
 
+    acts_at: ClassVar[Literal["", "head", "body"]] = ""
+    """Part of a model that the algorithm cannot do without: the last linear layer, or also trained layers below it."""
+    gradients: ClassVar[int] = 0
+    """Gradients that a client takes of every batch, where it sends what they led to, with the option `weights` its
+    number of examples, and nothing else; 0 where `privacy` says it in another way."""
+    leaks: ClassVar[str] = ""
+    """What leaves a client that noise on gradients cannot hide, which rules out differential privacy."""
+
     def privacy(self, count: Tensor) -> PrivacyProfile | None:
         """Account of what is computed from the examples of clients with `count` [n] of them. None: nothing is declared,
         and the algorithm is refused under differential privacy."""
-        return None
+        if self.leaks:
+            return PrivacyProfile(None, impossible=self.leaks)
+        steps = {self.gradients: self.training.num_steps(count)}
+        return gradient_steps(steps, weights=getattr(self, "weights", "equal")) if self.gradients else None
 
     @property
     def single_updates(self) -> str:
@@ -253,8 +259,11 @@ class AveragingAlgorithm(Algorithm[Server, Client, Down, Up]):
         return bool(self.fields)
 
     def step(self, server: Server, mean: Up, round: RoundInfo) -> Server:
-        """The server after a round. `mean` has the averaged fields without their axis of clients, and nothing else."""
-        raise NotImplementedError
+        """The server after a round. `mean` has the averaged fields without their axis of clients, and nothing else.
+        Unless it is written, `delta` is added to the first tensor of the server, any other to that of its own name."""
+        first = next(iter(server.named()), "")
+        changes = {first if name == DELTA else name: getattr(mean, name) for name in self.fields}
+        return replace(server, **{name: getattr(server, name) + change for name, change in changes.items()})
 
     def weight(self, up: Up) -> Tensor | None:
         """[n]: what clients weigh in the mean; None: all the same."""

@@ -26,19 +26,17 @@ Decisions:
     `parent` and `born` say from which cluster and in which round each other one was split: the tree.
 """
 
-from __future__ import annotations
-
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, ServerModels, gradient_steps
-from kinfed.algorithms.common.clustering import agglomerate, join_best_cluster
-from kinfed.author import Cohort, ModelDown, Nothing, Population, Range, Task, Tree, mean_update, option, sgd, take_rows
-from kinfed.core import kernels
+from kinfed.algorithms.common.averaging import ChangeUp
+from kinfed.algorithms.common.clustering import HasClusters, agglomerate, moved_by_cluster
+from kinfed.author import Cohort, ModelDown, Population, RoundInfo, Task, mean_update, sgd
+from kinfed.core import Nothing, Range, Tree, kernels, option, take_rows
 
 
 @dataclass
@@ -54,13 +52,11 @@ class Server(Tree):
     scale: Tensor  # [] float64 largest ‖Δ‖ of the first round
 
 
-@dataclass
-class Up(Tree):
-    delta: Tensor  # [n, P] Δ_i
+Up = ChangeUp  # [n, P] Δ_i
 
 
 @dataclass(frozen=True)
-class CFL(Algorithm[Server, Nothing, ModelDown, Up]):
+class CFL(HasClusters[Server, Up]):
     eps1: float = option(
         0.4, "ε₁: a cluster may be split once the norm of its mean update is below this", gt=0, tune=Range(0.02, 2.0)
     )
@@ -79,30 +75,20 @@ class CFL(Algorithm[Server, Nothing, ModelDown, Up]):
         "complete", "how parts are found: complete (released code), or single (the best cut)"
     )
     gamma_max: float | None = option(
-        None,
-        "split only if √((1 − α_cross)/2) exceeds this: the parts must differ more than noise would make them",
-        ge=0,
-        lt=1,
-    )
+        None, "split only if √((1 − α_cross)/2) exceeds this: the parts must differ more than noise would make them",
+        ge=0, lt=1,
+    )  # fmt: skip
 
     single_updates = "compares updates and splits clients by them"
 
     def init_server(self, task: Task, population: Population) -> Server:
         w, none = task.init(population.seed), torch.zeros(1, dtype=torch.float64)
+        cluster, owner = torch.zeros(population.num_clients, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
         return Server(
-            model=w[None],
-            cluster=torch.zeros(population.num_clients, dtype=torch.int64),
-            parent=torch.tensor([-1]),
-            born=torch.tensor([0]),
-            last=w[task.trainable][None, :][:0].clone(),
-            owner=torch.empty(0, dtype=torch.int64),
-            mean_norm=none,
-            max_norm=none.clone(),
-            scale=none[0].clone(),
-        )
-
-    def download(self, server: Server, ids: Tensor) -> ModelDown:
-        return ModelDown(take_rows(server.model, server.cluster[ids]))
+            w[None], cluster, parent=torch.tensor([-1]), born=torch.tensor([0]),
+            last=w[task.trainable][None, :][:0].clone(), owner=owner,
+            mean_norm=none, max_norm=none.clone(), scale=none[0].clone(),
+        )  # fmt: skip
 
     def client_update(self, task: Task, client: Nothing, down: ModelDown, data: Cohort) -> tuple[Nothing, Up]:
         return client, Up(sgd(task, down.w, data.train.batches(self.training)) - down.w)
@@ -137,10 +123,7 @@ class CFL(Algorithm[Server, Nothing, ModelDown, Up]):
             max_norm.append(max_norm[c])
             known[rows] = False
         origin = torch.cat([torch.arange(len(server.model)), torch.tensor(parent[len(server.model) :]).long()])
-        model = server.model[origin]
-        for c in torch.unique(cluster[ids]).tolist():
-            rows = (cluster[ids] == c).nonzero().squeeze(1)
-            model[c] += mean_update(take_rows(up.delta, rows), None)
+        model = moved_by_cluster(server.model[origin], cluster[ids], up.delta, None)
         if not bool(known.all()):
             owner, last = owner[known], last[known]
         return Server(
@@ -157,27 +140,11 @@ class CFL(Algorithm[Server, Nothing, ModelDown, Up]):
                 return None
         return second if int(second.sum()) * 2 <= len(second) else ~second
 
-    def personalize(self, task: Task, client: Nothing, down: ModelDown, data: Cohort) -> Tensor:
-        return down.w
-
-    def place_newcomer(self, task: Task, server: Server, data: Cohort) -> Server:
-        return replace(server, cluster=join_best_cluster(task, server.model, server.cluster, data))
-
-    def server_models(self, server: Server) -> ServerModels:
-        return ServerModels(server.model, server.cluster)
-
     def figures(self, server: Server) -> dict[str, Any]:
-        judged = server.max_norm > 0
-        return {
-            "clusters": len(server.model),
-            "smallest_mean_update": float(server.mean_norm[judged].min()) if bool(judged.any()) else 0.0,
-            "largest_update": float(server.max_norm.max()),
-            "parent": server.parent,
-            "born": server.born,
-        }
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return gradient_steps(self.training.num_steps(count))
+        judged = server.mean_norm[server.max_norm > 0]
+        smallest, largest = float(judged.min()) if len(judged) else 0.0, float(server.max_norm.max())
+        norms = {"smallest_mean_update": smallest, "largest_update": largest}
+        return {"clusters": len(server.model), **norms, "parent": server.parent, "born": server.born}
 
 
 def _latest(server: Server, ids: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:

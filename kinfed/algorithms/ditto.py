@@ -12,8 +12,6 @@ The authors sample clients in proportion to N_m and average equally; with unifor
 objective needs weights by examples (the default, "Ditto-w"). "equal" is Ditto-e, another objective.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
@@ -55,9 +53,8 @@ class Ditto(AveragesOneModel[Client]):
     def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         proximal = (self.lam, down.w) if self.lam else None
         u = sgd(task, down.w, data.train.batches(self.training))  # the branch of the server model
-        v = sgd(
-            task, client.v, data.train.batches(self._personal_training, loop=1), proximal=proximal
-        )  # ∇f(v) + λ (v − w)
+        batches = data.train.batches(self._personal_training, loop=1)
+        v = sgd(task, client.v, batches, proximal=proximal)  # ∇f(v) + λ (v − w)
         return Client(v), DeltaUp(u.sub_(down.w), example_counts(self.weights, data))
 
     def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:

@@ -21,8 +21,6 @@ The deployed model is the client's after its last training; beside it "mixed" is
 next training would begin. Running statistics (of BatchNorm, say) start from those of w.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

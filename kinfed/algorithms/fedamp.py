@@ -28,17 +28,14 @@ Distances and cosines are of trainable columns; running statistics (of BatchNorm
 keeps N models, and `max_gb` refuses what would not fit.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, gradient_steps
-from kinfed.algorithms.common.averaging import own_or_server
-from kinfed.algorithms.common.many_models import check_memory
+from kinfed.algorithms.base import Algorithm, RoundInfo
+from kinfed.algorithms.common.averaging import check_memory, own_or_server
 from kinfed.algorithms.common.one_model import Client
 from kinfed.author import ConfigError, Range, Task, Tree, cosines, option, pairwise_squared_distances, sgd
 from kinfed.data import Cohort, Population
@@ -76,6 +73,7 @@ class FedAMP(Algorithm[Server, Client, Down, Up]):
     start: Literal["own", "mix"] = option("own", "where local training begins")
     max_gb: float = option(4.0, "refuse models that take more than so many gigabytes of the server's memory", gt=0)
 
+    gradients = 1
     single_updates = "keeps every single model"
 
     def __post_init__(self) -> None:
@@ -154,10 +152,5 @@ class FedAMP(Algorithm[Server, Client, Down, Up]):
     def figures(self, server: Server) -> dict[str, Any]:
         if not bool(server.known.any()):
             return {}
-        return {
-            "own_share": float(server.xi.diagonal()[server.known].mean()),
-            "scaled_clients": float(server.scaled.sum()),
-        }
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return gradient_steps(self.training.num_steps(count))
+        own = server.xi.diagonal()[server.known]
+        return {"own_share": float(own.mean()), "scaled_clients": float(server.scaled.sum())}

@@ -15,14 +15,12 @@ Decisions. Alignment is plain SGD at `align_lr`, on batches of its own, with dz 
 whatever their share (released code). A client's first round has no old body and no alignment. F is a mean over
 examples, so that it does not grow with a client's data; `fisher = "batch"` is the released code's sum over batches of
 the squared norm of the batch's gradient, which does. Under models with running statistics an example's gradient is
-that of a batch of one (kinfed.engine.rows.working_copy). More F is more weight: converged clients lose weight.
+that of a batch of one (kinfed.engine.rows.layout). More F is more weight: converged clients lose weight.
 
 The personal model is the client's own, as its training left it (released code); beside it, "current_body" has the
 server's current body under the client's head. Who has not trained yet has that. There is no server model. Not private
 with either part: F, and class means in the loss, are computed from examples other than by gradients.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
@@ -30,13 +28,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, RoundInfo, gradient_steps
-from kinfed.algorithms.common.averaging import own_or_server
-from kinfed.algorithms.common.heads import class_means, required_body
+from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, gradient_steps
+from kinfed.algorithms.common.heads import class_means
 from kinfed.algorithms.common.one_model import Client
-from kinfed.algorithms.common.partial import Down, Server
-from kinfed.author import ColumnSplit, Deltas, Range, Task, Tree, option, sgd
-from kinfed.data import Batch, Cohort, LocalTraining, Population, Split
+from kinfed.algorithms.common.partial import Down, Server, SharesPart
+from kinfed.author import Batch, Cohort, Deltas, LocalTraining, Range, Split, Task, Tree, option, own_or_server, sgd
 
 
 @dataclass
@@ -61,7 +57,7 @@ class Alignment:
 
 
 @dataclass(frozen=True)
-class FedAS(AveragingAlgorithm[Server, Client, Down, Up]):
+class FedAS(SharesPart[Server, Client, Down, Up], AveragingAlgorithm[Server, Client, Down, Up]):
     align_epochs: int = option(1, "passes that align the received body with own features; 0: none", ge=0)
     align_lr: float = option(0.01, "rate of alignment", gt=0, tune=Range(1e-3, 0.3))
     fisher: Literal["example", "batch", "off"] = option(
@@ -69,25 +65,13 @@ class FedAS(AveragingAlgorithm[Server, Client, Down, Up]):
     )
 
     traits = frozenset({"needs classes"})
-
-    def check(self, task: Task, population: Population) -> None:
-        required_body("FedAS", task)
-
-    def sent_columns(self, task: Task) -> Tensor:
-        return ~task.head.mask
-
-    def init_server(self, task: Task, population: Population) -> Server:
-        split = ColumnSplit.from_mask(task.head.mask)
-        return Server(split.take_shared(task.init(population.seed)).clone())
+    acts_at = "body"
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         return Client.start(task, data)
 
-    def download(self, server: Server, ids: Tensor) -> Down:
-        return Down(server.shared.expand(len(ids), -1))
-
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
-        split = ColumnSplit.from_mask(task.head.mask)
+        split = self.split(task)
         theta = split.join(split.take_own(client.theta), down.shared)
         old = client.seen.nonzero().squeeze(1)
         if self.align_epochs and len(old):
@@ -121,21 +105,15 @@ class FedAS(AveragingAlgorithm[Server, Client, Down, Up]):
     def weight(self, up: Up) -> Tensor | None:
         return up.fisher if up.fisher is not None and bool((up.fisher > 0).any()) else None
 
-    def step(self, server: Server, mean: Up, round: RoundInfo) -> Server:
-        return Server(server.shared + mean.delta)
-
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> dict[str, Tensor]:
-        split = ColumnSplit.from_mask(task.head.mask)
+        split = self.split(task)
         current = split.join(split.take_own(client.theta), down.shared)
         return {"personal": own_or_server(client.seen, client.theta, current), "current_body": current}
 
     @property
     def single_updates(self) -> str:
-        return (
-            ""
-            if self.fisher == "off"
-            else "weighs updates by a number that every client computes for itself; set fisher to off"
-        )
+        weighs = "weighs updates by a number that every client computes for itself; set fisher to off"
+        return "" if self.fisher == "off" else weighs
 
     def privacy(self, count: Tensor) -> PrivacyProfile:
         if self.fisher != "off":

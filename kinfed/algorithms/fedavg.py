@@ -12,18 +12,15 @@ beside it. A client never active has no own model and uses the current global on
 nothing else of it: the control that must stand beside Self-FL.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import AveragingAlgorithm, RoundInfo
 from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, Weights, example_counts
 from kinfed.algorithms.common.one_model import Client, DeploysLastModel
-from kinfed.author import Cohort, Population, Task, Tree, difference, option, sgd
+from kinfed.author import AveragingAlgorithm, Cohort, Population, RoundInfo, Task, Tree, difference, option, sgd
 
 
 @dataclass
@@ -47,9 +44,8 @@ class FedAvg(DeploysLastModel[Server, ModelDown, DeltaUp], AveragingAlgorithm[Se
 
     def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         u = self.train(task, down.w, data)
-        return Client(u, torch.ones_like(client.seen)), DeltaUp(
-            difference(u, down.w), example_counts(self.weights, data)
-        )
+        up = DeltaUp(difference(u, down.w), example_counts(self.weights, data))
+        return Client(u, torch.ones_like(client.seen)), up
 
     def train(self, task: Task, w: Tensor, data: Cohort) -> Tensor:
         """Local training from the received model; what related methods change."""

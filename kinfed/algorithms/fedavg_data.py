@@ -21,16 +21,13 @@ Decisions:
   * Zhao et al. start from a model trained on G at the server; FedFomo does not say. `warm_steps` does so.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from kinfed.algorithms.fedavg import FedAvg, Server
-from kinfed.author import ConfigError, Federation, Population, PrivacyProfile, Task, option, sgd
+from kinfed.author import ConfigError, Federation, Population, Task, option, sgd
 from kinfed.data import share_examples as add_shared_examples
 
 
@@ -46,6 +43,7 @@ class FedAvgData(FedAvg):
     warm_steps: int = option(0, "steps on the pool by which the server trains the first model; 0 for none", ge=0)
 
     traits = frozenset({"draws by client", "state to deploy"})
+    leaks = "training examples themselves, given to the server and to other clients"
 
     def init_server(self, task: Task, population: Population) -> Server:
         if population.pool is None:
@@ -59,9 +57,6 @@ class FedAvgData(FedAvg):
             training = self.training.with_steps(self.warm_steps)
             server = replace(server, w=sgd(task, server.w[None], pool.batches(training, stream="warm"))[0])
         return server
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return PrivacyProfile(None, impossible="training examples themselves, given to the server and to other clients")
 
 
 def share_examples(

@@ -15,16 +15,14 @@ equally, on balanced data. Steps of the head are left out altogether: zeroing it
 one collection does, lets weight decay shrink the head. Running statistics (of BatchNorm, say) go with their layer.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor
 
-from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, RoundInfo, ServerModels, gradient_steps
+from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, ServerModels, gradient_steps
 from kinfed.algorithms.common.averaging import Weights, example_counts
-from kinfed.algorithms.common.partial import Down, Up
+from kinfed.algorithms.common.partial import Down, SharesPart, Up
 from kinfed.author import ColumnSplit, ConfigError, Nothing, Task, Tree, last_layers, option, parse_patterns, sgd
 from kinfed.data import Cohort, LocalTraining, Population
 
@@ -37,7 +35,7 @@ class Server(Tree):
 
 
 @dataclass(frozen=True)
-class FedBABU(AveragingAlgorithm[Server, Nothing, Down, Up]):
+class FedBABU(SharesPart[Server, Nothing, Down, Up], AveragingAlgorithm[Server, Nothing, Down, Up]):
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
     head_layers: int = option(1, "how many of the last layers stay at their start", ge=0)
     head: str = option("", "layers of the head by name or pattern, separated by commas, instead of head_layers")
@@ -57,9 +55,6 @@ class FedBABU(AveragingAlgorithm[Server, Nothing, Down, Up]):
         if self.tune_part == "head" and not split.own and self.tune_steps:
             raise ConfigError("FedBABU's tune_part = head: there is no head; set head_layers to 1 or more")
 
-    def sent_columns(self, task: Task) -> Tensor:
-        return self.split(task).shared_mask
-
     def init_server(self, task: Task, population: Population) -> Server:
         split, start = self.split(task), task.init(population.seed)
         return Server(split.take_shared(start).clone(), split.take_own(start).clone(), split.own_mask)
@@ -69,22 +64,14 @@ class FedBABU(AveragingAlgorithm[Server, Nothing, Down, Up]):
 
     def client_update(self, task: Task, client: Nothing, down: Down, data: Cohort) -> tuple[Nothing, Up]:
         split = self.split(task)
-        theta = self._joined(task, split, down, data)
+        theta = self.at_start(task, down.shared, data.seed)
         mask = split.shared_mask if split.own else None
         theta = sgd(task, theta, data.train.batches(self.training), mask=mask)
         return client, Up(split.take_shared(theta) - down.shared, example_counts(self.weights, data))
 
-    def _joined(self, task: Task, split: ColumnSplit, down: Down, data: Cohort) -> Tensor:
-        """[n, P]: the received base under head₀."""
-        head = split.take_own(task.init(data.seed)).to(down.shared)
-        return split.join(head.expand(len(down.shared), -1), down.shared)
-
-    def step(self, server: Server, mean: Up, round: RoundInfo) -> Server:
-        return Server(server.shared + mean.delta, server.head, server.is_head)
-
     def personalize(self, task: Task, client: Nothing, down: Down, data: Cohort) -> Tensor:
         split = self.split(task)
-        theta = self._joined(task, split, down, data)
+        theta = self.at_start(task, down.shared, data.seed)
         if not self.tune_steps:
             return theta
         masks = {"full": None, "head": split.own_mask, "body": split.shared_mask}

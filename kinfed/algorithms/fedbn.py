@@ -17,8 +17,6 @@ Weights are by examples; the released code averages equally (`weights="equal"`).
 initial layers, whose statistics are of no data: fine-tuning steps (`finetune`) before the model is used move them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from kinfed.algorithms.common.partial import PartlyShared

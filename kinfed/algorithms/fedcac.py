@@ -6,7 +6,7 @@ Cautiously Aggressive Collaboration, ICCV 2023, Algorithm 1.
     client i:  θ_i from its start by local training;   sensitivity |(θ_i − start) ⊙ θ_i|
                M_i [T]: the τ largest of every parameter tensor are critical
     server:    O_ij = 1 − ‖M_i − M_j‖₁ / (2 ‖M_i‖₁);   j helps i where O_ij ≥ Ō + (t/β) (O_max − Ō)
-               w: the average of the round's models;   u_i: the mean of the models of i and of those who help it
+               w: the average of the round's models;   u_i: the mean of the models of i and of its helpers
                start_i = u_i where M_i is 1, w elsewhere
 
 The longer training goes on, the more alike a helper must be; after round β there are none, and critical parameters are
@@ -22,20 +22,16 @@ Masks have trainable columns only; running statistics (of BatchNorm, say) come f
 masks, and `max_gb` refuses what would not fit.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import RoundInfo
-from kinfed.algorithms.common.averaging import ModelDown, Weights, example_counts, mean_update
-from kinfed.algorithms.common.many_models import check_memory
+from kinfed.algorithms.common.averaging import ModelDown, check_memory
 from kinfed.algorithms.common.one_model import Client, DeploysLastModel
-from kinfed.author import Cohort, Population, Range, Task, Tree, option, sgd, weighted_mean
-from kinfed.core import packed, unpacked
+from kinfed.author import Cohort, Population, RoundInfo, Task, Weights, example_counts, mean_update, sgd, weighted_mean
+from kinfed.core import Range, Tree, option, packed, unpacked
 
 
 @dataclass

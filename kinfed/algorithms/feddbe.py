@@ -18,14 +18,12 @@ use it with their convolutional network (a widely used library has κ = 0, which
 Not private: the mean feature leaves a client.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import PrivacyProfile, RoundInfo
+from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.common.averaging import Weights, example_counts, mean_update, personal_rate
 from kinfed.algorithms.common.heads import required_body
 from kinfed.algorithms.common.one_model import OneModel
@@ -95,13 +93,13 @@ class FedDBE(OneModel[Server, Client, Down, Up]):
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
 
     traits = frozenset({"no momentum"})
+    leaks = "the mean feature of its examples"
     single_updates = "also sends mean features, each once, which the server adds up over rounds"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        personal_rate(
-            self.training, self.personal_lr, 1
-        )  # or a rate below lr_floor would be refused in the first round only
+        # Or a rate below lr_floor would be refused in the first round only.
+        personal_rate(self.training, self.personal_lr, 1)
 
     def check(self, task: Task, population: Population) -> None:
         head = required_body("FedDBE", task)
@@ -171,6 +169,3 @@ class FedDBE(OneModel[Server, Client, Down, Up]):
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return with_bias(task.head, down.w, client.z_bar)
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return PrivacyProfile(None, impossible="the mean feature of its examples")

@@ -9,7 +9,7 @@ Algorithm 1.
     server:    h ← h − (α/N) Σ_A (θ_m − w);      w ← mean_A θ_m − h/α
 
 g_m is the client's gradient where its local problem is solved exactly; at the optimum all θ_m are equal. h is the mean
-of all clients' g_m, also of those who are away, at any participation. Both begin at 0, so the first local training is
+of all clients' g_m, also of absent ones, at any participation. Both begin at 0, so the first local training is
 FedProx's with μ = α, bit for bit. No limit is FedAvg: with α → 0 the server still adds up past updates.
 
 The local gradient is ∇f(θ) + α (θ − (w + g_m/α)), a pull to a shifted centre. Released code has the square of the norm
@@ -22,8 +22,6 @@ unequal sizes and their clipping to norm 10 are left out (`clip` of the local tr
 
 g_m, h and the correction have trainable columns only; running statistics (of BatchNorm, say) are averaged.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Literal

@@ -20,17 +20,14 @@ called yet takes one E and one M step for its proportions on its training data, 
 training; the others keep the proportions of their last round.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, RoundInfo
 from kinfed.algorithms.common.averaging import Weights, example_counts
-from kinfed.author import Batch, Cohort, Population, Range, Split, Task, Tree, option, sgd, take_rows
-from kinfed.engine import MixtureTask, mixture_rows
+from kinfed.author import AveragingAlgorithm, Batch, Cohort, DeltaUp, Population, Range, Split, Tree, option, take_rows
+from kinfed.engine import MixtureTask, Task, mixture_rows, sgd
 
 LEAST = 1e-8  # weight of a component that no example speaks for: it can still come back
 
@@ -46,15 +43,10 @@ class Client(Tree):
     seen: Tensor  # [n] bool
 
 
-@dataclass
-class Down(Tree):
-    theta: Tensor  # [n, K, P]
+Down = Server  # [n, K, P]
 
 
-@dataclass
-class Up(Tree):
-    delta: Tensor  # [n, K, P]
-    count: Tensor | None  # [n] examples; absent with equal weights
+Up = DeltaUp  # [n, K, P] and [n]
 
 
 @dataclass(frozen=True)
@@ -65,6 +57,8 @@ class FedEM(AveragingAlgorithm[Server, Client, Down, Up]):
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
 
     traits = frozenset({"needs classes"})
+    # Through π every example has a say in the weight of every other.
+    leaks = "updates weighted by proportions computed from all of its examples"
 
     def init_server(self, task: Task, population: Population) -> Server:
         return Server(torch.stack([task.init(population.seed, k) for k in range(self.components)]))
@@ -72,9 +66,6 @@ class FedEM(AveragingAlgorithm[Server, Client, Down, Up]):
     def init_client(self, task: Task, data: Cohort) -> Client:
         pi = torch.full((len(data), self.components), 1 / self.components, dtype=torch.float64, device=task.device)
         return Client(pi, torch.zeros(len(data), dtype=torch.bool, device=task.device))
-
-    def download(self, server: Server, ids: Tensor) -> Down:
-        return Down(server.theta.expand(len(ids), -1, -1))
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         pi = proportions(task, down.theta, client.pi, data.train)
@@ -85,9 +76,6 @@ class FedEM(AveragingAlgorithm[Server, Client, Down, Up]):
         seen = torch.ones_like(client.seen)
         return Client(pi, seen), Up(theta - down.theta, example_counts(self.weights, data))
 
-    def step(self, server: Server, mean: Up, round: RoundInfo) -> Server:
-        return Server(server.theta + mean.delta)
-
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         pi, new = client.pi, (~client.seen).nonzero().squeeze(1)
         if len(new):
@@ -97,10 +85,6 @@ class FedEM(AveragingAlgorithm[Server, Client, Down, Up]):
 
     def client_figures(self, client: Client) -> dict[str, Tensor]:
         return {f"pi_{k}": client.pi[:, k] for k in range(self.components)}
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        # Through π every example has a say in the weight of every other.
-        return PrivacyProfile(None, impossible="updates weighted by proportions computed from all of its examples")
 
 
 def proportions(task: Task, theta: Tensor, pi: Tensor, split: Split) -> Tensor:

@@ -139,14 +139,8 @@ class FedEx(Algorithm[Server, Tree, Down, Up]):
         slopes = server.slopes + g.abs().max().square()
         eta = math.sqrt(2 * math.log(max(len(g), 2))) / slopes.sqrt().clamp_min(1e-12)
         theta = torch.softmax(server.theta.clamp_min(1e-12).log() - eta * g, 0)
-        return Server(
-            inner,
-            theta,
-            self.discount * (server.losses + mean),
-            self.discount * (server.weight + 1),
-            slopes,
-            server.key,
-        )
+        losses, weight = self.discount * (server.losses + mean), self.discount * (server.weight + 1)
+        return Server(inner, theta, losses, weight, slopes, server.key)
 
     def personalize(self, task: Task, client: Tree, down: Down, data: Cohort) -> Tensor | dict[str, Tensor]:
         variant = self.variants[int(down.likeliest[0])] if len(down.likeliest) else self.variants[0]
@@ -165,12 +159,7 @@ class FedEx(Algorithm[Server, Tree, Down, Up]):
 
 def some_clients(data: Cohort, rows: Tensor) -> Cohort:
     """The data of the clients at these rows."""
-    return replace(
-        data,
-        ids=data.ids[rows],
-        train=data.train.take(rows),
-        val=data.val.take(rows),
-        test=data.test.take(rows),
-        groups=None if data.groups is None else data.groups[rows],
-        public=None if data.public is None else data.public.take(rows),
-    )
+    splits = {name: getattr(data, name).take(rows) for name in ("train", "val", "test")}
+    groups = None if data.groups is None else data.groups[rows]
+    public = None if data.public is None else data.public.take(rows)
+    return replace(data, ids=data.ids[rows], groups=groups, public=public, **splits)

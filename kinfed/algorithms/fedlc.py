@@ -8,7 +8,7 @@ Messages are FedAvg's, and τ = 0 is FedAvg, bit for bit. Models predict without
 
 Decisions. The loss as printed leaves the true class out of the denominator, −(s_y − log Σ_{c≠y} exp s_c), and has no
 lower bound; here the sum is over all classes, the cross-entropy of s. A class that a client lacks is shifted to −∞:
-it drops out of the client's softmax, and its weights of the last layer stay; `floor` counts it as so many examples
+it drops out of the client's softmax, and its weights of the last layer stay; `floor` counts it as that many
 instead. The counts are of all training examples of the client and stay there. (One public code sums them over clients
 at the server, which gives everybody the same shift; another counts what a loader passes that drops incomplete batches.)
 
@@ -16,15 +16,13 @@ Not private: a count in the shift lets every example of a client into the gradie
 examples one by one bounds nothing.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from kinfed.algorithms.common.heads import class_counts, required_head
+from kinfed.algorithms.common.heads import class_counts
 from kinfed.algorithms.fedavg import FedAvg
-from kinfed.author import Batch, Cohort, Deltas, Population, PrivacyProfile, Range, Task, logit_delta, option, sgd
+from kinfed.author import Batch, Cohort, Deltas, PrivacyProfile, Range, Task, logit_delta, option, sgd
 
 
 @dataclass(frozen=True)
@@ -43,9 +41,7 @@ class FedLC(FedAvg):
     floor: float = option(0.0, "what a class counts as that a client lacks; 0 leaves it out of the softmax", ge=0)
 
     traits = frozenset({"needs classes", "state to deploy"})
-
-    def check(self, task: Task, population: Population) -> None:
-        required_head("FedLC", task)
+    acts_at = "head"
 
     def train(self, task: Task, w: Tensor, data: Cohort) -> Tensor:
         if not self.tau:

@@ -21,8 +21,6 @@ The personal model is the client's own; who has not trained yet has the common s
 private: what a model says of public examples is computed from it without noise.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,10 +38,7 @@ class Server(Tree):
     known: Tensor  # [] bool: there is one
 
 
-@dataclass
-class Down(Tree):
-    consensus: Tensor  # [n, U, C]
-    known: Tensor  # [n] bool
+Down = Server  # [n, U, C] and [n]
 
 
 @dataclass
@@ -68,9 +63,6 @@ class FedMD(OwnModels[Server, Client, Down, Up], AveragingAlgorithm[Server, Clie
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         return Client.start(task, data)
-
-    def download(self, server: Server, ids: Tensor) -> Down:
-        return Down(server.consensus.expand(len(ids), -1, -1), server.known.expand(len(ids)))
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         public, theta = public_examples(data), client.theta

@@ -24,18 +24,15 @@ optimizers and clipping, which have no such coefficients. The authors' server mo
 Directions have trainable columns only; running statistics (of BatchNorm, say) take the mean Σ p_m Δ_m as it is.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import PrivacyProfile, RoundInfo, gradient_steps
 from kinfed.algorithms.common.averaging import ModelDown, ModelState, Weights, example_counts, mean_update
 from kinfed.algorithms.common.one_model import Client, DeploysLastModel
 from kinfed.algorithms.fedprox import FedProx
-from kinfed.author import Cohort, ConfigError, Range, Task, Tree, option
+from kinfed.author import Cohort, ConfigError, PrivacyProfile, Range, RoundInfo, Task, Tree, gradient_steps, option
 
 
 @dataclass

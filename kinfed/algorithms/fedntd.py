@@ -14,16 +14,13 @@ main experiments (the class in the released code has 3; a widely used library ha
 Under privacy the term is an example's own: w is the server's, and the gradient is clipped with the term in it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.common.heads import required_head
 from kinfed.algorithms.fedavg import FedAvg
-from kinfed.author import Batch, Cohort, Deltas, Population, Range, Task, logit_delta, option, separable, sgd, take_rows
+from kinfed.author import Batch, Cohort, Deltas, Range, Task, logit_delta, option, separable, sgd, take_rows
 
 
 def not_true_softmax(z: Tensor, y: Tensor, tau: float) -> Tensor:
@@ -51,9 +48,7 @@ class FedNTD(FedAvg):
     tau: float = option(1.0, "τ: temperature of both softmaxes", gt=0)
 
     traits = frozenset({"needs classes", "state to deploy"})
-
-    def check(self, task: Task, population: Population) -> None:
-        required_head("FedNTD", task)
+    acts_at = "head"
 
     def train(self, task: Task, w: Tensor, data: Cohort) -> Tensor:
         if not self.beta:

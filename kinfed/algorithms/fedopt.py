@@ -30,8 +30,6 @@ are clients.
 Optimizers move trainable parameters; running statistics (of BatchNorm, say) take the mean Δ as it is.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -60,11 +58,9 @@ class FedOpt(DeploysLastModel[Server, ModelDown, DeltaUp], AveragingAlgorithm[Se
         0.99, "β₂, memory of the squares of average updates (without meaning for adagrad and momentum)", ge=0, lt=1
     )
     tau: float = option(
-        1e-3,
-        "τ, how adaptive: updates small against τ are scaled alike, larger ones to equal size (not for momentum)",
-        gt=0,
-        tune=Range(1e-4, 0.1),
-    )
+        1e-3, "τ, how adaptive: updates small against τ are scaled alike, larger ones to equal size (not for momentum)",
+        gt=0, tune=Range(1e-4, 0.1),
+    )  # fmt: skip
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
     mu: float = option(0.0, "μ of FedProx's proximal term in local training; 0 is FedAvg's", ge=0)
     server_nesterov: bool = option(False, "Nesterov's form of momentum, for server_optimizer = momentum")

@@ -24,8 +24,6 @@ Samples have trainable columns only; running statistics (of BatchNorm, say) are 
 models at a time, for as long as it trains.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
@@ -43,10 +41,7 @@ class Server(Tree):
     sampling: Tensor  # [] bool: posteriors are sampled; otherwise the round is FedAvg's
 
 
-@dataclass
-class Down(Tree):
-    w: Tensor  # [n, P]
-    sampling: Tensor  # [n] bool
+Down = Server  # [n, P] and [n]
 
 
 @dataclass(frozen=True)
@@ -55,11 +50,9 @@ class FedPA(DeploysLastModel[Server, Down, DeltaUp], AveragingAlgorithm[Server, 
     samples: int = option(5, "l: posterior samples of a client and round", ge=1)
     burn_in: float = option(0.5, "share of the local steps before the first sample", ge=0, lt=1)
     rho: float = option(
-        0.1,
-        "ρ: how much the covariance of samples counts; 0 is FedAvg of averaged iterates",
-        ge=0,
-        tune=Range(1e-3, 1.0),
-    )
+        0.1, "ρ: how much the covariance of samples counts; 0 is FedAvg of averaged iterates",
+        ge=0, tune=Range(1e-3, 1.0),
+    )  # fmt: skip
     server_lr: float = option(1.0, "η_s: rate of the server's step", gt=0, tune=Range(0.1, 1.5))
     fedavg_rounds: int = option(5, "rounds of FedAvg before the first samples", ge=0)
 

@@ -30,8 +30,6 @@ The personal model is the current body under the client's mixed head; there is n
 means and counts leave a client.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -41,11 +39,11 @@ from scipy.linalg import solve_triangular
 from scipy.optimize import nnls
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo
 from kinfed.algorithms.common.averaging import Weights, mean_update
-from kinfed.algorithms.common.heads import class_means, mean_prototypes, required_body
+from kinfed.algorithms.common.heads import class_means, mean_prototypes
+from kinfed.algorithms.common.partial import SharesPart
 from kinfed.algorithms.fedproto import PrototypePull
-from kinfed.author import ClassSums, ColumnSplit, Nothing, Range, Task, Tree, counts_examples, option, sgd
+from kinfed.author import ClassSums, Nothing, Range, RoundInfo, Task, Tree, counts_examples, option, sgd
 from kinfed.data import Cohort, LocalTraining, Population
 
 NEGLIGIBLE = 1e-3  # weights of heads below this are dropped
@@ -82,7 +80,7 @@ class Up(Tree):
 
 
 @dataclass(frozen=True)
-class FedPAC(Algorithm[Server, Nothing, Down, Up]):
+class FedPAC(SharesPart[Server, Nothing, Down, Up]):
     lam: float = option(1.0, "λ: strength of the pull to prototypes; 0 leaves it out", ge=0, tune=Range(0.1, 10.0))
     mix: bool = option(True, "mix heads of clients; off: everyone keeps its own")
     head_lr: float | None = option(
@@ -92,6 +90,8 @@ class FedPAC(Algorithm[Server, Nothing, Down, Up]):
     weights: Weights = option("examples", "weights of bodies in the average: by N_i, or equal")
 
     traits = frozenset({"needs classes"})
+    acts_at = "body"
+    leaks = "the mean features and the numbers of its examples of every class"
     single_updates = "also sends heads, class means and variances, from which the server solves for mixtures"
 
     def __post_init__(self) -> None:
@@ -103,24 +103,13 @@ class FedPAC(Algorithm[Server, Nothing, Down, Up]):
         rate = self.training.lr if self.head_lr is None else self.head_lr
         return replace(self.training, lr=rate, steps=None, epochs=self.head_epochs, poisson=False)
 
-    def check(self, task: Task, population: Population) -> None:
-        required_body("FedPAC", task)
-
-    def sent_columns(self, task: Task) -> Tensor:
-        return ~task.head.mask
-
     def init_server(self, task: Task, population: Population) -> Server:
         head, start, n = task.head, task.init(population.seed), population.num_clients
-        split = ColumnSplit.from_mask(head.mask)
-        return Server(
-            split.take_shared(start).clone(),
-            torch.zeros(head.outputs, head.inputs, device=task.device),
-            torch.zeros(head.outputs, dtype=torch.bool, device=task.device),
-            split.take_own(start).repeat(n, 1),
-            torch.zeros(n, dtype=torch.bool),
-            torch.ones((), dtype=torch.float64),
-            torch.zeros((), dtype=torch.int64),
-        )
+        split = self.split(task)
+        body, heads = split.take_shared(start).clone(), split.take_own(start).repeat(n, 1)
+        prototypes = torch.zeros(head.outputs, head.inputs, device=task.device)
+        unknown = torch.zeros(head.outputs, dtype=torch.bool, device=task.device)
+        return Server(body, prototypes, unknown, heads, torch.zeros(n).bool(), torch.ones(()).double(), torch.tensor(0))
 
     def download(self, server: Server, ids: Tensor) -> Down:
         n, heads = len(ids), server.heads[ids]
@@ -130,7 +119,7 @@ class FedPAC(Algorithm[Server, Nothing, Down, Up]):
         return Down(server.shared.expand(n, -1), heads, server.prototypes.expand(n, -1, -1), server.known.expand(n, -1))
 
     def client_update(self, task: Task, client: Nothing, down: Down, data: Cohort) -> tuple[Nothing, Up]:
-        split, head = ColumnSplit.from_mask(task.head.mask), task.head.mask.to(down.shared.device)
+        split, head = self.split(task), task.head.mask.to(down.shared.device)
         theta = split.join(down.head, down.shared)
         sums = task.class_sums(theta, data.train)  # 0.
         h, variance = error_terms(sums)
@@ -157,24 +146,14 @@ class FedPAC(Algorithm[Server, Nothing, Down, Up]):
             own_share = alpha.diagonal().mean()
         prototypes, new = mean_prototypes(up.prototypes, up.count, server.prototypes)
         count = up.count.sum(1) if self.weights == "examples" else None
-        return Server(
-            server.shared + mean_update(up.delta, count),
-            prototypes,
-            server.known | new,
-            heads,
-            heard,
-            own_share,
-            server.unsolved + unsolved,
-        )
+        shared, known = server.shared + mean_update(up.delta, count), server.known | new
+        return Server(shared, prototypes, known, heads, heard, own_share, server.unsolved + unsolved)
 
     def personalize(self, task: Task, client: Nothing, down: Down, data: Cohort) -> Tensor:
-        return ColumnSplit.from_mask(task.head.mask).join(down.head, down.shared)
+        return self.split(task).join(down.head, down.shared)
 
     def figures(self, server: Server) -> dict[str, Any]:
         return {"own_share": float(server.own_share), "unsolved": float(server.unsolved)}
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return PrivacyProfile(None, impossible="the mean features and the numbers of its examples of every class")
 
 
 def error_terms(sums: ClassSums) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,6 @@ An empty head (`head_layers = 0`) is FedAvg. The personal model joins the curren
 it was left by its last training; a client that has not trained yet uses the common initial head.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from kinfed.algorithms.common.partial import PartlyShared

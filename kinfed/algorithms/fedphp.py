@@ -19,8 +19,6 @@ counts rounds of the run, with those of a warm start. Of the paper's ways to pas
 Under privacy the term is refused: it compares examples with one another. λ = 0 is admitted.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

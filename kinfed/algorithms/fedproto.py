@@ -19,17 +19,16 @@ C̄_c of the known classes: argmin |φ − C̄_c|² is argmax of 2 C̄_c φ − 
 other. It needs a last layer with a bias. There is no server model, and what travels is C (d_f + 1) numbers each way.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo
-from kinfed.algorithms.common.heads import class_means, mean_prototypes, required_body
-from kinfed.author import Batch, Cohort, Deltas, Population, Range, Task, Tree, Weights, counts_examples, option, sgd
+from kinfed.algorithms.common.heads import class_means, mean_prototypes
+from kinfed.algorithms.common.one_model import KeepsOwnModel, OwnModel
+from kinfed.author import Deltas, Range, RoundInfo, Task, Tree, Weights, counts_examples, option, sgd
+from kinfed.data import Batch, Cohort, Population
 
 NEVER = -1e9  # the logit of a class without a prototype: below all others, and finite
 
@@ -40,15 +39,7 @@ class Server(Tree):
     known: Tensor  # [C] bool
 
 
-@dataclass
-class Client(Tree):
-    theta: Tensor  # [n, P] never leaves the client
-
-
-@dataclass
-class Down(Tree):
-    prototypes: Tensor  # [n, C, d_f]
-    known: Tensor  # [n, C] bool
+Down = Server  # [n, C, d_f] and [n, C]
 
 
 @dataclass
@@ -74,30 +65,22 @@ class PrototypePull:
 
 
 @dataclass(frozen=True)
-class FedProto(Algorithm[Server, Client, Down, Up]):
+class FedProto(KeepsOwnModel[Server, Down, Up]):
     lam: float = option(1.0, "λ: strength of the pull to prototypes; 0 is local training", ge=0, tune=Range(0.1, 10.0))
     reduce: Literal["mean", "sum"] = option("mean", "R over features: their mean (released code), or their sum")
     weights: Weights = option("equal", "weights of clients in a prototype: equal, or by their examples of the class")
 
     traits = frozenset({"needs classes"})
+    acts_at = "body"
+    leaks = "the mean features of its examples of every class"
     single_updates = "sends prototypes of the classes each client has, and every class is averaged over other clients"
-
-    def check(self, task: Task, population: Population) -> None:
-        required_body("FedProto", task)
 
     def init_server(self, task: Task, population: Population) -> Server:
         head = task.head
         prototypes = torch.zeros(head.outputs, head.inputs, device=task.device)
         return Server(prototypes, torch.zeros(head.outputs, dtype=torch.bool, device=task.device))
 
-    def init_client(self, task: Task, data: Cohort) -> Client:
-        return Client(task.init(data.seed).expand(len(data), -1))
-
-    def download(self, server: Server, ids: Tensor) -> Down:
-        n = len(ids)
-        return Down(server.prototypes.expand(n, -1, -1), server.known.expand(n, -1))
-
-    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
+    def client_update(self, task: Task, client: OwnModel, down: Down, data: Cohort) -> tuple[OwnModel, Up]:
         feature_loss = None
         if self.lam and bool(down.known.any()):
             scale = 1 / task.head.inputs if self.reduce == "mean" else 1.0
@@ -106,18 +89,15 @@ class FedProto(Algorithm[Server, Client, Down, Up]):
         sums = task.class_sums(theta, data.train)
         means = class_means(sums)  # C_m,c
         weight = sums.count if self.weights == "examples" else sums.count > 0
-        return Client(theta), Up(means.to(theta.dtype), weight.to(theta.dtype))
+        return OwnModel(theta), Up(means.to(theta.dtype), weight.to(theta.dtype))
 
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
         prototypes, new = mean_prototypes(up.prototypes, up.weight, server.prototypes)  # C̄
         return Server(prototypes, server.known | new)
 
-    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor | dict[str, Tensor]:
+    def personalize(self, task: Task, client: OwnModel, down: Down, data: Cohort) -> Tensor | dict[str, Tensor]:
         head = task.head
         if head.dense.bias is None:
             return client.theta
         bias = torch.where(down.known, -down.prototypes.square().sum(-1), NEVER)
         return {"personal": client.theta, "nearest_prototype": head.join(client.theta, 2 * down.prototypes, bias)}
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return PrivacyProfile(None, impossible="the mean features of its examples of every class")

@@ -1,7 +1,6 @@
 """FedProx: FedAvg whose local training is held near the received model, and which keeps partial work.
 
-Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, MLSys 2020,
-Algorithm 2.
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, MLSys 2020, Algorithm 2.
 
     client m:  min_θ  f_m(θ) + (μ/2) ‖θ − w‖²,   w the model received this round
 
@@ -11,8 +10,6 @@ The proximal problem is solved by the same SGD steps as FedAvg's, as in the auth
 Clients are drawn uniformly and weighed by N_m, as in those experiments; Algorithm 2 as printed draws them with
 probability N_m/N and averages equally.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 

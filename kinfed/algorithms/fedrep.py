@@ -11,15 +11,12 @@ representation is judged next would let it memorize them. An empty head is FedAv
 statistics (of BatchNorm, say) of the part that is fixed stay as they are, although its forward passes are training's.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from kinfed.algorithms.base import PrivacyProfile, gradient_steps
 from kinfed.algorithms.fedper import FedPer
-from kinfed.author import Cohort, ColumnSplit, LocalTraining, Task, Weights, option, sgd
+from kinfed.author import Cohort, ColumnSplit, LocalTraining, PrivacyProfile, Task, Weights, gradient_steps, option, sgd
 
 
 @dataclass(frozen=True)

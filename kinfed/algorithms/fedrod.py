@@ -21,18 +21,15 @@ out.
 Not private: class counts are in every example's gradient, as in FedLC.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import PrivacyProfile
 from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, Weights, example_counts, personal_rate
 from kinfed.algorithms.common.heads import class_counts, required_head
 from kinfed.algorithms.common.one_model import AveragesOneModel
-from kinfed.author import Batch, Cohort, Deltas, Population, Range, Task, Tree, logit_delta, option, sgd
+from kinfed.author import Batch, Cohort, Deltas, Population, PrivacyProfile, Range, Task, Tree, logit_delta, option, sgd
 
 
 @dataclass
@@ -78,9 +75,8 @@ class FedRoD(AveragesOneModel[Client]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        personal_rate(
-            self.training, self.personal_lr, 1
-        )  # or a rate below lr_floor would be refused in the first round only
+        # Or a rate below lr_floor would be refused in the first round only.
+        personal_rate(self.training, self.personal_lr, 1)
 
     def check(self, task: Task, population: Population) -> None:
         required_head("Fed-RoD", task)
@@ -95,10 +91,9 @@ class FedRoD(AveragesOneModel[Client]):
         shift = None
         if self.gamma:
             shift = self.gamma * class_counts(data.train, task.head.outputs).to(down.w.dtype).log()
-        feature_loss = TwoHeads(
-            new, shift, personal_rate(training, self.personal_lr, data.round), training.weight_decay
-        )
-        u = sgd(task, down.w, data.train.batches(training), feature_loss=feature_loss)
+        rate = personal_rate(training, self.personal_lr, data.round)
+        two_heads = TwoHeads(new, shift, rate, training.weight_decay)
+        u = sgd(task, down.w, data.train.batches(training), feature_loss=two_heads)
         return new, DeltaUp(u - down.w, example_counts(self.weights, data))
 
     def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:

@@ -9,8 +9,6 @@ together do not, and half as much is sent. It is FedAvg, bit for bit; that A is 
 (kinfed.lora(..., freeze_a=True)), and that it is so is checked. What else is trained, a head for one, is averaged too.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from kinfed.algorithms.fedavg import FedAvg

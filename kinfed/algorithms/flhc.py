@@ -22,20 +22,17 @@ Decisions:
     Distances are those of trainable parameters, without running statistics (of BatchNorm, say), which are averaged.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, ServerModels, gradient_steps
-from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, Weights, example_counts, mean_update
-from kinfed.algorithms.common.clustering import Linkage, agglomerate, join_best_cluster
-from kinfed.author import Cohort, ConfigError, Nothing, Population, Range, Task, Tree, option, rng, sgd, take_rows
-from kinfed.core import kernels
+from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, Weights
+from kinfed.algorithms.common.clustering import HasClusters, Linkage, agglomerate, moved_by_cluster
+from kinfed.author import Cohort, ConfigError, Population, RoundInfo, ServerModels, Task, example_counts, sgd
+from kinfed.core import Nothing, Range, Tree, kernels, option, rng
 
 
 @dataclass
@@ -48,7 +45,7 @@ class Server(Tree):
 
 
 @dataclass(frozen=True)
-class FLHC(Algorithm[Server, Nothing, ModelDown, DeltaUp]):
+class FLHC(HasClusters[Server, DeltaUp]):
     n1: int = option(10, "n₁, rounds of FedAvg before the clustering", ge=0, tune=Range(1, 20, whole=True))
     linkage: Linkage = option("ward", "distance of two clusters")
     metric: Literal["l2", "l1", "cosine"] = option("l2", "distance of two updates; ward needs l2")
@@ -93,17 +90,13 @@ class FLHC(Algorithm[Server, Nothing, ModelDown, DeltaUp]):
             called.append(members[rng.choose(rng.fold(round.key("flhc"), c + 1), len(members), size)])
         return torch.cat(called).sort().values
 
-    def download(self, server: Server, ids: Tensor) -> ModelDown:
-        return ModelDown(self.server_models(server).rows(ids))
-
     def client_update(self, task: Task, client: Nothing, down: ModelDown, data: Cohort) -> tuple[Nothing, DeltaUp]:
         delta = sgd(task, down.w, data.train.batches(self.training)) - down.w
         return client, DeltaUp(delta, example_counts(self.weights, data))
 
     def aggregate(self, server: Server, ids: Tensor, up: DeltaUp, round: RoundInfo) -> Server:
-        cluster, model, origin, centre, threshold = (
-            server.cluster.clone(), server.model.clone(), server.origin, server.centre, server.threshold,
-        )  # fmt: skip
+        cluster, model, origin = server.cluster.clone(), server.model, server.origin
+        centre, threshold = server.centre, server.threshold
         counts, moved = cluster[ids] >= 0, up.delta[:, round.trainable]
         if self._clusters_now(server, round):
             label, threshold = self._clusters(moved)
@@ -114,13 +107,10 @@ class FLHC(Algorithm[Server, Nothing, ModelDown, DeltaUp]):
             centre = torch.stack([moved[label == c].mean(0) for c in range(len(model))])
         elif not bool(counts.all()):
             late = (~counts).nonzero().squeeze(1)
-            cluster[ids[late]] = torch.from_numpy(
-                kernels.pairwise_distances(moved[late], self.metric, centre).argmin(1)
-            )
+            away = kernels.pairwise_distances(moved[late], self.metric, centre)
+            cluster[ids[late]] = torch.from_numpy(away.argmin(1))
         label = torch.where(counts, cluster[ids], -1)
-        for c in torch.unique(label[counts]).tolist():
-            rows = (label == c).nonzero().squeeze(1)
-            model[c] += mean_update(take_rows(up.delta, rows), None if up.count is None else up.count[rows])
+        model = moved_by_cluster(model, label, up.delta, up.count)
         return Server(model, cluster, origin, centre, threshold)
 
     def _clusters(self, updates: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,12 +122,6 @@ class FLHC(Algorithm[Server, Nothing, ModelDown, DeltaUp]):
         label = agglomerate(updates, self.linkage, self.metric, threshold=limit)
         return label, torch.tensor(limit, dtype=torch.float64)
 
-    def personalize(self, task: Task, client: Nothing, down: ModelDown, data: Cohort) -> Tensor:
-        return down.w
-
-    def place_newcomer(self, task: Task, server: Server, data: Cohort) -> Server:
-        return replace(server, cluster=join_best_cluster(task, server.model, server.cluster, data))
-
     def server_models(self, server: Server) -> ServerModels:
         """The clusters' models; after them, where somebody has no cluster yet, the one that everyone trained from."""
         placed = server.cluster >= 0
@@ -148,6 +132,3 @@ class FLHC(Algorithm[Server, Nothing, ModelDown, DeltaUp]):
 
     def figures(self, server: Server) -> dict[str, Any]:
         return {"clusters": len(server.model), "threshold": float(server.threshold), "assignment": server.cluster}
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return gradient_steps(self.training.num_steps(count), weights=self.weights)

@@ -23,21 +23,17 @@ statistics (of BatchNorm) are averaged over the clients that have the channel; t
 training. Rows are equally wide here, so that a step is the work of the whole network: simulation saves bytes, not time.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import ceil
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import RoundInfo
-from kinfed.algorithms.common.averaging import Weights, example_counts, own_or_server
 from kinfed.algorithms.common.masked_rows import MaskedDown, MaskedUp, mean_where_held, train_masked
 from kinfed.algorithms.common.one_model import Client, DeploysLastModel
-from kinfed.author import Cohort, ConfigError, Population, Task, Tree, option, rng, take_rows
-from kinfed.core import packed, unpacked
-from kinfed.engine import ParameterSlot
+from kinfed.author import Cohort, ConfigError, Population, RoundInfo, Weights, example_counts, own_or_server, take_rows
+from kinfed.core import Tree, option, packed, rng, unpacked
+from kinfed.engine import ParameterSlot, Task
 
 CHAINED = ("Linear", "Conv1d", "Conv2d", "Conv3d")
 NORMALIZATION = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d")
@@ -92,9 +88,8 @@ class HeteroFL(DeploysLastModel[Server, MaskedDown, MaskedUp]):
         theta = train_masked(task, _complete(task, down.w, mask, data.seed), data.train.batches(self.training), mask)
         theta = _complete(task, theta, mask, data.seed)
         delta = torch.where(mask, theta - down.w, 0.0)
-        return Client(theta, torch.ones_like(client.seen)), MaskedUp(
-            delta, down.bits, example_counts(self.weights, data)
-        )
+        up = MaskedUp(delta, down.bits, example_counts(self.weights, data))
+        return Client(theta, torch.ones_like(client.seen)), up
 
     def aggregate(self, server: Server, ids: Tensor, up: MaskedUp, round: RoundInfo) -> Server:
         return Server(server.w + mean_where_held(up), server.level, server.bits)

@@ -15,19 +15,15 @@ running statistics (of BatchNorm, say). The first random start is that of all me
 only this one is warm, the others are random as ever: use "kmeans" after a warm start.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo
-from kinfed.algorithms.common.averaging import Weights, example_counts, mean_update
-from kinfed.algorithms.common.clustering import k_means, num_distinct
-from kinfed.author import Cohort, Nothing, Population, Range, Task, Tree, best_fit, option, rng, sgd, take_rows
-from kinfed.core import kernels
+from kinfed.algorithms.common.clustering import k_means, moved_by_cluster, num_distinct
+from kinfed.author import Algorithm, Cohort, Population, RoundInfo, Task, Weights, best_fit, example_counts, option, sgd
+from kinfed.core import Nothing, Range, Tree, kernels, rng
 
 
 @dataclass
@@ -57,6 +53,7 @@ class IFCA(Algorithm[Server, Nothing, Down, Up]):
     )
     weights: Weights = option("equal", "weights of the averages: equal (paper), or by N_m")
 
+    leaks = "the number of the model with the lowest loss on training examples"
     single_updates = "averages the updates of each cluster by themselves"
 
     def init_server(self, task: Task, population: Population) -> Server:
@@ -84,7 +81,7 @@ class IFCA(Algorithm[Server, Nothing, Down, Up]):
         return best_fit(task, down.omega.unbind(1), data.train).to(down.omega.device)
 
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
-        cluster, omega = server.cluster.clone(), server.omega.clone()
+        cluster = server.cluster.clone()
         label = cluster[ids] = up.cluster.cpu()
         if not bool(server.started):
             # All from one model: their differences are those of the models.
@@ -92,19 +89,11 @@ class IFCA(Algorithm[Server, Nothing, Down, Up]):
             seed = rng.numpy_seed(round.population.key("ifca"))
             label = k_means(x, min(self.clusters, num_distinct(x)), seed).label
             cluster[ids] = label
-        for k in torch.unique(label).tolist():
-            rows = (label == k).nonzero().squeeze(1)
-            omega[k] += mean_update(take_rows(up.delta, rows), None if up.count is None else up.count[rows])
-        return Server(omega, cluster, torch.tensor(True))
+        return Server(moved_by_cluster(server.omega, label, up.delta, up.count), cluster, torch.tensor(True))
 
     def personalize(self, task: Task, client: Nothing, down: Down, data: Cohort) -> Tensor:
         return down.omega[torch.arange(len(data)), self._best(task, down, data)]
 
     def figures(self, server: Server) -> dict[str, Any]:
-        return {
-            "clusters_in_use": int(torch.unique(server.cluster[server.cluster >= 0]).numel()),
-            "assignment": server.cluster,
-        }
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return PrivacyProfile(None, impossible="the number of the model with the lowest loss on training examples")
+        used = torch.unique(server.cluster[server.cluster >= 0])
+        return {"clusters_in_use": len(used), "assignment": server.cluster}

@@ -10,8 +10,6 @@ sent. A client that joins later needs no training of its own. The personal model
 refused under differential privacy.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

@@ -13,15 +13,12 @@ Zhang, Guo, Ma, Wang, Xu, Wu: Parameterized Knowledge Transfer for Personalized 
 Decisions. The loss of c, its penalty and the softmax with κ = 5 that brings c back to shares are those of the authors'
 code (the text names a penalty on c − 1/N and gradient steps). Their code scales the step of c to the size of its
 gradient; here η_c is a number. KL is summed over classes and averaged over examples (their code also divides by the
-classes). With partial participation the last predictions of everyone heard so far take part, and c is of these; who
-has not been heard gets equal shares of them. Public examples are set aside for all methods alike (kinfed run
---public).
+classes). With partial participation the last predictions of everyone heard so far take part, and c is of these; who has
+not been heard gets equal shares of them. Public examples are set aside for all methods alike (kinfed run --public).
 
 The personal model is the client's own; there is no server model. Not private: what a model says of public examples is
 computed from it without noise. The server keeps N U C predictions and N² coefficients.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +27,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.common.distillation import OwnModels, digest, public_examples, public_scores
+from kinfed.algorithms.common.one_model import KeepsOwnModel, OwnModel
 from kinfed.author import Cohort, Population, Range, RoundInfo, Task, Tree, option, sgd
 
 
@@ -38,11 +36,6 @@ class Server(Tree):
     predictions: Tensor  # [N, U, C] s as last sent
     known: Tensor  # [N] bool: has sent some
     coefficients: Tensor  # [N, N] float64 c; rows sum to 1 over the known clients
-
-
-@dataclass
-class Client(Tree):
-    theta: Tensor  # [n, P] never leaves the client
 
 
 @dataclass
@@ -57,7 +50,7 @@ class Up(Tree):
 
 
 @dataclass(frozen=True)
-class KTpFL(OwnModels[Server, Client, Down, Up]):
+class KTpFL(OwnModels[Server, OwnModel, Down, Up], KeepsOwnModel[Server, Down, Up]):
     digest_steps: int = option(
         20, "steps towards the own mixture per round; 0: none", ge=0, tune=Range(5, 50, whole=True)
     )
@@ -71,14 +64,8 @@ class KTpFL(OwnModels[Server, Client, Down, Up]):
     def init_server(self, task: Task, population: Population) -> Server:
         assert population.pool is not None  # refused without
         N, U = population.num_clients, int(population.pool.count[0])
-        return Server(
-            torch.zeros(N, U, task.head.outputs, device=task.device),
-            torch.zeros(N, dtype=torch.bool),
-            torch.full((N, N), 1 / N, dtype=torch.float64),
-        )
-
-    def init_client(self, task: Task, data: Cohort) -> Client:
-        return Client(task.init(data.seed).expand(len(data), -1))
+        predictions = torch.zeros(N, U, task.head.outputs, device=task.device)
+        return Server(predictions, torch.zeros(N, dtype=torch.bool), torch.full((N, N), 1 / N, dtype=torch.float64))
 
     def download(self, server: Server, ids: Tensor) -> Down:
         members = server.known.nonzero().squeeze(1)
@@ -90,13 +77,13 @@ class KTpFL(OwnModels[Server, Client, Down, Up]):
         known = server.known.any().expand(len(ids))
         return Down(torch.stack(targets) if targets else s[:0], known)
 
-    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
+    def client_update(self, task: Task, client: OwnModel, down: Down, data: Cohort) -> tuple[OwnModel, Up]:
         public, theta = public_examples(data), client.theta
         if self.digest_steps and bool(down.known.any()):
             theta = digest(task, theta, public, down.target, self._slope, self.training, self.digest_steps)
         theta = sgd(task, theta, data.train.batches(self.training))
         scores = public_scores(task, theta, public)
-        return Client(theta), Up(torch.softmax(scores / self.temperature, -1))
+        return OwnModel(theta), Up(torch.softmax(scores / self.temperature, -1))
 
     def _slope(self, z: Tensor, target: Tensor) -> Tensor:
         return (torch.softmax(z / self.temperature, -1) - target) / self.temperature  # ∂KL/∂z

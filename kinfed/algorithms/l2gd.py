@@ -17,10 +17,8 @@ participation only active clients move, and x̄ stays the mean of the last known
 
 Running statistics (of BatchNorm, say) move towards x̄'s like the rest. Sums of changes could leave the range of what is
 averaged, which a variance must not, so clients send how far theirs are from x̄'s: x̄ has their mean where all take part,
-and otherwise goes its share of the way to the mean of those who do.
+and otherwise goes its share of the way to the mean of the active ones.
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
@@ -29,6 +27,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, ServerModels, gradient_steps
+from kinfed.algorithms.common.averaging import FOLLOWS_MEAN, ChangeUp
 from kinfed.author import Cohort, ConfigError, Population, Range, Task, Tree, option, rng, sgd
 
 
@@ -44,32 +43,21 @@ class Client(Tree):
     x: Tensor  # [n, P]
 
 
-@dataclass
-class Down(Tree):
-    mean: Tensor  # [n, P]
-    moves: Tensor | None  # [n] with geometric lengths
-    steps: Tensor | None  # [n] with geometric lengths
+Down = Server  # [n, P], [n] and [n]
 
 
-@dataclass
-class Up(Tree):
-    delta: Tensor  # [n, P] change of x_i since it was last sent; of running statistics the distance from x̄
+Up = ChangeUp  # [n, P] change of x_i since it was last sent; of running statistics the distance from x̄
 
 
 @dataclass(frozen=True)
 class L2GD(Algorithm[Server, Client, Down, Up]):
     theta: float = option(
-        0.25,
-        "θ: share of the way to the average per move; above 1/2 L2GD is unstable",
-        ge=0,
-        le=0.5,
-        tune=Range(0.0, 0.5, log=False),
-    )
+        0.25, "θ: share of the way to the average per move; above 1/2 L2GD is unstable",
+        ge=0, le=0.5, tune=Range(0.0, 0.5, log=False),
+    )  # fmt: skip
     geometric: bool = option(False, "draw the number of local steps and of moves as the paper's coin does")
 
-    single_updates = (
-        "follows the mean of all models by adding up their changes (what is left out once is missing for ever)"
-    )
+    single_updates = FOLLOWS_MEAN
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,13 +79,6 @@ class L2GD(Algorithm[Server, Client, Down, Up]):
         steps = 1 + math.floor(math.log1p(-float(u[0])) / math.log1p(-p))  # a run of heads: geometric, mean 1/p
         moves = 1 + math.floor(math.log1p(-float(u[1])) / math.log(p))  # a run of tails: mean 1/(1 − p)
         return Server(server.mean, torch.tensor(moves), torch.tensor(steps)), active
-
-    def download(self, server: Server, ids: Tensor) -> Down:
-        n = len(ids)
-        mean = server.mean.expand(n, -1)
-        if server.moves is None or server.steps is None:
-            return Down(mean, None, None)
-        return Down(mean, server.moves.expand(n), server.steps.expand(n))
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         moves = torch.ones(len(data)) if down.moves is None else down.moves.cpu()

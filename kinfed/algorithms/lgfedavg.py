@@ -15,8 +15,6 @@ start from a network trained by FedAvg: use the run's warm start. They report ea
 here, as everywhere, the last round counts.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from kinfed.algorithms.common.partial import PartlyShared

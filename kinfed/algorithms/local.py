@@ -6,43 +6,20 @@ All clients start from the same vector as every other method of the seed. Only a
 (as in FedFomo's comparison), so a method's gain over Local is not a gain in gradient steps.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, RoundInfo, gradient_steps
-from kinfed.author import Cohort, Nothing, Population, Task, Tree, sgd
-
-
-@dataclass
-class Client(Tree):
-    theta: Tensor  # [n, P]
+from kinfed.algorithms.common.one_model import KeepsOwnModel, OwnModel
+from kinfed.author import AveragingAlgorithm, Cohort, Nothing, Population, Task, sgd
 
 
 @dataclass(frozen=True)
-class Local(AveragingAlgorithm[Nothing, Client, Nothing, Nothing]):
+class Local(KeepsOwnModel[Nothing, Nothing, Nothing], AveragingAlgorithm[Nothing, OwnModel, Nothing, Nothing]):
     traits = frozenset({"keeps stragglers"})  # nobody waits for it
     fields = ()  # nothing is sent
+    gradients = 1
 
     def init_server(self, task: Task, population: Population) -> Nothing:
         return Nothing()
 
-    def init_client(self, task: Task, data: Cohort) -> Client:
-        return Client(task.init(data.seed).expand(len(data), -1))
-
-    def download(self, server: Nothing, ids: Tensor) -> Nothing:
-        return Nothing()
-
-    def client_update(self, task: Task, client: Client, down: Nothing, data: Cohort) -> tuple[Client, Nothing]:
-        return Client(sgd(task, client.theta, data.train.batches(self.training))), Nothing()
-
-    def step(self, server: Nothing, mean: Nothing, round: RoundInfo) -> Nothing:
-        return server
-
-    def personalize(self, task: Task, client: Client, down: Nothing, data: Cohort) -> Tensor:
-        return client.theta
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return gradient_steps(self.training.num_steps(count))
+    def client_update(self, task: Task, client: OwnModel, down: Nothing, data: Cohort) -> tuple[OwnModel, Nothing]:
+        return OwnModel(sgd(task, client.theta, data.train.batches(self.training))), Nothing()

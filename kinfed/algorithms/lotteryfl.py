@@ -23,8 +23,6 @@ What travels: parameters that are left, and the mask in bits (d/32 numbers). The
 lost costs nothing: the client's own mask is the one that counts. Running statistics (of BatchNorm, say) are averaged.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
@@ -116,10 +114,9 @@ class LotteryFL(OneModel[Server, Client, MaskedDown, MaskedUp]):
         return {"left": client.left}
 
     def privacy(self, count: Tensor) -> PrivacyProfile:
-        validation = {} if self.accuracy == 1 else {
-            "whether the common model does well on each client's validation examples": "accuracy = 1"
-        }  # fmt: skip
-        return gradient_steps(self.training.num_steps(count), weights=self.weights, uncovered=validation)
+        leak = {"whether the common model does well on each client's validation examples": "accuracy = 1"}
+        uncovered = {} if self.accuracy == 1 else leak
+        return gradient_steps(self.training.num_steps(count), weights=self.weights, uncovered=uncovered)
 
 
 def pruned(slots: tuple[ParameterSlot, ...], x: Tensor, mask: Tensor, share: float) -> Tensor:

@@ -36,8 +36,6 @@ number of examples in the round's local training (steps x batch, or epochs x n_t
 learning rate. The loss in reports is the cross-entropy of scores that were not trained for it: compare accuracies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -45,8 +43,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo
-from kinfed.author import Cohort, ConfigError, Population, Split, Task, Tree, option, rng
+from kinfed.author import Algorithm, Cohort, ConfigError, Population, RoundInfo, Split, Task, Tree, option, rng
 from kinfed.engine import Dense, FeedForwardNet, ModuleTask
 from kinfed.errors import ModelError
 
@@ -87,12 +84,9 @@ class Mocha(Algorithm[Server, Client, Down, Up]):
     sigma_every: int = option(10, "rounds between updates of the clients' relations Σ; 0 leaves them unrelated", ge=0)
 
     # The order of coordinates is drawn by client id.
-    traits = frozenset(
-        {
-            *("needs classes", "keeps stragglers", "draws by client"),
-            *("no momentum", "no weight decay", "no example weights"),
-        }
-    )
+    traits = frozenset({"needs classes", "keeps stragglers", "draws by client"})
+    traits |= {"no momentum", "no weight decay", "no example weights"}
+    leaks = "the sum of its examples weighted by dual variables"
     single_updates = "keeps what every client sent and learns from it how clients are related"
 
     def __post_init__(self) -> None:
@@ -131,11 +125,9 @@ class Mocha(Algorithm[Server, Client, Down, Up]):
     def _num_coordinates(self, split: Split) -> Tensor:
         """[n] int64: as many examples as the round's local training holds; of stragglers, the part that they finish."""
         training, count = self.training, split.count
-        total = (
-            count.clamp_max(training.batch) * training.num_steps(count)
-            if training.epochs is None
-            else count * training.epochs
-        )
+        total = count.clamp_max(training.batch) * training.num_steps(count)
+        if training.epochs is not None:
+            total = count * training.epochs
         if split.effort is None:
             return total
         return torch.ceil(split.effort.to(torch.float64) * total - 1e-6).clamp_min(1).to(torch.int64)
@@ -173,9 +165,6 @@ class Mocha(Algorithm[Server, Client, Down, Up]):
         if len(own) <= SHOWN_RELATIONS:
             figures["relations"] = server.sigma / (own[:, None] * own).sqrt()  # as a correlation is to a covariance
         return figures
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return PrivacyProfile(None, impossible="the sum of its examples weighted by dual variables")
 
 
 def linear_layer(task: Task) -> Dense:

@@ -2,7 +2,7 @@
 comparisons of networks.
 
 Multi-task learning with a mean regularizer (Evgeniou and Pontil, KDD 2004), run on networks under the name MOCHA by
-Liang et al. (LG-FedAvg, 2020) and by those who took their code, FedFomo among them. It has no dual, no convexity and,
+Liang et al. (LG-FedAvg, 2020) and by users of their code, FedFomo among them. It has no dual, no convexity and,
 by default, no learned relations; the method of Smith et al. (2017) is `mocha`.
 
     min_W  Σ_i f_i(w_i) + λ₁ ‖w_i‖² + λ₂ ‖w_i − w̄‖²,      w̄ = mean of all clients' models
@@ -24,16 +24,14 @@ Relations, means and pulls concern trainable parameters, which alone travel; run
 with the clients' own models.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, gradient_steps
-from kinfed.author import Cohort, ConfigError, Population, Range, Task, Tree, option, sgd
+from kinfed.algorithms.common.averaging import FOLLOWS_MEAN, ChangeUp
+from kinfed.author import Algorithm, Cohort, ConfigError, Population, Range, RoundInfo, Task, Tree, option, sgd
 
 
 @dataclass
@@ -53,9 +51,7 @@ class Down(Tree):
     strength: Tensor | None  # [n] Ω_ii, with learn_omega
 
 
-@dataclass
-class Up(Tree):
-    delta: Tensor  # [n, T] how far the trainable parameters have moved
+Up = ChangeUp  # [n, T] how far the trainable parameters have moved
 
 
 @dataclass(frozen=True)
@@ -66,15 +62,11 @@ class MochaDeep(Algorithm[Server, Client, Down, Up]):
         False, "learn the relations Ω of clients from their models instead of holding all near one mean"
     )
     omega_floor: float = option(
-        0.1,
-        "least eigenvalue of Σ (mean 1) with learn_omega: no pull is stronger than λ₂ / omega_floor",
-        gt=0,
-        le=1,
+        0.1, "least eigenvalue of Σ (mean 1) with learn_omega: no pull is stronger than λ₂ / omega_floor", gt=0, le=1
     )
 
-    single_updates = (
-        "follows the mean of all models by adding up their changes (what is left out once is missing for ever)"
-    )
+    gradients = 1
+    single_updates = FOLLOWS_MEAN
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -151,9 +143,6 @@ class MochaDeep(Algorithm[Server, Client, Down, Up]):
         if server.omega is None:
             return {}
         return {"strongest_pull": self.lam2 * float(server.omega.diagonal().max())}
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return gradient_steps(self.training.num_steps(count))
 
 
 def _center(omega: Tensor, models: Tensor, i: int) -> Tensor:

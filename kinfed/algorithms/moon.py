@@ -17,18 +17,15 @@ experiments. The second form of (3) does not overflow, however small τ is.
 Under privacy the term is an example's own: both models are what private training led to.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, example_counts, own_or_server
-from kinfed.algorithms.common.heads import required_body
 from kinfed.algorithms.common.one_model import Client
 from kinfed.algorithms.fedavg import FedAvg
-from kinfed.author import Batch, Cohort, Deltas, Population, Range, Task, option, separable, sgd, take_rows
+from kinfed.author import Batch, Cohort, Deltas, Range, Task, option, separable, sgd, take_rows
 
 
 def cosine_and_slope(phi: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,9 +60,7 @@ class MOON(FedAvg):
     tau: float = option(0.5, "τ: temperature of the contrast", gt=0)
 
     traits = frozenset()  # the contrast is with the client's last model
-
-    def check(self, task: Task, population: Population) -> None:
-        required_body("MOON", task)
+    acts_at = "body"
 
     def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         feature_loss = None

@@ -17,52 +17,38 @@ took part (the authors call all clients in every round, where it is the same). A
 say) and has no server model. Here they are part of the mean, and the pull leaves them alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import check_stable
-from kinfed.algorithms.common.one_model import OneModel
-from kinfed.author import Cohort, DeltaUp, ModelDown, ModelState, Range, RoundInfo, Task, Tree, option, sgd
-
-
-@dataclass
-class Client(Tree):
-    theta: Tensor  # [n, P] own model
+from kinfed.algorithms.common.averaging import FOLLOWS_MEAN
+from kinfed.algorithms.common.one_model import KeepsOwnModel, OneModel, OwnModel
+from kinfed.author import Cohort, DeltaUp, ModelDown, ModelState, Range, RoundInfo, Task, option, sgd
 
 
 @dataclass(frozen=True)
-class MRMTL(OneModel[ModelState, Client, ModelDown, DeltaUp]):
+class MRMTL(KeepsOwnModel[ModelState, ModelDown, DeltaUp], OneModel[ModelState, OwnModel, ModelDown, DeltaUp]):
     lam: float = option(0.5, "λ: how firmly own models are held near the mean of all", ge=0, tune=Range(1e-2, 1.9))
 
-    single_updates = (
-        "follows the mean of all models by adding up their changes (what is left out once is missing for ever)"
-    )
+    single_updates = FOLLOWS_MEAN
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_stable("MR-MTL's step", "lam", self.training.lr, self.lam)
 
-    def init_client(self, task: Task, data: Cohort) -> Client:
-        return Client(task.init(data.seed).expand(len(data), -1))
-
-    def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
+    def client_update(self, task: Task, client: OwnModel, down: ModelDown, data: Cohort) -> tuple[OwnModel, DeltaUp]:
         proximal = (self.lam, down.w) if self.lam else None
         theta = sgd(task, client.theta, data.train.batches(self.training), proximal=proximal)  # ∇f(θ) + λ (θ − w)
-        return Client(theta), DeltaUp(theta - client.theta, None)
+        return OwnModel(theta), DeltaUp(theta - client.theta, None)
 
-    def heard(self, task: Task, before: Client, after: Client, down: ModelDown, up: DeltaUp) -> Client:
-        return Client(before.theta + up.delta)
+    def heard(self, task: Task, before: OwnModel, after: OwnModel, down: ModelDown, up: DeltaUp) -> OwnModel:
+        return OwnModel(before.theta + up.delta)
 
-    def invariant(self, task: Task, server: ModelState, clients: Client) -> tuple[Tensor, Tensor]:
+    def invariant(self, task: Task, server: ModelState, clients: OwnModel) -> tuple[Tensor, Tensor]:
         return server.w, clients.theta.mean(0)
 
     def aggregate(self, server: ModelState, ids: Tensor, up: DeltaUp, round: RoundInfo) -> ModelState:
         change = up.delta.sum(0, dtype=torch.float64) / round.population.num_clients
         return ModelState(server.w + change.to(server.w.dtype))
-
-    def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
-        return client.theta

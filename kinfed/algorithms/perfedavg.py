@@ -20,8 +20,6 @@ Running statistics (of BatchNorm, say) move with the passes of b and b', as in a
 difference quotient leaves them alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,11 +27,10 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import PrivacyProfile, gradient_steps
-from kinfed.algorithms.common.averaging import DeltaUp, ModelDown
+from kinfed.algorithms.common.averaging import DeltaUp
 from kinfed.algorithms.common.one_model import AveragesOneModel
-from kinfed.author import Add, Gradient, GradientStep, Instruction, Mix, Norm, Task, run_program, sgd
+from kinfed.author import Add, Cohort, Gradient, GradientStep, Instruction, Mix, ModelDown, Norm, Task, run_program, sgd
 from kinfed.core import Nothing, Range, option
-from kinfed.data import Cohort
 
 
 @dataclass(frozen=True)
@@ -59,10 +56,8 @@ class PerFedAvg(AveragesOneModel[Nothing]):
         decay = self.training.weight_decay
         w = down.w.clone()
         streams = [batches, meta]
-        program: list[Instruction] = [
-            Mix("tilde", "w", "w", 0.0),
-            GradientStep("tilde", alpha, decay=decay),  # w̃ = w − α g(w; b)
-        ]
+        inner = GradientStep("tilde", alpha, decay=decay)  # w̃ = w − α g(w; b)
+        program: list[Instruction] = [Mix("tilde", "w", "w", 0.0), inner]
         if self.variant == "fo":
             program.append(GradientStep("w", beta, at="tilde", decay=decay, stream=1))  # w ← w − β g(w̃; b')
         else:
@@ -93,7 +88,6 @@ class PerFedAvg(AveragesOneModel[Nothing]):
 
     def privacy(self, count: Tensor) -> PrivacyProfile:
         steps = self.training.num_steps(count)
-        return gradient_steps(
-            {1: 2 * steps, 2: steps} if self.variant == "hf" else {1: 2 * steps},
-            per_personalization={1: torch.full_like(count, self.adapt_steps)},
-        )
+        adapting = {1: torch.full_like(count, self.adapt_steps)}
+        per_round = {1: 2 * steps, 2: steps} if self.variant == "hf" else {1: 2 * steps}
+        return gradient_steps(per_round, per_personalization=adapting)

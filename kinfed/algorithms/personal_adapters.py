@@ -17,16 +17,13 @@ Whatever else is trained, a head for one, is shared, unless `own` names it too (
 the server's model is FedAvg's.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from kinfed.algorithms.base import PrivacyProfile, gradient_steps
 from kinfed.algorithms.common.partial import PartlyShared
-from kinfed.author import Cohort, ColumnSplit, ConfigError, Task, option, parse_patterns, sgd
-from kinfed.engine import matches
+from kinfed.author import Cohort, ColumnSplit, ConfigError, PrivacyProfile, Task, gradient_steps, option, parse_patterns
+from kinfed.engine import matches, sgd
 
 
 @dataclass(frozen=True)

@@ -26,20 +26,18 @@ examples; clients keep nothing. The server's model has LDA(M, S, uniform π). Th
 class means and a covariance leave a client.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, ServerModels
-from kinfed.algorithms.common.averaging import mean_update
+from kinfed.algorithms.base import RoundInfo, ServerModels
+from kinfed.algorithms.common.averaging import mean_of
 from kinfed.algorithms.common.feature_distribution import EPS, Distribution, best_beta, local_distribution
 from kinfed.algorithms.common.heads import class_counts, features_by_client, required_body
-from kinfed.author import ColumnSplit, ConfigError, Head, Nothing, Range, Task, Tree, exact, option, rng, sgd
-from kinfed.data import Cohort, Population, Split
-from kinfed.engine import Dense
+from kinfed.algorithms.common.partial import SharesPart
+from kinfed.author import Cohort, ColumnSplit, ConfigError, Nothing, Population, Range, Split, Tree, exact, option, rng
+from kinfed.engine import Dense, Head, Task, sgd
 
 
 @dataclass
@@ -66,12 +64,13 @@ class Up(Tree):
 
 
 @dataclass(frozen=True)
-class PFedFDA(Algorithm[Server, Nothing, Down, Up]):
+class PFedFDA(SharesPart[Server, Nothing, Down, Up]):
     beta: float | None = option(None, "β fixed for means and covariance, instead of cross-validation", ge=0, le=1)
     single_beta: bool = option(False, "one β for both")
     ridge: float = option(0.1, "added to the diagonal of a client's covariance", gt=0, tune=Range(1e-4, 1.0))
 
     traits = frozenset({"needs classes"})
+    leaks = "the class means and the covariance of its features"
     single_updates = "sends covariances, which another rule than the mean would not leave positive definite"
 
     def check(self, task: Task, population: Population) -> None:
@@ -81,44 +80,29 @@ class PFedFDA(Algorithm[Server, Nothing, Down, Up]):
                 f"pFedFDA's classifier has a bias, and the last layer {head.name!r} has none; build it with bias=True"
             )
 
-    def sent_columns(self, task: Task) -> Tensor:
-        return ~task.head.mask
-
     def init_server(self, task: Task, population: Population) -> Server:
-        head, split = task.head, ColumnSplit.from_mask(task.head.mask)
+        head, split = task.head, self.split(task)
         C, width = head.outputs, head.inputs
         means = rng.uniform(population.key("feature-means"), C * width).reshape(C, width)
-        return Server(
-            split.take_shared(task.init(population.seed)).clone(),
-            means.to(task.device, torch.float32),
-            packed(torch.eye(width, device=task.device)),
-            torch.tensor([head.dense.weight, head.dense.bias]),
-        )
+        body, covariance = split.take_shared(task.init(population.seed)).clone(), packed(torch.eye(width))
+        at = torch.tensor([head.dense.weight, head.dense.bias])
+        return Server(body, means.to(task.device, torch.float32), covariance.to(task.device), at)
 
     def download(self, server: Server, ids: Tensor) -> Down:
         n = len(ids)
         return Down(server.shared.expand(n, -1), server.means.expand(n, -1, -1), server.covariance.expand(n, -1))
 
     def client_update(self, task: Task, client: Nothing, down: Down, data: Cohort) -> tuple[Nothing, Up]:
-        split, head = ColumnSplit.from_mask(task.head.mask), task.head.mask.to(down.shared.device)
+        split, head = self.split(task), task.head.mask.to(down.shared.device)
         common = distributions(down)
         prior = class_shares(task, data.train)
-        theta = with_classifiers(task.head, self._bodies(task, down, data), common, prior)
+        theta = with_classifiers(task.head, self.at_start(task, down.shared, data.seed), common, prior)
         theta = sgd(task, theta, data.train.batches(self.training), mask=~head)
         mixed = self._interpolated(task, theta, common, prior, data.train)
-        up = Up(
-            split.take_shared(theta) - down.shared,
-            torch.stack([one.means for one in mixed]).to(down.means),
-            torch.stack([packed(one.covariance) for one in mixed]).to(down.covariance),
-            data.train.count.to(torch.float32),
-        )
-        return client, up
-
-    def _bodies(self, task: Task, down: Down, data: Cohort) -> Tensor:
-        """[n, P]: the received body under any head."""
-        split = ColumnSplit.from_mask(task.head.mask)
-        head = split.take_own(task.init(data.seed)).to(down.shared)
-        return split.join(head.expand(len(down.shared), -1), down.shared)
+        means = torch.stack([one.means for one in mixed]).to(down.means)
+        covariance = torch.stack([packed(one.covariance) for one in mixed]).to(down.covariance)
+        delta, count = split.take_shared(theta) - down.shared, data.train.count.to(torch.float32)
+        return client, Up(delta, means, covariance, count)
 
     def _interpolated(
         self, task: Task, theta: Tensor, common: list[Distribution], prior: Tensor, split: Split
@@ -144,15 +128,11 @@ class PFedFDA(Algorithm[Server, Nothing, Down, Up]):
         return best_beta(trials, common, prior, single=self.single_beta)
 
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
-        return Server(
-            server.shared + mean_update(up.delta, up.count),
-            mean_update(up.means.flatten(1), up.count).view_as(server.means),
-            mean_update(up.covariance, up.count),
-            server.head_at,
-        )
+        mean = mean_of(up, ("delta", "means", "covariance"), up.count)
+        return Server(server.shared + mean.delta, mean.means, mean.covariance, server.head_at)
 
     def personalize(self, task: Task, client: Nothing, down: Down, data: Cohort) -> Tensor:
-        theta, prior = self._bodies(task, down, data), class_shares(task, data.train)
+        theta, prior = self.at_start(task, down.shared, data.seed), class_shares(task, data.train)
         mixed = self._interpolated(task, theta, distributions(down), prior, data.train)
         return with_classifiers(task.head, theta, mixed, prior)
 
@@ -164,9 +144,6 @@ class PFedFDA(Algorithm[Server, Nothing, Down, Up]):
         uniform = torch.full((1, C), 1 / C, dtype=torch.float64)
         common = distributions(self.download(server, torch.zeros(1, dtype=torch.int64)))
         return ServerModels(with_classifiers(head, theta, common, uniform))
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return PrivacyProfile(None, impossible="the class means and the covariance of its features")
 
 
 def packed(matrix: Tensor) -> Tensor:

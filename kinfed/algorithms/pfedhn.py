@@ -30,8 +30,6 @@ The head and its momentum hold 2 (hidden + 1) T numbers on the server, and as ma
 `max_gb` refuses what would not fit. Bytes per client and round: one model each way.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,9 +38,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, gradient_steps
-from kinfed.author import Cohort, ConfigError, Nothing, Population, Range, Task, Tree, mean_update, option, rng, sgd
-from kinfed.core import kernels
+from kinfed.algorithms.common.averaging import ChangeUp
+from kinfed.author import Algorithm, Cohort, ConfigError, Nothing, Population, RoundInfo, Task, mean_update, option, sgd
+from kinfed.core import Range, Tree, kernels, rng
 
 ROWS_AT_ONCE = 4096  # of the head, drawn in float64
 
@@ -69,9 +67,7 @@ class Down(Tree):
     theta: Tensor  # [n, P] h(e_i; φ), and running statistics
 
 
-@dataclass
-class Up(Tree):
-    delta: Tensor  # [n, P] Δθ_i
+Up = ChangeUp  # [n, P] Δθ_i
 
 
 @dataclass
@@ -101,6 +97,7 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
     )
 
     traits = frozenset({"draws by client"})  # embeddings
+    gradients = 1
     single_updates = "moves every client's embedding by that client's own update"
 
     def check(self, task: Task, population: Population) -> None:
@@ -121,10 +118,8 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
         width = self.embedding or 1 + population.num_clients // 4
         key = population.key("pfedhn")
         embedding = rng.normal(rng.fold(key, 0, torch.arange(population.num_clients)), width)
-        trunk = [
-            _uniform(rng.fold(key, 1, number), (inputs + 1) * outputs, inputs)
-            for number, (inputs, outputs) in enumerate(self._sizes(width))
-        ]
+        layers = enumerate(self._sizes(width))
+        trunk = [_uniform(rng.fold(key, 1, k), (inputs + 1) * outputs, inputs) for k, (inputs, outputs) in layers]
         model = task.init(population.seed)
         start, statistics = model[task.trainable].clone(), model[task.trainable.stop :].clone()
         head = start.new_empty(len(start), self.hidden)
@@ -182,9 +177,8 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
         bias, v_bias = self._step(phi.bias, old.bias, d_bias * shrink)
         e_norm = d_e.norm(dim=1, keepdim=True)
         embedding, velocity = phi.embedding.clone(), old.embedding.clone()
-        embedding[ids], velocity[ids] = self._step(
-            phi.embedding[ids], old.embedding[ids], d_e * (self.server_clip / e_norm.clamp_min(self.server_clip))
-        )
+        d_e = d_e * (self.server_clip / e_norm.clamp_min(self.server_clip))
+        embedding[ids], velocity[ids] = self._step(phi.embedding[ids], old.embedding[ids], d_e)
         momentum = Hypernetwork(velocity, v_trunk, v_head, v_bias)
         return Server(Hypernetwork(embedding, trunk, head, bias), momentum, statistics)
 
@@ -220,9 +214,6 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
     def figures(self, server: Server) -> dict[str, Any]:
         e = server.phi.embedding
         return {"embedding_spread": float((e - e.mean(0)).norm(dim=1).mean())}
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return gradient_steps(self.training.num_steps(count))
 
 
 def _uniform(key: Tensor, count: int, inputs: int) -> Tensor:

@@ -15,8 +15,6 @@ All forward passes are at θ, so w_m takes over θ's running statistics (of Batc
 averages them, and a β above 1 does not extrapolate them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -94,8 +92,6 @@ class PFedMe(AveragesOneModel[Client]):
         return theta
 
     def privacy(self, count: Tensor) -> PrivacyProfile:
-        return gradient_steps(
-            {self.inner_steps: self.training.num_steps(count)},
-            per_personalization={self.inner_steps: torch.ones_like(count)} if self.recompute else {},
-            weights=self.weights,
-        )
+        anew = {self.inner_steps: torch.ones_like(count)} if self.recompute else {}
+        steps = {self.inner_steps: self.training.num_steps(count)}
+        return gradient_steps(steps, per_personalization=anew, weights=self.weights)

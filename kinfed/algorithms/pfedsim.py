@@ -21,20 +21,16 @@ Running statistics (of BatchNorm, say) are mixed with the bodies, in shares that
 models, and `max_gb` refuses what would not fit.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import RoundInfo
-from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, Weights, example_counts, mean_update
+from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, Weights, check_memory
 from kinfed.algorithms.common.heads import required_body
-from kinfed.algorithms.common.many_models import check_memory
 from kinfed.algorithms.common.one_model import Client, DeploysLastModel
-from kinfed.author import Cohort, Population, Range, Task, Tree, option, sgd
+from kinfed.author import Cohort, Population, Range, RoundInfo, Task, Tree, example_counts, mean_update, option, sgd
 
 MOST_ALIKE = 0.9999
 
@@ -63,18 +59,15 @@ class PFedSim(DeploysLastModel[Server, ModelDown, DeltaUp]):
     def check(self, task: Task, population: Population) -> None:
         required_body("pFedSim", task)
         n = population.num_clients
-        check_memory(
-            f"pFedSim's server keeps the models of all {n:,} clients", 4 * n * (task.num_params + 2 * n), self.max_gb
-        )
+        what = f"pFedSim's server keeps the models of all {n:,} clients"
+        check_memory(what, 4 * n * (task.num_params + 2 * n), self.max_gb)
 
     def init_server(self, task: Task, population: Population) -> Server:
         n, w = population.num_clients, task.init(population.seed)
         columns = torch.arange(task.num_params, dtype=torch.float64)[None]
         weight = task.head.split(columns)[0][0].to(torch.int64).clone()
-        return Server(
-            w, w.repeat(n, 1), torch.zeros(n, dtype=torch.bool), torch.eye(n, dtype=torch.float64),
-            task.head.mask, weight, torch.tensor(False),
-        )  # fmt: skip
+        nobody, p = torch.zeros(n, dtype=torch.bool), torch.eye(n, dtype=torch.float64)
+        return Server(w, w.repeat(n, 1), nobody, p, task.head.mask, weight, torch.tensor(False))
 
     def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
         return replace(server, personal=torch.tensor(round.number > self.fedavg_rounds)), active

@@ -30,8 +30,6 @@ The paper draws clients by p_m and averages equally; here they are drawn uniform
 trainable columns; running statistics (of BatchNorm, say) take the weighted mean as it is.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

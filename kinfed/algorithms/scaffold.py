@@ -8,7 +8,7 @@ ICML 2020, Algorithm 1 with option II.
     client m:  y ← y − η (∇f_m(y) + c − c_m), K_m times from y = w;      c_m⁺ = c_m − c + (w − y) / (K_m η)
     server:    w ← w + η_g mean_A (y_m − w);      c ← c + (1/N) Σ_A (c_m⁺ − c_m)
 
-A control variate c_m estimates the client's gradient, c is the mean of all N clients' (also of those who are away, so
+A control variate c_m estimates the client's gradient, c is the mean of all N clients' (also of absent ones, so
 the last sum is divided by N and not by the number of replies). At the optimum every corrected step vanishes: with many
 local steps the limit is the minimum of the mean, which FedAvg misses. All begin at c = c_m = 0, and the first round is
 FedAvg's with equal weights, bit for bit. A client that is away keeps its c_m.
@@ -23,8 +23,6 @@ Option I (c_m as the gradient at w of all examples, one more pass) is left out: 
 
 Control variates have trainable columns only; running statistics (of BatchNorm, say) take the mean, and no longer step.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
@@ -50,10 +48,7 @@ class Client(Tree):
     seen: Tensor  # [n] bool: has trained
 
 
-@dataclass
-class Down(Tree):
-    w: Tensor  # [n, P]
-    c: Tensor  # [n, T]
+Down = Server  # [n, P] and [n, T]
 
 
 @dataclass

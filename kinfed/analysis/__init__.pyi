@@ -7,11 +7,11 @@ from kinfed.analysis.comparison import compare as compare
 from kinfed.analysis.comparison import display_name as display_name
 from kinfed.analysis.comparison import family as family
 from kinfed.analysis.comparison import options_of as options_of
+from kinfed.analysis.comparison import pool_seeds as pool_seeds
 from kinfed.analysis.comparison import single_run as single_run
 from kinfed.analysis.comparison import slots as slots
 from kinfed.analysis.metric_styles import MetricStyle as MetricStyle
 from kinfed.analysis.metric_styles import metric_style as metric_style
-from kinfed.analysis.pooling import pool_seeds as pool_seeds
 from kinfed.analysis.statistics import MOST_SEEDS as MOST_SEEDS
 from kinfed.analysis.statistics import Average as Average
 from kinfed.analysis.statistics import Difference as Difference

@@ -1,19 +1,22 @@
-"""Decides what may be compared with what.
+"""Decides what may be compared with what, and which runs are parts of one.
 
 Methods stand in one comparison only if their runs share the data: the same settings of data, and, where both wrote
 down who holds what, the same number of examples per client and class for every shared seed.
-"""
 
-from __future__ import annotations
+Every method and seed of a run depends on its settings and data alone (kinfed.runs.growth): folders that agree in
+everything but seeds and methods are parts of one run, averaged and compared as if run together. Where the same method
+and seed is in two folders, they are left apart: one is a repetition of the other, and no second seed.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import count
+from dataclasses import dataclass, replace
+from itertools import count, product
 from typing import Any
 
 from kinfed.algorithms import ALGORITHMS
 from kinfed.analysis.metric_styles import MetricStyle, headline_of, metric_style
+from kinfed.config import NON_RESULT_SETTINGS
 from kinfed.data import Description
 from kinfed.engine import METRICS
 from kinfed.records import KINDS, Baseline, Kind, RunRecord, TrialRecord
@@ -30,7 +33,7 @@ _INDIFFERENT = {
     *("algorithms", "seeds", "eval_every", "checkpoint_every", "save_models"),
     *("pool", "device", "backend", "workers", "state", "data"),
 }
-
+_APART = {"seeds", "algorithms", *NON_RESULT_SETTINGS}  # settings in which parts of one run may differ
 
 # Methods met in most reports keep their hue from one report to the next.
 HABITUAL_HUES = {"fedavg": 0, "selffl": 1, "fedfomo": 2, "cgpfl": 3, "ditto": 4, "pfedme": 5, "perfedavg": 6}
@@ -194,9 +197,13 @@ def slots(algorithms: Sequence[str]) -> list[Slot]:
     return [taken[i] if i in taken else next(free) for i in range(len(algorithms))]
 
 
+def configured_methods(run: RunRecord) -> dict[str, Any]:
+    methods = run.config.get("algorithms")
+    return methods if isinstance(methods, dict) else {}
+
+
 def options_of(run: RunRecord, algorithm: str) -> dict[str, Any]:
-    configured = run.config.get("algorithms")
-    options = configured.get(algorithm) if isinstance(configured, dict) else None
+    options = configured_methods(run).get(algorithm)
     return options if isinstance(options, dict) else {}
 
 
@@ -211,12 +218,16 @@ def display_name(algorithm: str) -> str:
 
 
 def same_data(one: RunRecord, other: RunRecord) -> bool:
-    pairs = [(one.federations[seed], other.federations[seed]) for seed in one.federations.keys() & other.federations]
+    pairs = _shared_seeds(one, other)
     described = bool(pairs) and all(a.description and b.description for a, b in pairs)
     keys = [key for key in DATA_KEYS if not (described and key in _DESCRIBED)]
     if any(one.config.get(key) != other.config.get(key) for key in keys):
         return False
     return all((a.description, a.train, a.test) == (b.description, b.train, b.test) for a, b in pairs)
+
+
+def _shared_seeds(one: RunRecord, other: RunRecord) -> list[tuple[Description, Description]]:
+    return [(one.federations[seed], other.federations[seed]) for seed in one.federations.keys() & other.federations]
 
 
 def cautions(comparison: Comparison) -> list[str]:
@@ -237,8 +248,7 @@ def cautions(comparison: Comparison) -> list[str]:
                 f"{method.label} has diverged{seeds}: losses or updates are not finite or out of all bounds, so its "
                 "figures mean nothing. Try a lower learning rate."
             )
-        behind = [trial for trial in method.trials if trial not in method.complete_trials]
-        if behind:
+        if behind := [trial for trial in method.trials if trial not in method.complete_trials]:
             seeds = ", ".join(f"{trial.seed} (round {trial.round})" for trial in behind)
             notes.append(
                 f"{method.label}: averages are over the seeds that reached round {method.final_round}; "
@@ -270,3 +280,53 @@ def _flatten(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def pool_seeds(runs: list[RunRecord]) -> list[RunRecord]:
+    """The runs, those that are parts of one joined to it, in the place of the first."""
+    pooled: list[RunRecord] = []
+    for run in runs:
+        for place, other in enumerate(pooled):
+            if are_parts_of_one(other, run):
+                pooled[place] = _joined(other, run)
+                break
+        else:
+            pooled.append(run)
+    return pooled
+
+
+def are_parts_of_one(one: RunRecord, other: RunRecord) -> bool:
+    settings = [{name: v for name, v in run.config.items() if name not in _APART} for run in (one, other)]
+    ours, theirs = configured_methods(one), configured_methods(other)
+    differ = any(ours[label] != theirs[label] for label in ours.keys() & theirs.keys())
+    if settings[0] != settings[1] or one.version != other.version or differ:
+        return False
+    planned = [set(product(configured_methods(run), run.config.get("seeds") or ())) for run in (one, other)]
+    if planned[0] & planned[1] or _data(one) is None or _data(one) != _data(other):
+        return False
+    return all((a.train, a.test) == (b.train, b.test) for a, b in _shared_seeds(one, other))
+
+
+def _data(run: RunRecord) -> tuple[Any, ...] | None:
+    """The part of the data that is the same with every seed; None where nothing is written down."""
+    described = next(iter(run.federations.values()), None)
+    if described is None:
+        return None
+    origin = {name: described.description.get(name) for name in ("dataset", "partition", "options")}
+    classes = described.problem.kind, described.class_labels
+    return origin, described.num_clients, classes, bool(sum(described.sizes("val"))), described.inputs.get("shape")
+
+
+def _joined(one: RunRecord, other: RunRecord) -> RunRecord:
+    seeds = sorted({*one.config["seeds"], *other.config["seeds"]})
+    methods = {**configured_methods(one), **configured_methods(other)}
+    place = list(methods).index
+    trials = sorted((*one.trials, *other.trials), key=lambda trial: (trial.seed, place(trial.algorithm)))
+    note = f"{other.label} has the same settings as {one.label}: seeds and methods of both are taken together."
+    return replace(
+        one, label=f"{one.label} + {other.label}", config={**one.config, "seeds": seeds, "algorithms": methods},
+        fingerprint=f"{one.fingerprint} + {other.fingerprint}", trials=tuple(trials),
+        federations=other.federations | one.federations, baselines=other.baselines | one.baselines,
+        curves={**other.curves, **one.curves},
+        notes=(*one.notes, *(f"{other.label}: {text}" for text in other.notes), note),
+    )  # fmt: skip

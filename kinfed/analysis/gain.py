@@ -100,14 +100,13 @@ def estimate_spread(estimate: Tensor, s: Tensor) -> Spread:
     its 2.5% and 97.5% points are a 95% range (Viechtbauer 2007). Exact under the model, for any M.
     """
     z, degrees = estimate.reshape(len(s), -1), len(s) - 1
-    half_degrees = torch.tensor(degrees / 2, dtype=torch.float64)
 
     def q(s0: float) -> Tensor:
         w = 1 / (s0 + s)
         return w @ (z - w @ z / w.sum()).square().sum(-1)
 
     def probability_below(s0: float) -> Tensor:
-        return torch.igamma(half_degrees, q(s0) / 2)
+        return torch.igamma(torch.tensor(degrees / 2, dtype=torch.float64), q(s0) / 2)
 
     s0 = _falls_to(degrees, q, scale=float(s.mean()))
     if z.shape[1] > 1:
@@ -196,9 +195,8 @@ def gain_from_run(
         raise ConfigError(f"{folder} holds no evaluated round of {wanted} with client variances; run selffl first")
     algorithm, seed = records[0]["algorithm"], records[0]["seed"]
     last = [record for record in records if (record["algorithm"], record["seed"]) == (algorithm, seed)][-1]
-    variance = torch.tensor(
-        [value if value is not None else -1.0 for value in last["method"]["clients"]["sigma_m_sq"]], dtype=torch.float64
-    )
+    variances = last["method"]["clients"]["sigma_m_sq"]
+    variance = torch.tensor([-1.0 if value is None else value for value in variances], dtype=torch.float64)
     known = (variance > 0).nonzero().squeeze(1)
     if len(known) < 2:
         raise ConfigError(
@@ -233,15 +231,14 @@ def render(report: GainReport, limit: int = 40) -> Table:
 
 def _cells(row: ClientGain) -> list[Text]:
     if row.with_exact == "same":
-        verdict, style = "little to gain", "dim"
+        verdict = Text("little to gain", style="dim")
     elif row.with_paper == "better":
-        verdict, style = "gains", "green"
+        verdict = Text("gains", style="green")
     else:
-        verdict, style = "gains with exact weights only", "yellow"
-    plain = [Text(f"{error:.3g}") for error in (row.alone, row.one_for_all)]
-    paper = Text(f"{row.paper:.3g}", style="red" if row.with_paper == "worse" else "")
-    rest = [Text(f"{row.paper_claim:.3g}"), Text(f"{row.exact:.3g}"), Text(f"{row.saved:.0%}")]
-    return [Text(row.client), Text(str(row.n)), *plain, paper, *rest, Text(verdict, style=style)]
+        verdict = Text("gains with exact weights only", style="yellow")
+    errors = [Text(f"{e:.3g}") for e in (row.alone, row.one_for_all, row.paper, row.paper_claim, row.exact)]
+    errors[2].style = "red" if row.with_paper == "worse" else ""
+    return [Text(row.client), Text(str(row.n)), *errors, Text(f"{row.saved:.0%}"), verdict]
 
 
 def summary(report: GainReport) -> str:
@@ -252,8 +249,7 @@ def summary(report: GainReport) -> str:
     line = f"{who} {report.margin:.0%} or more by federating; over all, expected squared error falls by {saved:.0%}"
     if harmed:
         line += f"; Self-FL's published weights would make {harmed} of {count} worse off than alone"
-    spread = report.spread
-    origin = "given" if spread.known else "estimated"
+    spread, origin = report.spread, "given" if report.spread.known else "estimated"
     if spread.low is not None and spread.high is not None:
         origin = f"estimated, 95% range {spread.low:.3g} to {spread.high:.3g}"
     return f"{line}. Variance between clients s0 = {spread.s0:.3g} ({origin})."
@@ -263,9 +259,7 @@ def summary(report: GainReport) -> str:
 
 
 def _change(error: float, alone: float, margin: float) -> Change:
-    if error < alone * (1 - margin):
-        return "better"
-    return "worse" if error > alone * (1 + margin) else "same"
+    return "better" if error < alone * (1 - margin) else "worse" if error > alone * (1 + margin) else "same"
 
 
 def _check(names: Sequence[str], z: Tensor, v2: Tensor, count: Tensor) -> None:
@@ -327,8 +321,7 @@ def _estimate_columns(table: Any, path: str | Path) -> list[str]:
 
 
 def _names(table: Any, path: str | Path) -> list[str]:
-    column = table.column("client").cast(pa.string())
-    names = ["" if name is None else str(name) for name in column.to_pylist()]
+    names = [name or "" for name in table.column("client").cast(pa.string()).to_pylist()]
     if "" in names:
         raise DataError(f"{path}: row {names.index('') + 1} has no client name")
     return names
@@ -340,7 +333,6 @@ def _numbers(table: Any, name: str, clients: Sequence[str], path: str | Path) ->
     if not any(kind(column.type) for kind in kinds):
         raise DataError(f"{path}: column {name} must hold numbers; it holds {column.type}")
     values = column.cast(pa.float64(), safe=False).to_pylist()  # of integers beyond 2^53 the last digits are lost
-    missing = [client for client, value in zip(clients, values, strict=True) if value is None]
-    if missing:
+    if missing := [client for client, value in zip(clients, values, strict=True) if value is None]:
         raise DataError(f"{path}: column {name} is empty for {_some(missing)}")
     return torch.tensor(values, dtype=torch.float64)

@@ -15,8 +15,6 @@ A method is marked best if it leads every other method clearly. Seeds change the
 data: what is clear here may be otherwise on other clients.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -136,9 +134,7 @@ def _welch(mean: float, a: Average, b: Average, confidence: float = 0.95) -> Int
 def leader(values: Mapping[int, Mapping[int, float]], lower_is_better: bool = False) -> int | None:
     """The key with the best mean over seeds, clear or not; entries that are not finite cannot lead."""
     means = {key: entry.mean for key, by_seed in values.items() if (entry := average(by_seed)) and finite(entry.mean)}
-    if not means:
-        return None
-    return (min if lower_is_better else max)(means, key=lambda key: means[key])
+    return (min if lower_is_better else max)(means, key=lambda key: means[key], default=None)
 
 
 def clear_winner(values: Mapping[int, Mapping[int, float]], lower_is_better: bool = False) -> int | None:

@@ -31,8 +31,7 @@ class Speed:
     """Rounds per second since it was made."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic()
-        self._rounds = 0
+        self._began, self._rounds = time.monotonic(), 0
 
     def after_round(self) -> float:
         self._rounds += 1
@@ -47,15 +46,10 @@ class LiveDisplay(NullObserver):
 
         self._metric = metric
         self._progress = Progress(
-            TextColumn("{task.fields[label]} seed {task.fields[seed]}", style="bold", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[accuracy]}"),
-            console=console,
-            transient=transient,
-        )
+            TextColumn("{task.fields[label]} seed {task.fields[seed]}", style="bold", markup=False), BarColumn(),
+            MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn(),
+            TextColumn("{task.fields[accuracy]}"), console=console, transient=transient,
+        )  # fmt: skip
         self._bar = self._progress.add_task("", total=total_rounds, label="", seed="", rate="", accuracy="")
         self._speed = Speed()
 
@@ -88,11 +82,9 @@ class NotebookLine(NullObserver):
 
     def __init__(self, show: Callable[[str], None], total_rounds: int, metric: str | None = None) -> None:
         self._show, self._total, self._metric = show, total_rounds, metric
-        self._done = 0
+        self._done, self._drawn, self._began = 0, 0.0, time.monotonic()
         self._where = self._figure = ""
         self._notes: list[str] = []
-        self._drawn = 0.0
-        self._began = time.monotonic()
 
     def started(self, label: str, seed: int, first: int, rounds: int) -> None:
         self._done += first
@@ -113,8 +105,7 @@ class NotebookLine(NullObserver):
         self._draw()
 
     def ended(self) -> None:
-        seconds = time.monotonic() - self._began
-        self._where, self._figure = f"{self._done:,} rounds in {seconds:.1f} s", ""
+        self._where, self._figure = f"{self._done:,} rounds in {time.monotonic() - self._began:.1f} s", ""
         self._draw(running=False)
 
     def _draw(self, running: bool = True) -> None:

@@ -34,6 +34,13 @@ if TYPE_CHECKING:
     from kinfed.engine import Builder, ModuleTask
     from kinfed.report import ClientShares
     from kinfed.serving import ModelPipeline
+from collections.abc import Callable
+
+from kinfed.api.progress import progress_display
+from kinfed.config import RunConfig
+from kinfed.data import Federation
+from kinfed.engine import Builder
+from kinfed.runs import Observer, Observers, experiment
 
 
 class RunResult:
@@ -149,11 +156,9 @@ class RunResult:
         return write_page(target, report_page([self.run], compare([self.run])))
 
     def __repr__(self) -> str:
-        metric, figures = self.comparison.metric, []
-        for method in self.comparison.methods:
-            mean = average(method.final("personal", metric))
-            if mean is not None:
-                figures.append(f"{method.algorithm} {headline_text({metric: mean.mean}, metric).split()[-1]}")
+        metric = self.comparison.metric
+        means = {method.algorithm: average(method.final("personal", metric)) for method in self.comparison.methods}
+        figures = [f"{k} {headline_text({metric: v.mean}, metric).split()[-1]}" for k, v in means.items() if v]
         seeds = f"{len(self.seeds)} seed{'' if len(self.seeds) == 1 else 's'}"
         state = "" if all(trial.finished for trial in self.run.trials) and self.run.trials else ", unfinished"
         shown = ", ".join(figures[:6]) + (f", and {len(figures) - 6} more" if len(figures) > 6 else "")
@@ -220,3 +225,38 @@ class RunResult:
                 "`describe` says who holds what"
             )
         return self._outcome
+
+
+def run(
+    config: RunConfig | Path | str | None = None, *, out: Path | str | None = None, resume: bool = False,
+    extend: bool = False, federation: Federation | None = None, model: str | Mapping[str, Any] | Builder | None = None,
+    observer: Observer | None = None, progress: bool | None = None, should_stop: Callable[[], bool] = lambda: False,
+    **settings: Any,
+) -> RunResult:  # fmt: skip
+    """Run a configuration (a RunConfig, a TOML file, or settings by name) and show its progress.
+
+    `federation` replaces the data set and its partition. `model` is a name, a dictionary {"name": ..., ...} with
+    options, or a function that builds an nn.Module, either without arguments or from the shape of an example and the
+    number of classes.
+
+    With `out` the run writes its folder, and can be resumed (`resume`) or extended (`extend`). To extend, pass the
+    total number of `rounds`, and the `seeds` and `algorithms` to add; the results are the same as if everything had
+    been run at once. Without `out`, everything stays in memory.
+
+    `progress` is True for a progress bar and False for silence. By default there is a bar on a terminal, a line in a
+    notebook and nothing elsewhere. An `observer` is notified of every round (kinfed.runs.observer); `should_stop` is
+    called after every round."""
+    grown = Path(out) if extend and out is not None else None
+    chosen, build = experiment.chosen_config(config, model, settings, grown)
+    with progress_display(chosen, progress) as display:
+        watching = display if observer is None else Observers((display, observer))
+        outcome = experiment.run(
+            chosen, out=out, resume=resume, extend=extend, federation=federation, model=build, observer=watching,
+            should_stop=should_stop,
+        )  # fmt: skip
+    return RunResult(folder=outcome.folder, outcome=outcome)
+
+
+def load(folder: Path | str) -> RunResult:
+    """Read the results of a run from its folder. An unfinished run has the results so far."""
+    return RunResult.read(folder)

@@ -10,8 +10,6 @@ has found; no part of an address ever becomes a path. Answers forbid other sites
 board's own scripts only. Whoever has an account on this machine can read the board, like any local server.
 """
 
-from __future__ import annotations
-
 import time
 from datetime import datetime
 from functools import cache
@@ -89,11 +87,11 @@ class BoardRequest(BaseHTTPRequestHandler):
             self._send(HTTPStatus.MISDIRECTED_REQUEST, b"the board is at " + self.server.url.encode(), "text/plain")
             return
         try:
-            status, content, kind, policy = self._answer(urlsplit(self.path).path)
+            answer = self._answer(urlsplit(self.path).path)
         except Exception as error:  # files that somebody changed, or addresses that are none: the board goes on
             reason = str(error) if isinstance(error, KinfedError) else f"this cannot be shown: {error!r}"
-            status, content, kind, policy = HTTPStatus.INTERNAL_SERVER_ERROR, reason.encode(), "text/plain", _POLICY
-        self._send(status, content, kind, policy)
+            answer = HTTPStatus.INTERNAL_SERVER_ERROR, reason.encode(), "text/plain", _POLICY
+        self._send(*answer)
 
     do_HEAD = do_GET
 
@@ -118,8 +116,9 @@ class BoardRequest(BaseHTTPRequestHandler):
             return HTTPStatus.NOT_FOUND, b"there is no such run", "text/plain", _POLICY
         if kind == "live":
             return self._json(live_view(entry))
-        if kind == "report":
-            return HTTPStatus.OK, _report(entry).encode(), "text/html", "frame-ancestors 'none'"
+        if kind == "report":  # the run's page as it would be written now
+            run = load_run(entry.path.resolve(), entry.name)
+            return HTTPStatus.OK, report_page([run], compare([run])).encode(), "text/html", "frame-ancestors 'none'"
         return self._page("live.html", title=entry.name, heading=entry.name, name=entry.name)
 
     def _page(self, template: str, **values: Any) -> tuple[HTTPStatus, bytes, str, str]:
@@ -151,14 +150,7 @@ def _file(name: str) -> bytes:
 def _plotly() -> bytes:
     from plotly.offline import get_plotlyjs
 
-    script: str = get_plotlyjs()
-    return script.encode()
-
-
-def _report(entry: RunEntry) -> str:
-    """The run's page as it would be written now."""
-    run = load_run(entry.path.resolve(), entry.name)
-    return report_page([run], compare([run]))
+    return str(get_plotlyjs()).encode()
 
 
 def listed(entry: RunEntry) -> dict[str, Any]:
@@ -189,8 +181,7 @@ def live_view(entry: RunEntry) -> dict[str, Any]:
 
 
 def _trial(trial: TrialRecord, run: RunRecord) -> dict[str, Any]:
-    personal = trial.final.metrics.get("personal", {})
-    metric = run.config.get("metric")
+    personal, metric = trial.final.metrics.get("personal", {}), run.config.get("metric")
     return {
         "algorithm": trial.algorithm,
         "seed": trial.seed,

@@ -1,13 +1,12 @@
 """The command `kinfed`. Mistakes get one clear sentence and exit status 2; an interrupted run says how to go on."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Annotated
 
 import click
 import typer
+from typer import Option
 
 from kinfed.cli import (
     deploy_command,
@@ -43,7 +42,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass

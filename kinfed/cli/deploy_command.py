@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
+from typer import Argument, Option
 
 from kinfed.cli.parameters import CommandGroup, Plugins
-from kinfed.cli.terminal import console, say
+from kinfed.cli.terminal import console, plain_table, say
 from kinfed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,13 +20,13 @@ deploy = CommandGroup(help="Real clients with Flower: an app folder, keys and ce
 vault = CommandGroup(help="On a node: the personal states and models it keeps.", no_args_is_help=True)
 
 VaultFolder = Annotated[
-    Path, typer.Option("--vault", envvar="KINFED_VAULT", help="The vault's folder, as in the node-config.")
+    Path, Option("--vault", envvar="KINFED_VAULT", help="The vault's folder, as in the node-config.")
 ]
 DEFAULT = Path("~/.kinfed/vault")
 
 
 @deploy.command()
-def init(folder: Annotated[Path, typer.Argument(help="Folder to make.")]) -> None:
+def init(folder: Annotated[Path, Argument(help="Folder to make.")]) -> None:
     """Write an app folder: a configuration to edit, what Flower starts, and an example of a node's data."""
     from kinfed.deploy import make_app
 
@@ -37,9 +37,9 @@ def init(folder: Annotated[Path, typer.Argument(help="Folder to make.")]) -> Non
 
 @deploy.command()
 def certs(
-    folder: Annotated[Path, typer.Argument(help="Folder for keys and certificates.")],
-    host: Annotated[list[str], typer.Option(help="Name or address under which nodes reach the server (repeatable).")],
-    node: Annotated[list[str] | None, typer.Option(help="Name of a node that needs a key (repeatable).")] = None,
+    folder: Annotated[Path, Argument(help="Folder for keys and certificates.")],
+    host: Annotated[list[str], Option(help="Name or address under which nodes reach the server (repeatable).")],
+    node: Annotated[list[str] | None, Option(help="Name of a node that needs a key (repeatable).")] = None,
 ) -> None:
     """Make a CA, the server's certificate and the nodes' keys; an existing CA and existing keys stay."""
     try:
@@ -54,7 +54,7 @@ def certs(
 
 @deploy.command()
 def messages(
-    method: Annotated[list[str] | None, typer.Argument(help="Methods (default: all, those of plugins too).")] = None,
+    method: Annotated[list[str] | None, Argument(help="Methods (default: all, those of plugins too).")] = None,
     plugin: Plugins = None,
 ) -> None:
     """What leaves a node in every round, by method: the fields of its updates; (some) only with some options."""
@@ -62,13 +62,12 @@ def messages(
     from kinfed.data import LocalTraining
     from kinfed.deploy import not_for_nodes, sent_fields
 
-    table = Table("method", "sends", box=None, padding=(0, 2, 0, 0), show_edge=False)
+    table = plain_table("method", "sends")
     for name in method or ALGORITHMS:
         algorithm = make_algorithm(name, LocalTraining(), {})
         fields = [field if always else f"({field})" for field, always in sent_fields(algorithm).items()]
         reason = not_for_nodes(algorithm)
-        text = f"refused: {reason}" if reason else ", ".join(fields) or "nothing"
-        table.add_row(name, text)
+        table.add_row(name, f"refused: {reason}" if reason else ", ".join(fields) or "nothing")
     console.print(table)
 
 
@@ -81,7 +80,7 @@ def list_(folder: VaultFolder = DEFAULT) -> None:
     if not entries:
         say(f"the vault {folder.expanduser()} is empty")
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
+    table = plain_table()
     for column in ("run", "client", "method", "round", "version", "bytes", "saved", "model"):
         table.add_column(column, no_wrap=True)
     for entry in entries:
@@ -100,7 +99,7 @@ def budget(folder: VaultFolder = DEFAULT) -> None:
     if not pages:
         say(f"the vault {folder.expanduser()} has not answered any private request yet")
         return
-    table = Table("client", "run", "answers", "epsilon", box=None, padding=(0, 2, 0, 0), show_edge=False)
+    table = plain_table("client", "run", "answers", "epsilon")
     for client, page in pages.items():
         for run in dict.fromkeys(answer.run for answer in page.answers):
             spent = epsilon_over_noises(page.spent(run), page.rules["delta"])
@@ -120,10 +119,10 @@ def budget(folder: VaultFolder = DEFAULT) -> None:
 
 @vault.command()
 def export(
-    out: Annotated[Path, typer.Argument(help="File to write (.safetensors).")],
+    out: Annotated[Path, Argument(help="File to write (.safetensors).")],
     folder: VaultFolder = DEFAULT,
-    run: Annotated[str | None, typer.Option(help="Run (default: the newest).")] = None,
-    client: Annotated[str | None, typer.Option(help="Client (if the vault has several).")] = None,
+    run: Annotated[str | None, Option(help="Run (default: the newest).")] = None,
+    client: Annotated[str | None, Option(help="Client (if the vault has several).")] = None,
 ) -> None:
     """Copy a personal model out of the vault, as safetensors that plain PyTorch loads."""
     from kinfed.core import storage
@@ -137,10 +136,10 @@ def export(
 
 @vault.command()
 def clear(
-    run: Annotated[str, typer.Argument(help="Run whose states and models are removed.")],
+    run: Annotated[str, Argument(help="Run whose states and models are removed.")],
     folder: VaultFolder = DEFAULT,
-    client: Annotated[str | None, typer.Option(help="Only this client.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    client: Annotated[str | None, Option(help="Only this client.")] = None,
+    yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Remove a run from the vault. This cannot be undone: personal models exist nowhere else."""
     from kinfed.deploy import Vault
@@ -151,22 +150,22 @@ def clear(
 
 
 def predict(
-    table: Annotated[Path, typer.Argument(help="New examples: .csv, .tsv, .parquet, or x in an .npz file.")],
+    table: Annotated[Path, Argument(help="New examples: .csv, .tsv, .parquet, or x in an .npz file.")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="CSV file to write (default: print to the terminal).")
+        Path | None, Option("--out", "-o", help="CSV file to write (default: print to the terminal).")
     ] = None,
-    model: Annotated[Path | None, typer.Option(help="A model file (kinfed export, kinfed vault export).")] = None,
-    vault: Annotated[Path | None, typer.Option(envvar="KINFED_VAULT", help="Take the model from a vault.")] = None,
-    run: Annotated[str | None, typer.Option(help="Folder of a run or of kinfed fit, or a run in the vault.")] = None,
-    client: Annotated[str | None, typer.Option(help="Whose model (default of a folder: the server's).")] = None,
+    model: Annotated[Path | None, Option(help="A model file (kinfed export, kinfed vault export).")] = None,
+    vault: Annotated[Path | None, Option(envvar="KINFED_VAULT", help="Take the model from a vault.")] = None,
+    run: Annotated[str | None, Option(help="Folder of a run or of kinfed fit, or a run in the vault.")] = None,
+    client: Annotated[str | None, Option(help="Whose model (default of a folder: the server's).")] = None,
     client_column: Annotated[
-        str | None, typer.Option(help="Column that names the client of each row: each by its own model of --run.")
+        str | None, Option(help="Column that names the client of each row: each by its own model of --run.")
     ] = None,
-    algorithm: Annotated[str | None, typer.Option(help="Method (if the run has several).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed (of a run folder).")] = None,
-    image_column: Annotated[str | None, typer.Option(help="Column of images instead of feature columns.")] = None,
-    ignore: Annotated[str, typer.Option(help="Columns that are not features (models without column names).")] = "",
-    name_column: Annotated[str | None, typer.Option(help="Column that names the rows in the output.")] = None,
+    algorithm: Annotated[str | None, Option(help="Method (if the run has several).")] = None,
+    seed: Annotated[int | None, Option(help="Seed (of a run folder).")] = None,
+    image_column: Annotated[str | None, Option(help="Column of images instead of feature columns.")] = None,
+    ignore: Annotated[str, Option(help="Columns that are not features (models without column names).")] = "",
+    name_column: Annotated[str | None, Option(help="Column that names the rows in the output.")] = None,
     plugin: Plugins = None,
 ) -> None:
     """Predict classes with probabilities, or numbers, for new examples with one model; needs no server."""
@@ -217,21 +216,16 @@ def _predictions_by_client(
 def _show(predictions: Predictions, out: Path | None, about: str) -> None:
     for note in predictions.notes:
         typer.echo(f"note     {note}", err=True)  # predictions may go to another program
-    if out is None:
-        _print_predictions(predictions)
+    if out is not None:
+        predictions.write(out)
+        say(f"wrote    {out} ({len(predictions.outputs)} rows; {about})")
         return
-    predictions.write(out)
-    say(f"wrote    {out} ({len(predictions.outputs)} rows; {about})")
-
-
-def _print_predictions(predictions: Predictions) -> None:
-    """A table for people where they look at it, CSV where it goes into a file or another program."""
-    from rich.text import Text
-
-    if not console.is_terminal:
+    if not console.is_terminal:  # it goes into a file or another program
         typer.echo(predictions.csv_text(), nl=False)
         return
-    table = Table(box=None, padding=(0, 2, 0, 0))
+    from rich.text import Text
+
+    table = plain_table()
     for heading in predictions.header:
         table.add_column(Text(heading))
     for line in predictions.lines():

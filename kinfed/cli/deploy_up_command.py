@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
+from typer import Argument, Option
 
 from kinfed.cli.parameters import CommandGroup, SettingsCommand, settings_of
-from kinfed.cli.terminal import console, say
+from kinfed.cli.terminal import console, plain_table, say
 from kinfed.errors import ConfigError, PoolError
 
 if TYPE_CHECKING:
@@ -32,14 +32,15 @@ TEXTS = {
 }
 
 
+Cold = Annotated[bool, Option("--cold", help="Start a Python for every message.")]
+
+
 def up(
     context: typer.Context,
-    local: Annotated[int, typer.Option(help="Number of nodes to start on this machine.", min=1)],
-    out: Annotated[Path, typer.Option("--out", "-o", help="New folder for the run, the sites and the logs.")] = Path(
-        "trial"
-    ),
-    seconds: Annotated[float, typer.Option(help="Time limit in seconds.", min=1)] = 1800.0,
-    cold: Annotated[bool, typer.Option("--cold", help="Start a Python for every message.")] = False,
+    local: Annotated[int, Option(help="Number of nodes to start on this machine.", min=1)],
+    out: Annotated[Path, Option("--out", "-o", help="New folder for the run, the sites and the logs.")] = Path("trial"),
+    seconds: Annotated[float, Option(help="Time limit in seconds.", min=1)] = 1800.0,
+    cold: Cold = False,
 ) -> None:
     """Try a whole deployment on this machine: certificates, a superlink with TLS, nodes with their data, the run."""
     from dataclasses import replace
@@ -74,16 +75,12 @@ def _say_what_next(out: Path, sites: list[Site]) -> None:
 
 
 def server(
-    certs: Annotated[Path, typer.Argument(help="Folder of kinfed deploy certs.")],
-    host: Annotated[
-        str, typer.Option(help="Address at which nodes reach it: 0.0.0.0 for all of this machine's.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port for nodes.", min=1, max=65535)] = 8000,
-    control_port: Annotated[
-        int, typer.Option(help="Port of this machine alone, for the operator's flwr.", min=1, max=65535)
-    ] = 8001,
-    folder: Annotated[Path, typer.Option(help="Folder for its database and Flower's own files.")] = Path("superlink"),
-    cold: Annotated[bool, typer.Option("--cold", help="Start a Python for every run.")] = False,
+    certs: Annotated[Path, Argument(help="Folder of kinfed deploy certs.")],
+    host: Annotated[str, Option(help="Address for nodes: 0.0.0.0 for all of this machine's.")] = "127.0.0.1",
+    port: Annotated[int, Option(help="Port for nodes.", min=1, max=65535)] = 8000,
+    control_port: Annotated[int, Option(help="Port of this machine alone, for flwr.", min=1, max=65535)] = 8001,
+    folder: Annotated[Path, Option(help="Folder for its database and Flower's own files.")] = Path("superlink"),
+    cold: Annotated[bool, Option("--cold", help="Start a Python for every run.")] = False,
 ) -> None:
     """Run the server: Flower's superlink for this machine alone, and a door with TLS for nodes."""
     from kinfed.deploy import ServerPlace, run_server, stop_signals
@@ -93,11 +90,9 @@ def server(
 
 
 def node(
-    file: Annotated[Path, typer.Argument(help="The node's file, node.toml of its kit.")],
-    cold: Annotated[bool, typer.Option("--cold", help="Start a Python for every message.")] = False,
-    home: Annotated[
-        Path | None, typer.Option(help="Folder of Flower's own files (default: flower/ beside FILE).")
-    ] = None,
+    file: Annotated[Path, Argument(help="The node's file, node.toml of its kit.")],
+    cold: Cold = False,
+    home: Annotated[Path | None, Option(help="Folder of Flower's own files (default: flower/ beside FILE).")] = None,
 ) -> None:
     """Run a node: its supernode, started again whenever it ends, and one warm process that answers messages."""
     from kinfed.deploy import NodeFile, run_node, stop_signals
@@ -108,15 +103,15 @@ def node(
 
 
 def kit(
-    client: Annotated[str, typer.Option(help="Name of the client, as in kinfed deploy certs --node.")],
-    server: Annotated[str, typer.Option(help="The superlink as the site reaches it: host:port.")],
-    certs: Annotated[Path, typer.Option(help="Folder of kinfed deploy certs.")] = Path("certs"),
+    client: Annotated[str, Option(help="Name of the client, as in kinfed deploy certs --node.")],
+    server: Annotated[str, Option(help="The superlink as the site reaches it: host:port.")],
+    certs: Annotated[Path, Option(help="Folder of kinfed deploy certs.")] = Path("certs"),
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder or .zip file to write (default: kit-<client>).")
+        Path | None, Option("--out", "-o", help="Folder or .zip file to write (default: kit-<client>).")
     ] = None,
-    data: Annotated[str, typer.Option(help="Path of the data at the site, which can change it later.")] = "data.csv",
-    label: Annotated[str, typer.Option(help="Column with the class, if the site uses another name.")] = "",
-    peers: Annotated[bool, typer.Option(help="Include the public keys of all clients, for secure aggregation.")] = True,
+    data: Annotated[str, Option(help="Path of the data at the site, which can change it later.")] = "data.csv",
+    label: Annotated[str, Option(help="Column with the class, if the site uses another name.")] = "",
+    peers: Annotated[bool, Option(help="Include the public keys of all clients, for secure aggregation.")] = True,
 ) -> None:
     """Write what a site needs to join: CA certificate, its key, a configuration and one command to start the node."""
     from kinfed.deploy import kit_files, write_kit
@@ -129,7 +124,7 @@ def kit(
 
 
 def status(
-    folder: Annotated[Path, typer.Argument(help="The run's folder on the server: `out` of the app's settings.")],
+    folder: Annotated[Path, Argument(help="The run's folder on the server: `out` of the app's settings.")],
 ) -> None:
     """Show the state of a deployment: rounds, clients and when they were last seen, bytes, privacy."""
     from kinfed.deploy import ENDED, STALE_SECONDS, clock_of, read_progress, read_status
@@ -142,10 +137,8 @@ def status(
     progress = read_progress(folder)
     say(f"{current.method}: {current.doing} since {clock_of(current.since)}; as of {clock_of(current.written)}")
     if current.state not in ENDED and current.age > STALE_SECONDS:
-        say(
-            f"the server's part has not written for {current.age:.0f} s: it has probably died; see flwr list",
-            style="red",
-        )
+        silence = f"the server's part has not written for {current.age:.0f} s"
+        say(f"{silence}: it has probably died; see flwr list", style="red")
     if current.reason:
         say(f"reason   {current.reason}", style="red")
     config = read_config(folder)
@@ -159,8 +152,7 @@ def status(
     if config.user_privacy is not None:
         hidden = "known at the first evaluation" if progress.user_epsilon is None else f"{progress.user_epsilon:.4g}"
         say(f"epsilon  {hidden} (user level: per client, against anyone who sees the server's models)")
-    table = Table("client", "connected", "last seen", "last answer", "awaited since", "last error", box=None,
-                  padding=(0, 2, 0, 0), show_edge=False)  # fmt: skip
+    table = plain_table("client", "connected", "last seen", "last answer", "awaited since", "last error")
     for name, client in current.clients.items():
         times = [clock_of(client[key]) for key in ("last_seen", "last_answer")]
         awaited = "-" if client["awaited_since"] is None else clock_of(client["awaited_since"])

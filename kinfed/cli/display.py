@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE
@@ -31,17 +32,8 @@ class PlainDisplay(NullObserver):
     """Lines for logs: one when a method starts, one now and then, one when it ends."""
 
     def __init__(self, console: Console, metric: str | None = None) -> None:
-        self._console, self._metric = console, metric
-        self._rounds = 0
-        self._done = 0
-        self._last = 0.0
-        self._speed = Speed()
-
-    def __enter__(self) -> PlainDisplay:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
+        self._console, self._metric, self._speed = console, metric, Speed()
+        self._rounds, self._done, self._last = 0, 0, 0.0
 
     def started(self, label: str, seed: int, first: int, rounds: int) -> None:
         self._rounds, self._done, self._last, self._speed = rounds, first, time.monotonic(), Speed()
@@ -68,35 +60,28 @@ class PlainDisplay(NullObserver):
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def display(console: Console, total_rounds: int, metric: str | None = None) -> LiveDisplay | PlainDisplay:
-    return LiveDisplay(console, total_rounds, metric) if console.is_terminal else PlainDisplay(console, metric)
+def display(console: Console, total_rounds: int, metric: str | None = None) -> AbstractContextManager[NullObserver]:
+    live = console.is_terminal
+    return LiveDisplay(console, total_rounds, metric) if live else nullcontext(PlainDisplay(console, metric))
 
 
 def run_sentence(config: RunConfig) -> str:
     """One sentence on what a run will do."""
     from kinfed.runs import partition_name
 
-    seeds = "seed" if len(config.seeds) == 1 else "seeds"
+    seeds = f"{len(config.seeds)} {'seed' if len(config.seeds) == 1 else 'seeds'}"
     return (
         f"{config.dataset.name} divided by {partition_name(config)}, model {config.model.name}; "
-        f"{', '.join(config.algorithms)}; "
-        f"{config.rounds} rounds, participation {config.participation:g}, {len(config.seeds)} {seeds}"
+        f"{', '.join(config.algorithms)}; {config.rounds} rounds, participation {config.participation:g}, {seeds}"
     )
 
 
 def results_table(results: Sequence[dict[str, Any]], baselines: Sequence[Baseline] = ()) -> Table:
-    """Means over seeds, with the standard deviation where there are several; the last row is what clients reach without
-    a model."""
+    """Means over seeds, with the standard deviation where there are several, and the baseline without a model."""
     name = results[0].get("metric", "accuracy")
     metric, worst = METRICS.find(name), "worst10" if name == "accuracy" else f"{name}_worst10"
     unit = f" {metric.unit}".rstrip() if metric else " %"
-    table = Table(
-        title=f"{metric.title if metric else name}{unit}, last round, test data of {_participants(results)}",
-        title_justify="left",
-        title_style="dim",
-        box=SIMPLE,
-    )
-    table.add_column("method")
+    table = _titled(f"{metric.title if metric else name}{unit}, last round, test data of {_participants(results)}")
     private = any("privacy" in r for r in results)
     hidden = any("user_privacy" in r for r in results)
     columns = [f"personal{unit}", "worst 10%", f"server{unit}", "MB/round", "s/round"]
@@ -124,6 +109,12 @@ def results_table(results: Sequence[dict[str, Any]], baselines: Sequence[Baselin
     return table
 
 
+def _titled(title: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="dim", box=SIMPLE)
+    table.add_column("method")
+    return table
+
+
 def _participants(results: Sequence[dict[str, Any]]) -> str:
     """Clients behind the figures: all clients, or those that took part in a round."""
     clients, counts = max(r["clients"] for r in results), sorted({r["took_part"] for r in results})
@@ -145,15 +136,12 @@ def outsiders_sentence(results: Sequence[dict[str, Any]]) -> str:
 
 def _figure(results: Sequence[dict[str, Any]], kind: str, name: str, metric: Metric | None) -> str:
     values = [r[kind][name] for r in results if r[kind] and r[kind].get(name) is not None]
-    in_percent = metric is not None and metric.percent
-    return _spread([100 * value for value in values], "{:.1f}") if in_percent else _spread(values, "{:.4g}")
-
-
-def _spread(values: Sequence[float], form: str) -> str:
     if not values:
         return "-"
-    mean = form.format(statistics.fmean(values))
-    return mean if len(values) == 1 else f"{mean} ± {form.format(statistics.stdev(values))}"
+    scale, form = (100, ".1f") if metric is not None and metric.percent else (1, ".4g")
+    values = [scale * value for value in values]
+    spread = f" ± {statistics.stdev(values):{form}}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):{form}}{spread}"
 
 
 class TuningLines(NullObserver):
@@ -167,19 +155,12 @@ def tuning_table(methods: Sequence[tuple[str, dict[str, Any]]]) -> Table:
     """Table of the settings that tuning chose for each method."""
     metric = methods[0][1].get("metric", "accuracy") if methods else "accuracy"
     shown = METRICS.named(metric).shown
-    table = Table(
-        title=f"mean over clients of {metric} on validation data", title_justify="left", title_style="dim", box=SIMPLE
-    )  # fmt: skip
-    table.add_column("method")
+    table = _titled(f"mean over clients of {metric} on validation data")
     for name in ("as configured", "tuned"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("settings")
     for label, record in methods:
-        settings = _settings(record["settings"]) if record["settings"] else "as configured"
+        settings = ", ".join(f"{name}={value:g}" for name, value in record["settings"].items()) or "as configured"
         edge = f"  ({', '.join(record['at_edge'])} at the edge: widen with --range)" if record["at_edge"] else ""
         table.add_row(label, shown(record["default"]), shown(record["best"]), settings + edge)
     return table
-
-
-def _settings(settings: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value:g}" for name, value in settings.items())

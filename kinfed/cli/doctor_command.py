@@ -1,22 +1,15 @@
 """`kinfed doctor`: what is installed, what this machine can do, and which data there are."""
 
-from __future__ import annotations
-
 import os
 import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
-from rich.table import Table
 
-from kinfed.cli.terminal import console, say
+from kinfed.cli.terminal import console, plain_table, say
 from kinfed.version import __version__
-
-if TYPE_CHECKING:
-    from packaging.requirements import Requirement
 
 # What each extra is for; pyproject.toml says what it holds.
 EXTRAS = {
@@ -57,25 +50,22 @@ def requirements(texts: list[str] | None = None) -> dict[str, list[Package]]:
 
     from packaging.requirements import Requirement
 
+    def package(requirement: Requirement) -> Package:
+        name, specifier = requirement.name, requirement.specifier
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            return Package(name, str(specifier), None, False)
+        return Package(name, str(specifier), version, specifier.contains(version, prereleases=True))
+
     packages: dict[str, list[Package]] = {extra: [] for extra in (BASE, *EXTRAS)}
     for text in metadata.requires("kinfed") or [] if texts is None else texts:
         requirement = Requirement(text)
         for extra, parts in packages.items():
             if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
-                parts.append(_package(requirement))
+                parts.append(package(requirement))
                 break  # what the base needs is not told again for every extra
     return packages
-
-
-def _package(requirement: Requirement) -> Package:
-    from importlib import metadata
-
-    wanted = str(requirement.specifier)
-    try:
-        version = metadata.version(requirement.name)
-    except metadata.PackageNotFoundError:
-        return Package(requirement.name, wanted, None, False)
-    return Package(requirement.name, wanted, version, requirement.specifier.contains(version, prereleases=True))
 
 
 def doctor() -> None:
@@ -107,12 +97,12 @@ def _show_machine() -> None:
 
 def _show_packages(base: list[Package], extras: dict[str, list[Package]]) -> None:
     say(f"base     {', '.join(map(str, base))}")
-    table = Table("extra", "here", "packages", "for", box=None, padding=(0, 2, 0, 0))
+    table = plain_table("extra", "here", "packages", "for")
+    lacking = [extra for extra, packages in extras.items() if not all(package.fits for package in packages)]
     for extra, packages in extras.items():
-        here = "yes" if all(package.fits for package in packages) else "no"
-        table.add_row(extra, here, ", ".join(map(str, packages)), EXTRAS[extra])
+        table.add_row(extra, "no" if extra in lacking else "yes", ", ".join(map(str, packages)), EXTRAS[extra])
     console.print(table)
-    if lacking := [extra for extra, packages in extras.items() if not all(package.fits for package in packages)]:
+    if lacking:
         say(f"what is not here: pip install 'kinfed[{','.join(lacking)}]'")
 
 

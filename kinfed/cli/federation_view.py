@@ -1,8 +1,7 @@
 """A picture of a federation for the terminal: one line per client, one shaded cell per class."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from rich import box
@@ -73,11 +72,8 @@ def _quantiles(d: Description) -> Table:
         rows.append(("val examples", d.sizes("val"), ",.0f"))
     rows.append(("test examples", d.sizes("test"), ",.0f"))
     if d.emd is not None and d.emd_code is not None:
-        rows += [
-            ("classes", d.classes_held, ".0f"),
-            ("EMD", d.emd, ".2f"),
-            ("EMD as in FedFomo's code", d.emd_code, ".2f"),
-        ]
+        rows += [("classes", d.classes_held, ".0f"), ("EMD", d.emd, ".2f")]
+        rows.append(("EMD as in FedFomo's code", d.emd_code, ".2f"))
     for name, values, form in rows:
         cells = [format(value, form) for value in np.quantile(values, [0, 0.1, 0.5, 0.9, 1])]
         mean = format(float(np.mean(values)), ".2f" if form == ".2f" else ",.1f")
@@ -94,11 +90,15 @@ def _sample(d: Description) -> list[int]:
     return [int(by_size[place]) for place in places]
 
 
+def _client_table(names: list[str], figures: list[str], **about: Any) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, **about)
+    for column in names + figures:
+        table.add_column(column, justify="right" if column in figures else "left", no_wrap=True)
+    return table
+
+
 def _target_table(d: Description, shown: list[int]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("client", no_wrap=True)
-    for column in ("train", "test", "target, mean", "deviation"):
-        table.add_column(column, justify="right", no_wrap=True)
+    table = _client_table(["client"], ["train", "test", "target, mean", "deviation"])
     train, test, targets = d.sizes("train"), d.sizes("test"), d.targets or [(0.0, 0.0)] * d.num_clients
     for k in shown:
         mean, deviation = targets[k]
@@ -114,12 +114,8 @@ def _grid(d: Description, shown: list[int], width: int, shades: str) -> Table:
         groups = [d.group_names[d.groups[k]] if d.group_names else str(d.groups[k]) for k in shown]
     taken = max(map(len, [*client_names, "client"])) + (max(map(len, [*groups, "group"])) + 2 if groups else 0)
     cell, per_cell = _cell_size(names, width - taken - 27)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("client", no_wrap=True)
-    if groups is not None:
-        table.add_column("group", no_wrap=True)
-    for column in ("train", "test", "EMD"):
-        table.add_column(column, justify="right", no_wrap=True)
+    names_of = ["client"] if groups is None else ["client", "group"]
+    table = _client_table(names_of, ["train", "test", "EMD"], padding=(0, 1, 0, 0))
     table.add_column(Text(_heading(names, cell, per_cell)), no_wrap=True)
     train, test, emd = d.sizes("train"), d.sizes("test"), d.emd or [0.0] * d.num_clients
     for line, k in enumerate(shown):
@@ -154,8 +150,7 @@ def _cells(counts: list[int], cell: int, per_cell: int, shades: str) -> Text:
     for begin in range(0, len(counts), per_cell):
         share = sum(counts[begin : begin + per_cell]) / total
         level = sum(share > bound for bound in _LEVELS)
-        place = begin // per_cell
-        style = _COLOURS[place % len(_COLOURS)] if level else "dim"
+        style = _COLOURS[begin // per_cell % len(_COLOURS)] if level else "dim"
         line.append(shades[level] * max(cell - 1, 1), style=style)
         line.append(" " * (cell - max(cell - 1, 1)))
     return line

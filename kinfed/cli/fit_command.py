@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from kinfed.cli.parameters import DeclaredCommand, OptionPanel
 from kinfed.cli.terminal import StopRequest, console, new_folder, say
@@ -49,19 +50,19 @@ def fit(
     context: typer.Context,
     tables: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             help="A .csv or .parquet file, several (one per site), or a data set with sites (kinfed list datasets).",
             metavar="[TABLE]...",
         ),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="Time limit; fewer settings are tried to meet it.", rich_help_panel=FILES)
+        float | None, Option(help="Time limit; fewer settings are tried to meet it.", rich_help_panel=FILES)
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder to write (default: fits/<time>).", rich_help_panel=FILES)
+        Path | None, Option("--out", "-o", help="Folder to write (default: fits/<time>).", rich_help_panel=FILES)
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the fit in --out.", rich_help_panel=FILES)] = False,
-    demo: Annotated[bool, typer.Option("--demo", help="Use a small built-in table; works offline.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Continue the fit in --out.", rich_help_panel=FILES)] = False,
+    demo: Annotated[bool, Option("--demo", help="Use a small built-in table; works offline.")] = False,
 ) -> None:
     """Train and explain a good model for every site of a table."""
     from kinfed.runs import Interrupted

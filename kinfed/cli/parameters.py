@@ -22,6 +22,7 @@ import click
 import typer
 from click.shell_completion import CompletionItem
 from rich.markup import escape
+from typer import Argument, Option
 from typer.core import TyperArgument, TyperCommand, TyperOption
 from typer.models import CommandFunctionType
 from typer.utils import get_params_from_function
@@ -137,17 +138,13 @@ class DeclaredCommand(Command):
         flag = kind is bool
         dashed = declaration.flag or "--" + name.replace("_", "-")
         return TyperOption(
-            param_decls=[f"{dashed}/--no-{dashed[2:]}" if flag else dashed, name],
-            default=None,
-            required=name in self.required,
-            is_flag=flag or None,
+            param_decls=[f"{dashed}/--no-{dashed[2:]}" if flag else dashed, name], default=None,
+            required=name in self.required, is_flag=flag or None,
             multiple=get_origin(kind) is tuple and Path in get_args(kind),
-            type=None if flag else _type(kind, declaration.registry),
-            envvar=declaration.variable or None,
-            show_envvar=bool(declaration.variable),
-            help=self._help(panel, name, declaration.text),
+            type=None if flag else _type(kind, declaration.registry), envvar=declaration.variable or None,
+            show_envvar=bool(declaration.variable), help=self._help(panel, name, declaration.text),
             rich_help_panel=panel.heading,
-        )
+        )  # fmt: skip
 
     def _help(self, panel: OptionPanel, name: str, text: str) -> str:
         if name in self.texts:
@@ -203,12 +200,9 @@ def _file_argument() -> click.Parameter:
 def _sets_option() -> click.Parameter:
     text = "owner.option=value, e.g. ditto.lam=0.5, partition.classes=3 (repeatable)."
     return TyperOption(
-        param_decls=["--set", _SETS],
-        multiple=True,
-        type=Text("OWNER.OPTION=VALUE"),
-        help=text,
+        param_decls=["--set", _SETS], multiple=True, type=Text("OWNER.OPTION=VALUE"), help=text,
         rich_help_panel=_ADVANCED,
-    )
+    )  # fmt: skip
 
 
 def _kind(hint: Any) -> Any:
@@ -293,11 +287,11 @@ def _load(files: list[Path] | None) -> list[Path] | None:
 
 Plugins = Annotated[
     list[Path] | None,
-    typer.Option(
+    Option(
         "--plugin", help="Python file that registers your own methods, data sets, ... (repeatable).", callback=_load
     ),
 ]
-RunFolderArgument = Annotated[Path, typer.Argument(help="Folder of a finished run.")]
+RunFolderArgument = Annotated[Path, Argument(help="Folder of a finished run.")]
 
 
 def integers(option: str, text: str) -> tuple[int, ...]:

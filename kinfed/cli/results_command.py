@@ -1,7 +1,5 @@
 """Commands on the folders of runs: report, export, adopt, gain, compare, runs, board."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from datetime import datetime
@@ -9,20 +7,21 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from kinfed.cli.parameters import DeclaredCommand, OptionPanel, Plugins, RunFolderArgument
 from kinfed.cli.terminal import console, say
 from kinfed.errors import ConfigError
 
-Algorithm = Annotated[str | None, typer.Option(help="Method (if the run has several).")]
-Seed = Annotated[int | None, typer.Option(help="Seed (default: the first).")]
+Algorithm = Annotated[str | None, Option(help="Method (if the run has several).")]
+Seed = Annotated[int | None, Option(help="Seed (default: the first).")]
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders to show on one page.")],
+    folders: Annotated[list[Path], Argument(help="Run folders to show on one page.")],
     out: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--out", "-o", help="Page to write (default: report.html of the run; comparison.html here for several)."
         ),
     ] = None,
@@ -35,14 +34,14 @@ def report(
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="Folder of a finished run, or of kinfed fit.")],
+    folder: Annotated[Path, Argument(help="Folder of a finished run, or of kinfed fit.")],
     client: Annotated[
-        str | None, typer.Option(help="Name of the client, as in clients.csv (default: the server's model).")
+        str | None, Option(help="Name of the client, as in clients.csv (default: the server's model).")
     ] = None,
     algorithm: Algorithm = None,
     seed: Seed = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write (.safetensors or .onnx).")] = None,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX, preprocessing included (extra onnx).")] = False,
+    out: Annotated[Path | None, Option("--out", "-o", help="File to write (.safetensors or .onnx).")] = None,
+    onnx: Annotated[bool, Option("--onnx", help="Write ONNX, preprocessing included (extra onnx).")] = False,
 ) -> None:
     """Write one client's personal model, or the server's, as safetensors that plain PyTorch loads, or as ONNX."""
     from kinfed.core import storage
@@ -89,14 +88,12 @@ AdoptCommand = DeclaredCommand.of(
 def adopt(
     context: typer.Context,
     folder: RunFolderArgument,
-    table: Annotated[Path, typer.Option(help="The newcomer's data: a .csv or .parquet file, one row per example.")],
+    table: Annotated[Path, Option(help="The newcomer's data: a .csv or .parquet file, one row per example.")],
     algorithm: Algorithm = None,
     seed: Seed = None,
-    rounds: Annotated[
-        int | None, typer.Option(help="Rounds of local training (default: as a client's in the run).")
-    ] = None,
-    group: Annotated[str | None, typer.Option(help="The newcomer's group, if the method needs it.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File for the model (.safetensors).")] = None,
+    rounds: Annotated[int | None, Option(help="Rounds of local training (default: as a client's in the run).")] = None,
+    group: Annotated[str | None, Option(help="The newcomer's group, if the method needs it.")] = None,
+    out: Annotated[Path | None, Option("--out", "-o", help="File for the model (.safetensors).")] = None,
 ) -> None:
     """Let a new client join a finished run; compares its model with training alone and the server's."""
     from kinfed.newcomers import adopt as adopt_client
@@ -112,15 +109,15 @@ def adopt(
 
 def gain(
     source: Annotated[
-        Path, typer.Argument(help="Folder of a run or of kinfed fit, or a table: client, estimate, variance, n.")
+        Path, Argument(help="Folder of a run or of kinfed fit, or a table: client, estimate, variance, n.")
     ],
-    algorithm: Annotated[str | None, typer.Option(help="Method of the run (default: the best federated one).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the run (default: the first).")] = None,
-    s0: Annotated[float | None, typer.Option(help="Variance between clients, if known.")] = None,
-    margin: Annotated[float, typer.Option(help="Changes smaller than this share count as none.")] = 0.05,
-    limit: Annotated[int, typer.Option(help="Clients to show.")] = 40,
+    algorithm: Annotated[str | None, Option(help="Method of the run (default: the best federated one).")] = None,
+    seed: Annotated[int | None, Option(help="Seed of the run (default: the first).")] = None,
+    s0: Annotated[float | None, Option(help="Variance between clients, if known.")] = None,
+    margin: Annotated[float, Option(help="Changes smaller than this share count as none.")] = 0.05,
+    limit: Annotated[int, Option(help="Clients to show.")] = 40,
 ) -> None:
-    """Who gains from federating: every client's figure alone and with a method, as measured in a run that has local.
+    """Show who gains from federating: every client's figure alone and with a method, measured in a run that has local.
     Of Self-FL runs and of tables, also each client's theoretical error."""
     from kinfed.analysis import gain
     from kinfed.tabular import FitResult, is_fit
@@ -158,9 +155,9 @@ def gain(
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    second: Annotated[Path, typer.Argument(help="Folder of another run.")],
-    tolerance: Annotated[float, typer.Option(help="Largest difference between numbers that counts as none.")] = 0.0,
+    first: Annotated[Path, Argument(help="Folder of a run.")],
+    second: Annotated[Path, Argument(help="Folder of another run.")],
+    tolerance: Annotated[float, Option(help="Largest difference between numbers that counts as none.")] = 0.0,
 ) -> None:
     """Check whether two runs have the same results, apart from times; exit status 1 if they differ."""
     from kinfed.records import same_results
@@ -173,18 +170,18 @@ def compare(
     say("same results")
 
 
-Folder = Annotated[Path, typer.Argument(help="Folder with runs in it, at any depth.")]
+Folder = Annotated[Path, Argument(help="Folder with runs in it, at any depth.")]
 
 
 def runs(
     folder: Folder = Path("runs"),
-    dataset: Annotated[str, typer.Option(help="Only runs on this data set.")] = "",
-    algorithm: Annotated[str, typer.Option(help="Only runs with this method.")] = "",
-    state: Annotated[str, typer.Option(help="Only runs that are finished, running, stopped or damaged.")] = "",
+    dataset: Annotated[str, Option(help="Only runs on this data set.")] = "",
+    algorithm: Annotated[str, Option(help="Only runs with this method.")] = "",
+    state: Annotated[str, Option(help="Only runs that are finished, running, stopped or damaged.")] = "",
     where: Annotated[
-        list[str] | None, typer.Option(help="Only runs with this setting, e.g. rounds=40 or algorithms.ditto.lam=0.1.")
+        list[str] | None, Option(help="Only runs with this setting, e.g. rounds=40 or algorithms.ditto.lam=0.1.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON line per run, with all its settings.")] = False,
+    as_json: Annotated[bool, Option("--json", help="One JSON line per run, with all its settings.")] = False,
 ) -> None:
     """List the runs in a folder, newest first."""
     from rich.box import SIMPLE
@@ -230,8 +227,8 @@ def runs(
 
 def board(
     folder: Folder = Path("runs"),
-    port: Annotated[int, typer.Option(help="Port on this machine; 0 takes a free one.", min=0, max=65535)] = 8050,
-    show: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    port: Annotated[int, Option(help="Port on this machine; 0 takes a free one.", min=0, max=65535)] = 8050,
+    show: Annotated[bool, Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
     """Serve a local, read-only page with all runs in a folder, and running ones live."""
     from kinfed.board import BoardServer

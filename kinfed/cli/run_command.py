@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from kinfed.cli.parameters import TypedSettings, settings_of
 from kinfed.cli.terminal import StopRequest, console, new_folder, say
@@ -15,21 +16,20 @@ from kinfed.errors import ConfigError, PoolError
 if TYPE_CHECKING:
     from kinfed.config import RunConfig
 
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the run (default: runs/<time>).")]
+Out = Annotated[Path | None, Option("--out", "-o", help="Folder of the run (default: runs/<time>).")]
 
 
 def run(
     context: typer.Context,
     out: Out = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out where it stopped.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Continue the run in --out where it stopped.")] = False,
     extend: Annotated[
-        bool,
-        typer.Option("--extend", help="Add --rounds (the new total), --seeds or --algorithms to the run in --out."),
+        bool, Option("--extend", help="Add --rounds (the new total), --seeds or --algorithms to the run in --out.")
     ] = False,
-    report: Annotated[bool, typer.Option(help="Write report.html at the end.")] = True,
+    report: Annotated[bool, Option(help="Write report.html at the end.")] = True,
     track: Annotated[
         list[str] | None,
-        typer.Option("--track", help="Also log to tensorboard, mlflow or wandb; each is an extra (repeatable)."),
+        Option("--track", help="Also log to tensorboard, mlflow or wandb; each is an extra (repeatable)."),
     ] = None,
 ) -> None:
     """Compare methods on the same clients, batches and starting models; without arguments, on digits."""
@@ -85,7 +85,7 @@ def _config(typed: TypedSettings, out: Path | None, resume: bool, extend: bool) 
 
 def init(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="TOML file to write; one that exists is left alone.")] = Path("run.toml"),
+    file: Annotated[Path, Argument(help="TOML file to write; one that exists is left alone.")] = Path("run.toml"),
 ) -> None:
     """Write a TOML file to edit, with every setting explained; the options given here are set in it."""
     from kinfed.config import config_toml

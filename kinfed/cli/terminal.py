@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 console = Console(soft_wrap=False, markup=False, emoji=False)
 
@@ -16,6 +17,11 @@ console = Console(soft_wrap=False, markup=False, emoji=False)
 def say(text: str, *, style: str | None = None) -> None:
     """A line that is not cut, wrapped or coloured by rich, so that paths in it can be copied."""
     console.print(text, style=style, highlight=False, soft_wrap=True)
+
+
+def plain_table(*headings: str, **about: Any) -> Table:
+    """A table without lines."""
+    return Table(*headings, box=None, padding=(0, 2, 0, 0), **about)
 
 
 def new_folder(kind: str) -> Path:

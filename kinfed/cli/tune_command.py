@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from kinfed.cli.parameters import TypedSettings, settings_of
 from kinfed.cli.terminal import StopRequest, console, new_folder, say
@@ -40,25 +44,20 @@ TEXTS = {
 def tune(
     context: typer.Context,
     ranges: Annotated[
-        list[str] | None,
-        typer.Option("--range", help="label.option=low:high, to replace the default range (repeatable)."),
+        list[str] | None, Option("--range", help="label.option=low:high, to replace the default range (repeatable).")
     ] = None,
-    trials: Annotated[int | None, typer.Option(help=f"Trials per method (default {DEFAULT_TRIALS}).")] = None,
+    trials: Annotated[int | None, Option(help=f"Trials per method (default {DEFAULT_TRIALS}).")] = None,
     while_training: Annotated[
         bool,
-        typer.Option(
-            "--while-training", help="One run per method, in which clients try --trials configurations (FedEx)."
-        ),
+        Option("--while-training", help="One run per method, in which clients try --trials configurations (FedEx)."),
     ] = False,
-    prune: Annotated[bool, typer.Option("--prune", help="Stop trials that fall behind early.")] = False,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder of the tuning (default: tuned/<time>).")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the tuning in --out, or add trials.")] = False,
+    prune: Annotated[bool, Option("--prune", help="Stop trials that fall behind early.")] = False,
+    out: Annotated[Path | None, Option("--out", "-o", help="Folder of the tuning (default: tuned/<time>).")] = None,
+    resume: Annotated[bool, Option("--resume", help="Continue the tuning in --out, or add trials.")] = False,
 ) -> None:
     """Choose each method's settings on validation data, with the same budget for every method."""
     from kinfed.cli.display import TuningLines, run_sentence, tuning_table
-    from kinfed.runs import Interrupted
+    from kinfed.config import make_config
     from kinfed.tuning import read_tuning
     from kinfed.tuning import tune as search
 
@@ -70,54 +69,60 @@ def tune(
         _tune_while_training(_new_plan(typed, tuple(ranges or ()), prune), trials or DEFAULT_TRIALS, folder, resume)
         return
     if resume and not typed.change_results and not ranges:
-        plan = _with_place(read_tuning(folder), typed)  # "kinfed tune --out DIR --resume" alone is enough
+        # "kinfed tune --out DIR --resume" alone is enough; it is computed how and where it is said now.
+        plan = read_tuning(folder)
+        plan = replace(plan, config=make_config(None, {**plan.config.dump(), **typed.values}))
     else:
         plan = _new_plan(typed, tuple(ranges or ()), prune)
     trials = plan.trials if trials is None else trials
     say(f"{run_sentence(plan.config)}; {trials} trials per method")
 
+    how = f"finished trials are saved. To continue: kinfed tune --out {shlex.quote(str(folder))} --resume"
+    with _stopping(how) as stop:
+        result = search(
+            plan.config, trials, folder, resume=resume, ranges=plan.ranges, prune=plan.prune, observer=TuningLines(),
+            should_stop=stop,
+        )  # fmt: skip
+    console.print(tuning_table([(tuned.label, tuned.to_json()) for tuned in result.methods]))
+    _say_settings(result.file)
+
+
+@contextmanager
+def _stopping(how: str) -> Iterator[StopRequest]:
+    """A request to stop ends the command, which says how it can go on."""
+    from kinfed.runs import Interrupted
+
     with StopRequest(console) as stop:
         try:
-            result = search(
-                plan.config, trials, folder, resume=resume, ranges=plan.ranges, prune=plan.prune,
-                observer=TuningLines(),
-                should_stop=stop,
-            )  # fmt: skip
+            yield stop
         except (Interrupted, KeyboardInterrupt):
-            say(
-                "stopped; finished trials are saved. To continue: "
-                f"kinfed tune --out {shlex.quote(str(folder))} --resume"
-            )
+            say(f"stopped; {how}")
             raise typer.Exit(130) from None
-    console.print(tuning_table([(tuned.label, tuned.to_json()) for tuned in result.methods]))
-    say(f"settings {result.file}")
-    say(f"run with kinfed run {shlex.quote(str(result.file))}")
+
+
+def _say_settings(file: Path) -> None:
+    say(f"settings {file}")
+    say(f"run with kinfed run {shlex.quote(str(file))}")
 
 
 def _tune_while_training(plan: Started, configurations: int, folder: Path, resume: bool) -> None:
     from kinfed.cli.display import TuningLines, run_sentence
     from kinfed.engine import METRICS
-    from kinfed.runs import Interrupted
     from kinfed.tuning import tune_while_training
 
     if plan.prune:
         raise ConfigError("--prune stops trials, of which tuning while training has none; leave it out")
     say(f"{run_sentence(plan.config)}; {configurations} configurations per method, tried while it trains")
-    with StopRequest(console) as stop:
-        try:
-            result = tune_while_training(
-                plan.config, configurations, folder, resume=resume, ranges=plan.ranges, observer=TuningLines(),
-                should_stop=stop,
-            )  # fmt: skip
-        except (Interrupted, KeyboardInterrupt):
-            say("stopped; finished rounds are saved. To continue, repeat the command with --resume")
-            raise typer.Exit(130) from None
+    with _stopping("finished rounds are saved. To continue, repeat the command with --resume") as stop:
+        result = tune_while_training(
+            plan.config, configurations, folder, resume=resume, ranges=plan.ranges, observer=TuningLines(),
+            should_stop=stop,
+        )  # fmt: skip
     for one in result.methods:
         settings = ", ".join(f"{name}={value:g}" for name, value in one.settings.items()) or "as configured"
         shown = METRICS.named(one.metric).shown(one.value)
         say(f"{one.label}: {settings} (chance {max(one.chances):.2f}); {shown} on validation data")
-    say(f"settings {result.file}")
-    say(f"run with kinfed run {shlex.quote(str(result.file))}")
+    _say_settings(result.file)
 
 
 def _new_plan(typed: TypedSettings, ranges: tuple[str, ...], prune: bool) -> Started:
@@ -126,12 +131,3 @@ def _new_plan(typed: TypedSettings, ranges: tuple[str, ...], prune: bool) -> Sta
     config = typed.make_config({"seeds": (0,)})
     varied = parse_ranges(ranges, {label: options["method"] for label, options in config.algorithms.items()})
     return Started(config, DEFAULT_TRIALS, varied, prune)
-
-
-def _with_place(plan: Started, typed: TypedSettings) -> Started:
-    """The plan of a folder, computed how and where it is said now."""
-    from dataclasses import replace
-
-    from kinfed.config import make_config
-
-    return replace(plan, config=make_config(None, {**plan.config.dump(), **typed.values}))

@@ -4,8 +4,6 @@
 [MyMethod(lam=0.1), "ditto"]  {"mine": MyMethod()}
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -36,8 +34,7 @@ def split_choice(choice: Mapping[str, Any]) -> tuple[str, dict[str, Any], bool]:
 
 
 def _from_list(items: Any) -> dict[str, Any]:
-    """ "all" stands for every other registered algorithm that can run, "-mocha" leaves one out, "weak=ditto" gives a
-    label."""
+    """Choices from "all", every other registered algorithm that can run, "-mocha", without it, and "label=ditto"."""
     named = list(items)
     others = [name for name in registry_of("algorithm") if name not in named]
     listed = [name for item in named for name in (others if item == "all" else [item])]

@@ -61,10 +61,7 @@ class RunConfig(
     def __repr__(self) -> str:
         """The methods by name, and what else is not as it is by default."""
         changed = {name: value for name, value in self.changed.items() if (name, value) != ("steps", DEFAULT_STEPS)}
-        shown = {
-            "algorithms": list(self.algorithms),
-            **{name: changed[name] for name in changed if name != "algorithms"},
-        }
+        shown = {"algorithms": [], **changed} | {"algorithms": list(self.algorithms)}
         return f"RunConfig({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     def _check_values(self) -> None:
@@ -140,8 +137,8 @@ class RunConfig(
 
         if self.clock is None and self.staleness_rule is None:
             return None
-        name, options = ("lognormal", {}) if self.clock is None else (self.clock.name, self.clock.options)
-        speeds: Speeds = CLOCKS[name].make(options)
+        clock = self.clock or Named(name="lognormal")
+        speeds: Speeds = CLOCKS[clock.name].make(clock.options)
         return speeds
 
     @property
@@ -151,6 +148,11 @@ class RunConfig(
 
         rule = MODES[self.mode.name].make(self.mode.options, f"mode {self.mode.name}")
         return rule if isinstance(rule, StalenessRule) else None
+
+    @property
+    def round_numbers(self) -> range:
+        """Numbers of the rounds of every method, which follow those of a warm start."""
+        return range(self.warm_start + 1, self.warm_start + self.rounds + 1)
 
     @property
     def schedule(self) -> Schedule:

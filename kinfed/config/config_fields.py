@@ -5,8 +5,6 @@ and lists and tables of them. JSON has no infinity: files hold it as the text "i
 wherever a configuration is read.
 """
 
-from __future__ import annotations
-
 import math
 import numbers
 import tomllib

@@ -4,8 +4,6 @@ In that file every setting has its text and its default. Settings that differ fr
 are comments, so that a file says at a glance what was chosen.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -136,9 +134,8 @@ def toml_text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str | Path):
-        return json.dumps(str(value), ensure_ascii=False).replace(
-            "\x7f", "\\u007F"
-        )  # the one that JSON does not escape
+        text = json.dumps(str(value), ensure_ascii=False)
+        return text.replace("\x7f", "\\u007F")  # the one that JSON does not escape
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # inf, nan
     if isinstance(value, Mapping):

@@ -4,8 +4,6 @@ A row names settings that are not taken together, and says why and what to do; i
 "dp_" stands for every setting whose name begins so, "state = disk" for one value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 

@@ -8,8 +8,6 @@ each method in it.
 This module is imported for `kinfed list` and needs no pydantic.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path

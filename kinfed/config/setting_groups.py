@@ -5,8 +5,6 @@ there and taken over by reference. `RunConfig` has all groups for bases; the com
 reference page show them under the headings of `HEADINGS`. Nothing here needs torch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal

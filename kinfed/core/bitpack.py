@@ -1,7 +1,5 @@
 """Masks and small numbers as bits: eight columns, or a few codes, in a byte, as messages carry them."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -6,8 +6,6 @@ next rows of the same size. New ones come from numpy, which asks Linux for pages
 Smaller blocks find memory that was used before anyway, and are torch's own.
 """
 
-from __future__ import annotations
-
 import weakref
 from math import prod
 from typing import Any

@@ -1,7 +1,5 @@
 """Texts in CSV files that people open with a spreadsheet, which reads some of them as formulas and runs them."""
 
-from __future__ import annotations
-
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 

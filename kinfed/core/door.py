@@ -1,17 +1,10 @@
 """The door of a room: the names that other rooms may use, each imported from its file on first use.
 
 The stub `__init__.pyi` beside a room's `__init__.py` is the one list of them. Type checkers and editors read it as it
-stands, and `open_door` reads it when the room is imported:
-
-    from kinfed.core.door import open_door
-
-    __getattr__, __dir__, __all__ = open_door(__name__, __file__)
-
-So `from kinfed.report import tables` waits for neither torch nor plotly, and a file behind a door may be renamed
-without touching another room. A test forbids imports around the door.
+stands, and `open_door` reads it when the room is imported. So `from kinfed.report import tables` waits for neither
+torch nor plotly, and a file behind a door may be renamed without touching another room. A test forbids imports around
+the door.
 """
-
-from __future__ import annotations
 
 import ast
 import importlib

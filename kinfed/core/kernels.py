@@ -5,8 +5,6 @@ processor's cache, sums are added up in float64 (or exactly enough in pieces of 
 rows is ever made. Block sizes are part of the result: another size adds up in another order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,9 +26,6 @@ MEAN_AT_ONCE = 1 << 20  # numbers that need no blocks: for so few, starting seve
 GRAM = 1 << 20  # numbers per block of a product of all rows with all rows
 COORDINATES = 1 << 16  # the same in float64 where the block is centred first: half a megabyte, which stays in cache
 METRICS = ("l2", "l1", "cosine")
-
-
-# --- means and sums
 
 
 def weighted_mean(rows: Tensor, weight: Tensor) -> Tensor:
@@ -69,9 +64,6 @@ def weighted_sum(models: Sequence[Tensor], weight: Tensor) -> Tensor:
     return out
 
 
-# --- norms
-
-
 def squared_norm(x: Tensor) -> Tensor:
     """‖x‖² over the last axis in float64, to 1e-6 of it at a third of the time that a sum in float64 takes."""
     if x.shape[-1] < LONG or x.device.type != "cpu":
@@ -102,9 +94,6 @@ def spread(x: Tensor) -> Tensor:
     return torch.tensor(square, dtype=torch.float64)
 
 
-# --- distances of rows to rows of the same client
-
-
 def squared_distances(models: Sequence[Tensor], base: Tensor) -> Tensor:
     """[n, len(models)] float64: ‖x − y‖² of the rows of each model [n, P] and those of the base. Some rows at a time:
     the base's, and the difference, stay in cache."""
@@ -122,11 +111,7 @@ def squared_distances(models: Sequence[Tensor], base: Tensor) -> Tensor:
 def l1_distances(models: Sequence[Tensor], base: Tensor) -> Tensor:
     """[n, len(models)] float64: Σ |x − y| of the rows of each model [n, P] and those of the base."""
     wide = widest_float(base.device)
-    norms = [torch.linalg.vector_norm(rows - base, 1, dim=1, dtype=wide) for rows in models]
-    return torch.stack(norms, 1)
-
-
-# --- distances of all rows to all rows
+    return torch.stack([torch.linalg.vector_norm(rows - base, 1, dim=1, dtype=wide) for rows in models], 1)
 
 
 def pairwise_distances(points: Tensor, metric: str = "l2", others: Tensor | None = None) -> Array:

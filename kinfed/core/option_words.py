@@ -1,18 +1,12 @@
 """Types and ranges in words: "a whole number of at least 1", "auto or a number in [0, 1)", "int or none", "a | b"."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 _WORDS: dict[Any, str] = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "a text",
-    Path: "a path",
-}
+    int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path",
+}  # fmt: skip
 
 
 def requirement(hint: Any, bounds: str = "finite") -> str:

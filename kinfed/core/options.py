@@ -215,12 +215,11 @@ def check_options(instance: Any, owner: str | None = None) -> None:
 def describe_options(kind: type[Any], preset: Mapping[str, Any] | None = None) -> list[OptionDoc]:
     """Every option of a dataclass, with the defaults that a preset changes."""
     defaults = {field.name: field.default for field in dataclasses.fields(kind)} | dict(preset or {})
-    docs = []
-    for name, declaration in declared(kind).items():
-        bounds = "" if declaration.bounds == "finite" else declaration.bounds
-        hint = readable(option_types(kind)[name])
-        docs.append(OptionDoc(name, hint, defaults[name], declaration.text, bounds, declaration.tune))
-    return docs
+    types = {name: readable(hint) for name, hint in option_types(kind).items()}
+    return [
+        OptionDoc(name, types[name], defaults[name], one.text, "" if one.bounds == "finite" else one.bounds, one.tune)
+        for name, one in declared(kind).items()
+    ]
 
 
 _OPTION_TYPES: WeakKeyDictionary[type[Any], dict[str, Any]] = WeakKeyDictionary()  # resolving them takes long
@@ -243,12 +242,9 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 def changed_repr(thing: Any, always: Sequence[str] = ()) -> str:
     """Ditto(lam=0.1): what differs from the defaults, and the fields named in `always`."""
-    shown = [
-        f"{field.name}={getattr(thing, field.name)!r}"
-        for field in dataclasses.fields(thing)
-        if field.name in always or getattr(thing, field.name) != _default(field)
-    ]
-    return f"{type(thing).__name__}({', '.join(shown)})"
+    values = {field: getattr(thing, field.name) for field in dataclasses.fields(thing)}
+    shown = [(f.name, value) for f, value in values.items() if f.name in always or value != _default(f)]
+    return f"{type(thing).__name__}({', '.join(f'{name}={value!r}' for name, value in shown)})"
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

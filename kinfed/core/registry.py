@@ -11,8 +11,6 @@ no imports. Names of installed plugins (entry points of the group `kinfed.plugin
 files are loaded by `load_plugin`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import importlib.util
@@ -71,11 +69,8 @@ class Entry(Generic[T]):
         """Ranges that `kinfed tune` varies."""
         if self.tuning is not None:
             return dict(self.tuning)
-        return {
-            name: declaration.tune
-            for name, declaration in declared(self.options).items()
-            if declaration.tune is not None and name not in self.preset
-        }
+        ranges = {name: declaration.tune for name, declaration in declared(self.options).items()}
+        return {name: tune for name, tune in ranges.items() if tune is not None and name not in self.preset}
 
 
 def imported(location: Any) -> Any:
@@ -109,34 +104,25 @@ class Registry(Mapping[str, Entry[T]]):
         if name in self._entries:
             raise ConfigError(f"{self.kind} {name!r} is registered already; choose another name")
         self.check(name, about)
-        self._entries[name] = Entry(
-            name,
-            target,
-            title=about.pop("title", "") or name,
-            summary=about.pop("summary", "") or _first_line(target),
-            reference=about.pop("reference", ""),
-            options_location=about.pop("options", None),
-            preset=MappingProxyType(dict(about.pop("preset", None) or {})),
-            tuning=about.pop("space", None),
-            facts=MappingProxyType(about),
-        )
+        title, summary = about.pop("title", "") or name, about.pop("summary", "") or _first_line(target)
+        reference, options, space = about.pop("reference", ""), about.pop("options", None), about.pop("space", None)
+        preset = MappingProxyType(dict(about.pop("preset", None) or {}))
+        facts = MappingProxyType(about)  # what is left
+        self._entries[name] = Entry(name, target, title, summary, reference, options, preset, space, facts)
         return target
 
     def check(self, name: str, about: Mapping[str, Any]) -> None:
         """Refuse what an entry of this kind cannot be; a registry of things with facts of their own says what."""
 
     def unregister(self, name: str) -> None:
-        """Forget an entry, for tests and for those who try out a plugin again and again."""
+        """Forget an entry, for tests and for trying out a plugin again and again."""
         self._entries.pop(name, None)
 
     def name_of(self, target: object) -> str | None:
         """The first name under which a target was registered."""
         location = f"{getattr(target, '__module__', '')}:{getattr(target, '__qualname__', '')}"
-        for name, entry in self.items():
-            same = location == entry.location if isinstance(entry.location, str) else entry.location is target
-            if same and not entry.preset:
-                return name
-        return None
+        plain = ((name, entry.location) for name, entry in self.items() if not entry.preset)
+        return next((name for name, own in plain if own is target or (isinstance(own, str) and own == location)), None)
 
     def __getitem__(self, name: str) -> Entry[T]:
         if name not in self:

@@ -8,8 +8,6 @@ The mixing function is the finalizer of SplitMix64 (Steele, Lea, Flood 2014) in 
 applied twice per fold; keys and draws pass the usual uniformity and correlation checks in tests/core/test_rng.py.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Sequence

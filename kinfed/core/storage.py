@@ -245,11 +245,8 @@ def file_name(text: str, *, any_letters: bool = False) -> str:
     stays = "-_.=,+"
     if any_letters:
         # Characters of their own alone: systems differ in how they compose accents.
-        quoted = (
-            c if c.isalnum() and unicodedata.is_normalized("NFC", c) else urllib.parse.quote(c, stays + " ")
-            for c in text
-        )
-        name = "".join(quoted)
+        own = {c for c in text if c.isalnum() and unicodedata.is_normalized("NFC", c)}
+        name = "".join(c if c in own else urllib.parse.quote(c, stays + " ") for c in text)
         name = f"%20{name[1:]}" if name.startswith(" ") else name
         name = f"{name[:-1]}%20" if name.endswith(" ") else name
     else:

@@ -1,7 +1,5 @@
 """Number of threads that torch computes with, and threads that share out the rows of one call."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -108,5 +106,4 @@ def share_rows(function: Callable[[slice], None], work: np.ndarray[Any, np.dtype
     parts = SLICES * busy
     cuts = 1 + np.searchsorted(total, total[-1] * np.arange(1, parts) / parts)
     ends = np.unique([0, *cuts, len(work)])
-    for _ in threads.map(function, map(slice, ends[:-1].tolist(), ends[1:].tolist())):
-        pass
+    list(threads.map(function, map(slice, ends[:-1].tolist(), ends[1:].tolist())))  # waits for all

@@ -89,14 +89,12 @@ class Tree:
     def like(self, tensors: Mapping[str, Tensor]) -> Self:
         """A tree of this structure with the tensors of `named()`; the inverse of it."""
         if tensors.keys() != self.named().keys():
-            raise ValueError(
-                f"a {type(self).__name__} with fields {sorted(self.named())} cannot hold {sorted(tensors)}"
-            )
+            fields = sorted(self.named())
+            raise ValueError(f"a {type(self).__name__} with fields {fields} cannot hold {sorted(tensors)}")
         changed: dict[str, Any] = {}
         for name, value in self._fields():
             if isinstance(value, Tree):
-                prefix = name + "."
-                inner = {key[len(prefix) :]: t for key, t in tensors.items() if key.startswith(prefix)}
+                inner = {key.removeprefix(f"{name}."): t for key, t in tensors.items() if key.startswith(f"{name}.")}
                 changed[name] = value.like(inner)
             else:
                 changed[name] = None if value is None else tensors[name]
@@ -136,14 +134,13 @@ class Tree:
         """Rows of all parts, one block after the other. A single part is returned as it is, not copied."""
         if not parts:
             raise ValueError(f"there is no {cls.__name__} to stack")
-        first = parts[0]
         if len(parts) == 1:
-            return first
+            return parts[0]
         names = [part.named() for part in parts]
         for other in names[1:]:
             if other.keys() != names[0].keys():
                 raise ValueError(f"cannot stack rows with fields {sorted(other)} on {sorted(names[0])}")
-        return first.like({name: torch.cat([n[name] for n in names]) for name in names[0]})
+        return parts[0].like({name: torch.cat([n[name] for n in names]) for name in names[0]})
 
     def to(self, device: torch.device | str) -> Self:
         device = torch.device(device)

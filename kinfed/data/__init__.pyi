@@ -25,8 +25,8 @@ from kinfed.data.federations import example_weights as example_weights
 from kinfed.data.federations.cohort import Cohort as Cohort
 from kinfed.data.federations.cohort import Population as Population
 from kinfed.data.federations.cohort import with_memory as with_memory
+from kinfed.data.federations.federation import PUBLIC_EXAMPLES as PUBLIC_EXAMPLES
 from kinfed.data.federations.federation import Federation as Federation
-from kinfed.data.federations.federation_changes import PUBLIC_EXAMPLES as PUBLIC_EXAMPLES
 from kinfed.data.federations.sharing import share_examples as share_examples
 from kinfed.data.federations.stratified import fold_numbers as fold_numbers
 from kinfed.data.partitions.partition import Resplit as Resplit

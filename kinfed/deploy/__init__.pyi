@@ -8,8 +8,8 @@ from kinfed.deploy.operator.site_kit import kit_files as kit_files
 from kinfed.deploy.operator.site_kit import write_kit as write_kit
 from kinfed.deploy.operator.trial import DEFAULTS as DEFAULTS
 from kinfed.deploy.operator.trial import LocalTrial as LocalTrial
+from kinfed.deploy.operator.trial import Site as Site
 from kinfed.deploy.operator.trial import TrialStopped as TrialStopped
-from kinfed.deploy.operator.trial_sites import Site as Site
 from kinfed.deploy.programs.app_folder import make_app as make_app
 from kinfed.deploy.programs.processes import stop_signals as stop_signals
 from kinfed.deploy.server.status import ENDED as ENDED

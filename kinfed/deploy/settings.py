@@ -168,10 +168,10 @@ class Deployment:
 
     @property
     def class_names(self) -> list[str]:
-        if self.classes.strip().isdigit():
-            return [str(number) for number in range(_at_least_two(int(self.classes)))]
-        names = distinct("classes", self.classes)
-        _at_least_two(len(names))
+        counted = self.classes.strip().isdigit()
+        names = [*map(str, range(int(self.classes)))] if counted else distinct("classes", self.classes)
+        if len(names) < 2:
+            raise ConfigError(f"there are at least two classes to tell apart; got {len(names)}")
         return names
 
     @property
@@ -212,8 +212,7 @@ class Deployment:
 
     @cached_property
     def run(self) -> RunConfig:
-        """The configuration of the run. Settings that decide results and exist only in deployments are recorded as
-        options of its data set."""
+        """The configuration of the run; settings of deployments that decide results are options of its data set."""
         what = ("target",) if self.target.strip() else ("classes",)
         data = {name: getattr(self, name) for name in (*what, "features", "scaling", "test_fraction", "clients")}
         method = self.method.strip()
@@ -243,8 +242,7 @@ class Deployment:
         return Path(self.out).expanduser()
 
     def fingerprint(self) -> str:
-        """Digest, equal for deployments that compute the same; more rounds only continue a run, unless noise was
-        planned for their number."""
+        """Digest of what decides results; more rounds only continue a run, unless noise was planned for them."""
         planned = self.run.dp_epsilon is not None or self.run.user_epsilon is not None
         rounds = self.run.rounds if planned else 1
         return replace(self.run, rounds=rounds).fingerprint()
@@ -266,9 +264,3 @@ def distinct(what: str, text: str) -> list[str]:
     if not names or len(set(names)) < len(names):
         raise ConfigError(f"{what} are different names separated by commas; got {text!r}")
     return names
-
-
-def _at_least_two(count: int) -> int:
-    if count < 2:
-        raise ConfigError(f"there are at least two classes to tell apart; got {count}")
-    return count

@@ -12,8 +12,6 @@ model:
 All agree to 1e-5 and are tested against each other and against plain autograd.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 
@@ -31,7 +29,7 @@ from kinfed.engine.compiled.fused_task import compiles, is_installed
 from kinfed.engine.contract.linear import runs_batched
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.contract.task import Task as Task
-from kinfed.engine.rows.keyed_dropout import drops
+from kinfed.engine.rows.keyed_random import drops
 from kinfed.engine.rows.layout import RowLayout, still_buffers
 from kinfed.engine.rows.model_trial import example_like, failures_as_model_errors, mark_still_buffers, try_model
 from kinfed.engine.rows.module_checks import check_values
@@ -103,14 +101,9 @@ def make_task(
 
 
 def upper_task(
-    whole: ModuleTask,
-    above: Callable[[nn.Module], nn.Module],
-    layers: list[nn.Module],
-    *,
-    backend: str = "auto",
-    example: Tensor | None = None,
-    batch: int | None = None,
-) -> ModuleTask:
+    whole: ModuleTask, above: Callable[[nn.Module], nn.Module], layers: list[nn.Module], *, backend: str = "auto",
+    example: Tensor | None = None, batch: int | None = None,
+) -> ModuleTask:  # fmt: skip
     """A task on the activations below `layers`, which hold all that `whole` trains: `above` makes a module's forward
     pass begin there. Rows, starts and exported models are those of `whole`; the other arguments are `make_task`'s."""
     module = above(whole.layout.working_copy(whole.module))
@@ -130,8 +123,7 @@ def upper_task(
 
 
 def _that_works(task: ModuleTask, example: Tensor, backend: str) -> ModuleTask:
-    """The task, or one that trains row by row where many clients at once fail, gain nothing or give something else.
-    A backend that was chosen is kept, or refused."""
+    """The task, or, unless the backend was chosen, one in rows where many clients at once fail or gain nothing."""
     if isinstance(task, VmapTask) and backend == "auto" and not _gains_from_vmap(task, example):
         return RowsTask(task.build, task.device, module=task.module, objective=task.objective)
     if isinstance(task, BatchedTask):
@@ -148,8 +140,7 @@ def _that_works(task: ModuleTask, example: Tensor, backend: str) -> ModuleTask:
 
 
 def _agree(many: ModuleTask, single: ModuleTask, example: Tensor) -> bool:
-    """Whether both give the same gradient for two clients with different models and different examples. What a
-    `forward` does between layers cannot be read off them."""
+    """Whether both give the same gradient: what a `forward` does between layers cannot be read off them."""
     start = many.flatten(many.module.state_dict()).to(many.device)
     theta = torch.stack([start, start + 0.1 * torch.sin(torch.arange(len(start), device=start.device))])
     x = torch.stack([example, example.flip(0)]).to(many.device)
@@ -211,15 +202,9 @@ def would_compile(task: ModuleTask, examples: float) -> bool:
 
 
 def _task_for(
-    module: nn.Module,
-    build: Build,
-    backend: str,
-    device: torch.device | str,
-    example: Tensor | None,
-    batch: int | None,
-    objective: Objective,
-    examples: float = 0,
-) -> ModuleTask:
+    module: nn.Module, build: Build, backend: str, device: torch.device | str, example: Tensor | None,
+    batch: int | None, objective: Objective, examples: float = 0,
+) -> ModuleTask:  # fmt: skip
     """The task of a module that `build` made, by a rule that was measured (docs/models.md)."""
     if backend != "auto":
         return _BACKENDS[backend](build, device, module=module, objective=objective)

@@ -30,8 +30,7 @@ from kinfed.core import Nothing, Tree, storage, threads
 from kinfed.data import Cohort, Federation, LoopMemory, Moments, Split, example_weights, with_memory
 from kinfed.engine import METRICS, Builder, Metric, Task, module_for, task_for
 from kinfed.errors import ConfigError, DataError
-from kinfed.newcomers.finished import EndedRun
-from kinfed.newcomers.newcomer import NAME, opened
+from kinfed.newcomers.finished import NAME, EndedRun, opened
 from kinfed.records import RunFiles, pick
 from kinfed.runs import example_batch
 from kinfed.serving import ModelInputs, ModelPipeline, state_dict
@@ -96,15 +95,9 @@ class Adoption:
 
 @threads.one_thread()
 def adopt(
-    ended: EndedRun | Path | str,
-    newcomer: Federation,
-    algorithm: str | None = None,
-    *,
-    seed: int | None = None,
-    rounds: int | None = None,
-    group: str | None = None,
-    model: Builder | None = None,
-) -> Adoption:
+    ended: EndedRun | Path | str, newcomer: Federation, algorithm: str | None = None, *, seed: int | None = None,
+    rounds: int | None = None, group: str | None = None, model: Builder | None = None,
+) -> Adoption:  # fmt: skip
     """A model for the newcomer (a federation of one client) by a method of a finished run, in a folder or in memory.
 
     `rounds` of local training; as many as a client of the run took part in where none is given. `group` is needed
@@ -140,18 +133,12 @@ def adopt(
     theta = _trained(method, task, server, run, newcomer, rounds)
     alone = _trained(Local(method.training), random_start, Nothing(), run, whole, rounds)
     return Adoption(
-        algorithm=label,
-        seed=run.seed,
-        rounds=rounds,
-        n_train=int(cohort.train.count[0]),
-        n_test=int(cohort.test.count[0]),
-        alone=HeldOutMetrics.of_model(task, alone, cohort.test, metric),
+        algorithm=label, seed=run.seed, rounds=rounds, n_train=int(cohort.train.count[0]),
+        n_test=int(cohort.test.count[0]), alone=HeldOutMetrics.of_model(task, alone, cohort.test, metric),
         server=None if server_model is None else HeldOutMetrics.of_model(task, server_model, cohort.test, metric),
-        adopted=HeldOutMetrics.of_model(task, theta, cohort.test, metric),
-        place=_place(method, server),
-        model=theta[0],
-        metric=metric.name,
-    )
+        adopted=HeldOutMetrics.of_model(task, theta, cohort.test, metric), place=_place(method, server),
+        model=theta[0], metric=metric.name,
+    )  # fmt: skip
 
 
 @threads.one_thread()

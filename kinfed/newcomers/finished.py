@@ -1,4 +1,5 @@
 """One seed of a finished run, as far as those need it who go on from there: newcomers, and studies of its models.
+A newcomer is made from its table, with features scaled and classes numbered as the run wrote them down.
 
 FinishedRun.open("runs/first")                 from its folder
 RunInMemory.of_result(result, "ditto")         from its result; nothing of any training row is kept
@@ -9,20 +10,25 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kinfed.algorithms import AnyAlgorithm, make_algorithm
 from kinfed.config import RunConfig
-from kinfed.core import Tree
-from kinfed.data import Description, Population, describe
+from kinfed.core import Tree, make_options
+from kinfed.data import Description, Features, Federation, Population, TablePreprocessing, describe
+from kinfed.data.sources import LabelledRows, TableOptions, load_like
 from kinfed.engine import Builder, ModuleTask, Task
-from kinfed.errors import ConfigError, ModelError
+from kinfed.errors import ConfigError, DataError, ModelError
 from kinfed.records import RunFiles, pick
 from kinfed.runs import RunOutcome, build_task
 from kinfed.serving import ModelInputs
+
+NAME = "newcomer"
 
 
 @dataclass(frozen=True)
@@ -88,13 +94,9 @@ class EndedRun(ABC):
                 f"{self.name} recorded the groups of a sample of its clients only (eval_clients), but newcomers need "
                 "the groups of all; run without eval_clients"
             )
-        return Population(
-            self.num_clients + newcomers,
-            self.seed,
-            self.config.participation,
-            None if groups is None else torch.tensor([*groups, *[group] * newcomers]),
-            0 if groups is None else max(groups) + 1,
-        )
+        by_client = None if groups is None else torch.tensor([*groups, *[group] * newcomers])
+        number, share = self.num_clients + newcomers, self.config.participation
+        return Population(number, self.seed, share, by_client, 0 if groups is None else max(groups) + 1)
 
     def server(self, label: str, algorithm: AnyAlgorithm, task: Task) -> Tree:
         """The algorithm's server after its last round."""
@@ -117,11 +119,7 @@ class FinishedRun(EndedRun):
 
     @property
     def name(self) -> str:
-        return str(self.folder)
-
-    @property
-    def folder(self) -> Path:
-        return self.files.path
+        return str(self.files.path)
 
     def task(self, model: Builder | None = None, example: Tensor | None = None) -> ModuleTask:
         task = super().task(model, example)
@@ -129,12 +127,12 @@ class FinishedRun(EndedRun):
         what = "the model given" if model else f"model {self.config.model.name}, which the configuration names,"
         if layout.get("constants", "") != task.constants_digest():
             raise ModelError(
-                f"{what} has other frozen weights than the models in {self.folder} were trained on; give those weights"
+                f"{what} has other frozen weights than the models in {self.name} were trained on; give those weights"
             )
         layers = layout["layers"]
         if [(one["name"], tuple(one["shape"])) for one in layers] != [(one.name, one.shape) for one in task.slots]:
             raise ModelError(
-                f"{what} has other parameters than the models in {self.folder}; pass the function that builds theirs"
+                f"{what} has other parameters than the models in {self.name}; pass the function that builds theirs"
             )
         return task
 
@@ -180,3 +178,52 @@ class RunInMemory(EndedRun):
 
     def server_state(self, label: str) -> Mapping[str, Tensor]:
         return self.states[label]
+
+
+def newcomer_from_table(
+    ended: EndedRun | Path | str, table: Any, label_column: str | None, *, test_fraction: float = 0.25,
+    seed: int | None = None, **columns: Any,
+) -> Federation:  # fmt: skip
+    """The newcomer as a federation of one: features and classes as in the run, some examples held out. `table` is a
+    file, a frame or a dictionary of columns; `columns` are options of a table (kinfed.data.sources.TableOptions). Of a
+    run on texts, `text_column` and `tokenizer` are the run's unless they are given. Weights of rows are scaled to mean
+    one over the newcomer's own."""
+    run, inputs = opened(ended, seed), opened(ended, seed).inputs
+    options = make_options(TableOptions, {"label_column": label_column, **columns}, "the newcomer's table")
+    if (text := inputs.text) is not None:
+        column, tokenizer = options.text_column or text.column, options.tokenizer or text.tokenizer
+        options = replace(options, text_column=column, tokenizer=tokenizer, length=text.length)
+    elif options.text_column or options.tokenizer:
+        raise ConfigError(f"the models of {run.name} read no texts; leave out text_column and tokenizer")
+    source = load_like(table, options, inputs.columns, run.description.problem)
+    path = source.name
+    raw, mean, std = _examples(source, inputs, path)
+    if prod(raw.shape[1:]) != prod(run.shape):
+        raise DataError(
+            f"the models of {run.name} take {prod(run.shape)} features (examples of shape {list(run.shape)}); "
+            f"{path} has {prod(raw.shape[1:])}"
+        )
+    if inputs.tokens:
+        if bool((raw != raw.round()).any()):
+            raise DataError(f"the models of {run.name} take token numbers; {path} has features that are not whole")
+        raw = raw.to(torch.int64)
+    return source.federation(
+        NAME, run.description.problem, Features(raw.reshape(-1, *run.shape), mean, std), test_fraction, run.seed,
+        preprocessing=inputs.preprocessing, keyed_by_name=False,
+    )  # fmt: skip
+
+
+def opened(ended: EndedRun | Path | str, seed: int | None = None) -> EndedRun:
+    """A run in memory as it is, or that of a folder."""
+    return ended if isinstance(ended, EndedRun) else FinishedRun.open(ended, seed)
+
+
+def _examples(source: LabelledRows, inputs: ModelInputs, path: str) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The newcomer's examples, and how they are scaled."""
+    learnt = inputs.preprocessing
+    if source.features is not None:  # images
+        return source.features.raw, inputs.mean, inputs.std
+    assert source.read is not None
+    if learnt is not None:
+        return source.encode(learnt, path).raw, learnt.mean, learnt.std
+    return source.encode(TablePreprocessing.plain(source.read.cells), path).raw, inputs.mean, inputs.std

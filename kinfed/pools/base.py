@@ -9,8 +9,6 @@ A pool decides how clients are reached, and what to do when they are not. It may
 not answer; the state of such a client stays as it was before the round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -34,7 +32,7 @@ class Evaluation:
     server_model: Score | None  # the server's model for the client
     figures: dict[str, Tensor] = field(default_factory=dict)
     models: Tensor | None = (
-        None  # [n, P] personal models, with `keep_models`; wider rows: kinfed.engine.personal.mixture
+        None  # [n, P] personal models, with `keep_models`; wider rows: kinfed.engine.personal.personal_models
     )
     alternatives: dict[str, Score] = field(default_factory=dict)  # other models that the method reports, by name
     record: Record | None = None  # as in a reply
@@ -49,19 +47,12 @@ class Pool(Protocol):
         new state is kept only if its update is in the reply and, with `hold`, among those that `commit` names."""
 
     def commit(self, ids: Tensor) -> None:
-        """End a round: the server has taken the updates of these clients. What the others computed is forgotten, where
-        it was held."""
+        """End a round: the server has taken these clients' updates; what others held is forgotten."""
 
     def evaluate(
-        self,
-        ids: Tensor,
-        download: Download,
-        round: int,
-        *,
-        split: str = "test",
-        server_model: ServerModelOf | None = None,
-        keep_models: bool = False,
-    ) -> Evaluation:
+        self, ids: Tensor, download: Download, round: int, *, split: str = "test",
+        server_model: ServerModelOf | None = None, keep_models: bool = False,
+    ) -> Evaluation:  # fmt: skip
         """Personal models, and the server's where `server_model` is given, on one split. Changes nothing. A client
         without a state deploys the server's model, where there is one (kinfed.algorithms.base.deployed_models)."""
 

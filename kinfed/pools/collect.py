@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -29,14 +30,9 @@ class UpdatesCollector:
         self._record: Record | None = None
 
     def add(
-        self,
-        positions: Tensor,
-        up: Tree | None,
-        nbytes: int,
-        *,
-        refused: Mapping[int, str] | None = None,
+        self, positions: Tensor, up: Tree | None, nbytes: int, *, refused: Mapping[int, str] | None = None,
         record: Record | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Updates of the clients ids[positions], one row each; `nbytes` and `refused` of all who sent one. `up` may be
         kept as it is: it must not change any more."""
         self._nbytes += nbytes
@@ -69,24 +65,17 @@ def join_evaluations(ids: Tensor, positions: Sequence[Tensor], parts: Sequence[E
 
     def scores(some: list[Score | None]) -> Score | None:
         known = [score for score in some if score is not None]
-        if not known:
-            return None
-        return Score.joined(known, back)
+        return Score.joined(known, back) if known else None
 
     models = [part.models for part in parts if part.models is not None]
     alternatives = {name: scores([part.alternatives[name] for part in parts]) for name in parts[0].alternatives}
-    record = None
-    for part in parts:
-        record = join_records(record, part.record)
+    record = reduce(join_records, [part.record for part in parts])
     return Evaluation(
-        ids,
-        scores([part.personal for part in parts]),
-        scores([part.server_model for part in parts]),
+        ids, scores([part.personal for part in parts]), scores([part.server_model for part in parts]),
         {name: rows([part.figures[name] for part in parts]) for name in parts[0].figures},
         torch.cat(models)[back] if models else None,
-        {name: score for name, score in alternatives.items() if score is not None},
-        record,
-    )
+        {name: score for name, score in alternatives.items() if score is not None}, record,
+    )  # fmt: skip
 
 
 def join_records(one: Record | None, other: Record | None) -> Record | None:
@@ -132,9 +121,7 @@ class OrderedUpdates:
 
     def __init__(self, ids: Tensor, keep: Keep) -> None:
         """`keep`: what is done with new states."""
-        self._ids = ids
-        self._keep = keep
-        self._collector = UpdatesCollector(ids)
+        self._ids, self._keep, self._collector = ids, keep, UpdatesCollector(ids)
         self._lock = threading.Lock()
         self._early: dict[int, tuple[ChunkUpdate, Tensor]] = {}
         self._next = 0

@@ -5,11 +5,10 @@ made anew, as by a resumed run, knows none and computes them all, to the same bi
 a client does not depend on the clients beside it (`Task.scores_alone`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -84,22 +83,16 @@ class _Table:
             assert known is not None
             return known
 
-        return Score(rows.correct, rows.loss, rows.count, rows.sums, draws if self._has_error else None)
+        return replace(rows, error_or_draws=draws if self._has_error else None)
 
     def put(self, ids: Tensor, digests: np.ndarray, score: Score) -> None:
         with self._lock:
             if self._rows is None:
-                self._rows, self._has_error = self._blank(score), score.error_or_draws is not None
+                rows = score.take(torch.zeros(len(self._digests), dtype=torch.int64))  # as many, of any values
+                self._rows, self._has_error = replace(rows, error_or_draws=None), score.error_or_draws is not None
         for kept, values in zip(_columns(self._rows), _columns(score), strict=True):
             kept[ids] = values
         self._digests[ids.numpy()] = digests
-
-    def _blank(self, like: Score) -> Score:
-        def zeros(values: Tensor) -> Tensor:
-            return values.new_zeros(len(self._digests), *values.shape[1:])
-
-        sums = {name: zeros(values) for name, values in like.sums.items()}
-        return Score(zeros(like.correct), zeros(like.loss), zeros(like.count), sums)
 
 
 def _columns(score: Score) -> list[Tensor]:

@@ -4,8 +4,6 @@ A chunk's size depends on the model and the cohort, never on the number of worke
 torch thread, so any number of workers gives the same bits.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -46,27 +44,15 @@ class LocalPool:
     only to deploy it, the states of the others are dropped. `stages`: what happens to updates on their way."""
 
     def __init__(
-        self,
-        algorithm: AnyAlgorithm,
-        task: Task,
-        federation: Federation,
-        seed: int,
-        *,
-        workers: int | None = None,
-        chunk: int | None = None,
-        state_folder: Path | None = None,
-        state_bytes: int = 0,
-        evaluated: Tensor | None = None,
-        stages: Iterable[Stage] = (),
-    ) -> None:
+        self, algorithm: AnyAlgorithm, task: Task, federation: Federation, seed: int, *, workers: int | None = None,
+        chunk: int | None = None, state_folder: Path | None = None, state_bytes: int = 0,
+        evaluated: Tensor | None = None, stages: Iterable[Stage] = (),
+    ) -> None:  # fmt: skip
         if algorithm.training.augment is not None:
             augmentation(algorithm.training.augment, federation.features.shape)  # refused now, not in the first batch
-        self.algorithm = algorithm
-        self.task = task
+        self.algorithm, self.task, self.seed, self._chunk = algorithm, task, seed, chunk
         self.federation = federation if task.device.type == "cpu" else federation.on(task.device)
-        self.seed = seed
         self.workers = workers or available_cores()
-        self._chunk = chunk
         self._threads = threads.OneCoreThreads(self.workers)
         self._device_bytes: int | None = None
         self._known_scores = KnownScores(federation.num_clients)
@@ -93,8 +79,7 @@ class LocalPool:
     def train(
         self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None, *, hold: bool = False
     ) -> Updates:
-        """One round at the clients `ids` (ascending). Their new states are kept, or held until `commit`; non-finite
-        ones are not."""
+        """One round at the clients `ids` (ascending). Finite new states are kept, or held until `commit`."""
         pieces = self._pieces(self.federation.train, ids)
         self._held = []
         updates = OrderedUpdates(ids, self._hold if hold else self._put)
@@ -154,15 +139,9 @@ class LocalPool:
         return self._blank.map(lambda tensor: tensor.expand(len(ids), *tensor.shape[1:]))
 
     def evaluate(
-        self,
-        ids: Tensor,
-        download: Download,
-        round: int,
-        *,
-        split: str = "test",
-        server_model: ServerModelOf | None = None,
-        keep_models: bool = False,
-    ) -> Evaluation:
+        self, ids: Tensor, download: Download, round: int, *, split: str = "test",
+        server_model: ServerModelOf | None = None, keep_models: bool = False,
+    ) -> Evaluation:  # fmt: skip
         """Personal models (and the server's, through `server_model(ids) -> [n, P]`) on one split. Changes nothing."""
         pieces = self._pieces(self.federation.split(split), ids)
 
@@ -176,20 +155,14 @@ class LocalPool:
                 models = deployed_models(
                     self.algorithm, self.task, state, down, cohort, trained=self.clients.has(who), server_model=shared
                 )
-            examples: Split = getattr(cohort, split)
-            of_server = None if shared is None else self.task.evaluate(shared, examples)
-            scores = {
-                name: self._score(name, split, theta, examples, shared, of_server) for name, theta in models.items()
-            }
+            part: Split = getattr(cohort, split)
+            of_server = None if shared is None else self.task.evaluate(shared, part)
+            scores = {name: self._score(name, split, theta, part, shared, of_server) for name, theta in models.items()}
             deployed, *others = models
             return Evaluation(
-                who,
-                scores[deployed],
-                of_server,
-                self.algorithm.client_figures(state),
-                models[deployed].clone() if keep_models else None,
-                {name: scores[name] for name in others},
-            )
+                who, scores[deployed], of_server, self.algorithm.client_figures(state),
+                models[deployed].clone() if keep_models else None, {name: scores[name] for name in others},
+            )  # fmt: skip
 
         parts = list(self._map(evaluate_chunk, pieces))
         return join_evaluations(ids, pieces, parts)
@@ -225,33 +198,27 @@ class LocalPool:
             present, wanted = ("with", "does not keep") if prefix in stored else ("without", "keeps")
             what = _BESIDE.get(prefix, f"what the stage {prefix[:-1]} keeps")
             raise CheckpointError(f"client states {present} {what}, which this run {wanted}")
-        self.clients.load(
-            {name: tensor for name, tensor in tensors.items() if name == "ids" or name.startswith("rows.")}
-        )
+        self.clients.load({name: t for name, t in tensors.items() if name == "ids" or name.startswith("rows.")})
         for prefix, store in self._beside.items():
             rows = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
             store.load(rows | {"ids": tensors["ids"]})
 
     def snapshot(self, ids: Tensor) -> tuple[Tree, dict[str, Moments]]:
         """States of these clients, and what else they keep: a copy, or of a round that is held its results."""
-        if self._held:
-            who = torch.cat([part[0] for part in self._held])
+        if held := self._held:
+            who = torch.cat([part[0] for part in held])
             back = torch.searchsorted(who.sort().values, ids)
             order = torch.argsort(who)[back]
-            clients = type(self._held[0][1]).stack([part[1] for part in self._held]).take(order)
-            beside = {
-                prefix: Moments.stack([part[2][prefix] for part in self._held]).take(order) for prefix in self._beside
-            }
-            return clients, beside
+            clients = type(held[0][1]).stack([part[1] for part in held]).take(order)
+            beside = {prefix: Moments.stack([part[2][prefix] for part in held]) for prefix in self._beside}
+            return clients, {prefix: moments.take(order) for prefix, moments in beside.items()}
         return self.clients.take(ids), {prefix: store.take(ids) for prefix, store in self._beside.items()}
 
     def restore(self, ids: Tensor, rows: Tree, beside: Mapping[str, Moments]) -> None:
-        """Take over what `snapshot` gave for these clients."""
         self._held = []
         self._put(ids, rows, {prefix: moments for prefix, moments in beside.items() if prefix in self._beside})
 
     def _sent(self, stage: Stage, up: Tree, ids: Tensor, round: int) -> SentUpdates:
-        """Updates as they arrive behind a stage."""
         store = self._beside.get(f"{stage.name}.")
         key = rng.fold(rng.root(self.seed, stage.name), round, ids)
         return stage.at_client(up, Moments() if store is None else store.take(ids), key)
@@ -271,26 +238,21 @@ class LocalPool:
     def _pieces(self, examples: Ragged, ids: Tensor) -> list[Tensor]:
         """Positions of clients that train or are scored together: those with the most examples first, because like
         lengths side by side leave no rows idle, or in the order of `ids` for a task that takes every row by itself."""
-        if self.task.shares_rows:
-            order = torch.arange(len(ids))
-        else:
+        order = torch.arange(len(ids))
+        if not self.task.shares_rows:
             order = torch.argsort(examples.counts(ids), descending=True, stable=True)
-        return [order[a:b] for a, b in self._chunks(len(ids))]
+        return list(torch.split(order, self._chunk_size(len(ids)))) if len(ids) else []
 
-    def _chunks(self, n: int) -> Iterator[tuple[int, int]]:
-        size = self._chunk
-        if size is None:
-            if self.task.one_row_at_a_time:
-                size = 1
-            else:
-                fits = max(1, self._chunk_bytes() // (4 * self.task.num_params))
-                least = SHARED_STEP_FLOPS if self.task.shares_rows else STEP_FLOPS
-                worthwhile = least // (6 * self.task.num_params * self.algorithm.training.batch) + 1
-                size = min(fits, max(worthwhile, -(-n // MIN_CHUNKS)))
-                if n:
-                    size = -(-n // -(-n // size))  # as many chunks, of equal sizes: no worker waits for a large one
-        for begin in range(0, n, size):
-            yield begin, min(begin + size, n)
+    def _chunk_size(self, n: int) -> int:
+        if self._chunk is not None:
+            return self._chunk
+        if self.task.one_row_at_a_time:
+            return 1
+        fits = max(1, self._chunk_bytes() // (4 * self.task.num_params))
+        least = SHARED_STEP_FLOPS if self.task.shares_rows else STEP_FLOPS
+        worthwhile = least // (6 * self.task.num_params * self.algorithm.training.batch) + 1
+        size = min(fits, max(worthwhile, -(-n // MIN_CHUNKS)))
+        return -(-n // -(-n // size))  # as many chunks, of equal sizes: no worker waits for a large one
 
     def _chunk_bytes(self) -> int:
         """Bytes of the parameters of a chunk: on the processor what its cache holds, on an accelerator a share of the
@@ -298,9 +260,7 @@ class LocalPool:
         change, gradients, moments, the client's state; activations take as much again."""
         if self._device_bytes is None:
             free = None if self.task.device.type == "cpu" else device_memory(self.task.device)
-            self._device_bytes = (
-                CHUNK_BYTES if free is None else max(free // DEVICE_COPIES // self.workers, CHUNK_BYTES)
-            )
+            self._device_bytes = max((free or 0) // DEVICE_COPIES // self.workers, CHUNK_BYTES)
         return self._device_bytes
 
     def _map(self, function: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:

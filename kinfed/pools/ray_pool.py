@@ -32,9 +32,8 @@ from kinfed.engine import ModuleTask, Task
 from kinfed.errors import ConfigError, PoolError
 from kinfed.pools.base import Download, Evaluation, ServerModelOf
 from kinfed.pools.collect import UpdatesCollector, join_evaluations
-from kinfed.pools.shard import balance, expected_work, make_shard
 from kinfed.pools.store import checked_ids
-from kinfed.pools.worker import compact
+from kinfed.pools.worker import balance, compact, expected_work, make_shard
 from kinfed.updates import Road, Stage, Updates
 
 try:
@@ -43,15 +42,8 @@ try:
 except ImportError as error:
     raise ConfigError('the ray pool needs the package ray: pip install "kinfed[ray]"') from error
 
-from kinfed.pools.ray_processes import (
-    GONE,
-    WorkerShare,
-    connect,
-    describe_worker,
-    fetch,
-    send_tensors_as_bytes,
-    start_workers,
-)
+from kinfed.pools import ray_processes
+from kinfed.pools.ray_processes import GONE, WorkerShare, fetch, start_workers
 
 RESTARTS = 3  # of one worker for one call; what ends it more often is not chance
 
@@ -62,23 +54,19 @@ class RayCluster:
     """Workers for the runs of one process, started once and used by one pool after the other."""
 
     def __init__(
-        self,
-        address: str | None = None,
-        workers: int | None = None,
-        say: Callable[[str], None] = lambda text: None,
-        *,
+        self, address: str | None = None, workers: int | None = None, say: Callable[[str], None] = lambda text: None, *,
         gpus: float = 0.0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`say`: told which worker is waited for, since when and what it does, where an answer takes long. `gpus`: of
         each worker, which then computes on `cuda`; a fraction shares one among several workers."""
         self._say = say
         self._share = WorkerShare(gpus=gpus)
         self._connected_here = not ray.is_initialized()
         if self._connected_here:
-            connect(address, workers)
+            ray_processes.connect(address, workers)
         elif address is not None:
             raise ConfigError("this process is connected to a Ray cluster already; leave ray_address out to use it")
-        send_tensors_as_bytes()
+        ray_processes.send_tensors_as_bytes()
         self.size = workers or self._share.fitting()  # others may use the rest
         self._slots: list[_WorkerSlot] = []
 
@@ -95,9 +83,8 @@ class RayCluster:
         members = balance(expected_work(algorithm, federation), min(self.size, federation.num_clients))
         missing = range(len(self._slots), len(members))
         workers = start_workers(len(missing), self._share)
-        self._slots += [
-            _WorkerSlot(number, worker, self._say, self._share) for number, worker in zip(missing, workers, strict=True)
-        ]
+        new = zip(missing, workers, strict=True)
+        self._slots += [_WorkerSlot(number, worker, self._say, self._share) for number, worker in new]
         slots = self._slots[: len(members)]
         _send_plugins_as_code()
         device = "cuda" if self._share.gpus else "cpu"
@@ -127,8 +114,6 @@ def _send_plugins_as_code() -> None:
 
 @dataclass(frozen=True)
 class _RunSpec:
-    """Facts for a worker before its first round of a run."""
-
     run: str  # its identity, which its states carry
     algorithm: AnyAlgorithm
     task: Task
@@ -169,7 +154,6 @@ class _WorkerSlot:
         self.snapshots.append((ids, reference))
 
     def ask(self, call: Call) -> Any:
-        """Make a call and wait for its result."""
         return self.result(call(self.worker), call)
 
     def result(self, reference: Any, call: Call) -> Any:
@@ -201,7 +185,7 @@ class _WorkerSlot:
             return  # the next call notices it
 
     def _report(self) -> None:
-        self.say(f"waiting for Ray worker {self.number}, which {describe_worker(self.worker)}")
+        self.say(f"waiting for Ray worker {self.number}, which {ray_processes.describe_worker(self.worker)}")
 
     def end(self) -> None:
         if self.worker is not None and ray.is_initialized():
@@ -232,7 +216,7 @@ class RayPool:
         self._held = []
         for slot, positions in self._by_slot(ids):
             who, own_effort = ids[positions], None if effort is None else effort[positions]
-            call: Call = partial(_train, who, send(who), round, own_effort, hold)
+            call: Call = _call("train", who, send(who), round, own_effort, hold, returns=2)
             calls.append((slot, positions, call, call(slot.worker)))
         collector = UpdatesCollector(ids)
         for slot, positions, call, reference in calls:
@@ -258,28 +242,23 @@ class RayPool:
         self._held = []
 
     def evaluate(
-        self,
-        ids: Tensor,
-        download: Download,
-        round: int,
-        *,
-        split: str = "test",
-        server_model: ServerModelOf | None = None,
-        keep_models: bool = False,
-    ) -> Evaluation:
+        self, ids: Tensor, download: Download, round: int, *, split: str = "test",
+        server_model: ServerModelOf | None = None, keep_models: bool = False,
+    ) -> Evaluation:  # fmt: skip
         send, send_model = _BroadcastCache(download), _BroadcastCache(server_model or (lambda who: None))
         calls: list[tuple[_WorkerSlot, Tensor, Call, Any]] = []
         for slot, positions in self._by_slot(ids):
             positions = positions[torch.argsort(ids[positions])]
             who = ids[positions]
-            call = partial(_evaluate, who, send(who), round, split, send_model(who), keep_models)
+            call = _call("evaluate", who, send(who), round, split, send_model(who), keep_models)
             calls.append((slot, positions, call, call(slot.worker)))
         parts = [slot.result(reference, call) for slot, _, call, reference in calls]
         return join_evaluations(ids, [positions for _, positions, _, _ in calls], parts)
 
     def states(self) -> dict[str, Tensor]:
-        calls = [(slot, _states(slot.worker)) for slot in self._slots]
-        parts = [slot.result(reference, _states) for slot, reference in calls]
+        call = _call("states")
+        references = [call(slot.worker) for slot in self._slots]
+        parts = [slot.result(reference, call) for slot, reference in zip(self._slots, references, strict=True)]
         order = torch.argsort(torch.cat([part["ids"] for part in parts]))
         parts = [part for part in parts if len(part["ids"])] or parts[:1]  # those without clients know no fields
         return {name: torch.cat([part[name] for part in parts])[order] for name in parts[0]}
@@ -290,7 +269,7 @@ class RayPool:
             positions = (self._slot_of[ids] == number).nonzero().squeeze(1)
             part = {name: tensor.index_select(0, positions) for name, tensor in tensors.items()}
             slot.snapshots = []
-            _, snapshot = slot.ask(partial(_load, ray.put(part)))
+            _, snapshot = slot.ask(_call("load", ray.put(part), returns=2))
             slot.remember(part["ids"], snapshot)
 
     def close(self) -> None:
@@ -329,7 +308,8 @@ class _BroadcastCache:
         return reference
 
 
-# ---- calls to a worker ----
+def _call(method: str, *arguments: Any, returns: int = 1) -> Call:
+    return lambda worker: getattr(worker, method).options(num_returns=returns).remote(*arguments)
 
 
 def _load_shard(spec: _RunSpec) -> Call:
@@ -337,26 +317,8 @@ def _load_shard(spec: _RunSpec) -> Call:
 
 
 def _start_run(spec: _RunSpec) -> Call:
-    return lambda worker: worker.start_run.remote(
-        spec.run, spec.algorithm, spec.task, spec.seed, spec.stages, spec.device
-    )
-
-
-def _train(ids: Tensor, down: Any, round: int, effort: Tensor | None, hold: bool, worker: Any) -> Any:
-    return worker.train.options(num_returns=2).remote(ids, down, round, effort, hold)
+    return _call("start_run", spec.run, spec.algorithm, spec.task, spec.seed, spec.stages, spec.device)
 
 
 def _restore(snapshots: Sequence[tuple[Tensor, Any]]) -> Call:
-    return lambda worker: worker.restore.remote([ids for ids, _ in snapshots], *(one for _, one in snapshots))
-
-
-def _evaluate(ids: Tensor, down: Any, round: int, split: str, server_model: Any, keep_models: bool, worker: Any) -> Any:
-    return worker.evaluate.remote(ids, down, round, split, server_model, keep_models)
-
-
-def _states(worker: Any) -> Any:
-    return worker.states.remote()
-
-
-def _load(part: Any, worker: Any) -> Any:
-    return worker.load.options(num_returns=2).remote(part)
+    return _call("restore", [ids for ids, _ in snapshots], *(one for _, one in snapshots))

@@ -23,8 +23,7 @@ from kinfed.core import Silence, Tree
 from kinfed.errors import ConfigError, PoolError
 from kinfed.pools.base import Evaluation
 from kinfed.pools.local_pool import available_cores
-from kinfed.pools.worker import StateSnapshot, Worker
-from kinfed.updates import Updates
+from kinfed.pools.worker import Trained, Worker
 
 START_SECONDS = 300  # for workers to start: they import torch, perhaps from a slow disk on a busy machine
 SIGN_SECONDS = 10.0  # for a worker to say what it does, before it is said to be silent
@@ -94,17 +93,6 @@ def free(kind: str) -> float:
     return float(cluster.available_resources().get(kind, 0))
 
 
-@dataclass(frozen=True)
-class SignOfLife:
-    """Report of a worker while it computes."""
-
-    process: int
-    machine: str
-    doing: str  # in words; "" between two calls
-    seconds: float  # since it began with that
-    processor: float  # seconds of its cores, since then
-
-
 class WorkerProcess(Worker):
     """A worker as an actor of Ray. `sign_of_life` is answered by a thread of its own, whatever else is computed."""
 
@@ -120,15 +108,15 @@ class WorkerProcess(Worker):
         return os.getpid()
 
     @ray.method(concurrency_group=SIGNS)
-    def sign_of_life(self) -> SignOfLife:
-        began, used = self._since
-        return SignOfLife(
-            os.getpid(), socket.gethostname(), self._doing, time.monotonic() - began, time.process_time() - used
-        )
+    def sign_of_life(self) -> str:
+        """What it does at the moment, in words that follow its name."""
+        where, (began, used) = f"(process {os.getpid()} on {socket.gethostname()})", self._since
+        seconds, processor = time.monotonic() - began, time.process_time() - used
+        if not self._doing:
+            return f"{where} is alive and idle: its answer is on the way"
+        return f"{where} {self._doing}, for {seconds:.0f} s so far ({processor:.0f} s of computing)"
 
-    def train(
-        self, ids: Tensor, down: Tree, round: int, effort: Tensor | None, hold: bool = False
-    ) -> tuple[Updates, StateSnapshot]:
+    def train(self, ids: Tensor, down: Tree, round: int, effort: Tensor | None, hold: bool = False) -> Trained:
         with self._at_work(f"trains {len(ids)} clients in round {round}"):
             return super().train(ids, down, round, effort, hold)
 
@@ -152,9 +140,7 @@ def start_workers(count: int, share: WorkerShare) -> list[Any]:
     without its states would go on as if nothing had happened."""
     remote: Any = ray.remote  # whose types do not know groups
     actor = remote(concurrency_groups={SIGNS: 1})(WorkerProcess)
-    actor = actor.options(
-        num_cpus=share.cpus, num_gpus=share.gpus, max_restarts=0, scheduling_strategy="SPREAD"
-    )  # fmt: skip
+    actor = actor.options(num_cpus=share.cpus, num_gpus=share.gpus, max_restarts=0, scheduling_strategy="SPREAD")
     workers = [actor.remote() for _ in range(count)]
     deadline = time.monotonic() + START_SECONDS
     try:
@@ -203,7 +189,7 @@ def _report_silence(reference: Any, report: Callable[[], None]) -> None:
 def describe_worker(worker: Any) -> str:
     """Words on what a worker does at the moment, to follow its name; it may be silent."""
     try:
-        sign: SignOfLife = ray.get(worker.sign_of_life.remote(), timeout=SIGN_SECONDS)
+        return str(ray.get(worker.sign_of_life.remote(), timeout=SIGN_SECONDS))
     except exceptions.GetTimeoutError:
         return (
             f"has given no sign of life within {SIGN_SECONDS:g} s: its machine is overloaded or cut off. kinfed "
@@ -211,10 +197,6 @@ def describe_worker(worker: Any) -> str:
         )
     except GONE:
         return "has ended; another takes its place"
-    where = f"(process {sign.process} on {sign.machine})"
-    if not sign.doing:
-        return f"{where} is alive and idle: its answer is on the way"
-    return f"{where} {sign.doing}, for {sign.seconds:.0f} s so far ({sign.processor:.0f} s of computing)"
 
 
 def send_tensors_as_bytes() -> None:

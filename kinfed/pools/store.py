@@ -1,7 +1,5 @@
 """Client states, kept only for clients that have been seen; in memory or in memory-mapped files."""
 
-from __future__ import annotations
-
 import math
 import os
 import tempfile
@@ -30,9 +28,7 @@ class ClientStore(Generic[Client]):
         self, num_clients: int, fresh: Callable[[Tensor], Client], folder: Path | None = None, bound: int = 0
     ) -> None:
         self.slot = torch.full((num_clients,), -1, dtype=torch.int64)
-        self.fresh = fresh
-        self._folder = folder
-        self._bound = bound
+        self.fresh, self._folder, self._bound = fresh, folder, bound
         self._rows: Client | None = None
         self._used = 0  # slots taken
 
@@ -114,8 +110,7 @@ class ClientStore(Generic[Client]):
         return self.fresh(ids)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what `named` gave. States of another method, model or population are refused, and the present
-        ones kept."""
+        """Take over what `named` gave; states that do not fit are refused, and the present ones kept."""
         ids = checked_ids(tensors, len(self.slot))
         if len(set(ids.tolist())) != len(ids):
             raise CheckpointError("client states with the same id twice")
@@ -124,8 +119,7 @@ class ClientStore(Generic[Client]):
         if like is not None:
             _check_rows(rows, like, len(ids))
         self.slot.fill_(-1)
-        self._rows = None
-        self._used = 0
+        self._rows, self._used = None, 0
         if like is not None:
             self.put(ids, like.like(rows))
 

@@ -3,12 +3,14 @@
 It trains one algorithm at a time, in a local pool. Its driver sends messages and gets messages. With the reply to a
 round comes a copy of the states that the round changed, which the driver gives to another worker (`restore`) should
 this one be lost: no reply is given whose state exists only here.
+
+A shard is a federation with the data of some clients only. They keep their numbers, by which all draws go, so a client
+does the same in whichever process it is; to ask for the data of the others is an error.
 """
 
-from __future__ import annotations
-
+import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar
 
 import torch
@@ -16,24 +18,86 @@ from torch import Tensor
 
 from kinfed.algorithms import AnyAlgorithm
 from kinfed.core import Nothing, Tree, is_broadcast
-from kinfed.data import Moments
+from kinfed.data import SPLITS, Cohort, Features, Federation, Moments, Ragged
 from kinfed.engine import ModuleTask, Task
 from kinfed.errors import CheckpointError
 from kinfed.pools.base import Download, Evaluation
 from kinfed.pools.local_pool import LocalPool
-from kinfed.pools.shard import Shard
 from kinfed.privacy import EVALUATION, TRAINING, recorded
 from kinfed.updates import Stage, Updates
 
 
+def expected_work(algorithm: AnyAlgorithm, federation: Federation) -> Tensor:
+    """[K] examples that each client goes through in a round and an evaluation; all are as likely to take part."""
+    count = federation.train.count
+    per_round = algorithm.training.num_steps(count) * count.clamp_max(algorithm.training.batch)
+    return per_round + federation.test.count
+
+
+def balance(work: Tensor, shards: int) -> list[Tensor]:
+    """Ids of each shard, ascending, with about equal sums of work: the largest first, each to who has least so far.
+
+    No shard has more than 4/3 of the least possible largest sum (Graham 1969)."""
+    if not 1 <= shards <= len(work):
+        raise ValueError(f"{len(work)} clients make between 1 and {len(work)} shards; got {shards}")
+    load = [(0, 0, number) for number in range(shards)]  # work, clients, number: of equals the one with fewer clients
+    members: list[list[int]] = [[] for _ in range(shards)]
+    for client in torch.argsort(work, descending=True, stable=True).tolist():
+        total, size, number = heapq.heappop(load)
+        members[number].append(client)
+        heapq.heappush(load, (total + int(work[client]), size + 1, number))
+    return [torch.tensor(sorted(ids), dtype=torch.int64) for ids in members]
+
+
+@dataclass
+class Shard(Federation):
+    is_local: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))  # [K] whose data are here
+    longest: dict[str, int] = field(default_factory=dict)  # most examples of any client of the whole, by split
+
+    def check(self) -> None:
+        """The whole federation was checked; a part of it need not pass, as most of its clients have nothing here."""
+
+    def cohort(self, ids: Tensor, seed: int, round: int, effort: Tensor | None = None) -> Cohort:
+        elsewhere = ids[~self.is_local[ids]].tolist()
+        if elsewhere:
+            raise ValueError(f"clients {elsewhere} do not live in this shard")
+        cohort = super().cohort(ids, seed, round, effort)
+        parts = {name: replace(getattr(cohort, name), longest=self.longest[name]) for name in SPLITS}
+        return replace(cohort, **parts)
+
+
+def make_shard(federation: Federation, ids: Tensor) -> Shard:
+    """The shard of these clients: a copy of the examples they own, each once, and nothing of the others."""
+    is_local = torch.zeros(federation.num_clients, dtype=torch.bool)
+    is_local[ids] = True
+    splits = {name: federation.split(name) for name in SPLITS}
+    owned = {name: split.filter(is_local[split.owner]) for name, split in splits.items()}  # other clients' are empty
+    lists = {name: ragged.rows for name, ragged in owned.items()}
+    if federation.public is not None:
+        lists["public"] = federation.public
+    rows, position = torch.unique(torch.cat(list(lists.values())), return_inverse=True)
+    new_rows = dict(zip(lists, torch.split(position, [len(one) for one in lists.values()]), strict=True))
+    whole = {f.name: getattr(federation, f.name) for f in fields(Federation)}
+    features = federation.features
+    own = {
+        "features": Features(features.rows(rows), features.mean, features.std, features.device, features.vectors),
+        "labels": federation.labels[rows], "tags": None if federation.tags is None else federation.tags[rows],
+        "weights": None if federation.weights is None else federation.weights[rows], "public": new_rows.get("public"),
+        **{name: Ragged(ragged.offsets, new_rows[name]) for name, ragged in owned.items()},
+    }  # fmt: skip
+    longest = {name: split.longest for name, split in splits.items()}
+    return Shard(**(whole | own), is_local=is_local, longest=longest)
+
+
 @dataclass
 class StateSnapshot:
-    """States of some clients after a round of one run."""
-
     run: str
     ids: Tensor
     rows: Tree
     beside: dict[str, Moments] = field(default_factory=dict)  # what else clients keep (LocalPool.beside)
+
+
+Trained = tuple[Updates, StateSnapshot]
 
 
 class Worker:
@@ -50,14 +114,9 @@ class Worker:
         self._shard = shard
 
     def start_run(
-        self,
-        run: str,
-        algorithm: AnyAlgorithm,
-        task: Task,
-        seed: int,
-        stages: Sequence[Stage] = (),
+        self, run: str, algorithm: AnyAlgorithm, task: Task, seed: int, stages: Sequence[Stage] = (),
         device: str = "cpu",
-    ) -> None:
+    ) -> None:  # fmt: skip
         """A new run, in which no client has a state yet; `run` is its identity, `device` where this worker computes."""
         self.close()
         assert self._shard is not None
@@ -67,9 +126,7 @@ class Worker:
             task = task.on(device)
         self._pool = LocalPool(algorithm, task, self._shard, seed, workers=1, stages=stages)
 
-    def train(
-        self, ids: Tensor, down: Tree, round: int, effort: Tensor | None, hold: bool = False
-    ) -> tuple[Updates, StateSnapshot]:
+    def train(self, ids: Tensor, down: Tree, round: int, effort: Tensor | None, hold: bool = False) -> Trained:
         """One round at the clients `ids` (ascending), with messages as `compact` makes them."""
         with recorded(self.pool.task, TRAINING) as record:
             updates = self.pool.train(ids, _download(ids, down), round, effort, hold=hold)
@@ -81,13 +138,10 @@ class Worker:
     ) -> Evaluation:
         with recorded(self.pool.task, EVALUATION) as record:
             evaluation = self.pool.evaluate(
-                ids,
-                _download(ids, down),
-                round,
-                split=split,
+                ids, _download(ids, down), round, split=split,
                 server_model=None if server_model is None else lambda who: _rows_of(server_model, ids, who),
                 keep_models=keep_models,
-            )
+            )  # fmt: skip
         evaluation.record = record
         return evaluation
 
@@ -101,8 +155,7 @@ class Worker:
         return len(ids), self._snapshot(ids)
 
     def restore(self, wanted: Sequence[Tensor], *snapshots: StateSnapshot) -> None:
-        """Take over states of the `wanted` clients of each snapshot, the oldest first: of a worker that was lost, or of
-        a round that was held."""
+        """Take over the `wanted` clients' states of each snapshot, the oldest first."""
         for ids, snapshot in zip(wanted, snapshots, strict=True):
             if snapshot.run != self._run:
                 raise CheckpointError(f"client states of run {snapshot.run!r} do not belong to run {self._run!r}")

@@ -7,7 +7,7 @@ from kinfed.privacy.accountant import noise_for as noise_for
 from kinfed.privacy.accountant import renyi_epsilon as renyi_epsilon
 from kinfed.privacy.budget import PrivacyBudget as PrivacyBudget
 from kinfed.privacy.budget import make_budget as make_budget
-from kinfed.privacy.budget import planned_events as planned_events
+from kinfed.privacy.budget import planned_costs as planned_costs
 from kinfed.privacy.dpsgd import EVALUATION as EVALUATION
 from kinfed.privacy.dpsgd import TRAINING as TRAINING
 from kinfed.privacy.dpsgd import PrivateTask as PrivateTask

@@ -10,8 +10,6 @@ as the clients of a round, are accounted with neighbours that differ in one memb
 members is public (`fixed_size_epsilon`).
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from bisect import bisect
@@ -99,10 +97,8 @@ def _guess(events: Events, noise: float, delta: float) -> float:
 def renyi_epsilon(events: Events, noise: float, delta: float, conversion: str = "tight") -> float:
     """ε(δ) by Renyi accounting at the usual orders. `conversion` is "tight" (Canonne, Kamath, Steinke 2020), or "2017"
     (Mironov) to compare with figures printed before."""
-    if not events:
-        return 0.0
-    if noise == 0:
-        return math.inf
+    if not events or not noise:
+        return math.inf if events else 0.0
     with _quiet():
         accountant = RdpAccountant(ORDERS)
         for event in events:
@@ -174,10 +170,8 @@ def fixed_size_epsilon(q: float, rounds: int, noise: float, delta: float) -> flo
 
     The second line holds because neighbours may change places. Both together are the profile of one pair of
     distributions that dominates every round, so rounds are composed by composing its loss."""
-    if rounds == 0:
-        return 0.0
-    if noise == 0:
-        return math.inf
+    if not rounds or not noise:
+        return math.inf if rounds else 0.0
     events = (Event(q, 1, rounds),)
     step = _grid(events, noise / 2, delta)
     return _rounded_up(float(_fixed_size_loss(q, noise, step).self_compose(rounds).get_epsilon_for_delta(delta)))
@@ -193,18 +187,15 @@ def _fixed_size_loss(q: float, noise: float, step: float) -> Any:
     delta = q * (stats.norm.cdf(mu / 2 - e / mu) - np.exp(e + stats.norm.logcdf(-mu / 2 - e / mu)))
     delta = np.clip(delta, 0.0, 1.0)
     below = -np.expm1(-above) + np.exp(-above) * delta
-    pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
-        step, -points, points, np.concatenate([below[:0:-1], delta])
-    )
+    profile = np.concatenate([below[:0:-1], delta])
+    pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(step, -points, points, profile)
     return privacy_loss_distribution.PrivacyLossDistribution(pmf)
 
 
 def fixed_size_renyi_epsilon(q: float, rounds: int, noise: float, delta: float) -> float:
     """The same by Renyi accounting (Wang, Balle, Kasiviswanathan 2019, Theorem 27)."""
-    if rounds == 0:
-        return 0.0
-    if noise == 0:
-        return math.inf
+    if not rounds or not noise:
+        return math.inf if rounds else 0.0
     with _quiet():
         accountant = RdpAccountant(ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE)
         # Only the ratio of the two sizes enters.
@@ -217,10 +208,9 @@ def fixed_size_noise(target: float, q: float, rounds: int, delta: float) -> floa
     """The least noise with which `fixed_size_epsilon` does not exceed the target."""
     events = (Event(q, 1, rounds),)
     return least_noise(
-        target,
-        lambda noise: fixed_size_epsilon(q, rounds, noise, delta),
+        target, lambda noise: fixed_size_epsilon(q, rounds, noise, delta),
         lambda noise: _guess(events, noise / 2, delta),
-    )
+    )  # fmt: skip
 
 
 def most_rounds(spent: Events, each: Events, noise: float, delta: float, budget: float, horizon: int) -> int:

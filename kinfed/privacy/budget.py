@@ -24,14 +24,9 @@ from kinfed.privacy.policy import Privacy
 
 
 def make_budget(
-    privacy: Privacy,
-    algorithm: AnyAlgorithm,
-    task: Task,
-    source: Source,
-    count: Tensor,
-    calls: Tensor,
+    privacy: Privacy, algorithm: AnyAlgorithm, task: Task, source: Source, count: Tensor, calls: Tensor,
     spent: Ledger | None = None,
-) -> PrivacyBudget:
+) -> PrivacyBudget:  # fmt: skip
     """The private form of a task (`budget.task`) and what is counted of it.
 
     `count` [K] training examples, `calls` [K] how often each client will be called as far as one can tell, `spent`
@@ -42,13 +37,10 @@ def make_budget(
         from kinfed.privacy.accountant import noise_for
 
         assert privacy.epsilon is not None  # one of the two is given
-        profile = _declared(algorithm, count)
-        each = planned_events(profile.per_round, algorithm, count)
-        after = planned_events(profile.per_personalization, algorithm, count) or []
+        each, after = planned_costs(algorithm, count)
         assert each is not None  # checked before the run
-        planned = [
-            merge(merge(before, each[m], int(calls[m])), after[m]) for m, before in enumerate(spent.events(len(count)))
-        ]
+        before = spent.events(len(count))
+        planned = [merge(merge(before[m], each[m], int(calls[m])), after[m]) for m in range(len(count))]
         noise = noise_for(privacy.epsilon, planned, privacy.delta)
     return PrivacyBudget(privacy, algorithm, PrivateTask(task, privacy.clip, noise, source), count, calls, spent)
 
@@ -65,10 +57,8 @@ class PrivacyBudget:
         self.ledger = spent
         self.refused = torch.zeros(len(count), dtype=torch.bool)  # clients once called in vain
         self._algorithm = algorithm
-        profile = _declared(algorithm, count)
-        self._round = planned_events(profile.per_round, algorithm, count)
-        self._after = planned_events(profile.per_personalization, algorithm, count) or []
-        self._uncovered = list(profile.uncovered)
+        self._round, self._after = planned_costs(algorithm, count)
+        self._uncovered = list(_declared(algorithm, count).uncovered)
         self._holds = count > 0
         self._samples: set[int] = set()  # of the last round, by their keys
         self._calls = calls.clone()
@@ -77,8 +67,7 @@ class PrivacyBudget:
     # ---- who may take part ----
 
     def within_budget(self, ids: Tensor) -> Tensor:
-        """Ids of the clients whose budget allows one more round. Decided before the round, from what it can take at
-        most; clients left out are sent nothing."""
+        """Ids of the clients whose budget allows what one more round can take at most; others are sent nothing."""
         if self.limit is None:
             return ids
         used_up = ids[self._allowance[ids] == 0]
@@ -113,7 +102,6 @@ class PrivacyBudget:
         self.record_round(record)
 
     def record_round(self, record: Record) -> None:
-        """Count what a round has computed."""
         round, self._samples = record.ledger(), set(record.calls)
         self._check_declared(round)
         if record.evaluated_models and not self._uncovered:
@@ -142,9 +130,8 @@ class PrivacyBudget:
         for client, events in enumerate(round.events(len(self.refused))):
             if not dominates(self._round[client], events):
                 raise ConfigError(
-                    f"{type(self._algorithm).__name__} computed more gradients in a round than its privacy "
-                    f"profile says: "
-                    f"{_in_words(events)} at client {client} instead of {_in_words(self._round[client])}"
+                    f"{type(self._algorithm).__name__} computed more gradients in a round than its privacy profile "
+                    f"says: {_in_words(events)} at client {client} instead of {_in_words(self._round[client])}"
                 )
 
     # ---- what it amounts to ----
@@ -165,7 +152,6 @@ class PrivacyBudget:
         return largest(self.events(), self.noise, self.delta)
 
     def figures(self) -> dict[str, Any]:
-        """Diagnostics for the journal."""
         return {
             "noise": self.noise, "clip": self.clip, "delta": self.delta, "epsilon_max": self.largest_epsilon(),
             "refused": int(self.refused.sum()), "not_covered": self._uncovered,
@@ -197,18 +183,19 @@ class PrivacyBudget:
             mine.copy_(tensors[name])
 
 
-def planned_events(
-    gradients: Mapping[int, Tensor] | None, algorithm: AnyAlgorithm, count: Tensor
-) -> list[Events] | None:
-    """[K] what a round asks of each client at most; None where there is no bound."""
-    if gradients is None:
-        return None
+def planned_costs(algorithm: AnyAlgorithm, count: Tensor) -> tuple[list[Events] | None, list[Events]]:
+    """[K] what a round asks of each client at most, None where there is no bound; and what one personalization does."""
+    profile = _declared(algorithm, count)
     q = (algorithm.training.batch / count.to(torch.float64)).clamp_max(1.0).tolist()
-    columns = {k: batches.tolist() for k, batches in gradients.items()}
-    return [
-        tuple(sorted(Event(q[m], k, batches[m]) for k, batches in columns.items() if batches[m] and count[m]))
-        for m in range(len(count))
-    ]
+
+    def events(gradients: Mapping[int, Tensor]) -> list[Events]:
+        columns = {k: batches.tolist() for k, batches in gradients.items()}
+        return [
+            tuple(sorted(Event(q[m], k, batches[m]) for k, batches in columns.items() if batches[m] and count[m]))
+            for m in range(len(count))
+        ]
+
+    return None if profile.per_round is None else events(profile.per_round), events(profile.per_personalization)
 
 
 def _declared(algorithm: AnyAlgorithm, count: Tensor) -> PrivacyProfile:

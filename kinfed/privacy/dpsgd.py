@@ -134,8 +134,11 @@ class PrivateTask(Task):
                 "share of a gradient cannot be clipped; if it is such a sum, declare it: separable(feature_loss)"
             )
         name = self._name_gradients(batch.ids, draw)
-        with self._computing_gradient():
+        self._inside.gradient = True  # what a feature loss asks for goes into gradients that are clipped
+        try:
             g = self._clipped(theta, batch, draw, None if feature_loss is None else weighing_ones(feature_loss))
+        finally:
+            self._inside.gradient = False
         if self.noise:
             scale = (self.noise * self.clip / draw.expected).to(theta.device, theta.dtype)
             g.addcmul_(self.source(name, theta), scale[:, None])
@@ -149,22 +152,12 @@ class PrivateTask(Task):
             index = self._record.next_index(ids, draw)
         return rng.fold(draw.key, self._record.phase, index)
 
-    @contextmanager
-    def _computing_gradient(self) -> Iterator[None]:
-        """Context in which requests of a feature loss go into gradients that are clipped."""
-        self._inside.gradient = True
-        try:
-            yield
-        finally:
-            self._inside.gradient = False
-
     def _clipped(self, theta: Tensor, batch: Batch, draw: PoissonSample, feature_loss: FeatureLoss | None) -> Tensor:
         """(1/L) Σ_i g_i min(1, c/‖g_i‖). An example whose gradient is not finite counts as one with gradient 0.
 
         g_i is the gradient of the example's loss times what a method makes it weigh: weights are usually 1/L."""
-        norm = self.inner.example_norms(theta, batch, feature_loss) * (
-            batch.weight * draw.expected[:, None].to(batch.weight)
-        )
+        weight = batch.weight * draw.expected[:, None].to(batch.weight)
+        norm = self.inner.example_norms(theta, batch, feature_loss) * weight
         finite = torch.isfinite(norm)
         factor = torch.where(finite, (self.clip / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max(1.0), 0.0)
         batch = replace(batch, weight=batch.weight * factor)

@@ -10,6 +10,7 @@ product over samples, whatever the order.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -42,26 +43,16 @@ class Ledger:
             entry = (client, q, gradients)
             self.batches[entry] = self.batches.get(entry, 0) + batches
 
-    def join(self, other: Ledger, times: int = 1) -> Ledger:
-        """Both ledgers together, the other one counted several times."""
-        out = Ledger(dict(self.batches))
-        for (client, q, gradients), batches in other.batches.items():
-            out.add(client, q, gradients, batches * times)
-        return out
-
-    def of(self, clients: Iterable[int]) -> Ledger:
-        wanted = set(clients)
-        return Ledger({entry: batches for entry, batches in self.batches.items() if entry[0] in wanted})
+    def join(self, other: Ledger) -> Ledger:
+        return Ledger(dict(Counter(self.batches) + Counter(other.batches)))
 
     def events(self, num_clients: int) -> list[Events]:
-        """Events of every client."""
         by_client: list[list[Event]] = [[] for _ in range(num_clients)]
         for (client, q, gradients), batches in self.batches.items():
             by_client[client].append(Event(q, gradients, batches))
         return [tuple(sorted(events)) for events in by_client]
 
     def named(self) -> dict[str, Tensor]:
-        """Tensors of a checkpoint."""
         entries = sorted(self.batches.items())
         return {
             "client": torch.tensor([entry[0] for entry, _ in entries], dtype=torch.int64),
@@ -83,10 +74,10 @@ class Ledger:
 
 def merge(one: Events, other: Events, times: int = 1) -> Events:
     """Join the requests to one client in `one` with `times` times those in `other`."""
-    total: dict[tuple[float, int], int] = {}
+    total = Counter[tuple[float, int]]()
     for events, factor in ((one, 1), (other, times)):
         for e in events:
-            total[e.q, e.gradients] = total.get((e.q, e.gradients), 0) + factor * e.batches
+            total[e.q, e.gradients] += factor * e.batches
     return tuple(sorted(Event(q, k, batches) for (q, k), batches in total.items() if batches))
 
 

@@ -61,10 +61,8 @@ class Secret:
     key: bytes
 
     def __post_init__(self) -> None:
-        if len(self.key) < SECRET_BYTES:
-            raise ConfigError(
-                f"a secret has at least {SECRET_BYTES} random bytes; got {len(self.key)}; use Secret.new()"
-            )
+        if (size := len(self.key)) < SECRET_BYTES:
+            raise ConfigError(f"a secret has at least {SECRET_BYTES} random bytes; got {size}; use Secret.new()")
 
     @classmethod
     def new(cls) -> Secret:
@@ -91,8 +89,7 @@ def new_nonce() -> bytes:
 
 @dataclass(frozen=True, repr=False)
 class AnswerDraws:
-    """Noise and samples of one answer, all from one key. Noise is a keyed hash (SHAKE-256) of the name of a gradient
-    and of the model that it is taken at."""
+    """Noise and samples of one answer, all from one key: noise by SHAKE-256 of a gradient's name and its model."""
 
     key: bytes
 

@@ -87,13 +87,10 @@ class Privacy:
             )
         if self.strict and profile.uncovered:
             ways = [f"{label}.{way}" for way in profile.uncovered.values() if way]
+            all_known = len(ways) == len(profile.uncovered)
             raise ConfigError(
                 f"dp_strict: epsilon does not cover {', '.join(profile.uncovered)}, which {label} lets leave a client; "
-                + (
-                    f"set {' and '.join(ways)}"
-                    if len(ways) == len(profile.uncovered)
-                    else "leave the method out, or dp_strict"
-                )
+                + (f"set {' and '.join(ways)}" if all_known else "leave the method out, or dp_strict")
             )
         if self.limit is not None and profile.per_round is None:
             raise ConfigError(
@@ -102,7 +99,6 @@ class Privacy:
             )
 
     def notes(self, label: str, method: AnyAlgorithm, count: Tensor) -> Iterator[str]:
-        """Notes for a reader of the results."""
         from kinfed.algorithms import privacy_profile
 
         if self.noise == 0:

@@ -3,8 +3,6 @@ from kinfed.records.compare import FUSED_CONTENT as FUSED_CONTENT
 from kinfed.records.compare import same_results as same_results
 from kinfed.records.curves import Curves as Curves
 from kinfed.records.curves import evaluated_curves as evaluated_curves
-from kinfed.records.headline import has_diverged as has_diverged
-from kinfed.records.headline import headline_text as headline_text
 from kinfed.records.job_folder import FolderInUse as FolderInUse
 from kinfed.records.job_folder import JobFolder as JobFolder
 from kinfed.records.job_folder import run_versions as run_versions
@@ -28,3 +26,5 @@ from kinfed.records.run_record import RoundRecord as RoundRecord
 from kinfed.records.run_record import RunRecord as RunRecord
 from kinfed.records.run_record import TrialRecord as TrialRecord
 from kinfed.records.run_record import finite as finite
+from kinfed.records.run_record import has_diverged as has_diverged
+from kinfed.records.run_record import headline_text as headline_text

@@ -72,14 +72,9 @@ class Checkpoints:
                     digest, size = storage.draft_tensors(new, tensors), new.size
                     new.commit(_tensor_path(folder, round, digest))
                 document = {
-                    "format": FORMAT,
-                    "kinfed": __version__,
-                    "fingerprint": self.fingerprint,
-                    "label": label,
-                    "round": round,
-                    "tensors": {"checksum": digest, "bytes": size},
-                    "extra": packed,
-                }
+                    "format": FORMAT, "kinfed": __version__, "fingerprint": self.fingerprint, "label": label,
+                    "round": round, "tensors": {"checksum": digest, "bytes": size}, "extra": packed,
+                }  # fmt: skip
                 text = json.dumps(document | {"sha256": _checksum(document)}, indent=1)
                 storage.write_atomically(_snapshot_path(folder, round), text.encode())
                 for old in _rounds(folder)[: -self.keep]:

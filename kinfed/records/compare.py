@@ -1,7 +1,5 @@
 """Whether two run folders hold the same results, and where two trees of values differ, in words."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -108,9 +106,7 @@ def same_results(run_a: Path, run_b: Path, *, tolerance: float = 0.0, config: bo
     """Differences between two run folders, one sentence each; empty if they hold the same results.
 
     Ignores times, versions, and settings that do not change results. `tolerance` is the absolute difference that
-    numbers may have (pools agree to 1e-5); `config=False` leaves the configurations out (the same
-    experiment on another pool).
-    """
+    numbers may have (pools agree to 1e-5); `config=False` leaves the configurations out."""
     a, b = Path(run_a), Path(run_b)
     for folder in (a, b):
         RunFiles(folder).envelope  # noqa: B018  (a folder that is no run is an error, not a run without differences)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kinfed.pools import Evaluation
 
 MOST_CLIENTS = 300
+_SUMS = ("rows", "smaller", "roc", "positives", "bins")
 
 
 @dataclass(frozen=True)
@@ -40,19 +41,16 @@ class Curves:
     bins: np.ndarray  # [n, 10, 3] rows, their summed probability, and how many are as predicted
 
     def to_json(self) -> dict[str, Any]:
-        arrays = {name: getattr(self, name) for name in ("rows", "smaller", "roc", "positives", "bins")}
-        return {"clients": list(self.clients), **{name: np.round(a, 6).tolist() for name, a in arrays.items()}}
+        return {"clients": list(self.clients), **{name: np.round(getattr(self, name), 6).tolist() for name in _SUMS}}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Curves:
-        arrays = {name: np.asarray(record[name], float) for name in ("rows", "smaller", "roc", "positives", "bins")}
-        return cls(tuple(record["clients"]), **arrays)
+        return cls(tuple(record["clients"]), **{name: np.asarray(record[name], float) for name in _SUMS})
 
     @classmethod
     def joined(cls, parts: Sequence[Curves]) -> Curves:
         """Sums for the same clients on disjoint test rows, or with several seeds."""
-        names = ("rows", "smaller", "roc", "positives", "bins")
-        sums = {name: np.sum([getattr(part, name) for part in parts], axis=0) for name in names}
+        sums = {name: np.sum([getattr(part, name) for part in parts], axis=0) for name in _SUMS}
         return cls(parts[0].clients, **sums)
 
 

@@ -6,8 +6,6 @@ config.json      {"kinfed", "versions", "fingerprint", "contents", "config"}; wr
 .lock            held while a process writes
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import socket
@@ -42,27 +40,25 @@ class JobFolder:
     def __init__(self, path: Path | str):
         self.path = Path(path)
         self._lock: FileLock | None = None
+        self._extends = False
         self.version_change = ""  # a sentence, where this job was begun with other versions of kinfed or torch
 
     @classmethod
     def open(
-        cls,
-        path: Path | str,
-        config: Mapping[str, Any],
-        fingerprint: str,
-        *,
-        contents: Mapping[str, str] | None = None,
-        resume: bool = False,
-    ) -> Self:
+        cls, path: Path | str, config: Mapping[str, Any], fingerprint: str, *,
+        contents: Mapping[str, str] | None = None, resume: bool = False, extend: bool = False,
+    ) -> Self:  # fmt: skip
         """Make the folder this job's, or with `resume` take up the job that it holds.
 
         `fingerprint` is the job's identity; `contents` are digests that it covers besides the configuration, by names
         in which a refusal says what has changed.
         Refused: a folder with files of anything else, with another job, or (without `resume`) with this job.
-        `resume` on an empty folder starts the job, so that one that may be restarted needs one command only.
+        `resume` on an empty folder starts the job, so that one that may be restarted needs one command only. With
+        `extend` a run may have fewer rounds, seeds or methods so far (kinfed.runs.growth).
         """
         folder = cls(path)
-        folder._begin(config, fingerprint, contents or {}, resume)
+        folder._extends = extend
+        folder._begin(config, fingerprint, contents or {}, resume or extend)
         return folder
 
     def _begin(self, config: Mapping[str, Any], fingerprint: str, contents: Mapping[str, str], resume: bool) -> None:

@@ -5,11 +5,10 @@ together with notes that say what is missing. Only a folder that is no run at al
 that give them meaning, is an error. Single files are read by kinfed.records.run_files.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,24 +40,18 @@ def load_run(path: Path, label: str) -> RunRecord:
     clients = _read_clients(path / "clients.csv", notes)
     results = _read_results(path / "summary.json")
     run = RunRecord(
-        path=path,
-        label=label,
-        config=config,
-        version=str(envelope.get("kinfed", "unknown")),
-        versions=dict(envelope.get("versions") or {}),
-        fingerprint=str(envelope["fingerprint"]),
-        trials=(),
-        federations=dict(_descriptions(files)),
-        baselines=dict(_baselines(path)),
-        curves=dict(_curves(path)),
-        parameters=read_parameters(path / "model.json"),
-        results=tuple(results.values()),
-    )
-    planned = run.last_planned_round
-    trials = [
-        _trial(key, rounds.get(key, {}), clients.get(key, []), results.get(key), planned)
-        for key in dict.fromkeys([*rounds, *results])
-    ]
+        path=path, label=label, config=config, version=str(envelope.get("kinfed", "unknown")),
+        versions=dict(envelope.get("versions") or {}), fingerprint=str(envelope["fingerprint"]), trials=(),
+        federations=dict(_descriptions(files)), baselines=dict(_baselines(path)), curves=dict(_curves(path)),
+        parameters=read_parameters(path / "model.json"), results=tuple(results.values()),
+    )  # fmt: skip
+    trials = []
+    for key in dict.fromkeys([*rounds, *results]):
+        ordered, final = tuple(entry for _, entry in sorted(rounds.get(key, {}).items())), results.get(key)
+        # summary.json is written when all is done, so before that a trial counts as finished by its round number.
+        finished = final is not None or ordered[-1].number == run.last_planned_round
+        own = tuple(clients.get(key, ()))
+        trials.append(TrialRecord(*key, ordered, own, final or FinalRecord.so_far(key, ordered), finished))
     run = replace(run, trials=tuple(trials))
     return replace(run, notes=tuple(_progress_notes(run) + _version_notes(envelope) + notes))
 
@@ -70,6 +63,15 @@ def read_parameters(path: Path) -> int | None:
     except StorageError:
         return None
     return size if isinstance(size, int) and size > 0 else None
+
+
+@contextmanager
+def _refusing(place: Path | str, needs: str) -> Iterator[None]:
+    """A record without the fields that give it meaning is an error, which says where and what it needs."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunFolderError(f"{place}: {needs} ({error!r})") from None
 
 
 def _labels(paths: list[Path]) -> list[str]:
@@ -93,14 +95,10 @@ def _read_rounds(path: Path, folds: int, notes: list[str]) -> dict[Key, dict[int
             except json.JSONDecodeError:
                 unreadable.append(number)
                 continue
-            try:
+            needs = "a round needs algorithm, seed and round, and numbers where numbers belong"
+            with _refusing(f"{path}, line {number}", needs):
                 key, entry = (str(line["algorithm"]), int(line["seed"])), RoundRecord.from_json(line)
                 rounds.setdefault(key, {}).setdefault(entry.number, {})[int(line.get("fold") or 0)] = entry
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise RunFolderError(
-                    f"{path}, line {number}: a round needs algorithm, seed and round, and numbers where numbers belong "
-                    f"({error!r})"
-                ) from None
     if unreadable == [number]:
         notes.append("The last line of rounds.jsonl is cut, as when a run is killed while writing; it was left out.")
     elif unreadable:
@@ -138,12 +136,8 @@ def _read_clients(path: Path, notes: list[str]) -> dict[Key, list[ClientRecord]]
 def _read_results(path: Path) -> dict[Key, FinalRecord]:
     if not path.exists():
         return {}
-    try:
+    with _refusing(path, "a result needs algorithm, seed, rounds, personal, bytes_down, bytes_up and seconds"):
         finals = [FinalRecord.from_json(entry) for entry in storage.read_json(path).get("results") or ()]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RunFolderError(
-            f"{path}: a result needs algorithm, seed, rounds, personal, bytes_down, bytes_up and seconds ({error!r})"
-        ) from None
     return {(final.label, final.seed): final for final in finals}
 
 
@@ -156,47 +150,28 @@ def _descriptions(files: RunFiles) -> Iterator[tuple[int, Description]]:
 
 def _baselines(path: Path) -> Iterator[tuple[int, Baseline]]:
     for file in sorted(path.glob("baseline-*.json")):
-        try:
+        with _refusing(file, "a baseline needs seed, name, personal and clients"):
             baseline = Baseline.from_json(storage.read_json(file))
-        except (KeyError, TypeError, ValueError) as error:
-            raise RunFolderError(f"{file}: a baseline needs seed, name, personal and clients ({error!r})") from None
         yield baseline.seed, baseline
 
 
 def _curves(path: Path) -> Iterator[tuple[Key, Curves]]:
     for file in sorted((path / "curves").glob("*.json")):
         record = storage.read_json(file)
-        try:
-            yield (str(record["algorithm"]), int(record["seed"])), Curves.from_json(record)
-        except (KeyError, TypeError, ValueError) as error:
-            raise RunFolderError(f"{file}: curves need algorithm, seed, clients and their sums ({error!r})") from None
-
-
-def _trial(
-    key: Key,
-    rounds: dict[int, RoundRecord],
-    clients: list[ClientRecord],
-    final: FinalRecord | None,
-    planned: int | None,
-) -> TrialRecord:
-    """summary.json is written when all is done, so before that a trial counts as finished by its round number."""
-    ordered = tuple(rounds[number] for number in sorted(rounds))
-    finished = final is not None or ordered[-1].number == planned
-    return TrialRecord(*key, ordered, tuple(clients), final or FinalRecord.so_far(key, ordered), finished)
+        with _refusing(file, "curves need algorithm, seed, clients and their sums"):
+            key, curves = (str(record["algorithm"]), int(record["seed"])), Curves.from_json(record)
+        yield key, curves
 
 
 def _progress_notes(run: RunRecord) -> list[str]:
-    algorithms = run.config.get("algorithms")
-    seeds = run.config.get("seeds")
-    planned = (
-        [(name, int(seed)) for name in algorithms for seed in seeds]
-        if isinstance(algorithms, dict) and isinstance(seeds, list)
-        else [(trial.algorithm, trial.seed) for trial in run.trials]
-    )
+    algorithms, seeds = run.config.get("algorithms"), run.config.get("seeds")
+    planned = started = {(trial.algorithm, trial.seed) for trial in run.trials}
+    if isinstance(algorithms, dict) and isinstance(seeds, list):
+        planned = {(name, int(seed)) for name in algorithms for seed in seeds}
     if not run.trials:
         return ["This run has not finished a round yet: there is nothing to show but its configuration."]
     stopped = [trial for trial in run.trials if not trial.finished]
-    unstarted = len(set(planned) - {(trial.algorithm, trial.seed) for trial in run.trials})
+    unstarted = len(planned - started)
     if not stopped and not unstarted:
         return []
     of = f" of {run.last_planned_round}" if run.last_planned_round else ""
@@ -204,7 +179,7 @@ def _progress_notes(run: RunRecord) -> list[str]:
     if len(stopped) > 6:
         parts.append(f"{len(stopped) - 6} more are under way")
     if unstarted:
-        parts.append(f"{unstarted} of {len(set(planned))} combinations of method and seed have not started")
+        parts.append(f"{unstarted} of {len(planned)} combinations of method and seed have not started")
     return ["This run is unfinished: " + "; ".join(parts) + ". The figures show what there is so far."]
 
 

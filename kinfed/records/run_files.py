@@ -105,16 +105,8 @@ class RunFiles(JobFiles):
         """model.json: name of the model, number of parameters, name and shape of each of them in a row."""
         path = self.path / "model.json"
         layout = storage.read_json(path, "the layout of a run's models")
-        layers = layout.get("layers")
-        known = isinstance(layout.get("model"), str) and isinstance(layout.get("parameters"), int)
-        if (
-            not known
-            or not isinstance(layers, list)
-            or not all(
-                isinstance(one, dict) and isinstance(one.get("name"), str) and isinstance(one.get("shape"), list)
-                for one in layers
-            )
-        ):
+        known = _has(layout, model=str, parameters=int, layers=list)
+        if not known or not all(isinstance(one, dict) and _has(one, name=str, shape=list) for one in layout["layers"]):
             raise StorageError(f"{path} does not say model, parameters and layers; was it written by kinfed?")
         return layout
 
@@ -142,12 +134,11 @@ class RunFiles(JobFiles):
         tensors = storage.read_tensors(path)
         if lacking := {"personal", "took_part"} - tensors.keys():
             raise StorageError(f"{path} has no {min(lacking)}; was it written by this version of kinfed?")
-        personal, took_part = tensors["personal"], tensors["took_part"]
-        if "server" not in tensors:
-            return Models(personal, took_part, None)
-        assignment = tensors.get("assignment")
-        rows = tensors["server"][None] if assignment is None else tensors["server"]
-        return Models(personal, took_part, ServerModels(rows, assignment))
+        server, assignment = tensors.get("server"), tensors.get("assignment")
+        if server is not None and assignment is None:
+            server = server[None]
+        models = None if server is None else ServerModels(server, assignment)
+        return Models(tensors["personal"], tensors["took_part"], models)
 
     def final_state(self, name: str, last: int) -> dict[str, Tensor]:
         """The checkpoint of a part of the run after its last round."""
@@ -165,8 +156,9 @@ def models_path(folder: Path, algorithm: str, seed: int) -> Path:
     return folder / "models" / (storage.file_name(f"{algorithm}-{seed}") + ".safetensors")
 
 
-def curves_path(folder: Path, algorithm: str, seed: int) -> Path:
-    return folder / "curves" / (storage.file_name(f"{algorithm}-{seed}") + ".json")
+def _has(record: Mapping[str, Any], **kinds: type) -> bool:
+    """Whether a record has values of these kinds."""
+    return all(isinstance(record.get(name), kind) for name, kind in kinds.items())
 
 
 def pick(kind: str, name: str | None, names: list[str]) -> str:

@@ -27,10 +27,10 @@ import hashlib
 import io
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor
 
@@ -40,7 +40,7 @@ from kinfed.errors import StorageError
 from kinfed.records.checkpoint import Checkpoints
 from kinfed.records.compare import growth_differences
 from kinfed.records.job_folder import JobFolder, listed_changes
-from kinfed.records.run_files import RunFiles, curves_path, models_path, read_journal, trial_key
+from kinfed.records.run_files import RunFiles, models_path, read_journal, trial_key
 from kinfed.records.run_record import TrialKey
 
 CLIENT_COLUMNS = (
@@ -56,6 +56,13 @@ class JournalMark:
     lines: int = 0
     checksum: str = ""
 
+    @classmethod
+    def of(cls, lines: Iterable[bytes]) -> JournalMark:
+        mark = cls()
+        for line in lines:
+            mark.add(line)
+        return mark
+
     def add(self, line: bytes) -> None:
         """Each checksum covers the one before: a chain, in which no line can change, vanish or move."""
         self.lines += 1
@@ -63,41 +70,21 @@ class JournalMark:
 
 
 class RunFolder(JobFolder):
-    """The folder of a run:
-
-    with RunFolder.open(path, config, fingerprint) as run:
-        run.append_round({...})
-    """
+    """The folder of a run, opened as any other."""
 
     def __init__(self, path: Path | str):
         super().__init__(path)
         self._checkpoints: Checkpoints | None = None
-        self._extends = False
         self._client_columns: list[str] | None = None  # of clients.csv, once this process has begun it
         self._rounds: int | None = None  # rounds.jsonl, open for appending
         self._marks: dict[TrialKey, JournalMark] = {}
         self.has_grown = False  # since it was begun: its journal is not in the order of a run in one go
 
-    @classmethod
-    def open(
-        cls,
-        path: Path | str,
-        config: Mapping[str, Any],
-        fingerprint: str,
-        *,
-        contents: Mapping[str, str] | None = None,
-        resume: bool = False,
-        extend: bool = False,
-    ) -> Self:
-        """Open the folder as any job does; with `extend` its run may have fewer rounds, seeds or methods so far
-        (kinfed.runs.growth)."""
-        run = cls(path)
-        run._extends = extend
-        run._begin(config, fingerprint, contents or {}, resume or extend)
-        earlier = RunFiles(run.path).earlier_fingerprints
-        run._checkpoints = Checkpoints(run.path / "checkpoints", fingerprint, earlier=earlier)
-        run.has_grown = bool(earlier)
-        return run
+    def _begin(self, config: Mapping[str, Any], fingerprint: str, contents: Mapping[str, str], resume: bool) -> None:
+        super()._begin(config, fingerprint, contents, resume)
+        earlier = RunFiles(self.path).earlier_fingerprints
+        self._checkpoints = Checkpoints(self.path / "checkpoints", fingerprint, earlier=earlier)
+        self.has_grown = bool(earlier)
 
     def close(self) -> None:
         self._close_journal()
@@ -125,13 +112,9 @@ class RunFolder(JobFolder):
         with storage.storage_errors("clear results in", self.path):
             for name in ("summary.json", "clients.csv"):  # of the smaller run; written again at the end
                 (self.path / name).unlink(missing_ok=True)
-        grown = {
-            "fingerprint": fingerprint,
-            "contents": dict(contents),
-            "config": config,
-            "grown_from": [*files.earlier_fingerprints, there["fingerprint"]],
-        }
-        storage.write_json(self._config_path, there | grown, sort_keys=False)
+        identity = {"fingerprint": fingerprint, "contents": dict(contents), "config": config}
+        grown_from = [*files.earlier_fingerprints, there["fingerprint"]]
+        storage.write_json(self._config_path, there | identity | {"grown_from": grown_from}, sort_keys=False)
 
     @property
     def checkpoints(self) -> Checkpoints:
@@ -154,14 +137,11 @@ class RunFolder(JobFolder):
                 self._rewrite_rounds(lambda _: True)  # a line cut by a crash must not get this one glued to it
                 self._rounds = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
             _append(self._rounds, line + b"\n")
-        self._mark(record).add(line)
+        self._marks.setdefault(trial_key(record), JournalMark()).add(line)
 
     def journal_mark(self, algorithm: str, seed: int, fold: int | None = None) -> dict[str, Any]:
         """Mark of the lines that a checkpoint relies on, which `rewind` compares."""
         return asdict(self._marks.get((algorithm, seed, fold), JournalMark()))
-
-    def _mark(self, record: Mapping[str, Any]) -> JournalMark:
-        return self._marks.setdefault(trial_key(record), JournalMark())
 
     def sync(self) -> None:
         """Make the journal survive a power failure; due before each checkpoint, which relies on its lines."""
@@ -172,44 +152,34 @@ class RunFolder(JobFolder):
                 storage.sync_folder(self.path)
 
     def rewind(
-        self,
-        algorithm: str,
-        seed: int,
-        round: int | None,
-        mark: Mapping[str, Any] | None = None,
-        *,
-        fold: int | None = None,
-        other_mark: Mapping[str, Any] | None = None,
-    ) -> None:
+        self, algorithm: str, seed: int, round: int | None, mark: Mapping[str, Any] | None = None, *,
+        fold: int | None = None, other_mark: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         """Forget what the journal says about this algorithm, seed and fold after `round`, the checkpoint's.
 
         None forgets all of it (there is no checkpoint). A last line that a crash cut is dropped as well. What remains
         must be what the checkpoint's `mark` says, or its `other_mark`, where it has one.
         """
         self._require_lock()
+        ours = (algorithm, seed, fold)
 
         def keep(record: dict[str, Any]) -> bool:
-            ours = trial_key(record) == (algorithm, seed, fold)
-            return not ours or (round is not None and record["round"] <= round)
+            return trial_key(record) != ours or (round is not None and record["round"] <= round)
 
         self._close_journal()
-        remaining = JournalMark()
-        for line, record in read_journal(self._rounds_path):
-            if trial_key(record) == (algorithm, seed, fold) and keep(record):
-                remaining.add(line)
-        expected = JournalMark(**mark) if mark else JournalMark()
+        journal = read_journal(self._rounds_path)
+        remaining = JournalMark.of(line for line, record in journal if trial_key(record) == ours and keep(record))
+        expected = JournalMark(**(mark or {}))
         if remaining != expected and (other_mark is None or remaining != JournalMark(**other_mark)):
-            change = (
-                f"{remaining.lines} lines of {expected.lines}"
-                if remaining.lines != expected.lines
-                else "lines that are not as they were written"
-            )
+            change = "lines that are not as they were written"
+            if remaining.lines != expected.lines:
+                change = f"{remaining.lines} lines of {expected.lines}"
             raise StorageError(
                 f"{self._rounds_path} was changed after the checkpoint of round {round} of {algorithm} with seed "
                 f"{seed}: it has {change}; restore the file, or choose another folder with --out"
             )
         self._rewrite_rounds(keep)
-        self._marks[algorithm, seed, fold] = remaining
+        self._marks[ours] = remaining
 
     def lines_of(self, algorithm: str, seed: int, fold: int | None = None) -> list[dict[str, Any]]:
         """Lines of the journal about an algorithm, seed and fold."""
@@ -217,11 +187,8 @@ class RunFolder(JobFolder):
 
     def mark_with_last(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Value of `journal_mark` if this were the last line about its algorithm, seed and fold."""
-        mark = JournalMark()
         *before, _ = (line for line, one in read_journal(self._rounds_path) if trial_key(one) == trial_key(record))
-        for line in (*before, storage.to_json(record).encode()):
-            mark.add(line)
-        return asdict(mark)
+        return asdict(JournalMark.of((*before, storage.to_json(record).encode())))
 
     def replace_last(self, record: Mapping[str, Any]) -> None:
         """Put this line in the place of the last one about its algorithm, seed and fold."""
@@ -294,22 +261,23 @@ class RunFolder(JobFolder):
         self._client_columns = names
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        self._require_lock()
-        storage.write_json(self.path / "summary.json", summary)
+        self._write("summary.json", summary, indent=2)
 
     def write_federation(self, seed: int, federation: Mapping[str, Any]) -> None:
-        self._require_lock()
-        storage.write_json(self.path / f"federation-{seed}.json", federation, indent=None)
+        self._write(f"federation-{seed}.json", federation)
 
     def write_baseline(self, seed: int, baseline: Mapping[str, Any]) -> None:
-        self._require_lock()
-        storage.write_json(self.path / f"baseline-{seed}.json", baseline, indent=None)
+        self._write(f"baseline-{seed}.json", baseline)
 
     def write_curves(self, algorithm: str, seed: int, curves: Mapping[str, Any]) -> None:
+        name = storage.file_name(f"{algorithm}-{seed}")
+        self._write(f"curves/{name}.json", {"algorithm": algorithm, "seed": seed, **curves})
+
+    def _write(self, name: str, value: Mapping[str, Any], indent: int | None = None) -> None:
         self._require_lock()
-        path = curves_path(self.path, algorithm, seed)
+        path = self.path / name
         storage.make_folder(path.parent)
-        storage.write_json(path, {"algorithm": algorithm, "seed": seed, **curves}, indent=None)
+        storage.write_json(path, value, indent=indent)
 
     def write_models(
         self, algorithm: str, seed: int, personal: Tensor, server: ServerModels | None, took_part: Tensor

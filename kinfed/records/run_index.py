@@ -1,8 +1,6 @@
 """The runs below a folder, each by a few facts: what `kinfed runs` lists and `kinfed board` shows. Nothing is written,
 and no lock is taken, so that a run which is just beginning is not disturbed."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket
@@ -84,25 +82,19 @@ def _run_folders(root: Path) -> Iterator[Path]:
 
 def _entry(path: Path, root: Path) -> RunEntry:
     name = path.relative_to(root).as_posix() if path != root else path.resolve().name
-    times = [file.stat().st_mtime for file in (path / n for n in ("config.json", "rounds.jsonl", "summary.json"))
-             if file.exists()]  # fmt: skip
-    changed = max(times, default=0.0)
+    files = [path / name for name in ("config.json", "rounds.jsonl", "summary.json")]
+    changed = max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
     try:
         settings = RunFiles(path).settings
-        summary = storage.read_json(path / "summary.json") if (path / "summary.json").exists() else None
-        planned = _planned(settings)
-        best = None if summary is None else _best(summary["results"])
+        summary = storage.read_json(files[-1]) if files[-1].exists() else None
+        trials = len(settings["algorithms"]) * len(settings["seeds"]) * (settings.get("folds") or 1)
+        planned, best = trials * int(settings["rounds"]), None if summary is None else _best(summary["results"])
     except (StorageError, LookupError, TypeError, ValueError, AttributeError) as error:
         return RunEntry(path, name, "damaged", changed, {}, problem=str(error))
-    if is_running(path):
-        return RunEntry(path, name, "running", changed, settings, _lines(path / "rounds.jsonl"), planned)
-    if summary is not None:
-        return RunEntry(path, name, "finished", changed, settings, planned, planned, best)
-    return RunEntry(path, name, "stopped", changed, settings, _lines(path / "rounds.jsonl"), planned)
-
-
-def _planned(settings: Mapping[str, Any]) -> int:
-    return len(settings["algorithms"]) * len(settings["seeds"]) * int(settings["rounds"]) * (settings.get("folds") or 1)
+    if summary is None or is_running(path):
+        state: State = "running" if is_running(path) else "stopped"
+        return RunEntry(path, name, state, changed, settings, _lines(path / "rounds.jsonl"), planned)
+    return RunEntry(path, name, "finished", changed, settings, planned, planned, best)
 
 
 def _lines(path: Path) -> int:

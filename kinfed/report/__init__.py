@@ -1,8 +1,5 @@
-"""The report: one self-contained HTML page about one or several runs.
-
-It reads the files of run folders and nothing else, so it works on a finished run, on one still going, and on one
-copied from another machine.
-"""
+"""The report: one self-contained HTML page about one or several runs, finished, still going, or copied from another
+machine: it reads the files of run folders and nothing else."""
 
 from kinfed.core.door import open_door
 

@@ -2,10 +2,10 @@ from kinfed.report.charts.figures import bytes_against_accuracy as bytes_against
 from kinfed.report.charts.figures import cumulative_shares as cumulative_shares
 from kinfed.report.charts.figures import distribution as distribution
 from kinfed.report.charts.figures import learning_curves as learning_curves
-from kinfed.report.gain_table import measured_gain as measured_gain
 from kinfed.report.html import Download as Download
 from kinfed.report.html import render as render
 from kinfed.report.method_tables import main_columns as main_columns
+from kinfed.report.method_tables import measured_gain as measured_gain
 from kinfed.report.method_tables import results_table as results_table
 from kinfed.report.page import build as build
 from kinfed.report.page import report_page as report_page
@@ -18,9 +18,9 @@ from kinfed.report.panels.cgpfl_panel import accuracy_by_number as accuracy_by_n
 from kinfed.report.panels.cgpfl_panel import choice_of_number as choice_of_number
 from kinfed.report.panels.fedfomo_panel import Matrix as Matrix
 from kinfed.report.panels.fedfomo_panel import kin_found as kin_found
-from kinfed.report.panels.kin_panel import ClientShares as ClientShares
-from kinfed.report.panels.kin_panel import answers as answers
 from kinfed.report.panels.selffl_panel import decisions as decisions
+from kinfed.report.panels.shares_panel import ClientShares as ClientShares
+from kinfed.report.panels.shares_panel import answers as answers
 from kinfed.report.sentences import findings as findings
 from kinfed.report.sentences import headline as headline
 from kinfed.report.tables import TableCell as TableCell

@@ -11,14 +11,13 @@ A page forbids itself any request and any script but its own (by their hashes, i
 even a string that slipped through unescaped could neither run nor call home.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -72,12 +71,10 @@ class TemplateCache(BytecodeCache):
 
     def dump_bytecode(self, bucket: Bucket) -> None:
         code = bucket.bytecode_to_string()
-        try:
+        with suppress(StorageError):  # it is compiled again next time
             path = self._path(bucket)
             storage.make_folder(path.parent)
             storage.write_atomically(path, code_cache.sealed(code, bucket.key))
-        except StorageError:
-            return  # it is compiled again next time
 
     def _path(self, bucket: Bucket) -> Path:
         """A file by versions of Python and Jinja2, which do not read each other's code."""
@@ -93,16 +90,14 @@ def render(template: str, package: str = REPORT, **values: Any) -> str:
 @cache
 def environment(package: str = REPORT) -> Environment:
     templates = Environment(
-        loader=ChoiceLoader([PackageLoader(name) for name in dict.fromkeys((package, REPORT))]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        bytecode_cache=TemplateCache(),
-    )
+        loader=ChoiceLoader([PackageLoader(name) for name in dict.fromkeys((package, REPORT))]), autoescape=True,
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, bytecode_cache=TemplateCache(),
+    )  # fmt: skip
     templates.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
     templates.filters |= {"plural": plural, "style": style_of}
-    templates.globals |= {"resource": _resource, "plotly": _plotly, "policy": _policy, "dark_colors": DARK}
+    # The smallest build of plotly.js that draws all marks of the report, a third of the whole (see its folder).
+    plotly = partial(_resource, "plotly-cartesian.min.js", "plotly")
+    templates.globals |= {"resource": _resource, "plotly": plotly, "policy": _policy, "dark_colors": DARK}
     templates.globals |= {"still": still_picture, "palette_rules": palette_rules}
     return templates
 
@@ -111,11 +106,6 @@ def environment(package: str = REPORT) -> Environment:
 def _resource(name: str, folder: str = "templates") -> Markup:
     """A file of ours, word for word."""
     return Markup(files(REPORT).joinpath(folder, name).read_text(encoding="utf-8"))
-
-
-def _plotly() -> Markup:
-    """The smallest build of plotly.js that draws all marks of the report, a third of the whole (see its folder)."""
-    return _resource("plotly-cartesian.min.js", "plotly")
 
 
 def _policy(scripts: Sequence[str]) -> Markup:

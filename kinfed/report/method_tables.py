@@ -1,9 +1,13 @@
-"""The tables about methods on a page: results, leads, and the gains of clients."""
+"""The tables about methods: results, leads and gains of clients on a page, the CSV files that it carries for a
+spreadsheet, and for the terminal the gain that a run measured."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kinfed.analysis import (
     Comparison,
@@ -14,43 +18,39 @@ from kinfed.analysis import (
     average,
     clear_winner,
     client_gains,
+    gains,
     metric_style,
+    single_run,
     summarize_gains,
 )
 from kinfed.engine import METRICS
-from kinfed.records import KINDS, Baseline, Kind, TrialRecord, finite
+from kinfed.errors import ConfigError
+from kinfed.records import KINDS, Baseline, Kind, TrialRecord, finite, load_runs
 from kinfed.report.charts.figures import KIND_NAMES
 from kinfed.report.drawing.formats import format_number, natural_order, shown, signed
 from kinfed.report.drawing.palette import style_of
-from kinfed.report.tables import TableCell, TableColumn, TextTable
+from kinfed.report.html import Download
+from kinfed.report.sentences import best_federated
+from kinfed.report.tables import TableCell, TableColumn, TextTable, csv_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 # Heading and definition.
 CLIENT_FIGURES = {
-    "accuracy": (
-        "Accuracy",
-        "Share of all test examples that are classified correctly: every client counts in proportion to its number of "
-        "test examples.",
-    ),
-    "accuracy_mean": (
-        "Client mean",
-        "Plain average of the clients' accuracies: every client counts the same, however small it is.",
-    ),
-    "accuracy_std": (
-        "Client spread",
-        "Standard deviation of the accuracy over clients: how unequally the clients are served.",
-    ),
-    "worst10": (
-        "Worst 10 %",
-        "Average accuracy of the tenth of the clients (rounded up) with the lowest accuracies. Clients with only one "
-        "or two test examples can dominate it.",
-    ),
-    "top10": (
-        "Largest 10 %",
-        "Accuracy over the tenth of the clients (rounded up) with the most training examples, weighted by test "
-        "examples.",
-    ),
+    "accuracy": ("Accuracy", "Share of all test examples that are classified correctly: every client counts in "
+                 "proportion to its number of test examples."),
+    "accuracy_mean": ("Client mean", "Plain average of the clients' accuracies: every client counts the same, however "
+                      "small it is."),
+    "accuracy_std": ("Client spread", "Standard deviation of the accuracy over clients: how unequally the clients are "
+                     "served."),
+    "worst10": ("Worst 10 %", "Average accuracy of the tenth of the clients (rounded up) with the lowest accuracies. "
+                "Clients with only one or two test examples can dominate it."),
+    "top10": ("Largest 10 %", "Accuracy over the tenth of the clients (rounded up) with the most training examples, "
+              "weighted by test examples."),
     "loss": ("Loss", "Average loss on the test examples; lower is better."),
-}
+}  # fmt: skip
+LOSS = MetricStyle("loss", "loss", 1.0, "", 3, lower_is_better=True)
 MB = "Megabytes (10⁶ bytes) sent"
 
 METHOD = TableColumn("Method", "name")
@@ -80,16 +80,16 @@ class MethodColumn:
 
 
 def _metric_column(kind: Kind, metric: str) -> MethodColumn:
-    heading, definition = CLIENT_FIGURES[metric]
-    loss = metric == "loss"
-    return MethodColumn(
-        f"{kind}_{metric}",
-        TableColumn(heading, "figure", KIND_NAMES[kind], "" if loss else "%", definition, sortable=True),
-        lambda method: method.final(kind, metric),
-        scale=1.0 if loss else 100.0,
-        digits=3 if loss else 1,
-        lower_is_better=loss or metric == "accuracy_std",
-    )
+    style = LOSS if metric == "loss" else metric_style("accuracy")
+    return _figure_column(kind, metric, *CLIENT_FIGURES[metric], style, metric in ("loss", "accuracy_std"))
+
+
+def _figure_column(
+    kind: Kind, figure: str, heading: str, definition: str, style: MetricStyle, lower_is_better: bool
+) -> MethodColumn:
+    column = TableColumn(heading, "figure", KIND_NAMES[kind], style.unit.strip(), definition, sortable=True)
+    values = partial(Method.final, kind=kind, metric=figure)
+    return MethodColumn(f"{kind}_{figure}", column, values, style.scale, style.digits, lower_is_better)
 
 
 def _cost_column(
@@ -139,31 +139,19 @@ def _chosen_column(kind: Kind, figure: str) -> MethodColumn:
     elif figure.endswith("_mean"):
         heading = "Client mean"
         definition = f"Plain average of the clients' {style.title}: every client counts the same."
-    return MethodColumn(
-        f"{kind}_{figure}",
-        TableColumn(heading, "figure", KIND_NAMES[kind], style.unit.strip(), definition, sortable=True),
-        lambda method: method.final(kind, figure),
-        scale=style.scale,
-        digits=style.digits,
-        lower_is_better=style.lower_is_better,
-    )
+    return _figure_column(kind, figure, heading, definition, style, style.lower_is_better)
 
 
 def results_table(comparison: Comparison, columns: Sequence[MethodColumn] | None = None) -> TextTable:
     """One row per method: mean and standard deviation over seeds."""
     columns = main_columns(comparison) if columns is None else columns
-    winners: list[int | None] = []
+    rows = [[method_cell(method)] for method in comparison.methods]
     for column in columns:
         values = {method.index: column.values(method) for method in comparison.methods}
         judged = column.judged and comparison.same_final_round
-        winners.append(clear_winner(values, column.lower_is_better) if judged else None)
-    rows = [
-        [
-            method_cell(method),
-            *(c.cell(c.values(method), winner == method.index) for c, winner in zip(columns, winners, strict=True)),
-        ]
-        for method in comparison.methods
-    ]
+        winner = clear_winner(values, column.lower_is_better) if judged else None
+        for row, (index, by_seed) in zip(rows, values.items(), strict=True):
+            row.append(column.cell(by_seed, winner == index))
     if comparison.baselines:
         rows.append(_baseline_row(comparison, columns))
     return TextTable.of("Results by method", [METHOD, *(column.column for column in columns)], rows)
@@ -189,29 +177,18 @@ def participation_table(comparison: Comparison) -> TextTable:
     """One row per method: who took part, and the headline figure of these clients beside that of all."""
     metric, style = comparison.metric, comparison.style
 
-    def figure(values: dict[int, float]) -> str:
-        entry = average(values)
-        return "–" if entry is None else shown(entry.mean, style)
-
-    rows: list[list[TableCell | str]] = [
-        [
-            method_cell(method),
-            _participants(method),
-            *(figure(of(kind, metric)) for kind in comparison.kinds for of in (method.final, method.final_of_all)),
-        ]
-        for method in comparison.methods
-    ]
+    rows: list[list[TableCell | str]] = []
+    for method in comparison.methods:
+        counts = dict.fromkeys(f"{took_part} of {clients}" for took_part, clients in method.participation.values())
+        means = [average(of(kind, metric)) for kind in comparison.kinds for of in (method.final, method.final_of_all)]
+        figures = ["–" if mean is None else shown(mean.mean, style) for mean in means]
+        rows.append([method_cell(method), ", ".join(counts) or "–", *figures])
     groups = [
         TableColumn(heading, "figure", KIND_NAMES[kind], style.unit.strip())
         for kind in comparison.kinds
         for heading in ("took part", "all clients")
     ]
     return TextTable.of("Clients that took part, and all", [METHOD, TableColumn("Clients", "text"), *groups], rows)
-
-
-def _participants(method: Method) -> str:
-    counts = [f"{took_part} of {clients}" for took_part, clients in method.participation.values()]
-    return ", ".join(dict.fromkeys(counts)) or "–"
 
 
 def method_cell(method: Method) -> TableCell:
@@ -271,8 +248,8 @@ def sites_table(
     rows: list[list[TableCell | str]] = []
     for g in by_client:
         interval, verdict = TableCell("–"), "too many or too few test examples to say"
-        if g.client in likely:
-            low, high = likely[g.client].low, likely[g.client].high
+        if known := likely.get(g.client):
+            low, high = known.low, known.high
             text = f"{_signed(low, style)} to {_signed(high, style)}"
             interval = TableCell(text, sort_value=low, interval=(low, g.gain, high), reach=reach)
             verdict = "better together" if low > 0 else "better alone" if high < 0 else "may be chance"
@@ -295,6 +272,121 @@ def sites_table(
 
 
 def _baseline_cell(client: str, style: MetricStyle, baselines: Mapping[int, Baseline]) -> TableCell:
-    known = {seed: value for seed, b in baselines.items() if (value := b.clients.get(client)) is not None}
-    entry = average(known)
+    entry = average({seed: value for seed, b in baselines.items() if (value := b.clients.get(client)) is not None})
     return TableCell("–") if entry is None else TableCell(shown(entry.mean, style), sort_value=entry.mean)
+
+
+_METRIC_KEYS = [(kind, metric) for kind in KINDS for metric in CLIENT_FIGURES]
+
+
+def downloads(comparison: Comparison) -> list[Download]:
+    return [
+        Download("methods.csv", "one line per method", results_csv(comparison)),
+        Download("seeds.csv", "one line per method and seed", seeds_csv(comparison)),
+        Download("rounds.csv", "one line per method, seed and round", rounds_csv(comparison)),
+        Download("clients.csv", "one line per method, seed and client", clients_csv(comparison)),
+    ]
+
+
+def results_csv(comparison: Comparison) -> str:
+    """One line per method: mean, standard deviation and number of seeds of every figure, in the stored units."""
+    rows: list[list[object]] = []
+    for method in comparison.methods:
+        row: list[object] = [method.run.label, method.algorithm, method.final_round, len(method.complete_trials)]
+        for column in ALL_COLUMNS:
+            scale = column.scale if column in COST_COLUMNS else 1.0  # bytes are in megabytes everywhere
+            entry = average(column.values(method))
+            row += ["", ""] if entry is None else [_number(entry.mean, scale), _number(entry.sd, scale)]
+        rows.append(row)
+    keys = (key for column in ALL_COLUMNS for key in (column.key, f"{column.key}_sd"))
+    return csv_text(["run", "algorithm", "rounds", "seeds", *keys], rows)
+
+
+def seeds_csv(comparison: Comparison) -> str:
+    """One line per method and seed."""
+    rows = []
+    for method in comparison.methods:
+        for trial in method.trials:
+            final, megabytes = trial.final, trial.final.bytes / 1e6
+            figures = [final.metrics.get(kind, {}).get(metric) for kind, metric in _METRIC_KEYS]
+            figures += [megabytes / max(final.rounds, 1), megabytes, final.seconds]
+            done = "yes" if trial.finished else "no"
+            start = [method.run.label, method.algorithm, trial.seed, trial.round, done]
+            rows.append([*start, *map(_number, figures)])
+    return csv_text(["run", "algorithm", "seed", "round", "finished", *(c.key for c in ALL_COLUMNS)], rows)
+
+
+def rounds_csv(comparison: Comparison) -> str:
+    """One line per method, seed and round."""
+    header = ["run", "algorithm", "seed", "round", "seconds", "active", "dropped", "bytes_down", "bytes_up"]
+    rows = [
+        [
+            *(method.run.label, method.algorithm, trial.seed, entry.number, _number(entry.seconds)),
+            *(entry.active, entry.dropped, _number(entry.bytes_down), _number(entry.bytes_up)),
+            *(_number(entry.metrics.get(kind, {}).get(metric)) for kind, metric in _METRIC_KEYS),
+        ]
+        for method in comparison.methods
+        for trial in method.trials
+        for entry in trial.rounds
+    ]
+    return csv_text([*header, *(f"{kind}_{metric}" for kind, metric in _METRIC_KEYS)], rows)
+
+
+def clients_csv(comparison: Comparison) -> str:
+    """One line per method, seed and client, after the final round."""
+    pairs = [(method, trial) for method in comparison.methods for trial in method.trials]
+    names = list(dict.fromkeys(name for _, trial in pairs for client in trial.clients for name in client.values))
+    rows = [
+        [
+            *(method.run.label, method.algorithm, trial.seed, client.client, client.n_train, client.n_test),
+            *(_number(client.values.get(name)) for name in names),
+        ]
+        for method, trial in pairs
+        for client in trial.clients
+    ]
+    return csv_text(["run", "algorithm", "seed", "client", "n_train", "n_test", *names], rows)
+
+
+def _number(value: float | None, scale: float = 1.0) -> str:
+    return "" if value is None else f"{value * scale:.10g}"
+
+
+def measured_gain(folder: Path, algorithm: str | None = None, limit: int = 40) -> tuple[Table, str]:
+    """A table of the clients, largest gain first, and the balance in a sentence. The method is the best federated one
+    of the run unless it is named; Local of the same run is what it is compared with."""
+    from rich.box import SIMPLE  # a page has its tables without a terminal's
+    from rich.table import Table
+    from rich.text import Text
+
+    comparison = single_run(load_runs([folder])[0])
+    method = _method(comparison, algorithm)
+    values = gains(comparison, method)
+    if not values:
+        raise ConfigError(
+            f"{folder} has no finished run of local with the same clients as {method.algorithm}; gains are measured "
+            "against training alone, so add local to the algorithms"
+        )
+    s, style = summarize_gains(client_gains(values)), comparison.style
+    table = sites_table(method, values, style, comparison.baselines, most=len(values))
+    assert table is not None  # all clients are wanted
+    shown = Table(box=SIMPLE, title=table.title, title_justify="left", title_style="dim", padding=(0, 1, 0, 0))
+    for number, column in enumerate(table.columns):
+        shown.add_column(column.heading, justify="left" if number == 0 or column.kind == "text" else "right")
+    for row in table.rows[:limit]:
+        shown.add_row(*(Text(cell.text) for cell in row))
+    mean = style.scale * s.mean
+    return shown, (
+        f"{method.label} helps {s.helped} of {s.n} clients, leaves {s.unchanged} as they were and hurts {s.hurt}; the "
+        f"mean gain in {style.noun} is {mean:+.3g}{' points' if style.in_percent else ''}"
+    )
+
+
+def _method(comparison: Comparison, algorithm: str | None) -> Method:
+    by_name = {method.algorithm: method for method in reversed(comparison.methods)}
+    chosen = best_federated(comparison) if algorithm is None else by_name.get(algorithm)
+    if chosen is not None:
+        return chosen
+    if algorithm is None:
+        raise ConfigError("the run has no finished method besides local; run one, such as fedavg or ditto")
+    names = ", ".join(method.algorithm for method in comparison.methods)
+    raise ConfigError(f"the run has no method {algorithm!r}; it has {names}")

@@ -1,7 +1,5 @@
 """The sentences of the report: what was run, and what came out. Plain text, escaped by the page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any
@@ -25,7 +23,7 @@ from kinfed.config import PresetUse
 from kinfed.data import Description
 from kinfed.records import Kind, RunRecord
 from kinfed.report.drawing.formats import format_number, plural, shown
-from kinfed.report.panels.kin_panel import in_short
+from kinfed.report.panels.shares_panel import in_short
 
 FEW_NAMES = 4  # clients that a sentence names
 MOSTLY_ONE_CLASS = 0.8  # of test examples in their client's most frequent class
@@ -55,24 +53,18 @@ def facts(run: RunRecord) -> dict[str, str]:
         "Model": brief(config.get("model")),
         "Rounds": brief(config.get("rounds")),
         "Participation": _participation(config.get("participation")),
-        "Local work": _work(config),
+        "Local work": brief({key: config.get(key) for key in _WORK if _WITHOUT_EFFECT.get(key) != config.get(key)}),
         "Seeds": brief(config.get("seeds")),
         "Folds": brief(config.get("folds")),
     }
-    algorithms = config.get("algorithms")
-    if isinstance(algorithms, dict):
-        methods = [
-            display_name(name) + (f" ({text})" if (text := _options(name, options_of(run, name))) else "")
-            for name in algorithms
-        ]
-        entries["Methods"] = ", ".join(methods)
+    methods, algorithms = [], config.get("algorithms")
+    for name in algorithms if isinstance(algorithms, dict) else ():
+        options = {key: value for key, value in options_of(run, name).items() if (key, value) != ("method", name)}
+        methods.append(display_name(name) + (f" ({brief(options)})" if brief(options) else ""))
+    entries["Methods"] = ", ".join(methods)
     if isinstance(use := config.get("preset"), Mapping):
         entries["Preset"] = "; ".join(PresetUse(**use).notes())
     return {label: text for label, text in entries.items() if text and text != "None"}
-
-
-def _options(name: str, options: Mapping[str, Any]) -> str:
-    return brief({key: value for key, value in options.items() if not (key == "method" and value == name)})
 
 
 def _partition(run: RunRecord) -> Any:
@@ -85,9 +77,9 @@ def _partition(run: RunRecord) -> Any:
 
 def _clients(run: RunRecord) -> int | None:
     """The number of clients as configured, or as found where the data set brings its own."""
-    configured = run.config.get("clients")
     counts = [len(federation.names) for federation in run.federations.values()]
-    return configured if isinstance(configured, int) else counts[0] if counts else None
+    configured = run.config.get("clients")
+    return configured if isinstance(configured, int) else next(iter(counts), None)
 
 
 _WORK = (
@@ -97,10 +89,6 @@ _WORK = (
 _WITHOUT_EFFECT = {
     "optimizer": "sgd", "momentum": 0, "nesterov": False, "weight_decay": 0, "optimizer_state": "reset", "lr_decay": 1,
 }  # fmt: skip
-
-
-def _work(config: Mapping[str, Any]) -> str:
-    return brief({key: config.get(key) for key in _WORK if _WITHOUT_EFFECT.get(key) != config.get(key)})
 
 
 def _participation(value: Any) -> str:
@@ -127,9 +115,7 @@ def seeds_of(comparison: Comparison) -> int:
 
 def findings(comparison: Comparison) -> list[str]:
     """The outcome in two or three sentences that claim no more than the seeds support."""
-    sentences = []
-    if ranking := _ranking(comparison):
-        sentences.append(ranking)
+    sentences = [ranking] if (ranking := _ranking(comparison)) else []
     method = best_federated(comparison)
     if method is not None and (values := gains(comparison, method)):
         by_client = client_gains(values)
@@ -158,9 +144,8 @@ def outsiders_sentence(comparison: Comparison) -> str:
 
 def one_class_sentence(comparison: Comparison) -> str:
     """A warning that accuracy tells little, where clients reach most of it without a model; else ""."""
-    reached = average(
-        {seed: b.personal["accuracy"] for seed, b in comparison.baselines.items() if "accuracy" in b.personal}
-    )
+    known = {seed: b.personal["accuracy"] for seed, b in comparison.baselines.items() if "accuracy" in b.personal}
+    reached = average(known)
     if comparison.metric != "accuracy" or reached is None or not reached.mean >= MOSTLY_ONE_CLASS:
         return ""
     return (
@@ -172,8 +157,7 @@ def one_class_sentence(comparison: Comparison) -> str:
 
 def best_federated(comparison: Comparison) -> Method | None:
     """The method in which clients do learn from each other that ranks first."""
-    kind = headline_kind(comparison)
-    if kind is None:
+    if (kind := headline_kind(comparison)) is None:
         return None
     federated = {m.index: m.final(kind, comparison.metric) for m in comparison.methods if m.family != "local"}
     first = leader(federated, comparison.style.lower_is_better)
@@ -205,11 +189,8 @@ def _ranking(comparison: Comparison) -> str:
         return start + ". One seed gives no spread to judge the difference by: run at least three before naming a best."
     if clear_winner(values, lower) == first:
         return start + f", and leads every other method clearly over {seeds_of(comparison)} seeds."
-    close = [
-        labels[key]
-        for key, entry in values.items()
-        if key != first and entry and not ((d := difference(values[first], entry, lower)) and d.clear)
-    ]
+    rivals = {key: difference(values[first], entry, lower) for key, entry in values.items() if key != first and entry}
+    close = [labels[key] for key, lead in rivals.items() if lead is None or not lead.clear]
     return start + f", but its lead over {_join_names(close)} may be due to the seeds: no clear best."
 
 
@@ -230,14 +211,13 @@ def _join_names(names: list[str]) -> str:
 
 def leads(comparison: Comparison, kind: Kind) -> tuple[Method, list[tuple[Method, Difference | None]]] | None:
     """The best method by the headline metric and how far it is ahead of each of the others."""
-    lower = comparison.style.lower_is_better
-    values = {method.index: method.final(kind, comparison.metric) for method in comparison.methods}
+    lower, methods = comparison.style.lower_is_better, {method.index: method for method in comparison.methods}
+    values = {index: method.final(kind, comparison.metric) for index, method in methods.items()}
     first = leader(values, lower)
-    others = [m for m in comparison.methods if m.index != first and values[m.index]]
+    others = [index for index in methods if index != first and values[index]]
     if first is None or not others:
         return None
-    rows = [(method, difference(values[first], values[method.index], lower)) for method in others]
-    return next(m for m in comparison.methods if m.index == first), rows
+    return methods[first], [(methods[one], difference(values[first], values[one], lower)) for one in others]
 
 
 def data_sentence(federation: Description) -> str:
@@ -268,8 +248,6 @@ def data_notes(federations: Mapping[int, Description]) -> list[str]:
 
 
 def other_data(comparisons: list[Comparison]) -> str:
-    names = [", ".join(run.label for run in comparison.runs) for comparison in comparisons]
-    return (
-        f"These runs do not share their data, so their figures must not be compared: {' | '.join(names)}. "
-        "Each has its own section below."
-    )
+    names = " | ".join(", ".join(run.label for run in comparison.runs) for comparison in comparisons)
+    warning = "These runs do not share their data, so their figures must not be compared"
+    return f"{warning}: {names}. Each has its own section below."

@@ -2,10 +2,6 @@ from kinfed.runs import experiment as experiment
 from kinfed.runs.baseline import MAJORITY as MAJORITY
 from kinfed.runs.baseline import baseline_name as baseline_name
 from kinfed.runs.baseline import constant_outputs as constant_outputs
-from kinfed.runs.build import build_federation as build_federation
-from kinfed.runs.build import build_task as build_task
-from kinfed.runs.build import example_batch as example_batch
-from kinfed.runs.build import partition_name as partition_name
 from kinfed.runs.experiment import Experiment as Experiment
 from kinfed.runs.experiment import read_config as read_config
 from kinfed.runs.experiment import run as run
@@ -24,3 +20,7 @@ from kinfed.runs.results import pick_result as pick_result
 from kinfed.runs.run_checks import check_run as check_run
 from kinfed.runs.run_checks import left_out_notes as left_out_notes
 from kinfed.runs.run_inputs import RunInputs as RunInputs
+from kinfed.runs.run_inputs import build_federation as build_federation
+from kinfed.runs.run_inputs import build_task as build_task
+from kinfed.runs.run_inputs import example_batch as example_batch
+from kinfed.runs.run_inputs import partition_name as partition_name

@@ -6,8 +6,6 @@ training target. A method that does no better has learnt nothing of the features
 the same for all methods of a seed, and stands in every table of results, never among the methods that are ranked.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -25,8 +23,7 @@ def baseline_name(problem: Problem) -> str:
 
 
 def constant_outputs(data: Federation, ids: Tensor) -> Tensor:
-    """[n, C] what every client of `ids` predicts for all its rows: log-probabilities of classes, or the standardized
-    mean of the target."""
+    """[n, C] what each client of `ids` predicts for all its rows: log-probabilities, or the standardized mean."""
     if not data.problem.is_regression:
         counts = data.class_counts()[ids].to(torch.float64) + 1
         return (counts / counts.sum(1, keepdim=True)).log()

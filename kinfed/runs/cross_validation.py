@@ -11,40 +11,33 @@ in it. Costs are those of one training, the mean over folds. Models are not kept
 is to be deployed is trained on all of them, in a run without folds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from kinfed.config import RunConfig
 from kinfed.data import Federation
-from kinfed.engine import METRICS, Builder, Score
+from kinfed.engine import METRICS, Score
 from kinfed.pools import Evaluation
 from kinfed.records import Baseline, Curves, RoundRecord, RunFolder
 from kinfed.runs.baseline import make_baseline
 from kinfed.runs.experiment import Experiment
-from kinfed.runs.observer import Observer
 from kinfed.runs.results import ClientTable, EvaluationMetrics, MethodResult, took_part
+
+Part = TypeVar("Part")
 
 
 class CrossValidation(Experiment):
     """All methods, seeds and folds of one configuration: the experiment of the first fold, with those of the others."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        federation: Federation | None = None,
-        model: Builder | None = None,
-        observer: Observer | None = None,
-        should_stop: Callable[[], bool] = lambda: False,
-    ) -> None:
-        super().__init__(config, federation, model, observer, should_stop)
+    def __init__(self, config: RunConfig, *parts: Any) -> None:
+        super().__init__(config, *parts)
         for fold in range(1, config.folds or 1):
             # With the configuration of the first: without what "all" names and cannot run.
-            other = Experiment(self.config, federation, model, observer, should_stop, fold=fold)
+            other = Experiment(self.config, *parts, fold=fold)
             other.share_workers(self)
             self.folds.append(other)
 
@@ -82,7 +75,7 @@ def join_folds(results: Sequence[MethodResult], federations: Sequence[Federation
         all_clients=asdict(everyone),
         evaluation=evaluation,
         server_models=None,
-        curves=join_curves([result.curves for result in results]),
+        curves=_joined([result.curves for result in results], Curves.joined),
         bytes_down=round(sum(result.bytes_down for result in results) / n),
         bytes_up=round(sum(result.bytes_up for result in results) / n),
         seconds=sum(result.seconds for result in results) / n,
@@ -94,9 +87,10 @@ def join_folds(results: Sequence[MethodResult], federations: Sequence[Federation
     )
 
 
-def join_curves(curves: Sequence[Curves | None]) -> Curves | None:
-    known = [one for one in curves if one is not None]
-    return Curves.joined(known) if len(known) == len(curves) else None
+def _joined(parts: Sequence[Part | None], join: Callable[[Sequence[Part]], Part]) -> Part | None:
+    """What all folds have, as one; None where one of them lacks it."""
+    known = [part for part in parts if part is not None]
+    return join(known) if len(known) == len(parts) else None
 
 
 def joined_clients(federations: Sequence[Federation]) -> ClientTable:
@@ -112,8 +106,7 @@ def join_evaluations(parts: Sequence[Evaluation], metric: str) -> Evaluation:
     """Join evaluations of the same clients in several folds."""
 
     def join(scores: Sequence[Score | None]) -> Score | None:
-        known = [score for score in scores if score is not None]
-        return join_scores(known, metric) if len(known) == len(parts) else None
+        return _joined(scores, lambda known: join_scores(known, metric))
 
     first = parts[0]
     alternatives = {name: join([part.alternatives.get(name) for part in parts]) for name in first.alternatives}

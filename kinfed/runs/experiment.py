@@ -20,7 +20,7 @@ from kinfed.config import RunConfig, make_config
 from kinfed.data import Federation
 from kinfed.engine import Builder, Score, begin_compiling
 from kinfed.errors import ConfigError
-from kinfed.records import Baseline, RunFiles, RunFolder, evaluated_curves
+from kinfed.records import Baseline, Checkpoints, RunFiles, RunFolder, evaluated_curves
 from kinfed.runs.baseline import baseline_score, make_baseline
 from kinfed.runs.growth import grown_config, refuse_changes
 from kinfed.runs.loop_factory import CommonStart, LoopFactory, StartMaker
@@ -41,23 +41,15 @@ from kinfed.serving import save_layout
 
 
 def run(
-    config: RunConfig | Path | str | None = None,
-    *,
-    out: Path | str | None = None,
-    resume: bool = False,
-    extend: bool = False,
-    federation: Federation | None = None,
-    model: str | Mapping[str, Any] | Builder | None = None,
-    observer: Observer | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
-    **settings: Any,
-) -> RunOutcome:
+    config: RunConfig | Path | str | None = None, *, out: Path | str | None = None, resume: bool = False,
+    extend: bool = False, federation: Federation | None = None, model: str | Mapping[str, Any] | Builder | None = None,
+    observer: Observer | None = None, should_stop: Callable[[], bool] = lambda: False, **settings: Any,
+) -> RunOutcome:  # fmt: skip
     """Run a configuration (a RunConfig, a TOML file, or settings by name). `kinfed.run` is this with a display, and
     gives its results as tables, figures and pages (kinfed.api).
 
-    `federation` replaces the data set and its partition; `model` is a name, with options
-    {"name": ..., ...}, or a function that makes an nn.Module: without arguments, or from the shape of an example and
-    the number of classes.
+    `federation` replaces the data set and its partition; `model` is a name, with options {"name": ..., ...}, or a
+    function that makes an nn.Module: without arguments, or from the shape of an example and the number of classes.
     With `out` the run writes its folder and can be resumed, or extended by more rounds, seeds and methods, where
     `settings` says what the folder's run is to have besides (kinfed.runs.growth); without, all stays in memory."""
     if extend and out is None:
@@ -121,15 +113,9 @@ class Experiment:
     """All methods and seeds of one configuration; of a cross-validation, in one `fold`."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        federation: Federation | None = None,
-        model: Builder | None = None,
-        observer: Observer | None = None,
-        should_stop: Callable[[], bool] = lambda: False,
-        *,
-        fold: int = 0,
-    ) -> None:
+        self, config: RunConfig, federation: Federation | None = None, model: Builder | None = None,
+        observer: Observer | None = None, should_stop: Callable[[], bool] = lambda: False, *, fold: int = 0,
+    ) -> None:  # fmt: skip
         self.inputs = RunInputs(config, federation, model, fold)
         leave_out_what_cannot_run(self.inputs)
         self.observer = observer or NullObserver()
@@ -204,8 +190,7 @@ class Experiment:
         config = self.inputs.config
         if label == self.inputs.order[0]:
             self._alone = None
-        if seed not in self._starts:
-            self._starts[seed] = self._start_maker.make(seed, None if folder is None else folder.checkpoints)
+        self._start(seed, None if folder is None else folder.checkpoints)
         states = folder.path / "states" if folder is not None and config.state != "memory" else None
         with self.make_loop(self.inputs.algorithms[label], seed, states) as loop:
             if loop.privacy is not None and config.dp_epsilon is not None:
@@ -215,19 +200,11 @@ class Experiment:
                 noise = f"noise {loop.user_level.noise:.4g} for user-level epsilon {config.user_epsilon:g}"
                 self.observer.note(f"{label} seed {seed}: {noise}")
             result = MethodRun(
-                label,
-                loop,
-                ClientTable.from_federation(self.inputs.federation(seed)),
-                config.rounds,
-                eval_every=config.eval_every,
-                checkpoint_every=config.checkpoint_every,
-                keep_models=config.save_models,
-                folder=folder,
-                observer=self.observer,
-                should_stop=self.should_stop,
-                fold=None if config.folds is None else self.inputs.fold,
-                alone=self._alone,
-            ).execute()
+                label, loop, ClientTable.from_federation(self.inputs.federation(seed)), config.rounds,
+                eval_every=config.eval_every, checkpoint_every=config.checkpoint_every, keep_models=config.save_models,
+                folder=folder, observer=self.observer, should_stop=self.should_stop,
+                fold=None if config.folds is None else self.inputs.fold, alone=self._alone,
+            ).execute()  # fmt: skip
         self._alone = result.alone
         return self._with_curves(result, folder)
 
@@ -242,11 +219,12 @@ class Experiment:
     def make_loop(self, algorithm: AnyAlgorithm, seed: int, state_folder: Path | None = None) -> Loop:
         """An algorithm before its first round, on the data, the common start and the schedule of this configuration.
         Clients' states are kept in `state_folder` where there is one, otherwise in memory."""
+        return self._loops.make(algorithm, seed, self.config.round_numbers, self._start(seed), state_folder)
+
+    def _start(self, seed: int, checkpoints: Checkpoints | None = None) -> CommonStart:
         if seed not in self._starts:
-            self._starts[seed] = self._start_maker.make(seed, None)
-        config = self.inputs.config
-        rounds = range(config.warm_start + 1, config.warm_start + config.rounds + 1)
-        return self._loops.make(algorithm, seed, rounds, self._starts[seed], state_folder)
+            self._starts[seed] = self._start_maker.make(seed, checkpoints)
+        return self._starts[seed]
 
     def share_workers(self, other: Experiment) -> None:
         """Let clients live in the other experiment's processes, where there are any; it is to be closed last."""

@@ -11,9 +11,7 @@ growth that would have changed them from the start:
 * a run so much longer that gradients would be computed by another backend (`auto` looks at the whole run's work).
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +37,7 @@ def grown_config(
         if value is None:
             continue
         if name == "seeds":
-            merged[name] = _united(before.seeds, convert(RunConfig, "seeds", value))
+            merged[name] = list(dict.fromkeys([*before.seeds, *convert(RunConfig, "seeds", value)]))
         elif name == "algorithms":
             merged[name] = _with_methods(before.algorithms, value)
         elif name == "preset" and before.preset is not None:
@@ -47,10 +45,6 @@ def grown_config(
         else:
             merged[name] = value
     return make_config(None, merged, sets)
-
-
-def _united(before: Iterable[Any], more: Iterable[Any]) -> list[Any]:
-    return list(dict.fromkeys([*before, *more]))
 
 
 def _with_methods(before: Mapping[str, Mapping[str, Any]], value: Any) -> dict[str, Any]:
@@ -86,10 +80,8 @@ def refuse_changes(before: RunConfig, digests: Mapping[str, str], now: RunInputs
 
 
 def _refuse_other_shares(then: RunInputs, now: RunInputs) -> None:
-    for was, becomes, name in (
-        (then.validation_share(), now.validation_share(), "validation"),
-        (then.public_share(), now.public_share(), "public"),
-    ):
+    for name in ("validation", "public"):
+        was, becomes = (getattr(inputs, f"{name}_share")() for inputs in (then, now))
         if was != becomes:
             raise ConfigError(
                 f"the new methods need {name} examples, a share of {becomes:g} of the training rows instead of "
@@ -98,5 +90,4 @@ def _refuse_other_shares(then: RunInputs, now: RunInputs) -> None:
 
 
 def _evaluated(config: RunConfig, seed: int, num_clients: int) -> Tensor:
-    rounds = range(config.warm_start + 1, config.warm_start + config.rounds + 1)
-    return config.schedule.evaluated(seed, rounds, num_clients, config.eval_clients or num_clients)
+    return config.schedule.evaluated(seed, config.round_numbers, num_clients, config.eval_clients or num_clients)

@@ -1,26 +1,59 @@
-"""A method before its first round: its common start, pool of clients, schedule, privacy and stages of updates."""
+"""A method before its first round: its common start, pool of clients, schedule, privacy and stages of updates; and
+`simulate`, a round iterator for users with a loop of their own:
+
+    with kinfed.simulate(federation, lambda: my_module(), "ditto", participation=0.5, lam=0.1) as loop:
+        for report in loop.rounds(50):
+            if report.round % 10 == 0:
+                print(loop.evaluate().personal)
+
+The loop has threads of its own until it is closed, which `with` does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms import AnyAlgorithm, make_algorithm, prepare_data
-from kinfed.engine import Task
+from kinfed.algorithms import (
+    COUNT,
+    DELTA,
+    AnyAlgorithm,
+    averaged_changes,
+    make_algorithm,
+    prepare_data,
+    update_template,
+)
+from kinfed.config import RunConfig
+from kinfed.core import Tree
+from kinfed.data import Federation, LocalTraining, Moments, Population
+from kinfed.engine import Builder, Task, build_model, make_objective, make_task, own_model
+from kinfed.errors import ConfigError
 from kinfed.pools import LocalPool, Pool, physical_memory
-from kinfed.privacy import Ledger, make_budget, seeded_noise
+from kinfed.privacy import Ledger, check_weights, make_budget, seeded_noise
 from kinfed.records import Checkpoints
 from kinfed.runs.method_run import Interrupted
 from kinfed.runs.observer import Observer
-from kinfed.runs.run_inputs import RunInputs
-from kinfed.runs.stage_factory import StageFactory
+from kinfed.runs.run_inputs import RunInputs, example_batch
 from kinfed.server import AsyncLoop, Clock, Loop, Schedule, gradients_per_round
-from kinfed.updates import ExampleLevel, Staleness
+from kinfed.updates import (
+    Compression,
+    ExampleLevel,
+    RobustAverage,
+    Sampling,
+    Screening,
+    SecureSum,
+    Stage,
+    Staleness,
+    UserLevel,
+    shortened_fields,
+    trained_columns,
+)
 
 if TYPE_CHECKING:
     from kinfed.pools import RayCluster
@@ -50,8 +83,7 @@ class LoopFactory:
     def make(
         self, algorithm: AnyAlgorithm, seed: int, rounds: range, start: CommonStart, state_folder: Path | None = None
     ) -> Loop:
-        """The algorithm from `start` on. Clients' states are kept in `state_folder` where there is one, otherwise in
-        memory."""
+        """Make it from `start` on. Clients' states are kept in `state_folder` where there is one, else in memory."""
         inputs, config, schedule = self.inputs, self.inputs.config, self.inputs.config.schedule
         whole, data = inputs.training_parts(seed, algorithm)
         data, population = prepare_data(algorithm, data, data.population(seed, config.participation))
@@ -79,8 +111,7 @@ class LoopFactory:
         if config.speeds is not None:
             clock = Clock(config.speeds, gradients_per_round(algorithm, data.train.count), seed)
         schedule = replace(schedule, first_round=rounds.start, clock=clock, evaluates=inputs.evaluated(seed))
-        is_asynchronous = any(isinstance(stage, Staleness) for stage in stages)
-        loop = AsyncLoop if is_asynchronous else Loop
+        loop = AsyncLoop if any(isinstance(stage, Staleness) for stage in stages) else Loop
         return loop(algorithm, task, pool, population, schedule, stages)
 
     def _ray(self) -> RayCluster:
@@ -112,45 +143,41 @@ class StartMaker:
 
     def make(self, seed: int, checkpoints: Checkpoints | None) -> CommonStart:
         """Pre-trained where that is asked for, then warmed up."""
-        start = CommonStart()
-        if self._inputs.config.pretrain:
-            start = self._pretrained(seed, checkpoints)
-        if self._inputs.config.warm_start:
-            start = self._warm_start(seed, start, checkpoints)
+        config, start = self._inputs.config, CommonStart()
+        parts = (("pretrained", config.pretrain, self._pretrained), ("warm-start", config.warm_start, self._warmed_up))
+        for name, rounds, train in parts:
+            label = f"{name}-{seed}{self._inputs.fold_mark}"
+            if not rounds:
+                continue
+            if checkpoints is not None and (snapshot := checkpoints.latest(label)) is not None:
+                ledger = Ledger() if config.privacy is None else Ledger.load(snapshot.tensors)
+                start = CommonStart(snapshot.tensors["w"].to(self._inputs.task().device), ledger)
+                continue
+            start, tensors = train(seed, start)
+            if checkpoints is not None:
+                checkpoints.save(label, rounds, tensors, {})
         return start
 
-    def _pretrained(self, seed: int, checkpoints: Checkpoints | None) -> CommonStart:
-        """Train some rounds on the training data of all clients in one place."""
-        config, label = self._inputs.config, f"pretrained-{seed}{self._inputs.fold_mark}"
-        snapshot = checkpoints.latest(label) if checkpoints is not None else None
-        if snapshot is not None:
-            return CommonStart(snapshot.tensors["w"].to(self._inputs.task().device))
+    def _pretrained(self, seed: int, start: CommonStart) -> tuple[CommonStart, dict[str, Tensor]]:
+        """Train some rounds on the training data of all clients in one place; the start, and a checkpoint of it."""
+        config = self._inputs.config
         algorithm = make_algorithm("fedavg", config.training, {})
         task, data = self._inputs.training_parts(seed, algorithm)
         pooled = data.pooled()
         pool = LocalPool(algorithm, task, pooled, seed, workers=config.workers)
         with Loop(algorithm, task, pool, pooled.population(seed), Schedule(1.0)) as loop:
             w = self._server_model_after(config.pretrain, loop, "pre-training")
-        if checkpoints is not None:
-            checkpoints.save(label, config.pretrain, {"w": w}, {})
-        return CommonStart(w)
+        return CommonStart(w), {"w": w}
 
-    def _warm_start(self, seed: int, start: CommonStart, checkpoints: Checkpoints | None) -> CommonStart:
+    def _warmed_up(self, seed: int, start: CommonStart) -> tuple[CommonStart, dict[str, Tensor]]:
         """Train some rounds of FedAvg; the start has their ledger."""
-        config, label = self._inputs.config, f"warm-start-{seed}{self._inputs.fold_mark}"
-        rounds, privacy = config.warm_start, config.privacy
-        snapshot = checkpoints.latest(label) if checkpoints is not None else None
-        if snapshot is not None:
-            ledger = Ledger() if privacy is None else Ledger.load(snapshot.tensors)
-            return CommonStart(snapshot.tensors["w"].to(self._inputs.task().device), ledger)
-        strict = privacy is not None and privacy.strict
+        config, rounds = self._inputs.config, self._inputs.config.warm_start
+        strict = config.privacy is not None and config.privacy.strict
         algorithm = make_algorithm("fedavg", config.training, {"weights": "equal"} if strict else {})
         with self._loops.make(algorithm, seed, range(1, rounds + 1), start) as loop:
             w = self._server_model_after(rounds, loop, "warm start")
             ledger = Ledger() if loop.privacy is None else loop.privacy.ledger
-        if checkpoints is not None:
-            checkpoints.save(label, rounds, {"w": w} | ledger.named(), {})
-        return CommonStart(w, ledger)
+        return CommonStart(w, ledger), {"w": w} | ledger.named()
 
     def _server_model_after(self, rounds: int, loop: Loop, label: str) -> Tensor:
         """[P]"""
@@ -163,3 +190,109 @@ class StartMaker:
         models = loop.algorithm.server_models(loop.server)
         assert models is not None  # of FedAvg
         return models.models[0]
+
+
+@dataclass(frozen=True)
+class StageFactory:
+    """Makes the stages of one method under one seed."""
+
+    config: RunConfig
+    label: str
+    algorithm: AnyAlgorithm
+    task: Task
+    data: Federation
+    population: Population
+
+    def make(self, rounds: range) -> list[Stage]:
+        """All stages of these rounds; those of a warm start are synchronous."""
+        compression = self.compression()
+        staleness = self.staleness(compression) if rounds.start > self.config.warm_start else None
+        others = (self.screening(), self.secure_sum(), self.robust(), self.user_level(rounds))
+        return [stage for stage in (compression, staleness, *others) if stage is not None]
+
+    def compression(self) -> Compression | None:
+        """How updates are coded; changes of models get error feedback."""
+        codec = self.config.codec
+        if codec is None:
+            return None
+        method = self.algorithm, self.task, self.data, self.population
+        return Compression(codec, (DELTA, *(() if codec.unbiased else averaged_changes(*method)[0])))
+
+    def staleness(self, compression: Compression | None) -> Staleness | None:
+        """How late updates count. Refuses methods that need synchronous rounds."""
+        rule = self.config.staleness_rule
+        if rule is None:
+            return None
+        changes = shortened_fields(self.label, self.algorithm, self.task, self.data, self.population)
+        update, first = self._template(), torch.zeros(1, dtype=torch.int64)
+        sent = update if compression is None else compression.at_client(update, Moments(), first)
+        return Staleness(rule, changes, sent.nbytes)
+
+    def screening(self) -> Screening | None:
+        """Checks before the server uses an update; a pool leaves out what is not finite by itself."""
+        if self.config.robust_rule is None and not self.config.largest_norm:
+            return None
+        return Screening(self.config.largest_norm, trained_columns(self.algorithm, self.task))
+
+    def secure_sum(self) -> SecureSum | None:
+        """The secure sum, after the method was held against it."""
+        settings = self.config.secure
+        if settings is None:
+            return None
+        averages = settings.averaged_fields(self.label, self.algorithm)
+        check_weights(self.data, "secure_sum hides single updates, and not")
+        update, clients = self._template().named(), self.data.num_clients
+        settings.check_update(self.label, self.algorithm, update, self.config.schedule.size(clients))
+        total = int(self.data.train.count.sum()) if COUNT in update else clients
+        return SecureSum(settings, averages, total, adds_up=self.config.user_privacy is None)
+
+    def robust(self) -> RobustAverage | None:
+        rule = self.config.robust_rule
+        return None if rule is None else RobustAverage(rule, self.algorithm, trained_columns(self.algorithm, self.task))
+
+    def user_level(self, rounds: range) -> UserLevel | None:
+        privacy, schedule, clients = self.config.user_privacy, self.config.schedule, self.data.num_clients
+        if privacy is None:
+            return None
+        averages = privacy.check(self.label, self.algorithm, self.task)
+        expected = schedule.expected_replies(clients, keeps_stragglers="keeps stragglers" in self.algorithm.traits)
+        # A warm start is over before the rounds of a method begin, and has the noise that is right for both together.
+        last = self.config.warm_start + self.config.rounds
+        return UserLevel(
+            privacy, self._template(), averages, seeded_noise(self.population.seed), schedule.client_sampling(clients),
+            expected, range(rounds.start, last + 1), summands=clients if self.config.secure_sum else None,
+        )  # fmt: skip
+
+    def _template(self) -> Tree:
+        server = self.algorithm.init_server(self.task, self.population)
+        return update_template(self.algorithm, self.task, self.data, server)
+
+
+def simulate(
+    federation: Federation, model: Task | Builder | str, algorithm: AnyAlgorithm | str, *, seed: int = 0,
+    training: LocalTraining | None = None, participation: float = 1.0, dropout: float = 0.0, stragglers: float = 0.0,
+    sampling: Sampling = "fixed", workers: int | None = None, stages: Sequence[Stage] = (), **options: Any,
+) -> Loop:  # fmt: skip
+    """A server loop over a federation, ready for `round()`, `rounds(n)` and `evaluate()`.
+
+    `model` is a name, a function that makes a module, or a task; `stages` is what happens to updates on their way
+    (kinfed.updates); `options` are those of a method given by name."""
+    if isinstance(model, Task):
+        task = model
+    else:
+        shape, outputs = federation.features.shape, federation.problem.outputs
+        own = None if isinstance(model, str) else own_model(model, shape, outputs)
+        build = own or partial(build_model, str(model), shape, outputs)
+        objective, example = make_objective(federation.problem), example_batch(federation)
+        task = make_task(build, example=example, outputs=outputs, objective=objective)
+    if isinstance(algorithm, str):
+        algorithm = make_algorithm(algorithm, training or LocalTraining(), options)
+    if "needs validation" in algorithm.traits and not int(federation.val.count.sum()):
+        raise ConfigError(
+            f"{type(algorithm).__name__} judges models on validation examples, and the federation has none; "
+            "give it some: federation.with_validation(0.2, seed)"
+        )
+    federation, population = prepare_data(algorithm, federation, federation.population(seed, participation))
+    pool = LocalPool(algorithm, task, federation, seed, workers=workers, stages=stages)
+    schedule = Schedule(participation, dropout, stragglers, sampling)
+    return Loop(algorithm, task, pool, population, schedule, stages)

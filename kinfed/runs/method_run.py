@@ -13,8 +13,6 @@ or, where something is to be decided between rounds:
 Resuming is not a case of its own: `rounds` begins after the newest checkpoint of the folder, if there is one.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -133,38 +131,27 @@ class MethodRun:
         """The result after the last round; models and the clients' lines are in the folder then."""
         evaluation = self._last_evaluation or self._evaluate(last=True)
         metrics, everyone = self._metrics(evaluation)
-        algorithm, privacy = self.loop.algorithm, self.loop.privacy
+        algorithm, privacy, totals = self.loop.algorithm, self.loop.privacy, self.totals
+        diverged = any(has_diverged(one) for one in (metrics.personal, metrics.server or {}))
         result = MethodResult(
-            label=self.label,
-            seed=self.seed,
-            rounds=self.num_rounds,
-            **asdict(metrics),
-            clients=len(self.clients.names),
-            evaluated=len(evaluation.ids),
-            took_part=int(self.loop.took_part.sum()),
-            all_clients=asdict(everyone),
-            bytes_down=self.totals.bytes_down,
-            bytes_up=self.totals.bytes_up,
-            seconds=self.totals.seconds,
-            diverged=2 * self.totals.not_finite > self.totals.asked
-            or any(has_diverged(one) for one in (metrics.personal, metrics.server or {})),
-            evaluation=evaluation,
-            client_table=self.clients,
-            metric=self.metric,
+            label=self.label, seed=self.seed, rounds=self.num_rounds, **asdict(metrics), metric=self.metric,
+            clients=len(self.clients.names), evaluated=len(evaluation.ids), took_part=int(self.loop.took_part.sum()),
+            all_clients=asdict(everyone), evaluation=evaluation, client_table=self.clients,
+            bytes_down=totals.bytes_down, bytes_up=totals.bytes_up, seconds=totals.seconds,
+            diverged=diverged or 2 * totals.not_finite > totals.asked,
             server_models=algorithm.server_models(self.loop.server),
             server_state=self.loop.server.named() if self.folder is None and self.keep_models else None,
             privacy=None if privacy is None else privacy.summary(self.clients.names),
             user_privacy=None if self.loop.user_level is None else self.loop.user_level.summary(),
             journal=tuple(self._rounds),
             alone=self.alone or (evaluation.personal if isinstance(algorithm, Local) else None),
-        )
+        )  # fmt: skip
         if result.diverged:
             self.observer.note(f"{self.label} seed {self.seed} has diverged: {DIVERGED}")
         if self.folder is not None and self.fold is None:
-            if evaluation.models is not None:
-                self.folder.write_models(
-                    self.label, self.seed, evaluation.models, result.server_models, took_part(evaluation)
-                )
+            models, trained = evaluation.models, took_part(evaluation)
+            if models is not None:
+                self.folder.write_models(self.label, self.seed, models, result.server_models, trained)
             self.folder.append_clients(result.client_columns())
         return result
 
@@ -204,18 +191,15 @@ class MethodRun:
         self.folder.replace_last(last | nothing)
 
     def _checkpoint_due(self, round: int, seconds: float) -> bool:
-        if round == self.last_round:
-            return True
         every = self.checkpoint_every
-        return seconds >= CHECKPOINT_SECONDS if every is None else round % every == 0
+        due = seconds >= CHECKPOINT_SECONDS if every is None else round % every == 0
+        return due or round == self.last_round
 
     def _save(self) -> None:
         if self.folder is not None:
             self.folder.sync()
-            extra = {
-                "totals": asdict(self.totals),
-                "journal": self.folder.journal_mark(self.label, self.seed, self.fold),
-            }
+            mark = self.folder.journal_mark(self.label, self.seed, self.fold)
+            extra = {"totals": asdict(self.totals), "journal": mark}
             self.folder.checkpoints.save(self._checkpoint, self.loop.completed, self.loop.state(), extra)
 
     # ---- evaluation and journal ----
@@ -224,9 +208,7 @@ class MethodRun:
     def _journal(self, report: RoundReport) -> EvaluationMetrics | None:
         """Evaluate where due and write the round's line; the metrics of the clients that took part."""
         last = report.round == self.last_round
-        evaluation = None
-        if last or self._evaluation_due(report.round):
-            evaluation = self._evaluate(last)
+        evaluation = self._evaluate(last) if last or self._evaluation_due(report.round) else None
         metrics, everyone = (None, None) if evaluation is None else self._metrics(evaluation)
         record = RoundRecord(
             report.round, report.seconds, report.active, report.dropped, report.bytes_down, report.bytes_up,

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kinfed.records import FinalRecord
@@ -37,7 +37,7 @@ class RunInfo:
     fingerprint: str | None  # identity of a run with a folder; stays the same when the run is extended
 
 
-class Observer(Protocol):
+class Observer:
     """Listener to a run. An exception ends the run; a round is reported before it is saved in a checkpoint."""
 
     def begun(self, run: RunInfo) -> None:
@@ -62,60 +62,28 @@ class Observer(Protocol):
         """A sentence that a reader should see."""
 
 
-class NullObserver:
+class NullObserver(Observer):
     """Observer that ignores every event; others inherit what they do not care about."""
 
-    def begun(self, run: RunInfo) -> None:
-        pass
 
-    def started(self, label: str, seed: int, first: int, rounds: int) -> None:
-        pass
+def _to_all(event: str) -> Any:
+    def tell(self: Observers, *facts: Any) -> None:
+        for member in self.members:
+            getattr(member, event)(*facts)
 
-    def round(
-        self, label: str, seed: int, report: RoundReport, personal: Metrics | None, server: Metrics | None
-    ) -> None:
-        pass
-
-    def finished(self, result: FinalRecord) -> None:
-        pass
-
-    def ended(self) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
+    return tell
 
 
 @dataclass(frozen=True)
-class Observers:
+class Observers(NullObserver):
     """Several as one, told in this order."""
 
     members: Sequence[Observer]
 
-    def begun(self, run: RunInfo) -> None:
-        for member in self.members:
-            member.begun(run)
-
-    def started(self, label: str, seed: int, first: int, rounds: int) -> None:
-        for member in self.members:
-            member.started(label, seed, first, rounds)
-
-    def round(
-        self, label: str, seed: int, report: RoundReport, personal: Metrics | None, server: Metrics | None
-    ) -> None:
-        for member in self.members:
-            member.round(label, seed, report, personal, server)
-
-    def finished(self, result: FinalRecord) -> None:
-        for member in self.members:
-            member.finished(result)
+    begun, started, round, finished, note = map(_to_all, ("begun", "started", "round", "finished", "note"))
 
     def ended(self) -> None:
         """All are told, also where one fails."""
         with ExitStack() as stack:
             for member in reversed(self.members):
                 stack.callback(member.ended)
-
-    def note(self, text: str) -> None:
-        for member in self.members:
-            member.note(text)

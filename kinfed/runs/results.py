@@ -71,16 +71,12 @@ class MethodResult(FinalRecord):
 
     def client_columns(self) -> dict[str, list[Any]]:
         """The lines of clients.csv, by column: one entry per evaluated client, None where there is no figure."""
-        ids, clients = self.evaluation.ids, self.client_table
-        numbers = ids.tolist()
+        ids, numbers, clients = self.evaluation.ids, self.evaluation.ids.tolist(), self.client_table
         columns: dict[str, list[Any]] = {
-            "algorithm": [self.label] * len(numbers),
-            "seed": [self.seed] * len(numbers),
-            "client": [clients.names[k] for k in numbers],
-            "n_train": clients.n_train[ids].tolist(),
-            "n_test": clients.n_test[ids].tolist(),
-            "took_part": took_part(self.evaluation).tolist(),
-        }
+            "algorithm": [self.label] * len(numbers), "seed": [self.seed] * len(numbers),
+            "client": [clients.names[k] for k in numbers], "n_train": clients.n_train[ids].tolist(),
+            "n_test": clients.n_test[ids].tolist(), "took_part": took_part(self.evaluation).tolist(),
+        }  # fmt: skip
         for kind, score in (("personal", self.evaluation.personal), ("server", self.evaluation.server_model)):
             columns[f"{kind}_accuracy"] = _per_example(score, "correct", len(numbers))
             columns[f"{kind}_loss"] = _per_example(score, "loss", len(numbers))
@@ -139,19 +135,13 @@ class RunOutcome:
         """Record as `kinfed.records.load_run` would read it from a folder."""
         about = run_versions()
         return RunRecord(
-            path=Path(),
-            label="this run",
-            config=storage.plain(self.config.dump()),
-            version=about["kinfed"],
-            versions=about["versions"],
-            fingerprint="",
-            trials=tuple(result.record() for result in self.results),
+            path=Path(), label="this run", config=storage.plain(self.config.dump()), version=about["kinfed"],
+            versions=about["versions"], fingerprint="", trials=tuple(result.record() for result in self.results),
             federations={} if self.describe is None else {seed: self.describe(seed) for seed in self.config.seeds},
             baselines={baseline.seed: baseline for baseline in self.baselines},
             curves={(one.label, one.seed): one.curves for one in self.results if one.curves is not None},
-            parameters=self.task.num_params,
-            results=tuple(self.results),
-        )
+            parameters=self.task.num_params, results=tuple(self.results),
+        )  # fmt: skip
 
     def result(self, label: str | None = None, seed: int | None = None) -> MethodResult:
         """The result of a method (the only one where none is named) and seed (the first)."""
@@ -185,11 +175,9 @@ class RunOutcome:
 
     def _pipeline(self, module: nn.Module, result: MethodResult, **about: str) -> ModelPipeline:
         model = self.config.model
-        name = model.name if self.own_model is None else self.own_model
+        about |= {"algorithm": result.label, "seed": str(result.seed), "model": self.own_model or model.name}
         inputs = ModelInputs.of_federation(self.federations[result.seed], model.options)
-        return ModelPipeline(
-            module.eval(), inputs, about | {"algorithm": result.label, "seed": str(result.seed), "model": name}
-        )
+        return ModelPipeline(module.eval(), inputs, about)
 
 
 AnySummary = TypeVar("AnySummary", bound=FinalRecord)

@@ -1,8 +1,6 @@
 """Before the first round: settings that algorithms, model, data or machine do not admit are refused, and a reader gets
 notes on data, sample of clients and privacy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from kinfed.algorithms import check_algorithm_settings, prepare_data
@@ -12,9 +10,8 @@ from kinfed.engine import METRICS, would_compile
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.pools import physical_memory
 from kinfed.privacy import check_public, check_statistics
-from kinfed.runs.build import local_examples
-from kinfed.runs.run_inputs import RunInputs
-from kinfed.runs.stage_factory import StageFactory
+from kinfed.runs.loop_factory import StageFactory
+from kinfed.runs.run_inputs import RunInputs, local_examples
 
 OUTPUT_COPIES = 5  # of all outputs: what judging them holds at once (measured: 4.5 with 20,000 classes)
 
@@ -148,13 +145,9 @@ def run_notes(inputs: RunInputs) -> list[str]:
     config, seed = inputs.config, inputs.config.seeds[0]
     data, privacy, user_privacy = inputs.federation(seed), config.privacy, config.user_privacy
     notes = [
-        *left_out_notes(inputs),
-        *([] if config.preset is None else config.preset.notes()),
-        *data.notes,
-        _note_on_rare_classes(inputs, seed),
-        _note_on_calls(inputs, data.num_clients),
-        _note_on_sample(inputs, seed),
-    ]
+        *left_out_notes(inputs), *([] if config.preset is None else config.preset.notes()), *data.notes,
+        _note_on_rare_classes(inputs, seed), _note_on_calls(inputs, data.num_clients), _note_on_sample(inputs, seed),
+    ]  # fmt: skip
     if config.backend == "auto" and would_compile(inputs.task(), local_examples(config, data)):
         notes.append(MISSING_NUMBA)
     if privacy is not None:

@@ -1,30 +1,54 @@
 """Inputs of a run: each seed's data, the model and the algorithms, made once and shared by all."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import re
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kinfed.algorithms import AnyAlgorithm, Local, make_algorithm
 from kinfed.config import RunConfig, split_choice
-from kinfed.data import Features, Federation, example_weights, features_digest, fold_of_federation
-from kinfed.engine import Builder, FrozenPrefix, ModuleTask, frozen_prefix
+from kinfed.core import option_types
+from kinfed.data import (
+    Features,
+    Federation,
+    Problem,
+    Resplit,
+    example_weights,
+    features_digest,
+    fold_of_federation,
+    make_federation,
+)
+from kinfed.data.sources import SOURCES, is_table, load_source, names_clients
+from kinfed.engine import (
+    METRICS,
+    Builder,
+    FrozenPrefix,
+    ModuleTask,
+    build_model,
+    frozen_prefix,
+    make_objective,
+    make_task,
+    own_model,
+    parse_patterns,
+)
 from kinfed.errors import ConfigError
 from kinfed.records import FUSED_CONTENT
-from kinfed.runs.build import build_federation, build_task, example_batch, local_examples
+
+DEFAULT_CLIENTS = 20
+DEFAULT_PARTITION = "dirichlet"
+COLUMNS = ("client_column", "label_column", "group_column", "split_column", "weight_column", "columns")
 
 
 class RunInputs:
     """Data, model and algorithms of a configuration, made when they are first asked for.
 
     `federation` replaces the configuration's data set and `model` its network; `fold` is the number of the fold, where
-    the run is a cross-validation. `left_out` says of the algorithms that
-    "all" names which cannot run here, and why."""
+    the run is a cross-validation. `left_out` says of the algorithms that "all" names which cannot run here, and why."""
 
     def __init__(
         self, config: RunConfig, federation: Federation | None = None, model: Builder | None = None, fold: int = 0
@@ -62,8 +86,7 @@ class RunInputs:
         return algorithms
 
     def narrow(self, config: RunConfig) -> None:
-        """Go on with fewer algorithms; data are made again where they now need no validation or public
-        examples."""
+        """Go on with fewer algorithms; data are made again where they now need no validation or public examples."""
         shares = self.validation_share(), self.public_share()
         self.config = config
         self.algorithms = {label: self.algorithms[label] for label in config.algorithms}
@@ -131,27 +154,27 @@ class RunInputs:
 
     def validation_share(self) -> float:
         """Share of training rows, where the data have no validation rows of their own."""
-        if self.config.validation != "auto":
-            return self.config.validation
-        return 0.2 if any("needs validation" in a.traits for a in self.algorithms.values()) else 0.0
+        return self._share(self.config.validation, 0.2, "needs validation")
 
     def public_share(self) -> float:
         """Share of training rows, where the data have no public rows of their own."""
-        if self.config.public != "auto":
-            return self.config.public
-        return 0.1 if any("needs public data" in a.traits for a in self.algorithms.values()) else 0.0
+        return self._share(self.config.public, 0.1, "needs public data")
+
+    def _share(self, chosen: Any, usual: float, trait: str) -> float:
+        if chosen != "auto":
+            return float(chosen)
+        return usual if any(trait in algorithm.traits for algorithm in self.algorithms.values()) else 0.0
 
     def task(self) -> ModuleTask:
-        if self._task is not None:
-            return self._task
-        data = self.federation(self.config.seeds[0])
-        # Ray's workers move their copy to a GPU; the server computes here. There are no compiled loops for GPUs.
-        on_workers = self.config.ray_gpus > 0
-        self._task = build_task(
-            self.config, data.features.shape, data.problem, build=self._own_model,
-            device=check_device("cpu" if on_workers else self.config.device), example=example_batch(data),
-            examples=0 if on_workers else local_examples(self.config, data),
-        )  # fmt: skip
+        if self._task is None:
+            data = self.federation(self.config.seeds[0])
+            # Ray's workers move their copy to a GPU; the server computes here. There are no compiled loops for GPUs.
+            on_workers = self.config.ray_gpus > 0
+            self._task = build_task(
+                self.config, data.features.shape, data.problem, build=self._own_model,
+                device=check_device("cpu" if on_workers else self.config.device), example=example_batch(data),
+                examples=0 if on_workers else local_examples(self.config, data),
+            )  # fmt: skip
         return self._task
 
     def training_parts(self, seed: int, algorithm: AnyAlgorithm) -> tuple[ModuleTask, Federation]:
@@ -184,8 +207,8 @@ class RunInputs:
         if count is None or count >= data.num_clients:
             return None
         if seed not in self._evaluated:
-            rounds = range(self.config.warm_start + 1, self.config.warm_start + self.config.rounds + 1)
-            self._evaluated[seed] = self.config.schedule.evaluated(seed, rounds, data.num_clients, count)
+            rounds, schedule = self.config.round_numbers, self.config.schedule
+            self._evaluated[seed] = schedule.evaluated(seed, rounds, data.num_clients, count)
         return self._evaluated[seed]
 
 
@@ -201,8 +224,7 @@ def _outline(task: ModuleTask) -> str:
 
 
 def _foreign_source(kind: type) -> str | None:
-    """The source of an algorithm that is not kinfed's own (of which the version is written down); None where there is
-    no file of it, as for a class typed in a shell."""
+    """The source of an algorithm that is not kinfed's own; None where there is no file of it, as in a shell."""
     if kind.__module__.partition(".")[0] == "kinfed":
         return None
     try:
@@ -220,3 +242,76 @@ def check_device(name: str) -> torch.device:
         first = str(error).splitlines()[0]
         raise ConfigError(f"device {name!r} is not available here ({first}); use --device cpu") from error
     return device
+
+
+def build_federation(config: RunConfig, seed: int, fold: int = 0) -> Federation:
+    """The clients of a run: a saved federation's folder, a user's table, or a named data set, shared out; with `folds`
+    in that fold of its cross-validation."""
+    name, source_options = config.dataset.name, dict(config.dataset.options)
+    columns = {column: getattr(config, column) for column in COLUMNS if getattr(config, column) is not None}
+    if config.task != "auto":
+        columns["task"] = config.task
+    if (Path(name) / "federation.json").is_file():
+        _refuse(columns, f"{name} is a saved federation")
+        saved = Federation.load(Path(name))
+        return saved if config.folds is None else fold_of_federation(saved, config.folds, fold, seed)
+    names_columns = name in SOURCES and "columns" in option_types(SOURCES[name].options)
+    if is_table(name) or (names_columns and columns.keys() <= {"columns", "task"}):
+        source_options |= columns
+    else:
+        _refuse(columns, f"it is for a table of your own, and {name!r} is not one")
+    source = load_source(name, config.data, seed, source_options)
+    partition = partition_name(config)
+    clients = config.clients if partition == "column" else config.clients or DEFAULT_CLIENTS
+    options = {} if config.partition is None else config.partition.options
+    resplit = Resplit(config.folds, fold) if config.stratify or config.folds is not None else None
+    return make_federation(source, partition, clients, options, seed, resplit=resplit)
+
+
+def partition_name(config: RunConfig) -> str:
+    """The partition of a configuration: the one named, the data's own clients, or uneven shares of every class."""
+    if config.partition is not None:
+        return config.partition.name
+    own = names_clients(config.dataset.name) or config.client_column or "client_column" in config.dataset.options
+    return "column" if own else DEFAULT_PARTITION
+
+
+def build_task(
+    config: RunConfig, shape: tuple[int, ...], problem: Problem, *, build: Builder | None = None,
+    device: torch.device | str = "cpu", example: Tensor | None = None, examples: float = 0,
+) -> ModuleTask:  # fmt: skip
+    """The task of a configuration's model (or of the module that `build` makes) for examples of this shape; it is tried
+    on an `example` batch at once, where there is one. `examples` are those of all local steps together."""
+    name, options, outputs = config.model.name, config.model.options, problem.outputs
+    METRICS.headline(problem, config.metric)  # refuses a metric that is not the problem's
+    task = make_task(
+        (lambda: build_model(name, shape, outputs, options)) if build is None else own_model(build, shape, outputs),
+        backend=config.backend, device=device, frozen=parse_patterns(config.frozen), example=example, shape=shape,
+        batch=config.batch, outputs=outputs, objective=make_objective(problem, config.loss, config.huber_delta),
+        examples=examples,
+    )  # fmt: skip
+    task.problem, task.metric = problem, config.metric
+    return task
+
+
+def local_examples(config: RunConfig, data: Federation) -> float:
+    """Examples in all local steps of a run, on average over who takes part: those of one loop for every method."""
+    count, training = data.train.count, config.training
+    a_round = float((training.num_steps(count) * count.clamp_max(training.batch)).to(torch.float64).mean())
+    active = config.schedule.size(data.num_clients)
+    return a_round * active * config.rounds * len(config.algorithms) * len(config.seeds)
+
+
+def example_batch(data: Federation) -> Tensor:
+    """[2, ...] a few examples to try a model on; of tokens, one with the largest, which an embedding must know."""
+    features, numbers = data.features, torch.arange(min(len(data.features), 2))
+    if features.raw.dtype == torch.int64 and features.vectors is None and len(numbers) == 2:
+        largest = int(features.raw.flatten(1).amax(1).argmax())
+        numbers = torch.tensor([0, largest or 1])
+    return features.gather(numbers)
+
+
+def _refuse(columns: dict[str, Any], reason: str) -> None:
+    if columns:
+        option = "--" + next(iter(columns)).replace("_", "-")
+        raise ConfigError(f"{option} does not apply: {reason}")

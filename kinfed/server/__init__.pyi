@@ -1,9 +1,9 @@
 from kinfed.server.async_loop import AsyncLoop as AsyncLoop
-from kinfed.server.clock import CLOCKS as CLOCKS
-from kinfed.server.clock import Clock as Clock
-from kinfed.server.clock import Speeds as Speeds
-from kinfed.server.clock import gradients_per_round as gradients_per_round
 from kinfed.server.loop import Loop as Loop
 from kinfed.server.loop import RoundReport as RoundReport
 from kinfed.server.participation import Participation as Participation
+from kinfed.server.schedule import CLOCKS as CLOCKS
+from kinfed.server.schedule import Clock as Clock
 from kinfed.server.schedule import Schedule as Schedule
+from kinfed.server.schedule import Speeds as Speeds
+from kinfed.server.schedule import gradients_per_round as gradients_per_round

@@ -53,14 +53,9 @@ class AsyncLoop(Loop):
     """A loop whose stages include `Staleness`, and whose schedule has a clock."""
 
     def __init__(
-        self,
-        algorithm: Algorithm[Any, Any, Any, Any],
-        task: Task,
-        pool: Pool,
-        population: Population,
-        schedule: Schedule,
-        stages: Iterable[Stage],
-    ) -> None:
+        self, algorithm: Algorithm[Any, Any, Any, Any], task: Task, pool: Pool, population: Population,
+        schedule: Schedule, stages: Iterable[Stage],
+    ) -> None:  # fmt: skip
         super().__init__(algorithm, task, pool, population, schedule, stages)
         staleness = self.stages.find(Staleness)
         if staleness is None or schedule.clock is None:
@@ -108,7 +103,8 @@ class AsyncLoop(Loop):
         if len(updates.ids):
             self.server = self.algorithm.aggregate(self.server, updates.ids, updates.rows, info)
         self.completed += 1
-        self._forget_versions()
+        needed = set(self._flight.version.tolist())
+        self._versions = {version: server for version, server in self._versions.items() if version in needed}
         return self._report(updates, began, len(arrived.ids) + dropped, sum(sent), staleness=staleness)
 
     def _fill(self, sent: list[int]) -> None:
@@ -120,9 +116,8 @@ class AsyncLoop(Loop):
         if not len(self._flight.ids):
             ids = self.schedule.active(seed, version + 1, clients)  # whom a synchronous round would call
         else:
-            free = torch.ones(clients, dtype=torch.bool)
-            free[self._flight.ids] = False
-            idle = free.nonzero().squeeze(1)
+            everyone = torch.arange(clients)
+            idle = everyone[~torch.isin(everyone, self._flight.ids)]
             ids = idle[rng.choose(rng.fold(rng.root(seed, "asynchronous start"), self._starts), len(idle), places)]
         self._starts = self._starts + 1
         self._versions.setdefault(version, self.server)
@@ -160,17 +155,10 @@ class AsyncLoop(Loop):
         assert models is not None  # checked
         return models.models[0]
 
-    def _forget_versions(self) -> None:
-        needed = set(self._flight.version.tolist())
-        self._versions = {version: server for version, server in self._versions.items() if version in needed}
-
     def state(self) -> dict[str, Tensor]:
         flight = {f"async.flight.{name}": tensor.clone() for name, tensor in self._flight.named().items()}
-        versions = {
-            f"async.server.{version}.{name}": tensor
-            for version, server in self._versions.items()
-            for name, tensor in server.named().items()
-        }
+        servers = {f"async.server.{version}": server.named() for version, server in self._versions.items()}
+        versions = {f"{prefix}.{name}": tensor for prefix, one in servers.items() for name, tensor in one.items()}
         counts = {"async.starts": self._starts, "async.last_number": self._last_number.clone()}
         return super().state() | flight | versions | counts
 
@@ -182,9 +170,8 @@ class AsyncLoop(Loop):
             self._starts, self._last_number = own["starts"], own["last_number"].clone()
             servers = below(own, "server.")
             versions = set(self._flight.version.tolist())  # by these: a server without a state has no tensors
-            self._versions = {
-                version: self.server.like(below(servers, f"{version}.")).to(self.task.device) for version in versions
-            }
+            models = {version: self.server.like(below(servers, f"{version}.")) for version in versions}
+            self._versions = {version: server.to(self.task.device) for version, server in models.items()}
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"the checkpoint does not hold the clients at work of this run: {error}") from error
 

@@ -1,7 +1,5 @@
 """The server loop: one method, one seed, any pool. Everything that crosses it is a counted message."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -48,17 +46,10 @@ class Loop:
     """
 
     def __init__(
-        self,
-        algorithm: Algorithm[Any, Any, Any, Any],
-        task: Task,
-        pool: Pool,
-        population: Population,
-        schedule: Schedule | None = None,
-        stages: Iterable[Stage] = (),
-    ) -> None:
-        self.algorithm = algorithm
-        self.task = task
-        self.pool = pool
+        self, algorithm: Algorithm[Any, Any, Any, Any], task: Task, pool: Pool, population: Population,
+        schedule: Schedule | None = None, stages: Iterable[Stage] = (),
+    ) -> None:  # fmt: skip
+        self.algorithm, self.task, self.pool = algorithm, task, pool
         self.schedule = schedule or Schedule(population.participation)
         # The schedule decides participation; the algorithm is told what happens.
         self.population = replace(population, participation=self.schedule.participation)
@@ -153,8 +144,7 @@ class Loop:
         return updates
 
     def _taken(self, server: Tree, updates: Updates, info: RoundInfo) -> tuple[Tree, Updates]:
-        """The server after these updates, and what it took of them. States of the clients whose updates it did not take
-        stay as they were."""
+        """The server after these updates, and what it took of them; states of other clients stay as they were."""
         updates = self.stages.at_server(updates, info)
         self.pool.commit(updates.ids)
         if updates.mean is not None:
@@ -167,18 +157,12 @@ class Loop:
     def _report(self, updates: Updates, began: float, active: int, bytes_down: int, **more: Any) -> RoundReport:
         before_down, before_up = self.population.exchanged if self.completed == self.first_round else (0, 0)
         return RoundReport(
-            round=self.completed,
-            seconds=time.perf_counter() - began,
-            active=active,
-            dropped=active - len(updates.ids),
-            bytes_down=before_down + bytes_down + updates.nbytes_down,
-            bytes_up=before_up + updates.nbytes,
+            round=self.completed, seconds=time.perf_counter() - began, active=active, dropped=active - len(updates.ids),
+            bytes_down=before_down + bytes_down + updates.nbytes_down, bytes_up=before_up + updates.nbytes,
             rejected=sorted(updates.refused),
-            reasons={client: reason for client, reason in updates.refused.items() if reason},
-            note=updates.note,
-            clock=self._time(),
-            **more,
-        )
+            reasons={client: reason for client, reason in updates.refused.items() if reason}, note=updates.note,
+            clock=self._time(), **more,
+        )  # fmt: skip
 
     def _time(self) -> float | None:
         return None if self.clock is None else self.now
@@ -196,14 +180,12 @@ class Loop:
         return RoundInfo(number - self.first_round + 1, self.population, self.task.trainable, plain)
 
     def rounds(self, count: int) -> Iterator[RoundReport]:
-        """`count` more rounds, one at a time."""
         for _ in range(count):
             yield self.round()
 
     @threads.one_thread()
     def evaluate(self, split: str = "test", *, keep_models: bool = False) -> Evaluation:
-        """Clients' personal models and the server's models, on one split: of all clients, or of those that the loop
-        was told to evaluate. Training state is untouched."""
+        """Personal models and the server's on one split, of all clients or those to evaluate. Changes no state."""
         ids = self.schedule.evaluates
         ids = torch.arange(self.population.num_clients) if ids is None else ids
         server, _ = self.algorithm.plan(self.server, ids, self._info(self.completed + 1))
@@ -211,13 +193,9 @@ class Loop:
         with ExitStack() as around:
             records = [around.enter_context(stage.evaluating()) for stage in self.stages]
             evaluation = self.pool.evaluate(
-                ids,
-                lambda who: self.algorithm.download(server, who),
-                self.completed,
-                split=split,
-                server_model=None if models is None else models.rows,
-                keep_models=keep_models,
-            )
+                ids, lambda who: self.algorithm.download(server, who), self.completed, split=split,
+                server_model=None if models is None else models.rows, keep_models=keep_models,
+            )  # fmt: skip
             _join(records, evaluation.record)
         return replace(evaluation, took_part=self.took_part[evaluation.ids])
 
@@ -243,11 +221,9 @@ class Loop:
         known = ("server.", "clients.", *(f"{stage.name}." for stage in self.stages))
         if strange := [name for name in tensors if name not in (_TOOK_PART, _NOW) and not name.startswith(known)]:
             raise CheckpointError(f"a checkpoint of a method holds no {sorted(strange)[0]}; was it written by kinfed?")
-        server = below(tensors, "server.")
-        if server.keys() != self.server.named().keys():
-            raise CheckpointError(
-                f"server state has fields {sorted(server)}; the method keeps {sorted(self.server.named())}"
-            )
+        server, kept = below(tensors, "server."), self.server.named()
+        if server.keys() != kept.keys():
+            raise CheckpointError(f"server state has fields {sorted(server)}; the method keeps {sorted(kept)}")
         self.server = self.server.like(server).to(self.task.device)
         self.pool.load(below(tensors, "clients."))
         for stage in self.stages:

@@ -1,7 +1,5 @@
 """Settings of participation in a round. Also settings of a run: this file needs no torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from kinfed.core import check_options, option

@@ -1,16 +1,75 @@
-"""The schedule of rounds: which clients take part, drop out or are slow."""
+"""The schedule of rounds: which clients take part, drop out or are slow; and a clock for simulations: how long clients
+of different speed take for their work and their messages.
 
-from __future__ import annotations
+    seconds of client k = g_k · step_seconds · c_k · j + (bytes down + up) / (bandwidth · b_k),
+    c_k = exp(spread · z),   b_k = exp(bandwidth_spread · z),   j = exp(jitter · z),      z ~ N(0, 1)
+
+g_k is the number of gradients of a round, as the method declares them (Ditto takes two for each step); c_k and b_k are
+the client's own for the whole run, j is drawn anew each time. All are hashes of the seed and the client, so that
+methods of a seed meet the same clients, and synchronous and asynchronous rounds can be compared over simulated time.
+
+A synchronous round takes as long as the slowest client whose update it waits for; the server's own work takes no time.
+"""
 
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from kinfed.core import rng
-from kinfed.server.clock import Clock
+from kinfed.algorithms import AnyAlgorithm
+from kinfed.core import Registry, check_options, option, rng
 from kinfed.server.participation import Participation
 from kinfed.updates import ClientSampling
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """How fast clients are. Its fields are its options."""
+
+    step_seconds: float = option(0.1, "seconds of a gradient on a batch at the median client", ge=0)
+    spread: float = option(1.0, "of clients' computing speeds: standard deviation of their logarithm", ge=0, le=5)
+    bandwidth: float = option(1e6, "bytes per second, both ways, at the median client", gt=0)
+    bandwidth_spread: float = option(1.0, "of clients' bandwidths: standard deviation of their logarithm", ge=0, le=5)
+    jitter: float = option(0.0, "the same for a factor on computing that is drawn for every round", ge=0, le=5)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+CLOCKS: Registry[type[Speeds]] = Registry("clock")
+CLOCKS.register("lognormal", Speeds, summary="clients whose computing and bandwidth differ, lognormally")
+CLOCKS.register(
+    "equal", Speeds, summary="clients that are all as fast", preset={"spread": 0.0, "bandwidth_spread": 0.0}
+)
+
+
+def gradients_per_round(algorithm: AnyAlgorithm, count: Tensor) -> Tensor:
+    """[K] float64: gradients on batches that clients with `count` examples take in a round, as the method declares them
+    to privacy; one for each local step where it declares none."""
+    profile = algorithm.privacy(count)
+    if profile is None or not profile.per_round:
+        return algorithm.training.num_steps(count).double()
+    return torch.stack([k * batches.double() for k, batches in profile.per_round.items()]).sum(0)
+
+
+@dataclass(frozen=True)
+class Clock:
+    speeds: Speeds
+    gradients: Tensor  # [K] of a round
+    seed: int
+
+    def seconds(self, ids: Tensor, number: Tensor | int, nbytes: float, effort: Tensor | None = None) -> Tensor:
+        """[n] float64: duration of these clients' round `number`, with messages of `nbytes` bytes together."""
+        speeds = self.speeds
+        work = self.gradients[ids] * speeds.step_seconds * torch.exp(speeds.spread * self._normal("speed", ids))
+        if speeds.jitter:
+            work = work * torch.exp(speeds.jitter * self._normal("jitter", ids, number))
+        if effort is not None:
+            work = work * effort
+        return work + nbytes / (speeds.bandwidth * torch.exp(speeds.bandwidth_spread * self._normal("bandwidth", ids)))
+
+    def _normal(self, purpose: str, ids: Tensor, number: Tensor | int = 0) -> Tensor:
+        return rng.normal(rng.fold(rng.root(self.seed, f"clock {purpose}"), number, ids), 1).squeeze(1)
 
 
 @dataclass(frozen=True)
@@ -26,8 +85,7 @@ class Schedule(Participation):
         return max(int(self.participation * num_clients + 1e-9), 1)  # 0.29 * 100 is 28.999... in floating point
 
     def active(self, seed: int, round: int, num_clients: int) -> Tensor:
-        """Ids in ascending order: max(floor(C K), 1) of them, uniformly without replacement; with Poisson sampling
-        any number of them, also none."""
+        """Ids, ascending: max(floor(C K), 1), uniformly without replacement; by Poisson any number, also none."""
         key = rng.fold(rng.root(seed, "sampling"), round)
         if self.sampling == "poisson":
             ids = torch.arange(num_clients)
@@ -47,9 +105,8 @@ class Schedule(Participation):
         called: Tensor = torch.unique(torch.cat([self.active(seed, number, num_clients) for number in rounds]))
         if len(called) >= count:
             return called[rng.choose(key, len(called), count)]
-        is_called = torch.zeros(num_clients, dtype=torch.bool)
-        is_called[called] = True
-        others = (~is_called).nonzero().squeeze(1)
+        everyone = torch.arange(num_clients)
+        others = everyone[~torch.isin(everyone, called)]
         more = others[rng.choose(key, len(others), count - len(called))]
         ids: Tensor = torch.cat([called, more]).sort().values
         return ids

@@ -3,9 +3,9 @@
 A run folder holds all personal models of a method as one matrix [K, P] and, in model.json, the name and shape of
 every parameter in a row; together they give a state dict for plain PyTorch.
 
-A row of FedEM is a mixture (engine.mixture): its state dict has the K models as components.0 ..., and their weights as
-pi, and fits a kinfed.engine.personal.mixture.MixtureModule. That of a model with an extension (engine.extended) has the
-model's parameters under "model." and the rest as "extra", and fits an ExtendedModule.
+A row of FedEM is a mixture (kinfed.engine.personal.personal_models): its state dict has the K models as components.0
+..., and their weights as pi, and fits a MixtureModule. That of a model with an extension has the model's parameters
+under "model." and the rest as "extra", and fits an ExtendedModule.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ class Exported:
 
 
 def save_layout(folder: Path, name: str, task: ModuleTask) -> None:
-    """Write model.json once per run and, where the module has any, what is not in its rows: frozen parameters and
-    constant buffers."""
+    """Write model.json once per run and, where there are any, frozen parameters and constant buffers."""
     layers = [{"name": layer.name, "shape": list(layer.shape)} for layer in task.slots]
     aliases = task.aliases()
     layout = {
@@ -81,8 +80,11 @@ def export_model(
     name = storage.file_name(f"{run.algorithm}-{run.seed}-{client or 'server'}", any_letters=True)
     path = out or Path(f"{name}.safetensors")
     storage.write_tensors(path, tensors, about)
-    trained = about.get("took_part", str(True)) == str(True)
-    note = "" if trained else f"; {_without_training(run.models)}"
+    note = ""
+    if about.get("took_part", str(True)) != str(True):
+        note = "; the client took part in no round" + (
+            ", so nothing of its own is in this model" if run.models.server is None else ": this is the server's model"
+        )
     return Exported(path, f"{about['model']}, {run.models.personal.shape[1]} parameters" + note)
 
 
@@ -127,10 +129,3 @@ class TrainedModels:
         inputs = ModelInputs.of_description(self.run.description(self.seed), self.run.config.model.options).to_json()
         model = self.run.layout()["model"]
         return {"algorithm": self.algorithm, "seed": str(self.seed), "model": model, "inputs": inputs}
-
-
-def _without_training(models: Models) -> str:
-    """Sentence on the model of a client that took part in no round."""
-    if models.server is None:
-        return "the client took part in no round, so nothing of its own is in this model"
-    return "the client took part in no round: this is the server's model"

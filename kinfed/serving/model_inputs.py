@@ -51,21 +51,15 @@ class ModelInputs:
 
     @classmethod
     def of_federation(cls, data: Federation, options: Mapping[str, Any]) -> ModelInputs:
-        """Inputs of a run in memory."""
         features, learnt = data.features, data.preprocessing
         mean, std = (features.mean, features.std) if learnt is None else (None, None)
         text = TextInput.of_options(data.description.get("dataset_options", {}))
         return cls(features.shape, data.problem, features.is_tokens, mean, std, learnt, text, options)
 
     def to_json(self) -> str:
-        scale = {name: None if value is None else value.tolist() for name, value in
-                 (("mean", self.mean), ("std", self.std))}  # fmt: skip
-        plain = {
-            "shape": list(self.shape),
-            "problem": self.problem.to_json(),
-            "tokens": self.tokens,
-            "options": self.options,
-        }
+        scale = {name: None if t is None else t.tolist() for name, t in (("mean", self.mean), ("std", self.std))}
+        shape, problem = list(self.shape), self.problem.to_json()
+        plain = {"shape": shape, "problem": problem, "tokens": self.tokens, "options": self.options}
         learnt = None if self.preprocessing is None else self.preprocessing.to_json()
         text = None if self.text is None else asdict(self.text)
         return json.dumps({**plain, **scale, "preprocessing": learnt, "text": text})

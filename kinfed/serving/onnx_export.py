@@ -1,6 +1,6 @@
 """A model as an ONNX file, for runtimes without Python: raw rows in, probabilities out.
 
-    inputs   of a table one per column, as they stand in it (kinfed.serving.onnx_columns); of all other data "features"
+    inputs   of a table one per column, as they stand in it (below); of all other data "features"
              [rows, ...]: examples before scaling, float32 or int64
     output   "probabilities" [rows, C], or of a regression "prediction" [rows] in the target's own unit
 
@@ -8,38 +8,51 @@ The file's metadata say what belongs to it: `classes`, `features` (what columns 
 (the whole of it, as in kinfed's own files) and all that the model says of itself. PyTorch's exporter (torch.onnx, by
 onnxscript) writes scaling and network, the helpers of the package onnx what columns become; nothing is checked with a
 runtime here.
-"""
 
-from __future__ import annotations
+The columns of a table inside an ONNX graph: raw cells in, what a network is fed out.
+
+    number     float64 [rows, 1]     NaN is a missing cell; false and true are 0 and 1
+    date       float64 [rows, 1]     days since 1970-01-01, with the time of day as a fraction; NaN is a missing cell
+    category   text [rows, 1]        "" is a missing cell; numbers and dates that are categories as in the table
+    text       float32 [rows, 32]    `ModelPipeline.encode` hashes words by BLAKE2b, which ONNX does not know
+
+The graph is what kinfed.data.preprocessing.encodings does, in the standard operators and, for categories, LabelEncoder
+of ai.onnx.ml, which runtimes for classical models have. Inputs are called as their columns. Texts are compared as they
+are: trim blanks around them first. All inputs are needed; a column that a table lacks is one of missing cells.
+"""
 
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import pi
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from kinfed.core import storage
-from kinfed.data import Problem
+from kinfed.data import Problem, TablePreprocessing, encodings
 from kinfed.errors import ConfigError, ModelError
 from kinfed.serving.pipeline import ModelPipeline
 
 try:
     import onnxscript  # noqa: F401  # what torch's exporter is made with
-
-    from kinfed.serving.onnx_columns import with_columns
+    from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, compose, helper, numpy_helper
 except ImportError as error:
     raise ConfigError(
         "ONNX files need the packages onnx and onnxscript, which are not installed: pip install 'kinfed[onnx]'"
     ) from error
 
+ML = "ai.onnx.ml"
+ML_VERSION = 2  # the first whose LabelEncoder maps texts to whole numbers
+NETWORK, COLUMNS = "kinfed network/", "kinfed columns/"  # before names inside the graph: no column is called so
+
 
 class _Answer(nn.Module):
-    """Turns outputs of the network into predictions."""
-
     def __init__(self, problem: Problem) -> None:
         super().__init__()
         self.problem = problem
@@ -89,3 +102,99 @@ def _quietly() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+def with_columns(network: ModelProto, learnt: TablePreprocessing) -> ModelProto:
+    """The network, whose only input is what `learnt` encodes, with an input for every column instead."""
+    model = compose.add_prefix(network, NETWORK, rename_outputs=False)
+    (features,) = (one.name for one in model.graph.input)
+    columns = ColumnGraph(learnt, features)
+    names = [one.name for one in (*columns.inputs, *model.graph.output)]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ModelError(f"names in an ONNX graph must be unique, and the column {twice[0]!r} repeats one; rename it")
+    nodes = [*columns.nodes, *model.graph.node]
+    del model.graph.input[:], model.graph.node[:]
+    model.graph.input.extend(columns.inputs)
+    model.graph.node.extend(nodes)
+    model.graph.initializer.extend(columns.constants)
+    model.opset_import.append(helper.make_opsetid(ML, ML_VERSION))
+    return model
+
+
+class ColumnGraph:
+    """The nodes, constants and inputs of all columns; `output` names what they make together."""
+
+    def __init__(self, learnt: TablePreprocessing, output: str) -> None:
+        self.nodes: list[NodeProto] = []
+        self.constants: list[TensorProto] = []
+        self.inputs: list[ValueInfoProto] = []
+        blocks = []
+        for number, one in enumerate(learnt.used):
+            self._prefix = f"{COLUMNS}{number}"
+            if isinstance(one, encodings.NumberEncoding):
+                blocks += self._number(one)
+            elif isinstance(one, encodings.DateEncoding):
+                blocks += self._date(one)
+            elif isinstance(one, encodings.CategoryEncoding):
+                blocks += self._category(one)
+            else:
+                blocks += self._text(one)
+        self._node("Concat", blocks, output=output, axis=1)
+
+    # ---- kinds of columns ----
+
+    def _number(self, one: encodings.NumberEncoding) -> list[str]:
+        cells = self._input(one.name, TensorProto.DOUBLE, 1)
+        parts, missing = [], self._node("IsNaN", [cells])
+        if not one.constant:
+            parts.append(self._float(self._filled(cells, missing, one.mean or 0.0)))
+        return [*parts, *([self._float(missing)] if one.gaps else [])]
+
+    def _date(self, one: encodings.DateEncoding) -> list[str]:
+        cells = self._input(one.name, TensorProto.DOUBLE, 1)
+        missing = self._node("IsNaN", [cells])
+        days = self._filled(cells, missing, one.mean)
+        parts = [self._float(days)]
+        for _, period in one.periods:
+            turns = self._node("Div", [days, self._constant(period)])
+            part = self._node("Sub", [turns, self._node("Floor", [turns])])
+            angle = self._float(self._node("Mul", [part, self._constant(2 * pi)]))
+            for circle in ("Sin", "Cos"):
+                point = self._node(circle, [angle])
+                parts.append(self._node("Where", [missing, self._constant(0.0, np.float32), point]))
+        return [*parts, *([self._float(missing)] if one.gaps else [])]
+
+    def _category(self, one: encodings.CategoryEncoding) -> list[str]:
+        cells = self._input(one.name, TensorProto.STRING, 1)
+        known, missing, other = one.places()
+        names, places = [*known, ""], [*known.values(), missing]
+        place = self._node(
+            "LabelEncoder", [cells], domain=ML, keys_strings=names, values_int64s=places, default_int64=other
+        )
+        every = self._constant(np.arange(len(one.features)), np.int64)
+        return [self._float(self._node("Equal", [place, every]))]
+
+    def _text(self, one: encodings.TextEncoding) -> list[str]:
+        return [self._input(f"{one.name} hash", TensorProto.FLOAT, one.buckets)]
+
+    # ---- parts of the graph ----
+
+    def _filled(self, cells: str, missing: str, value: float) -> str:
+        return self._node("Where", [missing, self._constant(value), cells])
+
+    def _float(self, value: str) -> str:
+        return self._node("Cast", [value], to=TensorProto.FLOAT)
+
+    def _input(self, name: str, kind: int, width: int) -> str:
+        self.inputs.append(helper.make_tensor_value_info(name, kind, ["rows", width]))
+        return name
+
+    def _constant(self, value: Any, kind: Any = np.float64) -> str:
+        name = f"{self._prefix}/constant {len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.asarray(value, kind), name))
+        return name
+
+    def _node(self, operator: str, inputs: Sequence[str], output: str = "", domain: str = "", **options: Any) -> str:
+        output = output or f"{self._prefix}/{operator} {len(self.nodes)}"
+        self.nodes.append(helper.make_node(operator, list(inputs), [output], domain=domain, **options))
+        return output

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,7 @@ class Predictions:
         return ["row", "prediction", "probability", *(f"p_{name}" for name in self.classes)]
 
     def lines(self) -> list[list[str]]:
-        """The row's number (or name), the predicted class, its probability, and the probability of every class; of a
-        regression the predicted number."""
+        """The row's number (or name) and the prediction; of classes also its probability and that of every class."""
         names = [str(number + 1) for number in range(len(self.outputs))] if self.names is None else self.names
         if self.problem.is_regression:
             return [[name, f"{value:.6g}"] for name, value in zip(names, self.outputs.tolist(), strict=True)]
@@ -87,7 +87,6 @@ class Predictions:
         return text.getvalue()
 
     def write(self, path: Path) -> None:
-        """Write the predictions as CSV."""
         storage.write_atomically(path, self.csv_text().encode())
 
 
@@ -187,20 +186,23 @@ class ModelPipeline:
     ) -> ModelPipeline:
         """Make it from a state dict and the facts in a file."""
         inputs = ModelInputs.from_json(about["inputs"], where)
-        if build is None and about["model"] not in MODELS:
+        shape, outputs = inputs.shape, inputs.problem.outputs
+        if build is not None:
+            make = own_model(build, shape, outputs)
+        elif about["model"] in MODELS:
+            make = partial(build_model, about["model"], shape, outputs, inputs.options)
+        else:
             raise ModelError(
                 f"{where} holds a {about['model']}, which is none of kinfed's models; give `build`, the "
                 "function that builds it (ModelPipeline.read, result.personal_model)"
             )
-        shape, outputs = inputs.shape, inputs.problem.outputs
-        if build is None:
-            make = lambda: build_model(about["model"], shape, outputs, inputs.options)  # noqa: E731
-        else:
-            make = own_model(build, shape, outputs)
-        module = _module(make, tensors, where)
-        return cls(
-            module, inputs, {name: text for name, text in about.items() if name not in ("inputs", storage.CHECKSUM)}
-        )
+        module = module_from(make, tensors)
+        try:
+            module.load_state_dict(tensors)
+        except RuntimeError as error:
+            raise ModelError(f"the parameters in {where} do not fit its model: {error}") from None
+        about = {name: text for name, text in about.items() if name not in ("inputs", storage.CHECKSUM)}
+        return cls(module.eval(), inputs, about)
 
     def with_scaling(self) -> nn.Module:
         """The module behind its scaling: it takes encoded rows that are not scaled yet (`encode`)."""
@@ -226,8 +228,7 @@ class _Scaling(nn.Module):
 
 
 def plain_rows(table: Any, ignore: tuple[str, ...], where: str) -> Tensor:
-    """[n, columns] all columns of a table but those to `ignore`, which must be numbers: for models whose training data
-    were arrays without names."""
+    """[n, columns] all columns but those to `ignore`, which must be numbers: for models of arrays without names."""
     names = [name for name in table.column_names if name not in ignore]
     if not names:
         raise DataError(f"{where} has no feature columns left")
@@ -241,12 +242,3 @@ def _numbers(rows: Any, where: str) -> np.ndarray[Any, Any]:
     if array.dtype.kind not in "biuf" or array.ndim < 2 or not array.size:
         raise DataError(f"{where} should hold one row of numbers per example; got {array.dtype} of shape {array.shape}")
     return array if array.dtype == np.uint8 else array.astype(np.float32)
-
-
-def _module(make: Callable[[], nn.Module], tensors: dict[str, Tensor], where: str) -> nn.Module:
-    module = module_from(make, tensors)
-    try:
-        module.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise ModelError(f"the parameters in {where} do not fit its model: {error}") from None
-    return module.eval()

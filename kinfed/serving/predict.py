@@ -4,8 +4,6 @@ predictions = predict(ModelPipeline.read("hospital-a.safetensors"), "new.csv")
 predictions.labels, predictions.probabilities                  [n] names of classes, [n, C]
 """
 
-from __future__ import annotations
-
 import zipfile
 import zlib
 from collections.abc import Callable, Collection
@@ -24,12 +22,9 @@ from kinfed.serving.pipeline import ModelPipeline, Predictions, plain_rows
 
 
 def model_of_run(
-    folder: Path,
-    client: str | None,
-    algorithm: str | None = None,
-    seed: int | None = None,
+    folder: Path, client: str | None, algorithm: str | None = None, seed: int | None = None,
     build: Builder | None = None,
-) -> ModelPipeline:
+) -> ModelPipeline:  # fmt: skip
     """A client's personal model of a finished run, or without a client the server's. `build` makes the module where it
     is not one of kinfed's own."""
     return ModelPipeline.from_parts(*TrainedModels.open(folder, algorithm, seed).parts(client), str(folder), build)
@@ -44,13 +39,9 @@ def server_model_of_run(
 
 
 def predict(
-    model: ModelPipeline,
-    table: Path | str,
-    *,
-    image_column: str | None = None,
-    ignore: tuple[str, ...] | str = (),
+    model: ModelPipeline, table: Path | str, *, image_column: str | None = None, ignore: tuple[str, ...] | str = (),
     name_column: str | None = None,
-) -> Predictions:
+) -> Predictions:  # fmt: skip
     """Predictions for every row of a table (.csv, .parquet, ...), or of x in an .npz file.
 
     Columns are found by their names, in any order; other columns do not matter. `name_column` names the rows. `ignore`
@@ -64,12 +55,9 @@ def predict(
 
 
 def predict_by_client(
-    model_of: Callable[[str | None], ModelPipeline],
-    known: Collection[str],
-    table: Path | str,
-    client_column: str,
+    model_of: Callable[[str | None], ModelPipeline], known: Collection[str], table: Path | str, client_column: str,
     name_column: str | None = None,
-) -> Predictions:
+) -> Predictions:  # fmt: skip
     """Predictions for every row of a table by the model of the client that the row's cell names; `model_of(None)`, the
     server's, predicts for clients that are not `known`."""
     path = Path(table)
@@ -109,7 +97,6 @@ def _texts(rows: pa.Table, column: str, path: Path) -> list[str]:
 def _examples(
     model: ModelPipeline, rows: pa.Table, path: Path, image_column: str | None, ignore: tuple[str, ...] | str
 ) -> Any:
-    """Examples as the model takes them."""
     if image_column is not None or model.inputs.text is not None:
         return load_inputs(path, image_column, model.inputs.text)[0].raw
     if model.inputs.preprocessing is not None:

@@ -1,7 +1,5 @@
 """The common base of the scikit-learn estimators (kinfed.sklearn): rows, training, prediction, adoption."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -10,14 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.base import BaseEstimator
-from sklearn.utils import Tags, _safe_indexing
-from sklearn.utils.validation import (
-    _check_sample_weight,
-    check_consistent_length,
-    check_is_fitted,
-    column_or_1d,
-    validate_data,
-)
+from sklearn.utils import Tags, _safe_indexing, check_consistent_length, column_or_1d
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import nn
 
 from kinfed.config import make_config
@@ -57,36 +49,18 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-lear
     _task: Literal["classification", "regression"]
 
     def __init__(
-        self,
-        algorithm: str = "auto",
-        *,
-        model: str = "mlr",
-        options: Mapping[str, Any] | None = None,
-        rounds: int = 30,
-        steps: int = 20,
-        lr: float = 0.05,
-        trials: int = 1,
-        folds: int = 3,
-        metric: str = "auto",
-        client_column: str | None = None,
-        random_state: int | None = 0,
-    ) -> None:
-        self.algorithm = algorithm
-        self.model = model
-        self.options = options
-        self.rounds = rounds
-        self.steps = steps
-        self.lr = lr
-        self.trials = trials
-        self.folds = folds
-        self.metric = metric
-        self.client_column = client_column
-        self.random_state = random_state
+        self, algorithm: str = "auto", *, model: str = "mlr", options: Mapping[str, Any] | None = None,
+        rounds: int = 30, steps: int = 20, lr: float = 0.05, trials: int = 1, folds: int = 3, metric: str = "auto",
+        client_column: str | None = None, random_state: int | None = 0,
+    ) -> None:  # fmt: skip
+        self.algorithm, self.model, self.options = algorithm, model, options
+        self.rounds, self.steps, self.lr = rounds, steps, lr
+        self.trials, self.folds, self.metric = trials, folds, metric
+        self.client_column, self.random_state = client_column, random_state
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        tags.input_tags.sparse = False
+        tags.input_tags.allow_nan, tags.input_tags.sparse = True, False
         return tags
 
     # ---- fitting ----
@@ -98,10 +72,11 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-lear
         if "" in names:
             raise ValueError(f"row {names.index('')} names no client; every row that trains needs one")
         table = {**self._table(X, labels, weights), CLIENT: names}
-        options = {**self._table_options(weights), "client_column": CLIENT, "task": self._task,
-                   "columns": self._kinds(X)}  # fmt: skip
+        # All columns of an array are numbers; those of a frame are what the rule makes of them.
+        kinds = ",".join(f"x{place}=number" for place in range(X.shape[1])) if isinstance(X, np.ndarray) else ""
+        options = {"client_column": CLIENT, "task": self._task, "columns": kinds}
         try:
-            source = load_sites(table, options, None, self._seed)
+            source = load_sites(table, {**self._table_options(weights), **options}, None, self._seed)
             fitted = self._choose(source) if self.algorithm == "auto" else self._train(source)
         except KinfedError as error:
             raise ValueError(str(error)) from error
@@ -126,9 +101,8 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-lear
         run, server = self._newcomer.run, self._pipelines.get(None)
         try:
             assert run is not None  # of fits in memory
-            rows = newcomer_from_table(
-                run, self._table(X, labels, weights), **self._table_options(weights), test_fraction=0.0
-            )
+            table, options = self._table(X, labels, weights), self._table_options(weights)
+            rows = newcomer_from_table(run, table, **options, test_fraction=0.0)
             model = self._newcomer.model(name, rows, server)
         except KinfedError as error:
             raise ValueError(str(error)) from error
@@ -182,10 +156,6 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-lear
         table = as_table(X)
         return {str(name): table[name] for name in table.column_names}
 
-    def _kinds(self, X: Any) -> str:
-        """All columns of an array are numbers; those of a frame are what the rule makes of them."""
-        return ",".join(f"x{place}=number" for place in range(X.shape[1])) if isinstance(X, np.ndarray) else ""
-
     # ---- prediction ----
 
     def _outputs(self, X: Any, client: Any) -> Array:
@@ -193,9 +163,8 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-lear
         check_is_fitted(self)
         X, client = self._rows(X, client)
         X = self._validated(X, reset=False)
-        columns = self._columns(X)
+        columns, first = self._columns(X), next(iter(self._pipelines.values()))
         rows = len(next(iter(columns.values())))
-        first = next(iter(self._pipelines.values()))
         out = np.empty((rows, first.inputs.problem.outputs))
         for model, mine in self._rows_by_model(client, rows).items():
             part = {name: values.take(mine) for name, values in columns.items()}
@@ -229,17 +198,16 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-lear
 
     def _validated(self, X: Any, y: Any = "no_validation", *, reset: bool, **checks: Any) -> Any:
         """Inputs checked as scikit-learn does; frames stay what they are, with their columns compared."""
-        is_frame = hasattr(X, "columns") or hasattr(X, "column_names")
-        if is_frame:
-            if reset and not len(X):
-                raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
-            validate_data(self, X, reset=reset, skip_check_array=True)
-            if isinstance(y, str):
-                return X
-            y = column_or_1d(y, warn=True)
-            check_consistent_length(X, y)
-            return X, y
-        return validate_data(self, X, y, reset=reset, ensure_all_finite="allow-nan", **checks)
+        if not (hasattr(X, "columns") or hasattr(X, "column_names")):
+            return validate_data(self, X, y, reset=reset, ensure_all_finite="allow-nan", **checks)
+        if reset and not len(X):
+            raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
+        validate_data(self, X, reset=reset, skip_check_array=True)
+        if isinstance(y, str):
+            return X
+        y = column_or_1d(y, warn=True)
+        check_consistent_length(X, y)
+        return X, y
 
 
 def _forward(pipeline: ModelPipeline, module: nn.Module, part: Mapping[str, Any]) -> Array:

@@ -207,8 +207,8 @@ class FittedModels:
     newcomer: Newcomer
 
     def save(self, folder: Path) -> None:
+        storage.make_folder(folder / MODELS_FOLDER / SITES_FOLDER)
         for site, model in self.sites.items():
-            storage.make_folder(site_path(folder, site).parent)
             model.save(site_path(folder, site))
         if self.server is not None:
             self.server.save(server_path(folder))

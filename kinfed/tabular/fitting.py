@@ -7,14 +7,12 @@
     1  a share of every site's rows is set aside as test rows (or those that a column, or the data set, names)
     2  every method of the portfolio is tried with the same number of settings in folds of the other rows (search.py)
     3  every site takes what its validation rows, and those of all others, speak for (decision.py)
-    4  what was taken is fitted on all training rows and measured on the test rows: alone, together, the gain (gains.py)
+    4  what was taken is fitted on all training rows and measured on the test rows: alone, together, the gain
 
 Files: fit.json (the result), fit.html (the page), models/sites/SITE.safetensors and models/server.safetensors
 (`ModelPipeline.read`), runs/ (ordinary run folders of what was fitted: `kinfed report`, `export`, `gain`, `adopt`),
 search/ (finished folds, for --resume) and plan.json (what of them counts).
 """
-
-from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
@@ -33,44 +31,21 @@ from kinfed.newcomers import RunInMemory
 from kinfed.records import JobFolder
 from kinfed.runs import Interrupted, RunOutcome, baseline_name, run
 from kinfed.serving import ModelPipeline
-from kinfed.tabular.decision import FitDecision, decide, only_choice
+from kinfed.tabular.decision import FitDecision, decide, figures_on_test, only_choice, site_records
 from kinfed.tabular.fit_result import RECORD, RUNS, ContenderRecord, FitResult, FittedModels, Newcomer
 from kinfed.tabular.fit_settings import FitSettings
-from kinfed.tabular.gains import SiteFigures, site_records
-from kinfed.tabular.portfolio import ALONE, BASELINE, LOCAL, ONE_MODEL, Contender, methods_of, run_name
-from kinfed.tabular.search import FitObserver, FoldStore, Search, TimeBudget, Tries, method_config
+from kinfed.tabular.portfolio import ALONE, LOCAL, ONE_MODEL, Contender, methods_of, run_name
+from kinfed.tabular.search import FitObserver, FoldStore, Search, TimeBudget, Tries, Unobserved, method_config
 from kinfed.tabular.site_files import load_sites
-from kinfed.tabular.site_outputs import judged_baseline, judged_test, outputs_on_test
 
 PLAN = "plan.json"
 
 
-class Unobserved:
-    """An observer that keeps silent."""
-
-    def begin(self, steps: int) -> None:
-        pass
-
-    def step(self, text: str) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
-
-
 def fit(
-    table: Any,
-    *,
-    out: Path | str | None = None,
-    resume: bool = False,
-    minutes: float | None = None,
-    settings: FitSettings | None = None,
-    data: Path | None = None,
-    page: bool = True,
-    observer: FitObserver | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
-    **options: Any,
-) -> FitResult:
+    table: Any, *, out: Path | str | None = None, resume: bool = False, minutes: float | None = None,
+    settings: FitSettings | None = None, data: Path | None = None, page: bool = True,
+    observer: FitObserver | None = None, should_stop: Callable[[], bool] = lambda: False, **options: Any,
+) -> FitResult:  # fmt: skip
     """A model per site from a table: a CSV or Parquet file, several of them (one per site), a frame, or the name of a
     data set with sites of its own.
 
@@ -105,24 +80,17 @@ class SiteFit:
     measured."""
 
     def __init__(
-        self,
-        source: Source,
-        settings: FitSettings,
-        observer: FitObserver | None = None,
-        should_stop: Callable[[], bool] = lambda: False,
-        test_fraction: float | None = None,
-    ) -> None:
+        self, source: Source, settings: FitSettings, observer: FitObserver | None = None,
+        should_stop: Callable[[], bool] = lambda: False, test_fraction: float | None = None,
+    ) -> None:  # fmt: skip
         self.source, self.settings, self.should_stop = source, settings, should_stop
         self.observer: FitObserver = Unobserved() if observer is None else observer
         share = settings.test_fraction if test_fraction is None else test_fraction
         # Test rows by label: a site with eight rows of a class has two of them among its test rows, and never none.
-        self.data: Federation = make_federation(
-            source, "column", None, {"test_fraction": share}, settings.seed, resplit=Resplit()
-        )
-        self.metric = settings.metric_for(self.data.problem)
-        example_weights.class_weight_table(
-            settings.class_weights, self.data.class_counts(), self.data.problem
-        )  # refuses what is wrong
+        options = {"test_fraction": share}
+        self.data: Federation = make_federation(source, "column", None, options, settings.seed, resplit=Resplit())
+        self.metric, problem = settings.metric_for(self.data.problem), self.data.problem
+        example_weights.class_weight_table(settings.class_weights, self.data.class_counts(), problem)  # refuses wrong
         self.methods = methods_of(settings.algorithms, self.data.num_clients)
 
     def execute(self, folder: Path | None, budget: TimeBudget, page: bool) -> FitResult:
@@ -153,10 +121,8 @@ class SiteFit:
         """Models of all sites, chosen and fitted in memory; nothing is measured on test rows."""
         budget = TimeBudget(None)
         search = self._make_search(FoldStore(None), budget)
-        if self.methods == (LOCAL,) and self.settings.trials == 1:
-            decision = only_choice(search)
-        else:
-            decision = decide(search, search.run(), self.metric)
+        alone = self.methods == (LOCAL,) and self.settings.trials == 1
+        decision = only_choice(search) if alone else decide(search, search.run(), self.metric)
         return self._models(decision, self._fit_all(decision, None, budget))
 
     def _make_search(self, store: FoldStore, budget: TimeBudget) -> Search:
@@ -188,12 +154,10 @@ class SiteFit:
         names = dict.fromkeys(run_name(one, decision.tries[one.name]) for one in decision.fitted)
         for name in sorted(names):
             mine = [one for one in decision.fitted if run_name(one, decision.tries[one.name]) == name]
-            network = decision.tries[mine[0].name].model
+            network, dataset = decision.tries[mine[0].name].model, {"name": self.source.name}
             self.observer.step(f"{', '.join(one.title for one in mine)} on all training rows")
             algorithms = {one.name: {"method": one.method, **decision.tries[one.name].options} for one in mine}
-            config = method_config(
-                self.settings, self.metric.name, network, algorithms, dataset={"name": self.source.name}
-            )
+            config = method_config(self.settings, self.metric.name, network, algorithms, dataset=dataset)
             out = None if folder is None else folder / RUNS / name
             try:
                 result = run(
@@ -211,30 +175,19 @@ class SiteFit:
         return results
 
     def _result(self, tries: Tries, decision: FitDecision, fitted: dict[str, RunOutcome]) -> FitResult:
-        judged = {
-            one.name: judged_test(outputs_on_test(fitted[one.name], one.name, one), self.data)
-            for one in decision.fitted
-        }
-        figures = SiteFigures(self.metric, {**judged, BASELINE: judged_baseline(self.data)})
         data = self.data
+        figures = figures_on_test(self.metric, data, decision, fitted)
         return FitResult(
-            problem=data.problem,
-            metric=self.metric.name,
-            table=self.source.name,
-            settings=self.settings.dump(),
-            trials=tries.trials,
-            left_out=tries.left_out,
+            problem=data.problem, metric=self.metric.name, table=self.source.name, settings=self.settings.dump(),
+            trials=tries.trials, left_out=tries.left_out,
             contenders=tuple(self._contender(one, decision, fitted) for one in decision.contenders),
-            sites=site_records(data, decision, figures),
-            overall=figures.overall(decision.chosen),
+            sites=site_records(data, decision, figures), overall=figures.overall(decision.chosen),
             notes=tuple(data.notes),
             statistics_bytes=fitted[ALONE].federations[self.settings.seed].statistics_bytes[1] // data.num_clients,
             target=self.source.options.get("label_column") or "",
             class_rows=() if data.problem.is_regression else tuple(data.class_counts().sum(0).tolist()),
-            baseline=baseline_name(data.problem),
-            weights=self._weights(),
-            newcomer=decision.newcomer.name,
-        )
+            baseline=baseline_name(data.problem), weights=self._weights(), newcomer=decision.newcomer.name,
+        )  # fmt: skip
 
     def _weights(self) -> str:
         """Which rows count more than others, for readers."""
@@ -254,21 +207,19 @@ class SiteFit:
         )  # fmt: skip
 
     def _models(self, decision: FitDecision, fitted: dict[str, RunOutcome]) -> FittedModels:
-        contenders = {one.name: one for one in decision.contenders}
+        kinds = {one.name: one.model for one in decision.contenders}
+        chosen = dict(zip(self.data.names, decision.chosen, strict=True))
         models = {}
-        for site, name in zip(self.data.names, decision.chosen, strict=True):
-            run_result = fitted[name]
-            if contenders[name].model == "server":
-                model = run_result.server_model(name)
+        for site, name in chosen.items():
+            if kinds[name] == "server":
+                model = fitted[name].server_model(name)
                 assert model is not None  # of FedAvg
-                model = ModelPipeline(model.module, model.inputs, {"client": site, **model.about})
+                models[site] = ModelPipeline(model.module, model.inputs, {"client": site, **model.about})
             else:
-                model = run_result.personal_model(site, name)
-            models[site] = model
+                models[site] = fitted[name].personal_model(site, name)
         server = fitted[ONE_MODEL].server_model(ONE_MODEL) if ONE_MODEL in fitted else None
         one = decision.newcomer
         run = RunInMemory.of_result(fitted[one.name], one.name) if fitted[one.name].folder is None else None
-        chosen = dict(zip(self.data.names, decision.chosen, strict=True))
         return FittedModels(models, server, chosen, Newcomer(one, run))
 
 

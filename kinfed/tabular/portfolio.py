@@ -10,8 +10,6 @@ many there are, a try does not depend on how many follow, and in the same try al
 and weight decay.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -55,12 +53,10 @@ def methods_of(algorithms: Sequence[str] | str, sites: int) -> tuple[str, ...]:
     """The methods to try, alone first; with a single site there is nobody to learn with."""
     if sites == 1:
         return (LOCAL,)
-    if algorithms == "auto":
-        names = list(PORTFOLIO)
-    else:
-        names = [name.strip() for name in algorithms.split(",")] if isinstance(algorithms, str) else list(algorithms)
-        for name in names:
-            ALGORITHMS[name]  # an unknown name is an error that names its like
+    chosen = PORTFOLIO if algorithms == "auto" else algorithms
+    names = [name.strip() for name in chosen.split(",")] if isinstance(chosen, str) else list(chosen)
+    for name in names:
+        ALGORITHMS[name]  # an unknown name is an error that names its like
     return tuple(dict.fromkeys((LOCAL, AVERAGE, *names)))
 
 
@@ -84,10 +80,10 @@ def make_try(number: int, method: str, models: Sequence[str], sites: int, seed: 
     if not models:
         raise ConfigError("fit needs at least one kind of model, such as mlr")
     options = {} if number < len(models) else _drawn(number - len(models), method, seed)
-    space = tuning_space(method)
+    defaults = {doc.name: doc.default for doc in ALGORITHMS[method].describe_options()}
     for name in COUNTS_OF_CLIENTS:
-        if name in space and (entry := _default(method, name)) is not None:
-            options[name] = min(options.get(name, entry), sites)
+        if name in tuning_space(method) and defaults.get(name) is not None:
+            options[name] = min(options.get(name, defaults[name]), sites)
     return Try(number, method, models[number % len(models)], options)
 
 
@@ -116,7 +112,3 @@ def _at(range_: Range, unit: float) -> Any:
     if range_.whole:
         return min(int(low + unit * (high - low + 1)), int(high))
     return float(f"{low * (high / low) ** unit if range_.log else low + unit * (high - low):.3g}")
-
-
-def _default(method: str, name: str) -> Any:
-    return next((doc.default for doc in ALGORITHMS[method].describe_options() if doc.name == name), None)

@@ -13,8 +13,6 @@ Every finished fold of every try is a file (or stays in memory, without a folder
 on where it was.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -30,11 +28,11 @@ from kinfed.config import RunConfig, make_config
 from kinfed.core import rng, storage
 from kinfed.data import Federation, fold_numbers, make_federation, name_keys
 from kinfed.data.sources import Source, take_rows
+from kinfed.engine import task_for
 from kinfed.errors import ConfigError, DataError
-from kinfed.runs import Interrupted, run
+from kinfed.runs import Interrupted, RunOutcome, run
 from kinfed.tabular.fit_settings import FitSettings
 from kinfed.tabular.portfolio import LOCAL, Contender, Try, contenders_of, make_try
-from kinfed.tabular.site_outputs import outputs_on_test
 
 RESERVE = 1.5  # times what the methods took in a fold: kept back for fitting the chosen ones on all training rows
 NEVER = -1  # the fold of a row that always trains
@@ -57,6 +55,14 @@ class FitObserver(Protocol):
 
     def note(self, text: str) -> None:
         """A sentence that a reader should see."""
+
+
+class Unobserved:
+    """An observer that keeps silent."""
+
+    def begin(self, steps: int) -> None: ...
+    def step(self, text: str) -> None: ...
+    def note(self, text: str) -> None: ...
 
 
 @dataclass
@@ -204,7 +210,8 @@ class Search:
         for fold in range(self.settings.folds):
             self.observer.step(f"{method}, try {number + 1} of {self.settings.trials}, fold {fold + 1}")
             if self.store.get((number, method, fold)) is None:
-                self.budget.reserve = self._reserve()
+                fits = sum(len(contenders_of(one)) * self.store.slowest(one) for one in self.methods)
+                self.budget.reserve = RESERVE * fits + PAGE_SECONDS
                 if self.budget.search_is_over():
                     return False
                 try:
@@ -215,10 +222,6 @@ class Search:
                     return False
         return True
 
-    def _reserve(self) -> float:
-        fits = sum(len(contenders_of(method)) * self.store.slowest(method) for method in self.methods)
-        return RESERVE * fits + PAGE_SECONDS
-
     def _fit(self, number: int, method: str, fold: int) -> FoldResult:
         began = now()
         if fold not in self._folds:
@@ -227,14 +230,13 @@ class Search:
         algorithms = {method: {"method": method, **setting.options}}
         config = method_config(self.settings, self.metric, setting.model, algorithms)
         try:
-            result = run(config, federation=data, should_stop=self._stops)
+            result = run(
+                config, federation=data, should_stop=lambda: self.should_stop() or self.budget.search_is_over()
+            )
         except ConfigError as error:
             return FoldResult({}, now() - began, str(error))
         outputs: dict[str, Tensor] = {one.model: outputs_on_test(result, method, one) for one in contenders_of(method)}
         return FoldResult(outputs, now() - began)
-
-    def _stops(self) -> bool:
-        return self.should_stop() or self.budget.search_is_over()
 
     def _result(self, done: list[tuple[int, str]], trials: int, stopped_in: int) -> Tries:
         if (0, LOCAL) not in done:
@@ -242,12 +244,10 @@ class Search:
                 "time was up before learning alone was tried once in every fold; give more minutes, or fewer rounds, "
                 "folds or models. What is done is kept for --resume"
             )
+        methods, left_out = self.methods, {}
         if stopped_in == 0:  # time was up within the first try
-            methods = tuple(method for number, method in done)
+            trials, methods = 1, tuple(method for _, method in done)
             left_out = {method: "time was up before it was tried" for method in self.methods if method not in methods}
-            trials = 1
-        else:
-            methods, left_out = self.methods, {}
         outputs: dict[tuple[str, int], Tensor] = {}
         for method in methods:
             refusals = []
@@ -282,3 +282,26 @@ def method_config(
         "participation": 1.0, "seeds": (settings.seed,), "eval_every": 0, "metric": metric,
         "class_weights": settings.class_weights, **more,
     })  # fmt: skip
+
+
+def outputs_on_test(result: RunOutcome, label: str, contender: Contender) -> Tensor:
+    """[T, C] float64 logits, or [T, 1] numbers in the target's own unit, of the rows `federation.test.rows`."""
+    method = result.result(label)
+    data = result.federations[method.seed]
+    ids = torch.arange(data.num_clients)
+    theta, server = method.evaluation.models if contender.model == "personal" else None, method.server_models
+    if contender.model == "server" and server is not None:
+        theta = server.models[torch.zeros_like(ids) if server.assignment is None else server.assignment.clamp_min(0)]
+    if theta is None:
+        raise ConfigError(f"{label} has no {contender.model} model to judge")
+    test = data.cohort(ids, method.seed, 0).test
+    out = torch.empty(int(test.count.sum()), data.problem.outputs, dtype=torch.float64)
+    start, task = data.test.offsets[:-1], task_for(result.task, theta)
+    done = torch.zeros_like(start)
+    with torch.no_grad():
+        for rows, batch in test.in_order():
+            z, valid = task.logits(theta[rows], batch.x).to("cpu", torch.float64), batch.weight.cpu() > 0
+            place = (start + done)[rows][:, None] + torch.arange(valid.shape[1])
+            out[place[valid]] = z[valid]
+            done[rows] += valid.sum(1)
+    return data.problem.restored(out) if data.problem.is_regression else out

@@ -1,7 +1,5 @@
 """Rows of a fit: from a table with a column of sites, one file per site, or a data set by name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,9 @@ def load_sites(table: Any, options: Mapping[str, Any], data: Path | None, seed: 
         if source.owners is None:
             raise ConfigError(f"{table} names no sites; fit takes a table with a column of sites (--client-column)")
         return source
-    files = [Path(table)] if isinstance(table, str | Path) else _paths(table)
+    named = (table,) if isinstance(table, str | Path) else table
+    is_files = isinstance(named, Sequence) and len(named) > 0 and all(isinstance(one, str | Path) for one in named)
+    files = [Path(one) for one in named] if is_files else None
     if files is not None and len(files) > 1:
         if "client_column" in given:
             raise ConfigError("several files are one site each, called as the files are; leave --client-column out")
@@ -41,19 +41,11 @@ def load_sites(table: Any, options: Mapping[str, Any], data: Path | None, seed: 
     return source_from_table(rows, chosen, name, None if files is None else files[0].parent)
 
 
-def _paths(table: Any) -> list[Path] | None:
-    """Files, where a sequence of paths is given."""
-    if isinstance(table, Sequence) and table and all(isinstance(one, str | Path) for one in table):
-        return [Path(one) for one in table]
-    return None
-
-
 def join_files(files: Sequence[Path]) -> pa.Table:
     """The rows of all files, with the column `site`. A column that a file lacks is missing in its rows; where files do
     not agree whether a column holds numbers, it holds text."""
     names = [file.name.partition(".")[0] for file in files]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
+    if twice := sorted({name for name in names if names.count(name) > 1}):
         raise DataError(f"two files are called {twice[0]}; every site needs a name of its own: rename one")
     parts = []
     for name, file in zip(names, files, strict=True):
@@ -69,9 +61,8 @@ def join_files(files: Sequence[Path]) -> pa.Table:
 
 def _disputed(parts: Sequence[pa.Table]) -> set[str]:
     """Columns of which the parts have types that no common one holds."""
-    columns = {name for part in parts for name in part.column_names}
     disputed = set()
-    for name in columns:
+    for name in {name for part in parts for name in part.column_names}:
         schemas = [pa.schema([part.schema.field(name)]) for part in parts if name in part.column_names]
         try:
             pa.unify_schemas(schemas, promote_options="permissive")

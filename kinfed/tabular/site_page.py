@@ -1,7 +1,5 @@
 """The page of a fit, fit.html: for people who have a table and no interest in federated learning."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -24,35 +22,21 @@ def page(result: FitResult, folder: Path) -> str:
     heading = f"A model for {'the site' if len(result.sites) == 1 else f'each of {len(result.sites)} sites'}"
     chosen = [one for one in result.contenders if takers(result, one.name)]
     return render(
-        "fit.html",
-        package="kinfed.tabular",
-        title=f"{heading} – {table}",
-        kicker=f"kinfed fit · {table}",
+        "fit.html", package="kinfed.tabular", title=f"{heading} – {table}", kicker=f"kinfed fit · {table}",
         heading=heading,
         links=[("sites", "Every site"), ("leaves", "What leaves a site"), ("how", "How it was chosen"),
                ("models", "Use the models"), ("words", "Words")],
-        footer=[f"kinfed {__version__} · seed {result.settings['seed']} · settings and all figures: "
-                "fit.json"],
-        figures=False,
-        overall=words.overall(),
-        predicted=words.predicted(),
-        metric=words.style.noun,
+        footer=[f"kinfed {__version__} · seed {result.settings['seed']} · settings and all figures: fit.json"],
+        figures=False, overall=words.overall(), predicted=words.predicted(), metric=words.style.noun,
         metric_title=words.style.noun[0].upper() + words.style.noun[1:],
         definition=result.known_metric.definition.replace("client", "site"),
-        notes=result.notes,
-        cautions=cautions(result, words),
-        weights=result.weights,
-        table=site_table(result),
+        notes=result.notes, cautions=cautions(result, words), weights=result.weights, table=site_table(result),
         sites=[(site, words.sentence(site), words.why(site)) for site in result.sites],
         leaves=[(one.title, words.leaves(one), takers(result, one.name)) for one in chosen],
-        tried=tried_table(result),
-        settings=result.settings,
-        trials=result.trials,
-        left_out=result.left_out,
+        tried=tried_table(result), settings=result.settings, trials=result.trials, left_out=result.left_out,
         models=[(site.site, str(site_path(folder, site.site).relative_to(folder))) for site in result.sites],
         server=str(server_path(folder).relative_to(folder)) if len(result.sites) > 1 else "",
-        newcomer=words.newcomer(),
-        adopt=adopt_command(result),
+        newcomer=words.newcomer(), adopt=adopt_command(result),
     )  # fmt: skip
 
 
@@ -79,8 +63,7 @@ def takers(result: FitResult, contender: str) -> list[str]:
 
 def cautions(result: FitResult, words: Wording) -> list[str]:
     sentences = []
-    few = [f"{site.site} ({site.test_rows})" for site in result.sites if 0 < site.test_rows < FEW_ROWS]
-    if few:
+    if few := [f"{site.site} ({site.test_rows})" for site in result.sites if 0 < site.test_rows < FEW_ROWS]:
         sentences.append(
             f"The figures of {some(few)} come from fewer than {FEW_ROWS} test rows: read them with their intervals."
         )
@@ -93,8 +76,7 @@ def cautions(result: FitResult, words: Wording) -> list[str]:
         sentences.append(
             f"One class has fewer than {FEW_OF_A_CLASS} test rows at {some(rare)}, and the figures depend on them."
         )
-    useless = [site.site for site in result.sites if words.no_model(site)]
-    if useless:
+    if useless := [site.site for site in result.sites if words.no_model(site)]:
         guess = "the mean of its training rows" if result.problem.is_regression else "its most frequent class"
         sentences.append(f"On test rows the model does no better than always predicting {guess} at {some(useless)}.")
     return sentences
@@ -151,8 +133,7 @@ def _site_row(site: SiteRecord, words: Wording, reach: float, result: FitResult)
     else:
         tone = ("yes" if gain.value > 0 else "no") if gain.is_clear else "open"
         low, value, high = (min(max(end, -reach), reach) for end in (gain.low, gain.value, gain.high))
-        interval = (low, value, high)
-        cell = TableCell(words.gain(gain.value), tone=tone, interval=interval, reach=reach)
+        cell = TableCell(words.gain(gain.value), tone=tone, interval=(low, value, high), reach=reach)
     together = "–" if site.together is None else f"{words.value(site.with_others)} ({words.title(site.together)})"
     one_model = words.value(site.one_model) if any(one.name == ONE_MODEL for one in result.contenders) else "–"
     return [

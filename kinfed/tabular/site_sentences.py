@@ -1,7 +1,5 @@
 """The result of a fit in words, for people who do not know federated learning: one plain sentence per site."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from kinfed.analysis import MetricStyle, metric_style
@@ -64,9 +62,8 @@ class Wording:
         """The target in words: outcome, which is 0 (312 training rows) or 1 (377)."""
         problem, name = self.result.problem, self.result.target or "the target"
         if problem.is_regression:
-            return (
-                f"{name}, a number (mean {problem.mean:.3g}, standard deviation {problem.scale:.3g} in training rows)"
-            )
+            figures = f"mean {problem.mean:.3g}, standard deviation {problem.scale:.3g}"
+            return f"{name}, a number ({figures} in training rows)"
         labels = problem.class_labels
         if len(self.result.class_rows) == len(labels) <= MOST_CLASSES:
             counts = (format_number(rows, 0) for rows in self.result.class_rows)
@@ -105,17 +102,16 @@ class Wording:
 
     def sentence(self, site: SiteRecord) -> str:
         """One sentence on what the site has alone, what it takes, and what that gains on its test rows."""
-        takes = f"{site.site} takes {self.way(site.chosen)}"
-        rows = self.rows(site)
+        takes, rows = f"{site.site} takes {self.way(site.chosen)}", self.rows(site)
         if not site.test_rows:
             return f"{takes}; it has no test rows, so that nothing can be said of its gain."
         if site.alone.value is None or site.deployed.value is None:
             return f"{takes}; {self._undefined(site)}."
-        alone = f"{self.style.noun} {self.value(site.alone)} alone"
+        alone = f"{self.style.noun} {self.value(site.alone)}"
         if site.chosen == ALONE:
-            return f"{takes} ({self.style.noun} {self.value(site.alone)}, {rows}): {self._no_better(site)}."
+            return f"{takes} ({alone}, {rows}): {self._no_better(site)}."
         return (
-            f"{takes}: {alone}, {self.value(site.deployed)} with it; {self._verdict(site.gain)} "
+            f"{takes}: {alone} alone, {self.value(site.deployed)} with it; {self._verdict(site.gain)} "
             f"(gain {self.gain(site.gain.value or 0.0)}, {self.interval(site.gain)}, {rows})."
         )
 

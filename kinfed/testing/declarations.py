@@ -1,8 +1,6 @@
 """Checks of what an algorithm declares about itself: types of messages, averages, privacy. Who declares less than is
 done fails here."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -32,10 +30,8 @@ def message_types_are_declared(bench: Bench) -> None:
     def client_update(inner: Any, task: Any, client: Tree, down: Tree, data: Any) -> tuple[Tree, Tree]:
         new, up = inner(task, client, down, data)
         for what, message, declared in (("Down", down, down_type), ("Up", up, up_type)):
-            expect(
-                type(message) is declared,
-                f"client_update declares that {what} is a {declared.__name__}; it is a {type(message).__name__}",
-            )
+            found = f"client_update declares that {what} is a {declared.__name__}; it is a {type(message).__name__}"
+            expect(type(message) is declared, found)
         return new, up
 
     bench.run(rounds=1, algorithm=hooked(bench.algorithm, client_update=client_update))
@@ -79,13 +75,11 @@ def gradients_are_declared(bench: Bench) -> None:
     if profile is None or profile.impossible:
         return
     algorithm, rounds = _private(bench.algorithm), 3
-    budget = make_budget(
-        Privacy(noise=1.0), algorithm, bench.make_task(), seeded_noise(SEED), count, torch.full_like(count, rounds)
-    )
+    often = torch.full_like(count, rounds)
+    budget = make_budget(Privacy(noise=1.0), algorithm, bench.make_task(), seeded_noise(SEED), count, often)
     try:
-        with bench.loop(Schedule(), algorithm=algorithm, task=budget.task, stages=[ExampleLevel(budget)]) as loop:
-            for _ in range(rounds):
-                loop.round()
+        stages = [ExampleLevel(budget)]
+        with bench.loop(Schedule(), rounds=rounds, algorithm=algorithm, task=budget.task, stages=stages) as loop:
             loop.evaluate()
     except ConfigError as error:
         raise ContractError(str(error)) from None
@@ -109,9 +103,8 @@ def nothing_else_leaves(bench: Bench) -> None:
     if profile is None or profile.impossible or set(profile.uncovered) - {EXAMPLE_COUNT}:
         return
     ours, theirs = (_messages(bench, data) for data in (bench.federation, _other_examples(bench.federation)))
-    expect_equal(
-        theirs, ours, "without gradients, updates do not depend on examples (or the privacy profile names what does)"
-    )
+    promise = "without gradients, updates do not depend on examples (or the privacy profile names what does)"
+    expect_equal(theirs, ours, promise)
 
 
 def _other_examples(federation: Federation) -> Federation:
@@ -134,7 +127,5 @@ def _messages(bench: Bench, federation: Federation) -> State:
 
     task = _BlindTask(bench.make_task(), 1.0, 0.0, seeded_noise(SEED))
     watched = hooked(algorithm, client_update=client_update)
-    with task.recording(), bench.loop(Schedule(), algorithm=watched, federation=federation, task=task) as loop:
-        for _ in range(2):
-            loop.round()
-    return sent
+    with task.recording(), bench.loop(Schedule(), rounds=2, algorithm=watched, federation=federation, task=task):
+        return sent

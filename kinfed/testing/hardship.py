@@ -1,7 +1,5 @@
 """Checks of a method under failures of a federation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -77,13 +75,10 @@ def poisoned_clients_are_rejected(bench: Bench) -> None:
         return
     everyone = torch.arange(len(bench.federation))
     victim = len(everyone) // 2
-    with bench.loop(_Loses(client=victim), chunk=1) as loop:
-        loop.round()
-        loop.round()
+    with bench.loop(_Loses(client=victim), rounds=2, chunk=1) as loop:
         without = state_of(loop)
     federation, poison = _poisonable(bench.federation)
-    with bench.loop(Schedule(), federation=federation, chunk=1) as loop:
-        loop.round()
+    with bench.loop(Schedule(), rounds=1, federation=federation, chunk=1) as loop:
         poison(torch.tensor([victim]))
         report = loop.round()
         alone = report.rejected == [victim] and report.dropped == 1
@@ -137,9 +132,7 @@ def losses_are_survived(bench: Bench) -> None:
 def never_called_clients_have_the_servers_model(bench: Bench) -> None:
     """A client that took part in no round deploys the server's model, if the server has one and clients keep a state;
     one that did has a model of its own, and the two are told apart."""
-    with bench.loop(Schedule(participation=0.34)) as loop:
-        for _ in range(2):
-            loop.round()
+    with bench.loop(Schedule(participation=0.34), rounds=2) as loop:
         replied = set(loop.pool.states()["ids"].tolist())
         evaluation = loop.evaluate(keep_models=True)
         models = bench.algorithm.server_models(loop.server)
@@ -153,19 +146,15 @@ def never_called_clients_have_the_servers_model(bench: Bench) -> None:
             return
         outside = (~took_part).nonzero().squeeze(1)
         shared = models.rows(outside)
-        expect(
-            theta.shape[1] != shared.shape[1] or torch.equal(theta[outside], shared),
-            "clients that took part in no round deploy the server's model",
-        )
+        same = theta.shape[1] != shared.shape[1] or torch.equal(theta[outside], shared)
+        expect(same, "clients that took part in no round deploy the server's model")
 
 
 @check
 def it_learns(bench: Bench) -> None:
     """On three well separated classes personal models are well above chance after a few rounds; on numbers they are
     better than the mean of all."""
-    with bench.loop(Schedule(), chunk=None) as loop:
-        for _ in range(12):
-            loop.round()
+    with bench.loop(Schedule(), rounds=12, chunk=None) as loop:
         score = loop.evaluate().personal
         assert score is not None
         accuracy, loss = (float(total.sum() / score.count.sum()) for total in (score.correct, score.loss))

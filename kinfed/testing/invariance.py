@@ -1,7 +1,5 @@
 """Checks of what must not matter: how clients are chunked, threaded, numbered; interruptions; evaluation; test data."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
@@ -33,14 +31,9 @@ def gradient_paths_agree(bench: Bench) -> None:
     """Gradients of stacked models, row by row or in compiled loops: nothing a method does depends on how a task works.
     (What leans on one way of working fails by rows as well as by vmap, which takes longest.)"""
     task = bench.make_task()
-    compiled = (
-        ("fused",)
-        if isinstance(task, StackedTask) and compiles(task.net, "cpu", task.objective) and is_installed()
-        else ()
-    )
-    for path in ("rows", *compiled):
-        if path == task.backend:
-            continue
+    compiled = isinstance(task, StackedTask) and compiles(task.net, "cpu", task.objective) and is_installed()
+    works = {"rows": True, "fused": compiled}
+    for path in [path for path in works if works[path] and path != task.backend]:
         found = bench.run(task=bench.make_task(backend=path))
         expect_equal(found, bench.usual, f"gradients by {path} give what the task chosen for the model gives", 1e-4)
 
@@ -67,9 +60,7 @@ def numbering_does_not_matter(bench: Bench) -> None:
 @check
 def resume_is_exact(bench: Bench) -> None:
     """A run that is stopped, stored as bytes and taken up by new objects equals one that was not."""
-    with bench.loop() as first:
-        for _ in range(ROUNDS // 2):
-            first.round()
+    with bench.loop(rounds=ROUNDS // 2) as first:
         stored = to_bytes({name: tensor.contiguous() for name, tensor in state_of(first).items()})
     with bench.loop() as second:
         second.load(ROUNDS // 2, from_bytes(stored))
@@ -100,9 +91,7 @@ def who_is_evaluated_does_not_matter(bench: Bench) -> None:
     ends at the same, and so it does with a sample of clients to evaluate. Other methods keep all states."""
     if not deploys_state(bench.algorithm):
         return
-    with bench.loop(evaluated=torch.tensor([0])) as loop:
-        for _ in range(ROUNDS):
-            loop.round()
+    with bench.loop(rounds=ROUNDS, evaluated=torch.tensor([0])) as loop:
         ours = {name: tensor for name, tensor in state_of(loop).items() if name.startswith("server.")}
         evaluated = loop.evaluate().ids.tolist()
     expect(evaluated == [0], f"an evaluation of client 0 alone has results of it alone; they are of {evaluated}")
@@ -121,7 +110,7 @@ def who_is_evaluated_does_not_matter(bench: Bench) -> None:
 @check
 def global_generators_are_untouched(bench: Bench) -> None:
     """All draws are keyed by (seed, purpose, ...): torch's, numpy's and Python's generators stay where they are."""
-    touched = bench.touched_generators
+    touched = bench.usual_run[1]
     expect(not touched, f"nothing is drawn from the global generator of {', '.join(touched)}")
 
 

@@ -1,7 +1,5 @@
 """Checks of states and messages: trees of tensors with a row per client, counted to the byte."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterator
@@ -55,9 +53,8 @@ def trees_keep_their_shape(bench: Bench) -> None:
         _has_rows("a Down message", down, len(ids))
         for r in range(len(ids)):
             one, row = inner(server, ids[r : r + 1]), down.take(slice(r, r + 1))
-            expect_equal(
-                one.named(), row.named(), "download acts row by row: for one client it gives that client's row"
-            )
+            promise = "download acts row by row: for one client it gives that client's row"
+            expect_equal(one.named(), row.named(), promise)
         return down
 
     def client_update(inner: Any, task: Any, client: Tree, down: Tree, data: Any) -> tuple[Tree, Tree]:
@@ -105,10 +102,8 @@ def _left_alone(stage: str, **trees: Tree) -> Iterator[None]:
 def _has_rows(what: str, tree: Tree, count: int) -> None:
     for name, tensor in tree.named().items():
         fits = isinstance(tensor, Tensor) and tensor.dim() > 0 and len(tensor) == count
-        expect(
-            fits,
-            f"every tensor of {what} has one row per client ({count}); {name} is {getattr(tensor, 'shape', tensor)}",
-        )
+        found = getattr(tensor, "shape", tensor)
+        expect(fits, f"every tensor of {what} has one row per client ({count}); {name} is {found}")
 
 
 def _same_kind(what: str, new: Tree, old: Tree, rows: bool = False) -> None:
@@ -181,9 +176,8 @@ def figures_can_be_written(bench: Bench) -> None:
         method, count = loop.algorithm, len(bench.federation)
         figures = method.figures(loop.server)
         for name, value in figures.items():
-            expect(
-                isinstance(value, int | float | Tensor), f"server figure {name} is a number or tensor; got {value!r}"
-            )
+            plain = isinstance(value, int | float | Tensor)
+            expect(plain, f"server figure {name} is a number or tensor; got {value!r}")
         models = method.server_models(loop.server)
         if models is not None:
             shape, assignment = list(models.models.shape), models.assignment

@@ -1,7 +1,5 @@
 """All checks of a method's contract, in one call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,16 +11,9 @@ from kinfed.testing.workbench import CHECKS, Bench, Method
 
 # What a class or the engine decides, whatever the options and the data: where a method has passed all checks, its
 # variants need not pass these again.
-OF_THE_CLASS = frozenset(
-    {
-        "settings_are_plain",
-        "message_types_are_declared",
-        "workers_do_not_matter",
-        "gradient_paths_agree",
-        "outsiders_are_left_alone",
-        "global_generators_are_untouched",
-        "who_is_evaluated_does_not_matter",
-    }
+OF_THE_CLASS = (
+    *("settings_are_plain", "message_types_are_declared", "workers_do_not_matter", "gradient_paths_agree"),
+    *("outsiders_are_left_alone", "global_generators_are_untouched", "who_is_evaluated_does_not_matter"),
 )
 VARIANT_CHECKS = tuple(name for name in CHECKS if name not in OF_THE_CLASS)
 

@@ -1,8 +1,6 @@
 """A check with a model that has running statistics: they move with training, are averaged, and take part in nothing
 else."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable
@@ -17,18 +15,8 @@ from kinfed.core import Tree
 from kinfed.engine import Task, task_for
 from kinfed.errors import ConfigError, ModelError
 from kinfed.server import Loop
-from kinfed.testing.workbench import (
-    SEED,
-    Bench,
-    Method,
-    State,
-    check,
-    expect,
-    expect_equal,
-    hooked,
-    normalized_model,
-    outcome,
-)
+from kinfed.testing import workbench
+from kinfed.testing.workbench import SEED, Bench, Method, State, check, expect, expect_equal, hooked, outcome
 from kinfed.updates import trained_columns
 
 ROUNDS = 3
@@ -43,9 +31,8 @@ def running_statistics_stay_sound(bench: Bench) -> None:
     change nothing that the server holds; workers and chunks do not matter. A method may refuse such a model."""
     if bench.federation.features.is_tokens:
         return  # the model here takes numbers
-    build = functools.partial(
-        normalized_model, math.prod(bench.federation.features.shape), bench.federation.problem.outputs
-    )
+    features, problem = bench.federation.features, bench.federation.problem
+    build = functools.partial(workbench.normalized_model, math.prod(features.shape), problem.outputs)
     method = _with_all_terms(bench.algorithm)
     try:
         check_algorithm_settings(method, bench.make_task(build), bench.federation.population(SEED))
@@ -55,9 +42,7 @@ def running_statistics_stay_sound(bench: Bench) -> None:
     for workers, chunk in ((1, None), (2, 1)):
         task = bench.make_task(build)
         watched = hooked(method, client_update=_client_update, aggregate=_aggregate(method, task))
-        with bench.loop(algorithm=watched, task=task, workers=workers, chunk=chunk) as loop:
-            for _ in range(ROUNDS):
-                loop.round()
+        with bench.loop(rounds=ROUNDS, algorithm=watched, task=task, workers=workers, chunk=chunk) as loop:
             found.append(_sound_outcome(loop))
     expect_equal(found[1], found[0], "two workers and single clients give what one worker gives with all of them", 1e-5)
 
@@ -65,13 +50,8 @@ def running_statistics_stay_sound(bench: Bench) -> None:
 def _with_all_terms(method: Method) -> Method:
     """The method with few local steps, and with the terms of local training that it takes."""
     takes_momentum = "no momentum" not in method.traits and method.training.optimizer == "sgd"
-    training = replace(
-        method.training,
-        steps=STEPS,
-        epochs=None,
-        momentum=0.9 if takes_momentum else 0.0,
-        weight_decay=0.0 if "no weight decay" in method.traits else 0.1,
-    )
+    momentum, decay = 0.9 if takes_momentum else 0.0, 0.0 if "no weight decay" in method.traits else 0.1
+    training = replace(method.training, steps=STEPS, epochs=None, momentum=momentum, weight_decay=decay)
     return replace(method, training=training)
 
 

@@ -1,7 +1,5 @@
 """A method on a tiny federation: the workbench of the contract's checks."""
 
-from __future__ import annotations
-
 import functools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,9 +25,7 @@ HIDDEN = 6
 
 def tiny_model() -> nn.Module:
     """115 parameters in three dense layers: enough for methods that split a model by layers."""
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)
-    )  # fmt: skip
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3))
 
 
 def normalized_model(inputs: int = 4, classes: int = 3) -> nn.Module:
@@ -146,15 +142,11 @@ class Bench:
             owner = torch.repeat_interleave(torch.arange(clients), counts)
             return Ragged.grouped(rows[torch.arange(len(owner)) % len(rows)], owner, clients)
 
-        dealt = replace(
-            data,
-            train=deal(data.train.rows, torch.tensor(sizes)),
-            val=Ragged.empty(clients),
-            test=deal(data.test.rows, torch.full((clients,), test)),
-            names=[f"client-{k}" for k in range(clients)],
-            groups=None if data.groups is None else torch.arange(clients) % 2,
-        )
-        return self.fitting(dealt)
+        names = [f"client-{k}" for k in range(clients)]
+        groups = None if data.groups is None else torch.arange(clients) % 2
+        train, val = deal(data.train.rows, torch.tensor(sizes)), Ragged.empty(clients)
+        tested = deal(data.test.rows, torch.full((clients,), test))
+        return self.fitting(replace(data, train=train, val=val, test=tested, names=names, groups=groups))
 
     @functools.cached_property
     def fewest(self) -> int:
@@ -173,6 +165,7 @@ class Bench:
         self,
         schedule: Schedule = SOME,
         *,
+        rounds: int = 0,
         algorithm: Method | None = None,
         federation: Federation | None = None,
         task: Task | None = None,
@@ -181,7 +174,7 @@ class Bench:
         stages: Sequence[Stage] = (),
         evaluated: Tensor | None = None,
     ) -> Iterator[Loop]:
-        """A run before its first round. Method and task are new objects: what they hide is not carried over."""
+        """A run after a number of rounds. Method and task are new objects: what they hide is not carried over."""
         algorithm = replace(self.algorithm) if algorithm is None else algorithm
         federation = self.federation if federation is None else federation
         task = self.make_task() if task is None else task
@@ -190,28 +183,25 @@ class Bench:
             algorithm, task, federation, SEED, workers=workers, chunk=chunk, evaluated=evaluated, stages=stages
         )
         try:
-            yield Loop(algorithm, task, pool, clients, replace(schedule, evaluates=evaluated), stages)
+            loop = Loop(algorithm, task, pool, clients, replace(schedule, evaluates=evaluated), stages)
+            for _ in range(rounds):
+                loop.round()
+            yield loop
         finally:
             pool.close()
 
     def run(self, schedule: Schedule = SOME, rounds: int = ROUNDS, **changes: Any) -> State:
-        with self.loop(schedule, **changes) as loop:
-            for _ in range(rounds):
-                loop.round()
+        with self.loop(schedule, rounds=rounds, **changes) as loop:
             return outcome(loop)
 
     @property
     def usual(self) -> State:
         """Result of ROUNDS rounds when nothing is special."""
-        return self._usual_run[0]
-
-    @property
-    def touched_generators(self) -> list[str]:
-        """The global generators that the usual run drew from."""
-        return self._usual_run[1]
+        return self.usual_run[0]
 
     @functools.cached_property
-    def _usual_run(self) -> tuple[State, list[str]]:
+    def usual_run(self) -> tuple[State, list[str]]:
+        """That result, and the global generators that the run drew from."""
         before = _global_generators()
         state = self.run()
         after = _global_generators()
@@ -238,11 +228,8 @@ def outcome(loop: Loop) -> State:
 def _global_generators() -> dict[str, Any]:
     """States of the generators that a process has one of."""
     numpy: Any = np.random.get_state()
-    return {
-        "torch": torch.get_rng_state().tolist(),
-        "numpy": (numpy[1].tolist(), numpy[2:]),
-        "random": random.getstate(),
-    }
+    kept = numpy[1].tolist(), numpy[2:]
+    return {"torch": torch.get_rng_state().tolist(), "numpy": kept, "random": random.getstate()}
 
 
 def state_of(loop: Loop) -> State:
@@ -256,9 +243,8 @@ def expect(holds: bool, promise: str) -> None:
 
 def expect_equal(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], promise: str, within: float = 0.0) -> None:
     """Same names, types, shapes and values; `within` 0 means bit for bit."""
-    expect(
-        ours.keys() == theirs.keys(), f"{promise}: there is {sorted(ours)} on one side, {sorted(theirs)} on the other"
-    )
+    same = ours.keys() == theirs.keys()
+    expect(same, f"{promise}: there is {sorted(ours)} on one side, {sorted(theirs)} on the other")
     for name, a in ours.items():
         b = theirs[name]
         kinds = f"{a.dtype} {list(a.shape)}", f"{b.dtype} {list(b.shape)}"

@@ -53,12 +53,10 @@ class Case:
                 raise ConfigError(f"{name} must be at least {least}; got {getattr(self, name)}")
 
 
-CASES: Mapping[str, Case] = MappingProxyType(
-    {
-        "homogeneous": Case(s0=0.001, low=10, high=20),  # Case 1
-        "heterogeneous": Case(s0=1.0, low=10, high=200),  # Case 2
-    }
-)
+CASES: Mapping[str, Case] = MappingProxyType({
+    "homogeneous": Case(s0=0.001, low=10, high=20),  # Case 1
+    "heterogeneous": Case(s0=1.0, low=10, high=200),  # Case 2
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -100,16 +98,12 @@ def draw(case: Case | str, seed: int) -> GaussianWorld:
     rows = torch.arange(len(owner))
     trains = place < count[owner]
     train = Ragged.grouped(rows[trains], owner[trains], case.clients)
+    test, names = Ragged.grouped(rows[~trains], owner[~trains], case.clients), [str(k) for k in range(case.clients)]
     federation = Federation(
-        Features(x),
-        torch.zeros(len(x), dtype=torch.int64),
-        problem=Problem.of_classes(1),
-        train=train,
-        val=Ragged.empty(case.clients),
-        test=Ragged.grouped(rows[~trains], owner[~trains], case.clients),
-        names=[str(k) for k in range(case.clients)],
+        Features(x), torch.zeros(len(x), dtype=torch.int64), problem=Problem.of_classes(1),
+        train=train, val=Ragged.empty(case.clients), test=test, names=names,
         description={"dataset": "gaussian", "theta0": case.theta0, "s0": case.s0, "v": case.v, "seed": seed},
-    )
+    )  # fmt: skip
     total = torch.zeros(case.clients, case.dims, dtype=torch.float64)
     total.index_add_(0, owner[trains], x[trains].to(torch.float64))
     n = count.to(torch.float64)

@@ -16,9 +16,8 @@ The others enter an estimate of θ_m as one number, INIT_m (7), that is given so
 * ``posterior="exact"``: Q = 1/(s0 + 1/S_{-m}), the posterior mean under the model above, where the others
   speak of θ_m only through θ_0, which is itself a draw of variance s0 away. Equal at s0 = 0 and s0 = ∞.
 
-The difference matters. The paper's estimate has a larger expected error than z_m, so it is worse than not
-federating, exactly when s0 > s_m + 1/S_{-m}, although its GAIN is never below 1. ``mse`` is the true expected
-error.
+The difference matters. The paper's estimate has a larger expected error than z_m, so it is worse than not federating,
+exactly when s0 > s_m + 1/S_{-m}, although its GAIN is never below 1. ``mse`` is the true expected error.
 
 Limits: s0 = 0 (one parameter for all) gives θ^FL = θ^G; s0 = ∞ or a single client gives θ^FL = z_m, gain 1.
 
@@ -78,8 +77,7 @@ class TwoLevel:
 
     The last axis of s is the clients; axes before it are a batch (repeats, settings) and broadcast. z has as
     many axes as s for scalar parameters, one more for vectors: next to s [3] a z of [3, 5] holds vectors and
-    one of [5, 3] is refused; next to s [1, 3] the latter is five repeats of three clients.
-    """
+    one of [5, 3] is refused; next to s [1, 3] the latter is five repeats of three clients."""
 
     z: Tensor  # [..., M] or [..., M, d]   θ^L, what each client has learned alone
     s: Tensor  # [..., M]                  its variance v^L, positive and finite
@@ -108,13 +106,8 @@ class TwoLevel:
                 "the axes before the client axis must broadcast; "
                 f"got z {list(z.shape)}, s {list(s.shape)}, s0 {list(s0.shape)}"
             ) from error
-        values = {
-            "z": z.expand(*batch, *z.shape[s.dim() - 1 :]),
-            "s": s.expand(*batch, s.shape[-1]),
-            "s0": s0.expand(batch),
-            "posterior": posterior,
-        }
-        for name, value in values.items():
+        z, s, s0 = z.expand(*batch, *z.shape[s.dim() - 1 :]), s.expand(*batch, s.shape[-1]), s0.expand(batch)
+        for name, value in {"z": z, "s": s, "s0": s0, "posterior": posterior}.items():
             object.__setattr__(self, name, value)
 
     @property
@@ -210,13 +203,10 @@ class TwoLevel:
         """[..., M]  of (1 − r) z_m + r INIT_m, where r = 0 is learning alone.
 
         z_m − θ_m and INIT_m − θ_m are independent with variances s_m and s0 + 1/S_{-m}. Where s and s0 are
-        traces this is the trace of the error covariance, whatever the covariances they are traces of.
-        """
+        traces this is the trace of the error covariance, whatever the covariances they are traces of."""
         own = 1 - weight_of_others if own_weight is None else own_weight
-        error_of_others = self.s0[..., None] + 1 / self.S
-        return own**2 * self.s + torch.where(
-            weight_of_others > 0, weight_of_others * (weight_of_others * error_of_others), 0
-        )
+        error = weight_of_others * (weight_of_others * (self.s0[..., None] + 1 / self.S))
+        return own**2 * self.s + torch.where(weight_of_others > 0, error, 0)
 
     @property
     def mse(self) -> Tensor:
@@ -234,8 +224,7 @@ class TwoLevel:
         """[..., M]  l_m = ln ρ_m / ln(1 − η/s_m): steps of size η from INIT_m to θ^FL (8), a real number.
 
         Increases with s_m, up to 1/(η Q_m): with noisier data there is less way to go, but each step does
-        less still. ∞ where ρ = 0 (nothing to hold on to: train to the end).
-        """
+        less still. ∞ where ρ = 0 (nothing to hold on to: train to the end)."""
         self._require_contraction(eta)
         return log_shrink(self.s, self.Q) / torch.log1p(-eta / self.s)
 
@@ -266,8 +255,7 @@ class TwoLevel:
         """Generic Self-FL without end: first everyone at ``start``, then the state after each round.
 
         ``shrink`` is ρ unless given, e.g. ``rounded_shrink(eta)`` for whole steps. θ_m^{t,INIT} (13) is taken
-        as the mean of the others' models, which it equals because θ^{t-1} is the weighted mean of all (34).
-        """
+        as the mean of the others' models, which it equals because θ^{t-1} is the weighted mean of all (34)."""
         others, own = self._mixing(shrink)
         start = torch.as_tensor(start, dtype=torch.float64)
         server = start.expand_as(self.theta_G)
@@ -306,17 +294,13 @@ class TwoLevel:
                    |θ^t − θ^G|     <= (C + gap) q^t + |X − θ^G|
 
         The terms that stay are the statistical error. (The printed proof drops a factor 1/(1 − q) on it in
-        (44); going through the fixed point needs none.)
-        """
+        (44); going through the fixed point needs none.)"""
         start = torch.as_tensor(start, dtype=torch.float64).expand_as(self.theta_G).unsqueeze(self._axis)
         limit = self.fixed_point(shrink)
         decay = (self.rho if shrink is None else shrink).amax(-1) ** t
         C = self._length(start - self.theta_FL).amax(-1)
         gap = self._length(limit.personal - self.theta_FL).amax(-1)
-        return Iterate(
-            (C + gap) * decay + self._length(limit.server - self.theta_G),
-            C * decay + (1 + decay) * gap,
-        )
+        return Iterate((C + gap) * decay + self._length(limit.server - self.theta_G), C * decay + (1 + decay) * gap)
 
     # ---- shapes ----
 

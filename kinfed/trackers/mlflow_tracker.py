@@ -4,8 +4,6 @@ else in <run folder>/mlruns. MLflow 3 reads such files only if told to:
     MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri runs/a/mlruns
 """
 
-from __future__ import annotations
-
 import os
 import time
 from typing import NamedTuple
@@ -32,7 +30,11 @@ class MlflowTracker(Tracker[MlflowRun]):
         self._uri, self._experiment = uri or os.environ.get(_URI), experiment
 
     def open(self, run: RunInfo, label: str, seed: int, first: int) -> MlflowRun:
-        client = MlflowClient(tracking_uri=self._place(run))
+        place = self._uri
+        if place is None:
+            os.environ.setdefault(_FILES, "true")  # files of one run are read where they are written, without a server
+            place = self.folder(run, "mlruns").resolve().as_uri()
+        client = MlflowClient(tracking_uri=place)
         known = client.get_experiment_by_name(self._experiment)
         experiment = client.create_experiment(self._experiment) if known is None else known.experiment_id
         name, identity = self.track_name(label, seed), run.fingerprint or ""
@@ -47,12 +49,6 @@ class MlflowTracker(Tracker[MlflowRun]):
         for start in range(0, len(params), _PARAMS_AT_ONCE):
             client.log_batch(created, params=params[start : start + _PARAMS_AT_ONCE])
         return MlflowRun(client, created)
-
-    def _place(self, run: RunInfo) -> str:
-        if self._uri is not None:
-            return self._uri
-        os.environ.setdefault(_FILES, "true")  # files of one run are read where they are written, without a server
-        return self.folder(run, "mlruns").resolve().as_uri()
 
     def write(self, track: MlflowRun, values: Values, round: int) -> None:
         now = int(time.time() * 1000)  # milliseconds, as MLflow counts them

@@ -3,10 +3,7 @@
 tensorboard --logdir runs/a/tensorboard
 """
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: F401  (torch's writer says less about its absence)
 from torch.utils.tensorboard import SummaryWriter
@@ -16,16 +13,11 @@ from kinfed.trackers.track import Tracker, Values
 
 
 class TensorBoardTracker(Tracker[SummaryWriter]):
-    def __init__(self, folder: Path | str | None = None) -> None:
-        super().__init__()
-        self._folder = None if folder is None else Path(folder)
-
     def open(self, run: RunInfo, label: str, seed: int, first: int) -> SummaryWriter:
-        place = self.folder(run, "tensorboard") if self._folder is None else self._folder
         warm_start = 0 if label not in run.settings["algorithms"] else int(run.settings["warm_start"])
         # Rounds after the last checkpoint of a killed run come again; their earlier events are dropped by the reader.
         purged = warm_start + first + 1 if first else None
-        writer = SummaryWriter(str(place / self.track_name(label, seed)), purge_step=purged)
+        writer = SummaryWriter(str(self.folder(run, "tensorboard") / self.track_name(label, seed)), purge_step=purged)
         if not first:
             writer.add_text("settings", f"```\n{json.dumps(run.settings, indent=1, default=str)}\n```")
         return writer

@@ -1,5 +1,4 @@
-"""Trackers: observers that write what a run does for TensorBoard, MLflow or Weights & Biases. Each needs a package of
-its own, which is an extra of kinfed.
+"""Trackers: observers that write what a run does for TensorBoard, MLflow or Weights & Biases, each with an extra.
 
     kinfed run --track tensorboard,mlflow --out runs/a
     kinfed.run(algorithms="local,ditto", out="runs/a", observer=make_tracker("tensorboard"))
@@ -13,6 +12,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kinfed.core import storage
@@ -20,8 +20,6 @@ from kinfed.errors import ConfigError, unknown_name
 from kinfed.runs import Metrics, NullObserver, RunInfo
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kinfed.records import FinalRecord
     from kinfed.server import RoundReport
 
@@ -62,8 +60,9 @@ class Tracker(NullObserver, Generic[Track]):
     """Opens a track when a method starts with a seed, writes every round to it and closes it at the end; what these
     three are is said by the trackers themselves."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | str | None = None) -> None:
         self.run: RunInfo | None = None
+        self._folder = None if folder is None else Path(folder)
         self._tracks: dict[tuple[str, int], Track] = {}
 
     def open(self, run: RunInfo, label: str, seed: int, first: int) -> Track:
@@ -78,7 +77,9 @@ class Tracker(NullObserver, Generic[Track]):
         raise NotImplementedError
 
     def folder(self, run: RunInfo, name: str) -> Path:
-        """The place of a tracker that was given none: in the run's folder."""
+        """The place of the tracker: the folder that it was given, or `name` in the run's."""
+        if self._folder is not None:
+            return self._folder
         if run.folder is None:
             raise ConfigError(f"{type(self).__name__} writes to the run's folder, and there is none; give out (--out)")
         return run.folder / name
@@ -118,9 +119,8 @@ def make_tracker(name: str) -> Tracker[Any]:
     try:
         tracker: Tracker[Any] = getattr(importlib.import_module(module), kind)()
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"tracking with {name} needs the package {error.name}; pip install 'kinfed[{name}]'"
-        ) from error
+        needed = f"tracking with {name} needs the package {error.name}"
+        raise ConfigError(f"{needed}; pip install 'kinfed[{name}]'") from error
     return tracker
 
 

@@ -3,8 +3,6 @@
 Offline by default, in <run folder>/wandb, from where `wandb sync` sends them; WANDB_MODE=online sends at once.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from pathlib import Path
@@ -21,11 +19,11 @@ PROJECT = "kinfed"
 
 class WandbTracker(Tracker[Any]):
     def __init__(self, project: str = PROJECT, folder: Path | str | None = None) -> None:
-        super().__init__()
-        self._project, self._folder = project, None if folder is None else Path(folder)
+        super().__init__(folder)
+        self._project = project
 
     def open(self, run: RunInfo, label: str, seed: int, first: int) -> Any:
-        place = self.folder(run, "") if self._folder is None else self._folder
+        place = self.folder(run, "")
         storage.make_folder(place / "wandb")  # wandb would choose another place where there is none
         name = self.track_name(label, seed)
         identity = hashlib.sha256(f"{run.fingerprint} {place.resolve()} {name}".encode()).hexdigest()[:16]

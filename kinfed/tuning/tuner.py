@@ -15,8 +15,6 @@ study that was stopped and resumed, or extended by more trials, is the one that 
     out/best.toml       the chosen settings, for `kinfed run`
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -47,18 +45,10 @@ FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
 def tune(
-    config: RunConfig,
-    trials: int,
-    out: Path | str,
-    *,
-    resume: bool = False,
-    ranges: Mapping[str, Mapping[str, Range]] | None = None,
-    prune: bool = False,
-    federation: Federation | None = None,
-    model: Builder | None = None,
-    observer: Observer | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> TuneResult[Tuned]:
+    config: RunConfig, trials: int, out: Path | str, *, resume: bool = False,
+    ranges: Mapping[str, Mapping[str, Range]] | None = None, prune: bool = False, federation: Federation | None = None,
+    model: Builder | None = None, observer: Observer | None = None, should_stop: Callable[[], bool] = lambda: False,
+) -> TuneResult[Tuned]:  # fmt: skip
     """Tune every method of the configuration with `trials` trials each, the first of them as configured.
 
     `ranges` replaces ranges that the algorithms declare, by label and option. Options that the configuration sets for a
@@ -79,9 +69,8 @@ def tune(
         with _quiet_optuna():
             methods = [trial_runs.tune(label, space) for label, space in spaces.items()]
     shown = METRICS.named(job.metric).shown
-    heading = (
-        f"Chosen by mean client {job.metric} on validation data: {trials} trial(s) of {config.rounds} rounds per method"
-    )
+    budget = f"{trials} trial(s) of {config.rounds} rounds per method"
+    heading = f"Chosen by mean client {job.metric} on validation data: {budget}"
     comments = {
         tuned.label: f"{shown(tuned.best.value or 0)} on validation data; {shown(tuned.default)} as configured"
         for tuned in methods
@@ -131,12 +120,9 @@ class _Tuning:
     def tune(self, label: str, space: dict[str, Range]) -> Tuned:
         pruner = optuna.pruners.MedianPruner(n_startup_trials=4) if self.prune else optuna.pruners.NopPruner()
         study = optuna.create_study(
-            study_name=label,
-            storage=self._storage,
-            pruner=pruner,
-            load_if_exists=True,
+            study_name=label, storage=self._storage, pruner=pruner, load_if_exists=True,
             direction="maximize" if METRICS.named(self.job.metric).higher_is_better else "minimize",
-        )
+        )  # fmt: skip
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             study.tell(trial.number, state=TrialState.FAIL)  # was at work when the process ended: done again
         wanted = self.trials if space else 1

@@ -1,8 +1,6 @@
 """Common parts of all ways of tuning: the ranges that are varied, an experiment with validation examples, a folder,
 and best.toml."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -107,15 +105,11 @@ def best_toml(config: RunConfig, heading: str, comments: Mapping[str, str]) -> s
     changed = config.changed
     skipped = {*NON_RESULT_SETTINGS, "algorithms", "seeds"} - {"data", "plugins"}
     settings = {name: value for name, value in changed.items() if name not in skipped}
-    seeds = ", ".join(map(str, config.seeds))
-    parts = [f"# {heading},\n# seed(s) {seeds}. Run with: kinfed run best.toml --seeds ...\n{_toml(settings)}"]
+    seeds, toml = ", ".join(map(str, config.seeds)), tomli_w.dumps(_without_none(settings))
+    parts = [f"# {heading},\n# seed(s) {seeds}. Run with: kinfed run best.toml --seeds ...\n{toml}"]
     for label, comment in comments.items():
-        parts.append(f"# {comment}\n" + _toml({"algorithms": {label: config.algorithms[label]}}))
+        parts.append(f"# {comment}\n" + tomli_w.dumps(_without_none({"algorithms": {label: config.algorithms[label]}})))
     return "\n".join(parts)
-
-
-def _toml(table: Mapping[str, Any]) -> str:
-    return tomli_w.dumps(_without_none(table))
 
 
 def _without_none(value: Any) -> Any:
@@ -145,13 +139,9 @@ class TuningJob:
     """The methods of a configuration, on data with validation examples."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        where: Where,
-        federation: Federation | None,
-        model: Builder | None,
+        self, config: RunConfig, where: Where, federation: Federation | None, model: Builder | None,
         should_stop: Callable[[], bool],
-    ) -> None:
+    ) -> None:  # fmt: skip
         config.check(where)
         share = DEFAULT_VALIDATION if config.validation == "auto" else config.validation
         if not share:
@@ -198,15 +188,12 @@ class TuningJob:
         for place, seed in enumerate(config.seeds):
             with self.experiment.make_loop(algorithm, seed) as loop:
                 run = MethodRun(
-                    type(algorithm).__name__,
-                    loop,
-                    ClientTable.from_federation(self.experiment.inputs.federation(seed)),
-                    config.rounds,
-                    eval_every=config.eval_every,
-                    split="val",
+                    type(algorithm).__name__, loop,
+                    ClientTable.from_federation(self.experiment.inputs.federation(seed)), config.rounds,
+                    eval_every=config.eval_every, split="val",
                     observer=_TrialObserver(place * config.rounds - config.warm_start, report, figure),
                     should_stop=self.experiment.should_stop,
-                )
+                )  # fmt: skip
                 score = run.execute().personal.get(figure)
             if score is None:
                 raise ConfigError(

@@ -9,8 +9,6 @@ configured, the others are drawn from the declared ranges, in three digits. Only
 an option whose ends give the same updates and states is left as it is, with a note.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -33,25 +31,17 @@ PROBE_STEPS = 3  # of local training, after which an option that matters to clie
 
 
 def tune_while_training(
-    config: RunConfig,
-    configurations: int,
-    out: Path | str,
-    *,
-    resume: bool = False,
-    ranges: Mapping[str, Mapping[str, Range]] | None = None,
-    federation: Federation | None = None,
-    model: Builder | None = None,
-    observer: Observer | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> TuneResult[Explored]:
+    config: RunConfig, configurations: int, out: Path | str, *, resume: bool = False,
+    ranges: Mapping[str, Mapping[str, Range]] | None = None, federation: Federation | None = None,
+    model: Builder | None = None, observer: Observer | None = None, should_stop: Callable[[], bool] = lambda: False,
+) -> TuneResult[Explored]:  # fmt: skip
     """Train every method of the configuration once, in several configurations of its local settings."""
     if configurations < 2:
         raise ConfigError(f"tuning while training chooses among two configurations at least; got {configurations}")
     job = TuningJob(config, "tuning while training", federation, model, should_stop)
     observer = observer or NullObserver()
-    methods = {
-        label: _variants(job, label, space, configurations, observer) for label, space in job.spaces(ranges).items()
-    }
+    spaces = job.spaces(ranges)
+    methods = {label: _variants(job, label, space, configurations, observer) for label, space in spaces.items()}
     search = {"while_training": configurations, "variants": {label: values for label, (values, _) in methods.items()}}
     with job.open(RunFolder, out, search, resume) as folder:
         found = [
@@ -113,13 +103,9 @@ def _changes_clients(experiment: Experiment, first: AnyAlgorithm, ends: list[Any
 
 
 def _explore(
-    job: TuningJob,
-    label: str,
-    values: list[dict[str, Any]],
-    variants: tuple[AnyAlgorithm, ...],
-    folder: RunFolder,
+    job: TuningJob, label: str, values: list[dict[str, Any]], variants: tuple[AnyAlgorithm, ...], folder: RunFolder,
     observer: Observer,
-) -> Explored:
+) -> Explored:  # fmt: skip
     """One method under every seed."""
     config, experiment, algorithm = job.config, job.experiment, FedEx.of(variants)
     figures, chances = [], []
@@ -132,8 +118,6 @@ def _explore(
             )  # fmt: skip
             figures.append(run.execute().personal.get(f"{job.metric}_mean", 0.0))
             chances.append(loop.server.named()["theta"])
-    mean = torch.stack(chances).mean(0)
-    chance = tuple(float(f"{one:.6g}") for one in mean.tolist())
-    return Explored(
-        label, config.algorithms[label]["method"], job.metric, sum(figures) / len(figures), tuple(values), chance
-    )
+    chance = tuple(float(f"{one:.6g}") for one in torch.stack(chances).mean(0).tolist())
+    method, value = config.algorithms[label]["method"], sum(figures) / len(figures)
+    return Explored(label, method, job.metric, value, tuple(values), chance)

@@ -21,8 +21,6 @@ Both ends know shapes and settings: a code has no header. Draws are counted by (
 depends on no other row.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

@@ -20,8 +20,6 @@ h of every client.
 Rows that are not finite pass as they are: they are rejected anyway.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,8 +35,6 @@ from kinfed.updates.stages import SentUpdates, Stage
 
 @dataclass(frozen=True)
 class CodedField:
-    """A field of an update that is coded."""
-
     name: str
     rows: Tensor  # [n, d]
     mask: Tensor | None  # bool [n, d]: the numbers that travel; None: all
@@ -46,8 +42,6 @@ class CodedField:
 
 
 class Compression(Stage):
-    """Sends updates as codes."""
-
     name = "compression"
 
     def __init__(self, codec: Codec, changes: tuple[str, ...] = ()) -> None:
@@ -66,16 +60,17 @@ class Compression(Stage):
             wanted = field.rows
             if self.remembers:
                 wanted = wanted + before if feedback else wanted - before
-            code, nbytes = self._transmit(wanted, field.mask, rng.fold(key, position))
-            value = code
-            if self.remembers:
-                value = code if feedback else before + code
-                remembered[field.name] = wanted - code if feedback else value
+            value, nbytes = self._transmit(wanted, field.mask, rng.fold(key, position))
+            if self.remembers and feedback:
+                remembered[field.name] = wanted - value
+            elif self.remembers:
+                remembered[field.name] = value = before + value
             if field.mask is not None:
                 value = value * field.mask
             like = getattr(up, field.name)
             arrived[field.name] = value.reshape(like.shape).to(like.device)
-            saved += _raw_bytes(field) - nbytes
+            numbers = field.rows.numel() if field.mask is None else int(field.mask.sum())
+            saved += numbers * field.rows.element_size() - nbytes
         sent = dataclasses.replace(up, **arrived)
         return SentUpdates(sent, Moments(remembered), up.nbytes - saved)
 
@@ -105,13 +100,9 @@ def coded_fields(up: Tree) -> Iterator[CodedField]:
     """The fields of updates of which each client sends several float32 numbers, as flat rows."""
     for field in dataclasses.fields(up):
         value = getattr(up, field.name)
-        if (
-            EXACT in field.metadata
-            or not isinstance(value, Tensor)
-            or value.dtype != torch.float32
-            or value.dim() < 2
-            or not len(value)
-        ):
+        if EXACT in field.metadata or not isinstance(value, Tensor) or value.dtype != torch.float32:
+            continue
+        if value.dim() < 2 or not len(value):
             continue
         rows = value.detach().cpu().flatten(1)
         if rows.shape[1] < 2:
@@ -119,9 +110,3 @@ def coded_fields(up: Tree) -> Iterator[CodedField]:
         name = field.metadata.get(MASKED_BY)
         mask = None if name is None else unpacked(getattr(up, name).cpu(), rows.shape[1])
         yield CodedField(field.name, rows, mask, RENEWED in field.metadata)
-
-
-def _raw_bytes(field: CodedField) -> int:
-    """Bytes that the field would take uncoded."""
-    numbers = field.rows.numel() if field.mask is None else int(field.mask.sum())
-    return numbers * field.rows.element_size()

@@ -20,11 +20,9 @@ Clipping: Sun, Kairouz, Suresh, McMahan: Can You Really Backdoor Federated Learn
 Chen, Ramchandran, Bartlett, ICML 2018. Multi-Krum: Blanchard, El Mhamdi, Guerraoui, Stainer, NeurIPS 2017.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -34,9 +32,7 @@ from torch import Tensor
 from kinfed.algorithms import AnyAlgorithm, RoundInfo, averaged_rows, mean_from_row, required_averaging
 from kinfed.core import Registry, check_options, kernels, option
 from kinfed.errors import ConfigError
-from kinfed.updates.stages import Stage, Updates
-
-BLOCK = 1 << 20  # values sorted at once
+from kinfed.updates.stages import Stage, Updates, by_columns
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,7 @@ class Clip(Rule):
         norm = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
         limit = float(norm.median()) if self.norm is None else self.norm
         factor = torch.where(norm > limit, limit / norm.clamp_min(torch.finfo(torch.float64).tiny), 1.0)
-        return _by_columns(lambda block: factor @ block.to(torch.float64) / len(rows), rows)
+        return by_columns(lambda block: factor @ block.to(torch.float64) / len(rows), rows).to(rows.dtype)
 
     def withstands(self, n: int) -> int:
         return n if self.norm is not None else (n - 1) // 2
@@ -84,7 +80,7 @@ class Median(Rule):
 
     def __call__(self, rows: Tensor) -> Tensor:
         low, high = (len(rows) - 1) // 2, len(rows) // 2
-        return _by_columns(lambda block: _mean(block.sort(0).values[[low, high]]), rows)
+        return by_columns(lambda block: _mean(block.sort(0).values[[low, high]]), rows).to(rows.dtype)
 
     def withstands(self, n: int) -> int:
         return (n - 1) // 2
@@ -95,15 +91,13 @@ class TrimmedMean(Rule):
     by_coordinate = True
 
     share: float = option(
-        0.2,
-        "share of the clients whose smallest, and as many whose largest, values are left out of every coordinate",
-        ge=0,
-        lt=0.5,
-    )
+        0.2, "share of the clients whose smallest, and as many whose largest, values are left out of every coordinate",
+        ge=0, lt=0.5,
+    )  # fmt: skip
 
     def __call__(self, rows: Tensor) -> Tensor:
         cut = self.withstands(len(rows))
-        return _by_columns(lambda block: _mean(block.sort(0).values[cut : len(rows) - cut]), rows)
+        return by_columns(lambda block: _mean(block.sort(0).values[cut : len(rows) - cut]), rows).to(rows.dtype)
 
     @property
     def least(self) -> int:
@@ -126,7 +120,7 @@ class Krum(Rule):
         square = kernels.pairwise_squared_distances(rows).fill_diagonal_(torch.inf)
         score = square.sort(1).values[:, :near].sum(1)  # Σ over the n − f − 2 nearest of ‖u_i − u_j‖²
         nearest = score.argsort(stable=True)[: min(self.keep or near, near)]
-        return _by_columns(_mean, rows[nearest.sort().values])
+        return by_columns(_mean, rows[nearest.sort().values]).to(rows.dtype)
 
     @property
     def least(self) -> int:
@@ -178,12 +172,10 @@ def _trained_mask(fields: Mapping[str, Tensor], trained: Tensor | None) -> Tenso
     """bool: which columns of the fields' flat rows, side by side, are trainable; None: all."""
     if trained is None:
         return None
-    parts = [
-        trained.expand(rows.shape[1:]).flatten()
-        if rows.shape[-1] == len(trained)
-        else trained.new_ones(rows[0].numel())
-        for rows in fields.values()
-    ]
+    parts = []
+    for rows in fields.values():
+        mine = trained if rows.shape[-1] == len(trained) else trained.new_ones(())
+        parts.append(mine.expand(rows.shape[1:]).flatten())
     return torch.cat(parts)
 
 
@@ -193,12 +185,6 @@ def _combined(rule: Rule, rows: Tensor, trained: Tensor | None) -> Tensor:
     row, trained = rows.new_empty(rows.shape[1]), trained.to(rows.device)
     row[trained], row[~trained] = rule(rows[:, trained]), Median()(rows[:, ~trained])
     return row
-
-
-def _by_columns(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-    """function(rows), [n, P] -> float64 [P] -> [P], a block of columns at a time: no copy of all rows is made."""
-    width = max(1, BLOCK // max(len(rows), 1))
-    return torch.cat([function(block) for block in torch.split(rows, width, 1)]).to(rows.dtype)
 
 
 def _mean(rows: Tensor) -> Tensor:

@@ -29,7 +29,6 @@ class UpdateSpec:
     def from_update(
         cls, up: Mapping[str, Tensor], largest_norm: float = 0.0, trained: Tensor | None = None
     ) -> UpdateSpec:
-        """Make it from an update as it should be."""
         return cls({name: (tensor.shape, tensor.dtype) for name, tensor in up.items()}, largest_norm, trained)
 
     def violation(self, tensors: Mapping[str, Tensor]) -> str | None:

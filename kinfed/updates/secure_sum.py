@@ -13,8 +13,6 @@ protocol bit for bit, and so are its bytes (`ProtocolSize`), which a test compar
 single updates is refused: methods that do more than average, robust rules, a largest norm.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,8 +24,8 @@ from torch import Tensor
 from kinfed.algorithms import COUNT, RoundInfo, averaged_rows, mean_from_row
 from kinfed.core import Tree
 from kinfed.errors import ConfigError
-from kinfed.updates.secure_settings import NO_SINGLE_UPDATES, SecureSettings
-from kinfed.updates.stages import Stage, Updates
+from kinfed.updates.promises import NO_SINGLE_UPDATES, SecureSettings
+from kinfed.updates.stages import Stage, Updates, by_columns
 
 FINEST = 40  # f at most: finer than float32 has any use for
 COARSEST = 12  # f at least: h = 2.4e-4
@@ -36,13 +34,11 @@ KEYS_BYTES = 192  # two public keys, a commitment, a signature
 SEALED_BYTES = 92  # an encrypted pair of shares: nonce, two shares, tag
 SHARE_BYTES = 32
 SIGNATURE_BYTES = 96
-BLOCK = 1 << 20  # values encoded at once
 
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Numbers in [−largest, largest] as whole numbers of a step, such that a sum with weights of `total` in all fits
-    into 63 bits and a sign."""
+    """Numbers in [−largest, largest] as whole numbers of a step; a sum with weights of `total` fits into 63 bits."""
 
     largest: float
     total: int  # of all weights
@@ -145,12 +141,10 @@ class SecureSum(Stage):
         return replace(updates, mean=mean, nbytes=size.up, nbytes_down=size.down)
 
     def mean(self, up: Tree) -> Tree:
-        """The mean of updates, decoded from their sum."""
         rows = averaged_rows(up, self.averages)
         weights = example_weights(up, len(rows))
-        width = max(1, BLOCK // max(len(rows), 1))
-        totals = [self.fixed_point.encode(block, weights).sum(0) for block in torch.split(rows, width, 1)]
-        mean = torch.cat([self.fixed_point.decode(total)[0] for total in totals])
+        code = self.fixed_point
+        mean = by_columns(lambda block: code.decode(code.encode(block, weights).sum(0))[0], rows)
         return mean_from_row(up, self.averages, mean.to(rows.device, rows.dtype))
 
     def encode(self, up: Tree) -> Tensor:

@@ -14,7 +14,7 @@ what the server heard (`Algorithm.heard`), and remembers that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -28,6 +28,7 @@ from kinfed.data import Moments
 from kinfed.errors import ConfigError
 from kinfed.privacy import PrivacyBudget, Record
 
+BLOCK = 1 << 20  # values that are sorted, converted or encoded at once
 OWN = "own"  # stands for stages of other names, such as a user's
 ORDER = ("privacy", "compression", "staleness", "screening", OWN, "secure_sum", "robust", "user_level")
 
@@ -54,11 +55,9 @@ class Updates:
         ids = self.ids.tolist()
         keep = torch.tensor([row for row in range(len(ids)) if row not in reasons], dtype=torch.int64)
         return replace(
-            self,
-            ids=self.ids[keep],
-            rows=self.rows.take(keep) if len(keep) else None,
+            self, ids=self.ids[keep], rows=self.rows.take(keep) if len(keep) else None,
             refused=self.refused | {ids[row]: reason for row, reason in reasons.items()},
-        )
+        )  # fmt: skip
 
     def unused(self, note: str) -> Updates:
         """Use none of them, for a reason that the round's note gives."""
@@ -129,6 +128,12 @@ for _name, _place, _summary in (
 AnyStage = TypeVar("AnyStage", bound=Stage)
 
 
+def by_columns(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """function(rows), [n, P] -> [P], a block of columns at a time: no copy of all rows is made."""
+    width = max(1, BLOCK // max(len(rows), 1))
+    return torch.cat([function(block) for block in torch.split(rows, width, 1)])
+
+
 class Road(Sequence[Stage]):
     """Stages from the client to the server, in one order. Refuses those that cannot stand side by side."""
 
@@ -147,7 +152,6 @@ class Road(Sequence[Stage]):
         return len(self._stages)
 
     def find(self, kind: type[AnyStage]) -> AnyStage | None:
-        """The stage of a kind, where there is one."""
         return next((stage for stage in self._stages if isinstance(stage, kind)), None)
 
     def at_clients(self) -> tuple[Stage, ...]:

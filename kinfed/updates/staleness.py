@@ -15,8 +15,6 @@ is the paper's η_g/K Σ Δ_i s(s_i). FedAsync's clients take the method's local
 term.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -62,7 +60,7 @@ class StalenessRule:
     @property
     def size(self) -> int:
         """Updates that a step of the server waits for."""
-        raise NotImplementedError
+        return 1
 
     def weight(self, staleness: Tensor) -> Tensor:
         """float64 [n] of staleness [n]."""
@@ -90,10 +88,6 @@ class FedAsync(StalenessRule):
 
     mixing: float = option(0.6, "α: the share of a fresh model in the new one", gt=0, le=1)
 
-    @property
-    def size(self) -> int:
-        return 1
-
 
 def shortened_fields(
     label: str, algorithm: AnyAlgorithm, task: Task, data: Federation, population: Population
@@ -113,8 +107,6 @@ def shortened_fields(
 
 
 class Staleness(Stage):
-    """Gives late updates less weight."""
-
     name = "staleness"
 
     def __init__(self, rule: StalenessRule, changes: tuple[str, ...], update_bytes: int) -> None:

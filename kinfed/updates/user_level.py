@@ -20,35 +20,49 @@ trusted to add it, and with a sum instead of single updates. Rounding may length
 for up to four million clients: of no account beside the noise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from kinfed.algorithms import RoundInfo, averaged_rows, mean_from_row
-from kinfed.core import Tree, rng
-from kinfed.errors import CheckpointError
+from kinfed.core import Tree, rng, storage
+from kinfed.errors import CheckpointError, StorageError
 from kinfed.privacy import Source
+from kinfed.updates.promises import NO_ROBUST_RULE, ClientSampling, UserPrivacy
 from kinfed.updates.secure_sum import FixedPoint
-from kinfed.updates.stages import Stage, Updates
-from kinfed.updates.user_policy import NO_ROBUST_RULE, ClientSampling, UserPrivacy
+from kinfed.updates.stages import Stage, Updates, by_columns
 
-BLOCK = 1 << 20  # values of updates that are converted to float64 at once
+_FORMAT = "kinfed-sums-1"  # of a ledger
 CLIP_RATE = 0.2  # of the clipping norm's step towards the quantile, as Andrew et al. choose it
 COUNT_SHARE = 20.0  # the count of updates within the norm has noise of a 20th of the expected clients, as theirs
 
 
-class SumCounter(Protocol):
-    """Ledger of a real server, on its disk, of the sums that it has released."""
+@dataclass(frozen=True)
+class SumLedger:
+    """<out>/sums.json of a real server: how many noisy sums of a run were released, counted before each is used."""
 
-    def read(self) -> int: ...
+    path: Path
+    run: str
 
-    def enter(self, count: int) -> None: ...
+    def read(self) -> int:
+        if not self.path.exists():
+            return 0
+        record = storage.read_json(self.path, "the number of released sums")
+        count = record.get("sums")
+        if record.get("format") != _FORMAT or record.get("run") != self.run or type(count) is not int or count < 0:
+            raise StorageError(
+                f"{self.path} is damaged, or another run's. Restore it from a copy: without it nobody knows how much "
+                "of epsilon is spent"
+            )
+        return count
+
+    def enter(self, count: int) -> None:
+        storage.write_json(self.path, {"format": _FORMAT, "run": self.run, "sums": count}, private=True)
 
 
 class UserLevel(Stage):
@@ -59,18 +73,9 @@ class UserLevel(Stage):
     hides_absence = True
 
     def __init__(
-        self,
-        privacy: UserPrivacy,
-        template: Tree,
-        averages: tuple[str, ...],
-        source: Source,
-        sampling: ClientSampling,
-        expected: float,
-        rounds: range,
-        *,
-        summands: int | None = None,
-        books: SumCounter | None = None,
-    ) -> None:
+        self, privacy: UserPrivacy, template: Tree, averages: tuple[str, ...], source: Source, sampling: ClientSampling,
+        expected: float, rounds: range, *, summands: int | None = None, books: SumLedger | None = None,
+    ) -> None:  # fmt: skip
         """`template`: an update [1, ...] of the method; `expected`: E; `rounds`: those that the run will have; the ones
         before them (a warm start) have been as private as these and count. `summands`: the most clients of a round,
         where they shorten updates themselves and the server sees only the sum (kinfed.updates.secure_sum). `books`: the
@@ -135,11 +140,13 @@ class UserLevel(Stage):
     def _sum(self, rows: Tensor, factor: Tensor) -> Tensor:
         """float64 [P]: of the shortened rows; in fixed point, where the server sees nothing else."""
         if self._summands is None:
-            return _weighted_sum(rows, factor)
-        encoding, ones = unit_sum(self._summands), torch.ones(len(rows))
-        width, scale = max(1, BLOCK // max(len(rows), 1)), factor[:, None] / self.clip
-        blocks = [block.to("cpu", torch.float64) * scale for block in torch.split(rows, width, 1)]
-        return self.clip * torch.cat([encoding.encode(block, ones)[:, :-1].sum(0) * encoding.step for block in blocks])
+            return by_columns(lambda block: factor @ block.to("cpu", torch.float64), rows)
+        encoding, ones, scale = unit_sum(self._summands), torch.ones(len(rows)), factor[:, None] / self.clip
+
+        def added(block: Tensor) -> Tensor:
+            return encoding.encode(block.to("cpu", torch.float64) * scale, ones)[:, :-1].sum(0) * encoding.step
+
+        return self.clip * by_columns(added, rows)
 
     def _flat(self, name: str, up: Tree | None) -> Tensor:
         """[n, ·]: one field of all updates."""
@@ -166,7 +173,6 @@ class UserLevel(Stage):
         return self.sampling.epsilon(self.noise, self.spent, self.delta) if self._averages else 0.0
 
     def figures(self) -> dict[str, Any]:
-        """Diagnostics for the journal."""
         return {
             "noise": self.noise, "clip": self.clip, "delta": self.delta, "epsilon": self.epsilon(),
             "expected": self.expected, "neighbours": self.sampling.neighbours,
@@ -210,10 +216,3 @@ def shortened(privacy: UserPrivacy, up: Tree, averages: tuple[str, ...], clients
     rows = averaged_rows(up, averages).detach().to("cpu", torch.float64)
     norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     return unit_sum(clients).encode(rows / norm.clamp_min(privacy.clip), torch.ones(len(rows)))[0]
-
-
-def _weighted_sum(rows: Tensor, factor: Tensor) -> Tensor:
-    """float64 [P]: Σ_m factor[m] rows[m], on the CPU. A block of columns at a time: no copy of all rows is made."""
-    width = max(1, BLOCK // max(len(rows), 1))
-    blocks = [factor @ block.to("cpu", torch.float64) for block in torch.split(rows, width, 1)]
-    return torch.cat(blocks)

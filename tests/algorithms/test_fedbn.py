@@ -18,8 +18,7 @@ from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError
 from kinfed.server.schedule import Schedule
 from kinfed.testing import Bench, tiny_federation
-from kinfed.testing.running_statistics import normalized_model
-from kinfed.testing.workbench import SEED
+from kinfed.testing.workbench import SEED, normalized_model
 
 SIZES = (2, 6, 4)
 

@@ -9,8 +9,7 @@ import torch
 from method_bench import ALL, LR, SIZES, TWO_STEPS, by_hand, close, deep, models, run, server, state, weighted
 from torch import Tensor, nn
 
-from kinfed.algorithms.fedcp.feature_gate import FeatureGate, policy_size
-from kinfed.algorithms.fedcp.fedcp import KERNELS, FedCP, Server, gate_noise, mean_discrepancy
+from kinfed.algorithms.fedcp import KERNELS, FeatureGate, FedCP, Server, gate_noise, mean_discrepancy, policy_size
 from kinfed.algorithms.fedper import FedPer
 from kinfed.author import Population, Task
 from kinfed.data.examples.batches import Batch, LocalTraining

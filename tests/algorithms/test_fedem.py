@@ -21,13 +21,14 @@ from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedem import FedEM, proportions
 from kinfed.data.examples.batches import Batch, LocalTraining
 from kinfed.data.federations.federation import Federation
-from kinfed.engine.personal.mixture import (
+from kinfed.engine.personal.personal_models import (
     MixtureModule,
     MixtureTask,
     mixture_rows,
+    module_for,
     num_components,
+    task_for,
 )
-from kinfed.engine.personal.personal_models import module_for, task_for
 from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError, ModelError, StorageError
 from kinfed.records.run_files import RunFiles

@@ -17,11 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kinfed import simulate
 from kinfed.algorithms.fedfomo import affinity
-from kinfed.algorithms.fedfomo.affinity import Affinity
+from kinfed.algorithms.fedfomo.affinity import Affinity, mixing_weights, validation_or_train, weigh
 from kinfed.algorithms.fedfomo.fedfomo import Client, Down, FedFomo
 from kinfed.algorithms.fedfomo.fomo_server import Server, Up
 from kinfed.algorithms.fedfomo.model_averages import FedFomoMA
-from kinfed.algorithms.fedfomo.weights import mixing_weights, validation_or_train, weigh
 from kinfed.algorithms.local import Local
 from kinfed.core import rng
 from kinfed.core.kernels import weighted_sum

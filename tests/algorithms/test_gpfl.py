@@ -10,8 +10,7 @@ from method_bench import ALL, LR, SIZES, accuracy_on, by_hand, close, deep, mode
 from torch import Tensor, nn
 
 from kinfed.algorithms.fedper import FedPer
-from kinfed.algorithms.gpfl.feature_valve import valve_size
-from kinfed.algorithms.gpfl.gpfl import GPFL, Server, ValveLoss
+from kinfed.algorithms.gpfl import GPFL, Server, ValveLoss, valve_size
 from kinfed.algorithms.local import Local
 from kinfed.author import Population, Task
 from kinfed.data.examples.batches import Batch, LocalTraining

@@ -24,7 +24,7 @@ from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.examples.ragged import Ragged
 from kinfed.data.federations.federation import Federation
 from kinfed.engine.contract.objective import make_objective
-from kinfed.engine.personal.mixture import MixtureTask
+from kinfed.engine.personal.personal_models import MixtureTask
 from kinfed.engine.task_factory import make_task
 from kinfed.engine.training.sgd import sgd
 from kinfed.pools.local_pool import LocalPool

@@ -14,18 +14,17 @@ from torch import Tensor, nn
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.common.averaging import DeltaUp
+from kinfed.algorithms.fedfomo.affinity import weigh
 from kinfed.algorithms.fedfomo.model_averages import FedFomoMA
-from kinfed.algorithms.fedfomo.weights import weigh
 from kinfed.algorithms.fedopt import FedOpt
 from kinfed.algorithms.l2gd import L2GD, Client, Down
 from kinfed.algorithms.pfedme import PFedMe
 from kinfed.data.examples.batches import LocalTraining
-from kinfed.engine.personal.mixture import MixtureTask, mixture_rows
+from kinfed.engine.personal.personal_models import MixtureTask, mixture_rows
 from kinfed.engine.task_factory import ModuleTask, make_task
 from kinfed.engine.training.sgd import sgd
 from kinfed.testing import CHECKS, Bench, tiny_federation
-from kinfed.testing.running_statistics import normalized_model
-from kinfed.testing.workbench import SEED
+from kinfed.testing.workbench import SEED, normalized_model
 
 ALONE = LocalTraining(lr=0.1, batch=100, steps=1)
 HARSH = replace(ALONE, momentum=0.9, weight_decay=0.5)

@@ -19,7 +19,7 @@ from kinfed.algorithms.selffl.uncertainty import LocalPlan, Rules, Running
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.federations.federation import Federation
 from kinfed.errors import ConfigError
-from kinfed.runs.simulation import simulate
+from kinfed.runs.loop_factory import simulate
 from kinfed.server.loop import Loop
 from kinfed.testing import tiny_federation, tiny_model
 from kinfed.theory.gaussian import Case, GaussianTask, draw

@@ -17,7 +17,7 @@ from kinfed.algorithms.selffl.selffl import Up
 from kinfed.data import Federation, Population
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.errors import ConfigError
-from kinfed.runs.simulation import simulate
+from kinfed.runs.loop_factory import simulate
 from kinfed.server.loop import Loop
 from kinfed.testing import tiny_federation, tiny_model
 from kinfed.theory.gaussian import Case, GaussianTask, draw

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kinfed.analysis.comparison import compare
-from kinfed.analysis.pooling import pool_seeds
+from kinfed.analysis.comparison import compare, pool_seeds
 from kinfed.data.federations.federation import Federation
 from kinfed.records.reader import load_runs
 from kinfed.report import build

@@ -20,9 +20,9 @@ from kinfed.data.federations.federation import Federation
 from kinfed.errors import ConfigError
 from kinfed.privacy.policy import Privacy
 from kinfed.records.reader import load_run
-from kinfed.runs import build, run_checks
-from kinfed.runs.build import build_federation
+from kinfed.runs import run_checks, run_inputs
 from kinfed.runs.experiment import run
+from kinfed.runs.run_inputs import build_federation
 
 ROLES = ("--client-column", "c", "--label-column", "y")
 QUICK = ("--rounds", "2", "--seeds", "0", "--algorithms", "fedavg", "--model", "mlr")
@@ -191,7 +191,7 @@ def test_memory_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.Mo
     def take_all(*_: object) -> None:
         torch.empty(1 << 58)  # more than any machine has: refused at once, and not taken
 
-    monkeypatch.setattr(build, "build_federation", take_all)
+    monkeypatch.setattr(run_inputs, "build_federation", take_all)
     refused(kinfed("describe", cwd=tmp_path), "not enough memory; take fewer clients")
 
 

@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kinfed.cli import listing
+from kinfed.cli import inspect_command as listing
 from kinfed.cli.app import app
 from kinfed.cli.installed import COMMANDS, LISTS
 from kinfed.errors import ConfigError

@@ -15,7 +15,7 @@ from torch import nn
 import kinfed
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.base import check_algorithm_settings
-from kinfed.algorithms.common.many_models import mean_losses
+from kinfed.algorithms.common.averaging import mean_losses
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.examples.problem import Problem
@@ -26,7 +26,7 @@ from kinfed.engine.training.sgd import sgd
 from kinfed.errors import ConfigError, DataError
 from kinfed.newcomers.adoption import adopt
 from kinfed.pools.local_pool import LocalPool
-from kinfed.pools.shard import make_shard
+from kinfed.pools.worker import make_shard
 from kinfed.privacy.dpsgd import PrivateTask
 from kinfed.privacy.noise import seeded_noise
 from kinfed.server.loop import Loop

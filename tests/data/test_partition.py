@@ -15,8 +15,15 @@ from kinfed.data.examples.features import Features
 from kinfed.data.examples.problem import Problem
 from kinfed.data.examples.ragged import Ragged
 from kinfed.data.partitions import PARTITIONS, dealing, make_federation
-from kinfed.data.partitions.generators import FirstComeFirstServed, Lognormal, Powerlaw
-from kinfed.data.partitions.label_skew import Classes, Dirichlet, Pathological, _dirichlet
+from kinfed.data.partitions.label_skew import (
+    Classes,
+    Dirichlet,
+    FirstComeFirstServed,
+    Lognormal,
+    Pathological,
+    Powerlaw,
+    _dirichlet,
+)
 from kinfed.data.sources import load_source
 from kinfed.data.sources.source import Source
 from kinfed.errors import ConfigError

@@ -360,7 +360,7 @@ def test_a_missing_category_is_neither_known_nor_other() -> None:
     ward = CategoryEncoding("ward", "", ("x", "y"), other=True, gaps=True, most_frequent="x")
     assert ward.features == ("ward=x", "ward=y", "ward other", "ward missing")
     cells = read_cells(pa.chunked_array([["y", "new", None]]), "ward")
-    assert ward.encode(cells, "here").values.tolist() == [[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+    assert ward.encode(cells, "here")[0].tolist() == [[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
 
 
 def test_running_numbers_are_left_out_by_any_name_and_others_stay() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from kinfed.data.federations.federation import Federation
 from kinfed.errors import ConfigError, DataError
-from kinfed.pools.shard import make_shard
+from kinfed.pools.worker import make_shard
 from kinfed.testing import tiny_federation
 
 

@@ -13,9 +13,10 @@ from kinfed.data.examples.problem import Problem
 from kinfed.data.examples.ragged import Ragged
 from kinfed.data.federations.federation import Federation
 from kinfed.data.federations.stratified import fold_numbers, split_stratified
-from kinfed.data.partitions.partition import Resplit, fold_of_federation
+from kinfed.data.partitions.partition import Resplit, fold_of_federation, make_federation
 from kinfed.data.preprocessing.frames import as_table
-from kinfed.data.sources.table import TableOptions, make_federation, source_from_table
+from kinfed.data.sources.table import source_from_table
+from kinfed.data.sources.table_options import TableOptions
 from kinfed.errors import ConfigError
 
 sizes = st.lists(st.integers(0, 30), min_size=1, max_size=5)

@@ -18,7 +18,7 @@ from kinfed.core.backoff import LONGEST_PAUSE, Silence
 from kinfed.deploy.server.deployment_server import TooFewClients, serve
 from kinfed.deploy.server.status import DONE, RUNNING, STOPPED, read_progress, read_status
 from kinfed.deploy.settings import Deployment
-from kinfed.deploy.transport.connections import Presence
+from kinfed.deploy.transport.exchange import Presence
 from kinfed.errors import KinfedError, StorageError
 
 SETTINGS: dict[str, Any] = {

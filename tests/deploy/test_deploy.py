@@ -28,7 +28,7 @@ from kinfed.deploy.transport.wire import MessageError, Packet, message_types, tr
 from kinfed.engine.personal.personal_models import module_for
 from kinfed.errors import ConfigError, DataError, KinfedError, StorageError
 from kinfed.records.run_folder import RunFolder
-from kinfed.runs.simulation import simulate
+from kinfed.runs.loop_factory import simulate
 from kinfed.server.loop import Loop
 from kinfed.serving.pipeline import ModelPipeline
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from kinfed.data.federations.federation import Federation
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.settings import Deployment
-from kinfed.runs.simulation import simulate
+from kinfed.runs.loop_factory import simulate
 from kinfed.serving.pipeline import ModelPipeline
 
 pytest.importorskip("flwr", reason="the extra flower is not installed: pip install 'kinfed[flower]'")

@@ -17,12 +17,12 @@ from torch import Tensor
 from kinfed.config.config_reading import make_config
 from kinfed.data.federations.federation import Federation
 from kinfed.deploy.node.vault import Vault
-from kinfed.deploy.operator.trial_sites import deployment_settings
+from kinfed.deploy.operator.trial import deployment_settings
 from kinfed.deploy.server.deployment_server import serve
 from kinfed.deploy.settings import Deployment
 from kinfed.errors import ConfigError
 from kinfed.newcomers.adoption import adopt
-from kinfed.newcomers.newcomer import newcomer_from_table
+from kinfed.newcomers.finished import newcomer_from_table
 from kinfed.runs.experiment import run
 from kinfed.serving.pipeline import ModelPipeline
 

@@ -25,7 +25,7 @@ from kinfed.deploy.transport.exchange import Sent
 from kinfed.deploy.transport.wire import Packet
 from kinfed.engine.personal.personal_models import module_for
 from kinfed.errors import ConfigError, DataError
-from kinfed.runs.simulation import simulate
+from kinfed.runs.loop_factory import simulate
 from kinfed.serving.pipeline import ModelPipeline
 
 NAMES = ["a", "b", "c"]

@@ -19,7 +19,7 @@ from kinfed.deploy.server.deployment_server import TooFewClients, serve
 from kinfed.deploy.settings import Deployment
 from kinfed.errors import ConfigError, DataError
 from kinfed.newcomers.adoption import adopt
-from kinfed.newcomers.newcomer import newcomer_from_table
+from kinfed.newcomers.finished import newcomer_from_table
 from kinfed.serving.pipeline import ModelPipeline
 from kinfed.serving.predict import model_of_run, predict
 

@@ -21,10 +21,9 @@ from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.server.deployment_server import TooFewClients, serve
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.exchange import Sent
-from kinfed.deploy.transport.kinds import CONFIRM, MASK, SECURE_KINDS, SHARE, TRAIN, UNMASK
-from kinfed.deploy.transport.wire import MessageError, Packet
+from kinfed.deploy.transport.wire import CONFIRM, MASK, SECURE_KINDS, SHARE, TRAIN, UNMASK, MessageError, Packet
 from kinfed.errors import ConfigError
-from kinfed.runs.simulation import simulate
+from kinfed.runs.loop_factory import simulate
 from kinfed.serving.pipeline import ModelPipeline
 from kinfed.updates.secure_sum import ProtocolSize
 from kinfed.updates.stages import Updates

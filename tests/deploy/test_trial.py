@@ -16,13 +16,12 @@ from tiny_bert import write_bert
 from kinfed.config.config import RunConfig
 from kinfed.config.config_reading import make_config
 from kinfed.data.federations.federation import Federation
-from kinfed.deploy.operator.trial import DEFAULTS
-from kinfed.deploy.operator.trial_sites import class_names, deployment_settings, site_names, write_sites
+from kinfed.deploy.operator.trial import DEFAULTS, class_names, deployment_settings, site_names, write_sites
 from kinfed.deploy.server.deployment_server import serve
 from kinfed.deploy.settings import Deployment
 from kinfed.errors import ConfigError
 from kinfed.runs import experiment
-from kinfed.runs.build import build_federation
+from kinfed.runs.run_inputs import build_federation
 
 
 def config(sets: tuple[str, ...] = (), **values: Any) -> RunConfig:

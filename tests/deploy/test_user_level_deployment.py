@@ -17,19 +17,19 @@ from kinfed.algorithms.common.message_shape import update_template
 from kinfed.data.federations.federation import Federation
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.server.deployment_server import serve
-from kinfed.deploy.server.server_privacy import FILE, SecretSchedule, SumLedger
+from kinfed.deploy.server.server_privacy import FILE, SecretSchedule
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.exchange import Sent
-from kinfed.deploy.transport.kinds import EVALUATE, TRAIN
+from kinfed.deploy.transport.wire import EVALUATE, TRAIN
 from kinfed.errors import CheckpointError, ConfigError, StorageError
 from kinfed.privacy.noise import seeded_noise
 from kinfed.records.checkpoint import Checkpoints
-from kinfed.runs.simulation import simulate
+from kinfed.runs.loop_factory import simulate
 from kinfed.server.schedule import Schedule
 from kinfed.serving.pipeline import ModelPipeline
+from kinfed.updates.promises import ClientSampling
 from kinfed.updates.stages import Road
-from kinfed.updates.user_level import UserLevel
-from kinfed.updates.user_policy import ClientSampling
+from kinfed.updates.user_level import SumLedger, UserLevel
 
 pytest.importorskip("dp_accounting", reason="the extra dp is not installed")
 pytest.importorskip("cryptography", reason="the extra flower is not installed")

@@ -10,10 +10,9 @@ from torch import nn
 import kinfed
 from kinfed.data.examples.problem import Problem
 from kinfed.data.federations.federation import Federation
-from kinfed.engine.personal.mixture import mixture_rows
-from kinfed.engine.personal.personal_models import task_for
-from kinfed.engine.scoring.judged import Judged
+from kinfed.engine.personal.personal_models import mixture_rows, task_for
 from kinfed.engine.scoring.metric_catalogue import METRICS
+from kinfed.engine.scoring.metrics import Judged
 from kinfed.engine.task_factory import make_task
 
 

@@ -11,14 +11,20 @@ from torch import Tensor, nn
 
 import kinfed
 from kinfed.algorithms.base import deployed_models
-from kinfed.algorithms.fedcp.feature_gate import FeatureGate, gate_logits, policy_size
-from kinfed.algorithms.gpfl.feature_valve import FeatureValve, through_valve, valve_size
-from kinfed.algorithms.gpfl.gpfl import GPFL
+from kinfed.algorithms.fedcp import FeatureGate, gate_logits, policy_size
+from kinfed.algorithms.gpfl import GPFL, FeatureValve, through_valve, valve_size
 from kinfed.core import rng
 from kinfed.data.examples.batches import LocalTraining
-from kinfed.engine.personal.extended import ExtendedTask, extended_rows
-from kinfed.engine.personal.mixture import MixtureTask, mixture_rows
-from kinfed.engine.personal.personal_models import module_for, module_from, named_parameters, task_for
+from kinfed.engine.personal.personal_models import (
+    ExtendedTask,
+    MixtureTask,
+    extended_rows,
+    mixture_rows,
+    module_for,
+    module_from,
+    named_parameters,
+    task_for,
+)
 from kinfed.engine.task_factory import make_task
 from kinfed.errors import ModelError
 from kinfed.serving.export import export_model

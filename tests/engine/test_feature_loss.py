@@ -16,7 +16,7 @@ from kinfed.engine.backends.lstm import LastOutput
 from kinfed.engine.contract.descent import TRANSPOSE_FROM_STEPS, LayerwiseDescent, Terms
 from kinfed.engine.contract.feature_loss import Deltas, FeatureLoss, by_autograd, cross_entropy, logit_delta, on_rows
 from kinfed.engine.contract.head import find_head
-from kinfed.engine.personal.mixture import MixtureTask
+from kinfed.engine.personal.personal_models import MixtureTask
 from kinfed.engine.task_factory import ModuleTask, make_task
 from kinfed.engine.training.sgd import sgd
 from kinfed.errors import ModelError

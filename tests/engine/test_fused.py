@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from kinfed.algorithms.common.many_models import mean_losses
+from kinfed.algorithms.common.averaging import mean_losses
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.core import threads
 from kinfed.core.threads import OneCoreThreads, idle_threads

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kinfed.data.examples import windows
 from kinfed.data.examples.windows import Windows
-from kinfed.engine.compiled.fused_orders import draw_orders
+from kinfed.engine.compiled.fused_steps import draw_orders
 
 pytestmark = pytest.mark.timeout(400)  # the first of these tests on a machine compiles
 

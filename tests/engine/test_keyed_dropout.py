@@ -19,8 +19,7 @@ from kinfed.core import rng
 from kinfed.data.examples.batches import Batch, LocalTraining
 from kinfed.data.federations.federation import Federation
 from kinfed.engine.rows import keyed_random as random_operations
-from kinfed.engine.rows.keyed_dropout import MANY_VALUES, Draws
-from kinfed.engine.rows.keyed_random import KeyedDraws
+from kinfed.engine.rows.keyed_random import MANY_VALUES, Draws, KeyedDraws
 from kinfed.engine.task_factory import RowsTask, make_task
 from kinfed.engine.training.sgd import sgd
 from kinfed.errors import ModelError

@@ -12,12 +12,11 @@ import torch
 import kinfed
 from kinfed.analysis import cautions, metric_style
 from kinfed.data.examples.problem import Problem
-from kinfed.engine.scoring.bootstrap import bootstrap_draws, deviation_of_draws, error_draws
-from kinfed.engine.scoring.judged import Judged
 from kinfed.engine.scoring.metric_catalogue import METRICS
-from kinfed.engine.scoring.score import Score, summarize
+from kinfed.engine.scoring.metrics import Judged
+from kinfed.engine.scoring.score import Score, bootstrap_draws, deviation_of_draws, error_draws, summarize
 from kinfed.errors import ConfigError
-from kinfed.records.headline import headline_text
+from kinfed.records.run_record import headline_text
 
 SIZES = (30, 25, 90)
 

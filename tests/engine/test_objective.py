@@ -17,7 +17,7 @@ from kinfed.engine.zoo.lora import lora
 from kinfed.errors import ConfigError, ModelError
 from kinfed.privacy.dpsgd import PrivateTask
 from kinfed.privacy.noise import seeded_noise
-from kinfed.runs.simulation import simulate
+from kinfed.runs.loop_factory import simulate
 
 OBJECTIVES = (SQUARED, ABSOLUTE, Huber(0.5))
 

@@ -11,10 +11,10 @@ from sklearn.metrics import get_scorer, get_scorer_names, matthews_corrcoef
 import kinfed
 from kinfed.data.examples.problem import Problem
 from kinfed.data.federations.federation import Federation
-from kinfed.engine.scoring.judged import Judged
 from kinfed.engine.scoring.metric_catalogue import METRICS
+from kinfed.engine.scoring.metrics import Judged
 from kinfed.errors import ConfigError
-from kinfed.records.headline import headline_text
+from kinfed.records.run_record import headline_text
 
 PROBLEMS = {
     "binary": Problem.of_classes(2),

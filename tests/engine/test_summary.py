@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kinfed.engine.scoring.metric_catalogue import METRICS
 from kinfed.engine.scoring.score import summarize
-from kinfed.records.headline import has_diverged
+from kinfed.records.run_record import has_diverged
 
 
 def counts(*values: float) -> Tensor:

@@ -22,7 +22,7 @@ from kinfed.data.federations.federation import Federation
 from kinfed.engine.contract.task import Task
 from kinfed.engine.contract.update_program import Add, Collect, Gradient, GradientStep, Instruction, Learn, Mix, Norm
 from kinfed.engine.task_factory import make_task
-from kinfed.engine.training.run_program import run_program
+from kinfed.engine.training.sgd import run_program
 from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
 

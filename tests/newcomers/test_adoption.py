@@ -24,8 +24,7 @@ from kinfed.engine.task_factory import make_task
 from kinfed.engine.training.sgd import sgd
 from kinfed.errors import ConfigError, DataError, KinfedError, ModelError
 from kinfed.newcomers.adoption import Adoption, _grown, adopt, with_newcomer
-from kinfed.newcomers.finished import FinishedRun, RunInMemory
-from kinfed.newcomers.newcomer import newcomer_from_table
+from kinfed.newcomers.finished import FinishedRun, RunInMemory, newcomer_from_table
 from kinfed.runs.experiment import run
 
 CLIENTS, CONTEXTS, CLASSES, WIDTH = 9, 3, 4, 6

@@ -20,8 +20,7 @@ from kinfed.engine.task_factory import Task, make_task
 from kinfed.engine.training.sgd import sgd
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools.local_pool import LocalPool
-from kinfed.pools.shard import balance, expected_work, make_shard
-from kinfed.pools.worker import Worker, compact
+from kinfed.pools.worker import Worker, balance, compact, expected_work, make_shard
 from kinfed.privacy.dpsgd import PrivateTask
 from kinfed.privacy.noise import seeded_noise
 from kinfed.testing import check_variant, tiny_federation, tiny_model

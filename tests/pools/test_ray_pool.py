@@ -25,7 +25,7 @@ from kinfed.algorithms import make_algorithm, prepare_data
 from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.ditto import Ditto
 from kinfed.config.config_reading import make_config
-from kinfed.core.backoff import Silence
+from kinfed.core import backoff
 from kinfed.core.registry import load_plugin
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.examples.problem import Problem
@@ -33,8 +33,7 @@ from kinfed.engine.contract.objective import SQUARED
 from kinfed.engine.task_factory import make_task
 from kinfed.errors import ConfigError, PoolError
 from kinfed.pools.local_pool import LocalPool
-from kinfed.pools.shard import make_shard
-from kinfed.pools.worker import Worker
+from kinfed.pools.worker import Worker, make_shard
 from kinfed.records.compare import same_results
 from kinfed.runs.method_run import Interrupted
 from kinfed.runs.run_inputs import RunInputs
@@ -359,7 +358,7 @@ def test_a_long_silence_says_which_worker_does_what(
         said.append(text)
         (tmp_path / "gate").touch()
 
-    monkeypatch.setattr(ray_processes, "Silence", partial(Silence, pause=0.3))
+    monkeypatch.setattr(backoff, "FIRST_REPORT", 0.3)
     loop = loop_on(cluster, Waits(WORK, gate=str(tmp_path / "gate")), schedule=Schedule())
     for slot in cluster._slots:
         monkeypatch.setattr(slot, "say", say)

@@ -23,8 +23,7 @@ from kinfed.data.federations.federation import Federation
 from kinfed.engine.task_factory import make_task
 from kinfed.errors import CheckpointError
 from kinfed.pools.local_pool import LocalPool
-from kinfed.pools.shard import balance, expected_work, make_shard
-from kinfed.pools.worker import StateSnapshot, Worker, compact
+from kinfed.pools.worker import StateSnapshot, Worker, balance, compact, expected_work, make_shard
 from kinfed.privacy.dpsgd import PrivateTask
 from kinfed.privacy.noise import seeded_noise
 from kinfed.testing import tiny_federation, tiny_model

@@ -141,9 +141,9 @@ def test_books_keep_clients_rates_and_samples_apart() -> None:
     ledger.add(3, 0.5, 2)
     ledger.add(0, 1.0, 1, 7)
     ledger.add(1, 1.0, 0)
-    twice = ledger.join(ledger, 2)
+    twice = ledger.join(ledger)
     assert ledger.events(4) == [asked(1.0, 7), (), (), (Event(0.5, 1, 5), Event(0.5, 2, 1))]
-    assert twice.events(4)[3] == (Event(0.5, 1, 15), Event(0.5, 2, 3))
+    assert twice.events(4)[3] == (Event(0.5, 1, 10), Event(0.5, 2, 2))
     assert Ledger.load(twice.named()) == twice
     assert Ledger.load(Ledger().named()) == Ledger()
 

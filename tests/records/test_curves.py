@@ -12,11 +12,11 @@ import kinfed
 from kinfed.analysis.comparison import single_run
 from kinfed.data.examples.problem import Problem
 from kinfed.data.federations.federation import Federation
-from kinfed.engine.scoring.judged import Judged
+from kinfed.engine.scoring.metrics import Judged
 from kinfed.records.curves import Curves, client_curves
 from kinfed.records.reader import load_run
 from kinfed.report import build
-from kinfed.report.charts.site_curves import site_curves
+from kinfed.report.charts.figures import site_curves
 
 
 def judged(classes: int, sizes: tuple[int, ...] = (60, 40, 3), seed: int = 0) -> Judged:

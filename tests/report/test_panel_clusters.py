@@ -25,8 +25,8 @@ from kinfed.report.drawing import palette
 from kinfed.report.drawing.chart import Figure
 from kinfed.report.drawing.palette import HUES
 from kinfed.report.panels import method_panels
-from kinfed.report.panels.apfl_panel import mixing
 from kinfed.report.panels.clusters_panel import MAX_ROWS, cluster_history, clusters, color
+from kinfed.report.panels.shares_panel import mixing
 from kinfed.testing import tiny_federation
 
 NAMES = ("anna", "<b>bert", "carl", "dora")

@@ -14,7 +14,7 @@ from kinfed.analysis.statistics import Interval
 from kinfed.errors import ConfigError
 from kinfed.records.reader import load_runs
 from kinfed.report import build
-from kinfed.report.panels.kin_panel import ClientShares, in_short, shares, shares_in_short
+from kinfed.report.panels.shares_panel import ClientShares, in_short, shares, shares_in_short
 from kinfed.report.sentences import findings
 from kinfed.runs.experiment import run
 from kinfed.testing import tiny_federation, tiny_model

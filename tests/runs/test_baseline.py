@@ -19,8 +19,7 @@ from kinfed.data.federations.federation import Federation
 from kinfed.engine.contract.objective import CROSS_ENTROPY, SQUARED
 from kinfed.records.reader import load_run
 from kinfed.report import build
-from kinfed.report.gain_table import measured_gain
-from kinfed.report.method_tables import every_metric_table
+from kinfed.report.method_tables import every_metric_table, measured_gain
 from kinfed.report.method_tables import results_table as page_table
 from kinfed.report.sentences import one_class_sentence
 from kinfed.runs.baseline import baseline_score

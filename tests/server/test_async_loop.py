@@ -23,9 +23,8 @@ from kinfed.pools.local_pool import LocalPool
 from kinfed.records.reader import load_runs
 from kinfed.report.charts.figures import metric_over_time
 from kinfed.server.async_loop import AsyncLoop
-from kinfed.server.clock import CLOCKS, Clock, Speeds, gradients_per_round
 from kinfed.server.loop import Loop
-from kinfed.server.schedule import Schedule
+from kinfed.server.schedule import CLOCKS, Clock, Schedule, Speeds, gradients_per_round
 from kinfed.testing.workbench import ROUNDS, SEED, WORK, Bench, expect_equal, outcome, state_of, tiny_federation
 from kinfed.updates.staleness import MODES, FedAsync, FedBuff, Staleness, StalenessRule, shortened_fields
 

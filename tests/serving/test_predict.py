@@ -62,7 +62,7 @@ def test_probabilities_are_those_of_the_trained_model(folder: Path, method: str)
     found = predict(model_of_run(folder / "run", "clinic 1", method), new_table(folder))
     config = kinfed.make_config(None, {"dataset": str(folder / "data.csv"), "client_column": "owner",
                                        "label_column": "risk"})  # fmt: skip
-    from kinfed.runs.build import build_federation
+    from kinfed.runs.run_inputs import build_federation
 
     data = build_federation(config, 0)
     table = read_table(folder / "data.csv").select(["age", "year", "dose", "depth"])

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from kinfed.data.examples.problem import Problem
-from kinfed.engine.scoring.judged import Judged
 from kinfed.engine.scoring.metric_catalogue import METRICS
-from kinfed.tabular.decision import Advantage, advantage, best_together, choose, shrunk
-from kinfed.tabular.gains import SiteFigures
+from kinfed.engine.scoring.metrics import Judged
+from kinfed.tabular.decision import Advantage, SiteFigures, advantage, best_together, choose, shrunk
 
 NAN = math.nan
 

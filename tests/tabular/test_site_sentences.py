@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from kinfed.data.examples.problem import Problem
-from kinfed.engine.scoring.judged import Judged
 from kinfed.engine.scoring.metric_catalogue import METRICS
+from kinfed.engine.scoring.metrics import Judged
+from kinfed.tabular.decision import SiteFigures
 from kinfed.tabular.fit_result import ContenderRecord, Estimate, FitResult, SiteRecord
-from kinfed.tabular.gains import SiteFigures
 from kinfed.tabular.portfolio import BASELINE
 from kinfed.tabular.site_sentences import Wording
 

@@ -22,8 +22,7 @@ from kinfed.data.examples.optimizer_state import Moments
 from kinfed.deploy.settings import Deployment
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools.local_pool import LocalPool
-from kinfed.pools.shard import make_shard
-from kinfed.pools.worker import Worker, compact
+from kinfed.pools.worker import Worker, compact, make_shard
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
 from kinfed.testing.workbench import ROUNDS, SEED, WORK, Bench, expect_equal, outcome, state_of, tiny_federation

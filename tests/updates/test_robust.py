@@ -131,7 +131,7 @@ def test_wide_updates_are_worked_on_in_blocks(monkeypatch: pytest.MonkeyPatch) -
     updates = torch.randn(9, 100, generator=torch.Generator().manual_seed(2))
     rules = (Median(), TrimmedMean(), Clip(), Krum(2))
     whole = [rule(updates) for rule in rules]
-    monkeypatch.setattr("kinfed.updates.robust.BLOCK", 70)  # 7 columns
+    monkeypatch.setattr("kinfed.updates.stages.BLOCK", 70)  # 7 columns
     for rule, wanted in zip(rules, whole, strict=True):
         torch.testing.assert_close(rule(updates), wanted, rtol=1e-6, atol=1e-7)
 

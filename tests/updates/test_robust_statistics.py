@@ -18,7 +18,7 @@ from kinfed.data.examples.batches import LocalTraining
 from kinfed.engine.task_factory import make_task
 from kinfed.server.schedule import Schedule
 from kinfed.testing import Bench, tiny_federation
-from kinfed.testing.running_statistics import normalized_model
+from kinfed.testing.workbench import normalized_model
 from kinfed.updates.robust import Clip, Krum, Median, RobustAverage, Rule, TrimmedMean
 from kinfed.updates.screening import Screening, UpdateSpec, trained_columns
 from kinfed.updates.stages import Updates

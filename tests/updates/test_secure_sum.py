@@ -13,8 +13,8 @@ from test_user_level import pairs, user_level
 import kinfed
 from kinfed.algorithms.common.averaging import DeltaUp
 from kinfed.errors import ConfigError
+from kinfed.updates.promises import UserPrivacy
 from kinfed.updates.secure_sum import FixedPoint, ProtocolSize, SecureSettings, SecureSum
-from kinfed.updates.user_policy import UserPrivacy
 
 SETTINGS: dict[str, Any] = {
     "clients": 6, "rounds": 3, "seeds": (0,), "model": "mlr", "participation": 0.7, "steps": 3, "eval_every": 0,

@@ -39,10 +39,10 @@ from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
 from kinfed.testing import Bench, tiny_federation, tiny_model
 from kinfed.tuning.tuner import tune
+from kinfed.updates.promises import ClientSampling, UserPrivacy
 from kinfed.updates.robust import Median, RobustAverage
 from kinfed.updates.stages import Updates
 from kinfed.updates.user_level import UserLevel
-from kinfed.updates.user_policy import ClientSampling, UserPrivacy
 
 pytest.importorskip("dp_accounting", reason="the extra dp is not installed")
 

@@ -19,8 +19,6 @@ These are figures for readers. Test examples enter the last one, so nothing of t
 the complexity and the cost of uploads, which are known to its server.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

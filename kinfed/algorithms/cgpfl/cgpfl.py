@@ -26,8 +26,6 @@ Decisions where the paper is silent or its letter does not work (docs/cgpfl.md h
     passes at θ; the client's copy of ω takes them over, and the server averages them with the rest of a context.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -35,11 +33,11 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, ServerModels, gradient_steps
+from kinfed.algorithms.common import one_model
 from kinfed.algorithms.common.averaging import ModelDown, own_or_server
 from kinfed.algorithms.common.clustering import Clusters, k_means, lloyd, match_labels
-from kinfed.author import ConfigError, GradientStep, Mix, Task, best_fit, run_program, weighted_mean
+from kinfed.author import Cohort, ConfigError, GradientStep, Mix, Population, Task, best_fit, run_program, weighted_mean
 from kinfed.core import Range, Tree, kernels, option, rng
-from kinfed.data import Cohort, Population
 
 NONE = -1  # the context of a client that has not replied yet
 
@@ -68,9 +66,7 @@ class Server(Tree):
 
 
 @dataclass
-class Client(Tree):
-    theta: Tensor  # [n, P]
-    seen: Tensor  # [n] bool
+class Client(one_model.Client):
     apart: Tensor  # [n] float64 ‖θ_i − ω‖² after the last round, ω as received; for the report
 
 
@@ -121,22 +117,15 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
     def init_server(self, task: Task, population: Population) -> Server:
         n, w = population.num_clients, task.init(population.seed)
         zero, empty = torch.tensor(0.0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
+        last = w.new_zeros(n if self.recluster == "all" else 0, len(w))
+        distances = torch.zeros(self.contexts, self.contexts, dtype=torch.float64)
         return Server(
-            omega=w.repeat(self.contexts, 1),
-            context=torch.full((n,), NONE),
-            start=w.clone(),
-            last=w.new_zeros(n if self.recluster == "all" else 0, len(w)),
-            moved=torch.tensor(0),
-            spread=zero,
-            step=zero,
-            distances=torch.zeros(self.contexts, self.contexts, dtype=torch.float64),
-            choice=Choice(count=empty, complexity=empty, cost=empty, mu=zero),
-        )
+            w.repeat(self.contexts, 1), torch.full((n,), NONE), start=w.clone(), last=last, moved=torch.tensor(0),
+            spread=zero, step=zero, distances=distances, choice=Choice(empty, empty, empty, mu=zero),
+        )  # fmt: skip
 
     def init_client(self, task: Task, data: Cohort) -> Client:
-        n = len(data)
-        apart = torch.zeros(n, dtype=torch.float64, device=task.device)
-        return Client(task.init(data.seed).expand(n, -1), torch.zeros(n, dtype=torch.bool), apart)
+        return Client.start(task, data, torch.zeros(len(data), dtype=torch.float64, device=task.device))
 
     def download(self, server: Server, ids: Tensor) -> ModelDown:
         return ModelDown(self.server_models(server).rows(ids))
@@ -164,17 +153,12 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
         for k in torch.unique(clusters.label).tolist():
             mine = uploads[clusters.label == k]
             omega[k].lerp_(weighted_mean(mine, torch.ones(len(mine))), self.alpha)  # Ω ← (1 − α) Ω + α Ω_I P
-        changed = (context != server.context) & (server.context >= 0)
-        return replace(
-            server,
-            omega=omega,
-            context=context,
-            start=weighted_mean(omega, torch.bincount(context[context >= 0], minlength=len(omega))),
-            moved=changed.sum(),
-            spread=torch.tensor(clusters.cost, dtype=torch.float64),
-            step=(omega - server.omega)[:, round.trainable].square().sum(1, dtype=torch.float64).mean().cpu(),
-            distances=torch.from_numpy(kernels.pairwise_distances(omega[:, round.trainable])),
-        )
+        start = weighted_mean(omega, torch.bincount(context[context >= 0], minlength=len(omega)))
+        moved = ((context != server.context) & (server.context >= 0)).sum()
+        spread = torch.tensor(clusters.cost, dtype=torch.float64)
+        step = (omega - server.omega)[:, round.trainable].square().sum(1, dtype=torch.float64).mean().cpu()
+        distances = torch.from_numpy(kernels.pairwise_distances(omega[:, round.trainable]))
+        return Server(omega, context, start, server.last, moved, spread, step, distances, server.choice)
 
     def gather(self, server: Server, ids: Tensor, up: Up) -> tuple[Server, Tensor, Tensor]:
         """The server with what it keeps of the replies, and who is to be clustered by which upload [n, P]."""
@@ -234,16 +218,12 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
         return replace(server, context=context)
 
     def figures(self, server: Server) -> dict[str, Any]:
+        used, beta = torch.unique(server.context[server.context >= 0]), self._pull(self.training.lr) / 2
         return {
-            "contexts": len(server.omega),
-            "contexts_in_use": int(torch.unique(server.context[server.context >= 0]).numel()),
-            "moved": int(server.moved),
-            "spread": float(server.spread),
-            "squared_step": float(server.step),
-            "beta": self._pull(self.training.lr) * len(server.context) / 2,
-            "distances": server.distances,
-            "assignment": server.context,
-        }
+            "contexts": len(server.omega), "contexts_in_use": len(used), "moved": int(server.moved),
+            "spread": float(server.spread), "squared_step": float(server.step), "beta": beta * len(server.context),
+            "distances": server.distances, "assignment": server.context,
+        }  # fmt: skip
 
     def client_figures(self, client: Client) -> dict[str, Tensor]:
         return {"squared_distance_to_context": client.apart}

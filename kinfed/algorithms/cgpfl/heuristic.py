@@ -19,20 +19,17 @@ Decisions:
   * Every K is also tried from the best K − 1 contexts and the upload farthest from them, so that the cost never rises.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import EXAMPLE_COUNT, PrivacyProfile, RoundInfo
 from kinfed.algorithms.cgpfl.bound import complexity
 from kinfed.algorithms.cgpfl.cgpfl import CGPFL, NONE, Client, Server, Up
 from kinfed.algorithms.common.clustering import k_means_path
-from kinfed.author import Cohort, ConfigError, ModelDown, Population, Task, option, rng
-from kinfed.core import kernels
+from kinfed.author import EXAMPLE_COUNT, Cohort, ConfigError, ModelDown, Population, PrivacyProfile, RoundInfo, Task
+from kinfed.core import kernels, option, rng
 
 
 @dataclass(frozen=True)
@@ -83,12 +80,8 @@ class CGPFLHeur(CGPFL):
         first = torch.tensor([complexity(k, d, m) for k in range(1, most + 1)], dtype=torch.float64)
         mu = self.mu_factor * balance(first, cost) if self.mu is None else self.mu
         best = smallest(first + mu * cost) + 1  # K̂
-        return replace(
-            server,
-            omega=server.omega[:1].repeat(best, 1),
-            context=context,
-            choice=replace(server.choice, complexity=first, cost=cost, mu=torch.tensor(mu, dtype=torch.float64)),
-        )
+        choice = replace(server.choice, complexity=first, cost=cost, mu=torch.tensor(mu, dtype=torch.float64))
+        return replace(server, omega=server.omega[:1].repeat(best, 1), context=context, choice=choice)
 
     def figures(self, server: Server) -> dict[str, Any]:
         choice = server.choice

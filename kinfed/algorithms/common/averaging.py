@@ -6,9 +6,7 @@ Updates travel as differences u_m − w; with Σ p = 1 the mean is the same as t
 (of BatchNorm, say), the columns of a row behind the trainable ones, are averaged like the rest.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeVar
 
@@ -16,13 +14,17 @@ import torch
 from torch import Tensor
 
 from kinfed.core import Tree, kernels
-from kinfed.data import Cohort, LocalTraining
+from kinfed.data import Cohort, LocalTraining, Split
+from kinfed.engine import Task
+from kinfed.errors import ConfigError
 
 Up = TypeVar("Up", bound=Tree)
 Weights = Literal["examples", "equal"]
 # By custom, the names of fields of updates.
 COUNT = "count"  # a client's number of examples
 DELTA = "delta"  # the change of a model that the server knows
+# What servers do that keep the mean of all models, in words to follow a method's name.
+FOLLOWS_MEAN = "follows the mean of all models by adding up their changes (what is left out once is missing for ever)"
 
 
 @dataclass
@@ -35,6 +37,11 @@ class ModelState(Tree):
 @dataclass
 class ModelDown(Tree):
     w: Tensor  # [n, P]
+
+
+@dataclass
+class ChangeUp(Tree):
+    delta: Tensor  # [n, P] of whatever the server follows
 
 
 @dataclass
@@ -99,3 +106,25 @@ def extrapolated(w: Tensor, step: Tensor, rate: float, trainable: slice) -> Tens
 def own_or_server(seen: Tensor, own: Tensor, server: Tensor) -> Tensor:
     """[n, P]: a client's own model if it has trained (`seen` [n]), otherwise the server's."""
     return torch.where(seen[:, None].to(server.device), own, server)
+
+
+def mean_losses(task: Task, models: Sequence[Tensor], split: Split) -> Tensor:
+    """[n, len(models)] float64: mean loss of each model [n, P] on each client's examples, which are fetched once and
+    count by their weights."""
+    return task.mean_losses(models, split)
+
+
+def best_fit(task: Task, models: Sequence[Tensor], split: Split) -> Tensor:
+    """[n] int64: which of the models [n, P] has the least loss on each client's examples; of equals the first, and a
+    loss that is not finite loses."""
+    return torch.argmin(mean_losses(task, models, split).nan_to_num(nan=torch.inf), 1)
+
+
+def check_memory(what: str, num_bytes: float, max_gb: float) -> None:
+    """Refuse `what`, a sentence about what is kept, where it takes more than `max_gb` gigabytes."""
+    needed = num_bytes / 1e9
+    if needed > max_gb:
+        raise ConfigError(
+            f"{what}: {needed:.1f} GB, more than max_gb={max_gb:g}; take fewer clients or a smaller model, or raise "
+            "max_gb"
+        )

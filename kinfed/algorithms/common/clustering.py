@@ -8,21 +8,20 @@ Everything is in float64 and on one thread, and the points are put in an order o
 the machine's cores nor the numbering of clients decide who belongs to whom.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Generic, Literal
 
 import numpy as np
 import torch
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from kinfed.algorithms.common.many_models import best_fit
-from kinfed.core import kernels
+from kinfed.algorithms.base import Algorithm, Server, ServerModels, Up
+from kinfed.algorithms.common.averaging import ModelDown, best_fit, mean_update
+from kinfed.core import Nothing, kernels, take_rows
 from kinfed.data import Cohort
 from kinfed.engine import Task
 
@@ -152,17 +151,40 @@ def agglomerate(
         threshold = threshold * (1 + 1e-9) + 1e-300  # scikit-learn stops at the threshold; points at it belong in
     from sklearn.cluster import AgglomerativeClustering
 
-    model = AgglomerativeClustering(
-        clusters,
-        metric="euclidean" if linkage == "ward" else "precomputed",
-        linkage=linkage,
-        distance_threshold=threshold,
-    )
-    label = model.fit(
-        kernels.coordinates(points) if linkage == "ward" else kernels.pairwise_distances(points, metric)
-    ).labels_
+    ward = linkage == "ward"
+    known = "euclidean" if ward else "precomputed"
+    model = AgglomerativeClustering(clusters, metric=known, linkage=linkage, distance_threshold=threshold)
+    label = model.fit(kernels.coordinates(points) if ward else kernels.pairwise_distances(points, metric)).labels_
     _, first, label = np.unique(label, return_index=True, return_inverse=True)
     return torch.from_numpy(np.argsort(np.argsort(first))[label].astype(np.int64))
+
+
+def moved_by_cluster(models: Tensor, label: Tensor, delta: Tensor, count: Tensor | None) -> Tensor:
+    """Models [C, P] plus the mean change, of changes [n, P], in each cluster; a label [n] below 0 counts for none."""
+    models = models.clone()
+    for c in torch.unique(label[label >= 0]).tolist():
+        rows = (label == c).nonzero().squeeze(1)
+        models[c] += mean_update(take_rows(delta, rows), None if count is None else count[rows])
+    return models
+
+
+@dataclass(frozen=True)
+class HasClusters(Algorithm[Server, Nothing, ModelDown, Up], Generic[Server, Up]):
+    """A server with a `model` for every `cluster` of clients, who deploy it as they get it."""
+
+    gradients = 1
+
+    def download(self, server: Any, ids: Tensor) -> ModelDown:
+        return ModelDown(self.server_models(server).rows(ids))
+
+    def personalize(self, task: Task, client: Nothing, down: ModelDown, data: Cohort) -> Tensor:
+        return down.w
+
+    def place_newcomer(self, task: Task, server: Any, data: Cohort) -> Any:
+        return replace(server, cluster=join_best_cluster(task, server.model, server.cluster, data))
+
+    def server_models(self, server: Any) -> ServerModels:
+        return ServerModels(server.model, server.cluster)
 
 
 def join_best_cluster(task: Task, models: Tensor, cluster: Tensor, data: Cohort) -> Tensor:

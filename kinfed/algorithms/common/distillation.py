@@ -1,7 +1,5 @@
 """Distillation over public examples: what models say of these, and steps towards targets."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic
@@ -10,8 +8,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import Client, Down, Server, Up
-from kinfed.algorithms.common.heads import required_head
-from kinfed.author import Algorithm, Batch, Cohort, Deltas, LocalTraining, Population, PrivacyProfile, Split, Task, rng
+from kinfed.author import Algorithm, Batch, Cohort, Deltas, LocalTraining, Split, Task, rng
 
 # (z [n, B, C], target [n, B, C]) to the derivative of every example's loss in z
 Slope = Callable[[Tensor, Tensor], Tensor]
@@ -28,16 +25,12 @@ class OwnModels(Algorithm[Server, Client, Down, Up], Generic[Server, Client, Dow
     examples: nothing that noise on gradients could hide."""
 
     traits = frozenset({"needs classes", "needs public data"})
-
-    def check(self, task: Task, population: Population) -> None:
-        required_head(type(self).__name__, task)
+    acts_at = "head"
+    leaks = "what its model says of public examples"
 
     def personalize(self, task: Task, client: Any, down: Down, data: Cohort) -> Tensor:
         theta: Tensor = client.theta
         return theta
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return PrivacyProfile(None, impossible="what its model says of public examples")
 
 
 @torch.no_grad()

@@ -26,10 +26,8 @@ class Distribution:
 
     def toward(self, local: Distribution, beta: Tensor) -> Distribution:
         """β [2] of the way to the local one, for means and covariance."""
-        return Distribution(
-            self.means + beta[0] * (local.means - self.means),
-            self.covariance + beta[1] * (local.covariance - self.covariance),
-        )
+        covariance = self.covariance + beta[1] * (local.covariance - self.covariance)
+        return Distribution(self.means + beta[0] * (local.means - self.means), covariance)
 
     def shrunk(self) -> Tensor:
         """S' [d_f, d_f]"""
@@ -71,9 +69,8 @@ def best_beta(
         return sum((part[0] for part in parts), 0.0), slope.sum(keepdims=True) if single else slope
 
     start = np.full(1 if single else 2, 0.5)
-    result = minimize(
-        loss, start, jac=True, method="L-BFGS-B", bounds=[(0, 1)] * len(start), options={"maxiter": ITERATIONS}
-    )
+    bounds, options = [(0, 1)] * len(start), {"maxiter": ITERATIONS}
+    result = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     return torch.from_numpy(np.asarray(result.x, dtype=np.float64)).expand(2)
 
 

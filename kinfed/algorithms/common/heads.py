@@ -1,7 +1,5 @@
 """Features, logits and labels: what methods ask of a model's last layer and of a client's examples."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -4,8 +4,6 @@ Rows have the full width, with zeros in columns that a client does not have. Onl
 bits: that is what is counted. A column is averaged over the clients that have it, and stays where none has.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

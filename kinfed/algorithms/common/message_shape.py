@@ -1,7 +1,5 @@
 """Shape of a method's updates before any client has sent one, and whether they change the server's models."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
@@ -22,8 +20,7 @@ def sample_update(
         info = RoundInfo(1, population, task.trainable)
         server, _ = algorithm.plan(server, torch.arange(population.num_clients), info)
     start = algorithm.init_client(task, cohort)
-    _, up = algorithm.client_update(task, start, algorithm.download(server, cohort.ids), cohort)
-    update: Tree = up
+    update: Tree = algorithm.client_update(task, start, algorithm.download(server, cohort.ids), cohort)[1]
     return update
 
 
@@ -31,10 +28,8 @@ def update_template(algorithm: AnyAlgorithm, task: Task, data: Federation, serve
     """An update [1, ...] of zeros with the fields, shapes and types of the method's: from one local step of one client
     of which nothing else is used."""
     brief = replace(algorithm, training=algorithm.training.with_steps(1))
-    zeros: Tree = sample_update(brief, task, server, data.cohort(data.train.count.argmax()[None], 0, 1)).map(
-        torch.zeros_like
-    )
-    return zeros
+    cohort = data.cohort(data.train.count.argmax()[None], 0, 1)
+    return sample_update(brief, task, server, cohort).map(torch.zeros_like)
 
 
 def averaged_changes(

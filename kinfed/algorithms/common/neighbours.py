@@ -11,8 +11,6 @@ validation examples, the smallest of the best; 0.5 for a client without any. The
 data. The kernel is the released code's (its index returns squared distances).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

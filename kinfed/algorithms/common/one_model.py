@@ -4,24 +4,23 @@
 of `DeploysLastModel` deploy the model of their last local training, or the server's until there is one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any, Generic, Self
 
 import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import Algorithm, AveragingAlgorithm, Down, Server, Up
 from kinfed.algorithms.base import Client as AnyClient
-from kinfed.algorithms.common.averaging import DeltaUp, ModelDown, ModelState, own_or_server
-from kinfed.author import Cohort, Population, PrivacyProfile, RoundInfo, ServerModels, Task, Tree, gradient_steps
+from kinfed.author import Cohort, DeltaUp, ModelDown, ModelState, Population, ServerModels, Task, Tree, own_or_server
 
 
 @dataclass(frozen=True)
 class OneModel(Algorithm[Server, AnyClient, Down, Up]):
     """A server with a model `w` [P], of which `init_server` and `download` know nothing else, and clients that take one
     gradient for each local step and send their numbers of examples where the option `weights` says so."""
+
+    gradients = 1
 
     def init_server(self, task: Task, population: Population) -> Any:
         return ModelState(task.init(population.seed))
@@ -32,9 +31,6 @@ class OneModel(Algorithm[Server, AnyClient, Down, Up]):
     def server_models(self, server: Any) -> ServerModels | None:
         return ServerModels(server.w[None])
 
-    def privacy(self, count: Tensor) -> PrivacyProfile | None:
-        return gradient_steps(self.training.num_steps(count), weights=getattr(self, "weights", "equal"))
-
 
 @dataclass(frozen=True)
 class AveragesOneModel(
@@ -44,8 +40,23 @@ class AveragesOneModel(
 ):
     """A server that only averages changes of its model."""
 
-    def step(self, server: ModelState, mean: DeltaUp, round: RoundInfo) -> ModelState:
-        return ModelState(server.w + mean.delta)
+
+@dataclass
+class OwnModel(Tree):
+    """A client that keeps a model of its own."""
+
+    theta: Tensor  # [n, P] never leaves the client
+
+
+@dataclass(frozen=True)
+class KeepsOwnModel(Algorithm[Server, OwnModel, Down, Up], Generic[Server, Down, Up]):
+    """Clients that go on training the model they have, and deploy it."""
+
+    def init_client(self, task: Task, data: Cohort) -> OwnModel:
+        return OwnModel(task.init(data.seed).expand(len(data), -1))
+
+    def personalize(self, task: Task, client: OwnModel, down: Down, data: Cohort) -> Tensor | dict[str, Tensor]:
+        return client.theta
 
 
 @dataclass
@@ -54,9 +65,9 @@ class Client(Tree):
     seen: Tensor  # [n] bool: has trained
 
     @classmethod
-    def start(cls, task: Task, data: Cohort) -> Client:
-        """Clients that have the common start and have not trained."""
-        return cls(task.init(data.seed).expand(len(data), -1), torch.zeros(len(data), dtype=torch.bool))
+    def start(cls, task: Task, data: Cohort, *more: Tensor) -> Self:
+        """Clients that have the common start and have not trained; `more` is what a derived class keeps."""
+        return cls(task.init(data.seed).expand(len(data), -1), torch.zeros(len(data), dtype=torch.bool), *more)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Memory of a server about who helps whom, and its use.
+"""Weights of others' models by how well they do on one's own examples, and the server's memory of who helps whom.
+
+    w_n = (L_i(θ_i^old) − L_i(θ_n)) / ‖θ_n − θ_i^old‖                   Eq. (3)
+    w*_n = max(w_n, 0) / Σ_k max(w_k, 0)                                Eq. (13)
 
 The affinity P[i, n] sums how useful the model of client n proved to client i so far. It decides whose models a client
 is sent next, and, read as a graph, which clients belong together.
@@ -6,13 +9,15 @@ is sent next, and, read as a graph, which clients belong together.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.core import Tree, rng
+from kinfed.core import Tree, kernels, rng
+from kinfed.data import Cohort, Split
 
 ROWS_AT_ONCE = 256  # bounds the memory of a choice for very many clients
 _BITS = 32  # of a client's number in a pair
@@ -122,3 +127,45 @@ def groups(affinity: Tensor, count: int, seed: int) -> Tensor:
     clustering = SpectralClustering(count, affinity="precomputed", random_state=seed).fit(graph.numpy())
     _, label = np.unique(clustering.labels_, return_inverse=True)
     return torch.from_numpy(label.astype(np.int64))
+
+
+Norm = Literal["l2", "l1", "l2sq", "none"]
+
+TINY = 1e-9  # distances and sums below this count as zero
+
+
+def validation_or_train(data: Cohort) -> Split:
+    """Every client's validation examples; the training examples of clients that have none."""
+    val, train = data.val, data.train
+    lacks = val.count == 0
+    if not bool(lacks.any()):
+        return val
+    start = torch.where(lacks, len(val.rows) + train.start, val.start)
+    rows, count = torch.cat([val.rows, train.rows]), torch.where(lacks, train.count, val.count)
+    return replace(val, rows=rows, start=start, count=count)
+
+
+def weigh(gain: Tensor, candidates: list[Tensor], base: Tensor, norm: Norm, trainable: slice) -> tuple[Tensor, Tensor]:
+    """Eq. (3): w [n, m] float64, the gain [n, m] per distance of the candidates [n, P] from the base [n, P] in the
+    trainable columns; and how many gains were not finite [n]. What is not finite, or at distance 0, weighs nothing."""
+    finite = torch.isfinite(gain)
+    distance = _distances([rows[:, trainable] for rows in candidates], base[:, trainable], norm).cpu()
+    usable = finite & (distance >= TINY)
+    return torch.where(usable, gain / distance.clamp_min(TINY), 0.0), (~finite).sum(1)
+
+
+def _distances(candidates: list[Tensor], base: Tensor, norm: Norm) -> Tensor:
+    """[n, m] float64."""
+    if norm == "none":
+        return torch.ones(len(base), len(candidates), dtype=torch.float64)
+    if norm == "l1":
+        return kernels.l1_distances(candidates, base)
+    square = kernels.squared_distances(candidates, base)
+    return square if norm == "l2sq" else square.sqrt()
+
+
+def mixing_weights(w: Tensor) -> Tensor:
+    """Eq. (13): w* [n, m], positive weights scaled to sum to one; all zero where there is none."""
+    positive = w.clamp_min(0)
+    total = positive.sum(1, keepdim=True)
+    return torch.where(total > 0, positive / total, 0.0)

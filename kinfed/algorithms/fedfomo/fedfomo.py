@@ -31,17 +31,14 @@ All clients of a round are sent the same number of models, so that messages have
 models really sent. While fewer than M models exist, it is the number that every active client can get.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import EXAMPLE_COUNT, PrivacyProfile, RoundInfo
-from kinfed.algorithms.fedfomo.affinity import groups
+from kinfed.algorithms.fedfomo.affinity import groups, mixing_weights, validation_or_train, weigh
 from kinfed.algorithms.fedfomo.fomo_server import FomoServer, Server, Up
-from kinfed.algorithms.fedfomo.weights import mixing_weights, validation_or_train, weigh
 from kinfed.author import Cohort, Task, Tree, example_counts, mean_losses, option, rng, sgd, weighted_mean, weighted_sum
 
 

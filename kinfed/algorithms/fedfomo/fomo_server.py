@@ -2,8 +2,6 @@
 
 What clients do with the models is the methods' own: fedfomo.py has the reference and all decisions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
@@ -11,9 +9,8 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, gradient_steps
-from kinfed.algorithms.common.many_models import check_memory
-from kinfed.algorithms.fedfomo.affinity import Affinity, choose_models
-from kinfed.algorithms.fedfomo.weights import TINY, Norm, mixing_weights, validation_or_train
+from kinfed.algorithms.common.averaging import check_memory
+from kinfed.algorithms.fedfomo.affinity import TINY, Affinity, Norm, choose_models, mixing_weights, validation_or_train
 from kinfed.author import Cohort, Population, Range, Task, Tree, mean_losses, option
 
 MOST_IN_JOURNAL = 200  # clients up to which the matrices of who helps whom are written to the journal
@@ -49,12 +46,9 @@ class FomoServer(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, A
         5, "M: candidates of a client per round, its own model included", ge=1, tune=Range(1, 5, log=False, whole=True)
     )
     epsilon: float = option(
-        0.3,
-        "ε: chance that a place among the candidates goes to a random model instead of the next best",
-        ge=0,
-        le=1,
-        tune=Range(0.0, 1.0, log=False),
-    )
+        0.3, "ε: chance that a place among the candidates goes to a random model instead of the next best",
+        ge=0, le=1, tune=Range(0.0, 1.0, log=False),
+    )  # fmt: skip
     epsilon_decay: float = option(0.05, "what ε loses per round", ge=0, le=1)
     decay: Literal["subtract", "multiply"] = option("subtract", "ε_t = max(ε − decay t, 0), or ε (1 − decay)^t")
     available: Literal["last_upload", "previous_round"] = option(
@@ -87,17 +81,13 @@ class FomoServer(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, A
 
     def init_server(self, task: Task, population: Population) -> Server:
         k = population.num_clients
+        theta = torch.zeros(k, task.num_params, device=task.device)
+        mix, count = torch.zeros(k, self.models, dtype=torch.float64), torch.zeros(k, dtype=torch.float64)
         return Server(
-            theta=torch.zeros(k, task.num_params, device=task.device),
-            uploaded=torch.zeros(k, dtype=torch.int64),
-            affinity=Affinity.identity(),
-            plan=torch.zeros(k, 0, dtype=torch.int64),
-            heard=torch.full((k, self.models), -1),
-            mix=torch.zeros(k, self.models, dtype=torch.float64),
-            averages=torch.zeros(0, task.num_params, device=task.device),
-            count=torch.zeros(k, dtype=torch.float64),
-            trained=torch.tensor(task.trainable.stop),
-        )
+            theta, uploaded=torch.zeros(k, dtype=torch.int64), affinity=Affinity.identity(),
+            plan=torch.zeros(k, 0, dtype=torch.int64), heard=torch.full((k, self.models), -1), mix=mix,
+            averages=theta[:0].clone(), count=count, trained=torch.tensor(task.trainable.stop),
+        )  # fmt: skip
 
     def on_offer(self, server: Server) -> Tensor:
         """bool [K]: whose models can be sent."""
@@ -118,7 +108,6 @@ class FomoServer(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, A
         return replace(server, plan=plan)
 
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
-        everyone = len(ids) == len(server.uploaded)
         uploaded, heard, mix = server.uploaded.clone(), server.heard.clone(), server.mix.clone()
         uploaded[ids] = round.number
         candidates = server.plan[ids]
@@ -128,15 +117,10 @@ class FomoServer(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, A
         heard[ids, :width] = candidates
         mix[ids] = mixing_weights(up.w.to("cpu", torch.float64))
         growth = w / w.sum(1, keepdim=True).abs().clamp_min(TINY) if self.affinity_update == "abs_sum" else w
-        return replace(
-            server,
-            theta=up.theta if everyone else server.theta.index_copy(0, ids.to(up.theta.device), up.theta),
-            uploaded=uploaded,
-            affinity=server.affinity.added(ids, candidates, growth),  # p ← p + w
-            plan=server.plan[:, :0],
-            heard=heard,
-            mix=mix,
-        )
+        everyone = len(ids) == len(server.uploaded)
+        theta = up.theta if everyone else server.theta.index_copy(0, ids.to(up.theta.device), up.theta)
+        affinity, plan = server.affinity.added(ids, candidates, growth), server.plan[:, :0]  # p ← p + w
+        return replace(server, theta=theta, uploaded=uploaded, affinity=affinity, plan=plan, heard=heard, mix=mix)
 
     def place_newcomer(self, task: Task, server: Server, data: Cohort) -> Server:
         """Newcomers try every model on offer once; how well each does on their own examples is their first affinity."""
@@ -152,10 +136,9 @@ class FomoServer(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, A
         k = len(server.uploaded)
         mixes = server.mix.sum(1) > 0
         own = (server.mix * (server.heard == torch.arange(k)[:, None])).sum(1)
-        figures: dict[str, Any] = {
-            "epsilon": self.exploration(max(int(server.uploaded.max()) - 1, 0)),
-            "own_share": float(own[mixes].mean()) if bool(mixes.any()) else 0.0,
-        }
+        epsilon = self.exploration(max(int(server.uploaded.max()) - 1, 0))
+        own_share = float(own[mixes].mean()) if bool(mixes.any()) else 0.0
+        figures: dict[str, Any] = {"epsilon": epsilon, "own_share": own_share}
         if k <= MOST_IN_JOURNAL:
             weights = torch.zeros(k, k + 1, dtype=torch.float64).scatter_add(1, server.heard % (k + 1), server.mix)
             everyone = torch.arange(k)

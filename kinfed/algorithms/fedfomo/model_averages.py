@@ -22,23 +22,20 @@ statistics (of BatchNorm, say) of avg_{−n} are summed from those of the other 
 client has those of avg.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.common import one_model
+from kinfed.algorithms.fedfomo.affinity import Norm, mixing_weights, validation_or_train, weigh
 from kinfed.algorithms.fedfomo.fomo_server import FomoServer, Server, Up
-from kinfed.algorithms.fedfomo.weights import Norm, mixing_weights, validation_or_train, weigh
 from kinfed.author import Cohort, Range, RoundInfo, Task, Tree, mean_losses, option, sgd, weighted_sum
 
 
 @dataclass
-class Client(Tree):
-    theta: Tensor  # [n, P] the model after the last local training
-    seen: Tensor  # [n] bool
+class Client(one_model.Client):
     unusable: Tensor  # [n] int64 averages so far whose loss was not finite
 
 
@@ -59,9 +56,7 @@ class FedFomoMA(FomoServer[Client, Down]):
     )
 
     def init_client(self, task: Task, data: Cohort) -> Client:
-        n = len(data)
-        start = task.init(data.seed).expand(n, -1)
-        return Client(start, torch.zeros(n, dtype=torch.bool), torch.zeros(n, dtype=torch.int64))
+        return Client.start(task, data, torch.zeros(len(data), dtype=torch.int64))
 
     def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
         return self.choose_candidates(server, active, server.uploaded[active] > 0, round), active

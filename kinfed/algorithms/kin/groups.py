@@ -7,8 +7,6 @@ which keeps inner products up to noise of about 1/√D (Charikar, Chen, Farach-C
 Streams, 2002).
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -32,8 +32,6 @@ model whose turn it is. A further candidate that is held near `together` as in D
 more, and gains a tenth of a point in the mean: left out.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -42,9 +40,10 @@ from torch import Tensor
 
 from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, ServerModels, gradient_steps
 from kinfed.algorithms.common.averaging import Weights, example_counts, mean_update
+from kinfed.algorithms.common.clustering import join_best_cluster, moved_by_cluster
 from kinfed.algorithms.kin.groups import BUCKETS, centres, find_groups, sketch
 from kinfed.algorithms.kin.shares import LEAST, TEMPERATURES, UNKNOWN, WORST, calibrated, evidence, population_mean
-from kinfed.author import Cohort, Population, Range, Task, Tree, best_fit, mean_losses, option, rng, sgd, take_rows
+from kinfed.author import Cohort, Population, Range, Task, Tree, mean_losses, option, rng, sgd, take_rows
 from kinfed.engine import mixture_rows
 
 CANDIDATES = ("alone", "together", "adapted")
@@ -122,21 +121,14 @@ class Kin(Algorithm[Server, Client, Down, Up]):
 
     def init_server(self, task: Task, population: Population) -> Server:
         n, w = population.num_clients, task.init(population.seed)
-        device = w.device
+        prior = torch.full((len(CANDIDATES),), 1 / len(CANDIDATES), dtype=torch.float64, device=w.device)
+        sketch = torch.zeros(n, BUCKETS, device=w.device)
+        heat = prior.new_zeros(len(CANDIDATES), len(TEMPERATURES))
         return Server(
-            w=w,
-            omega=w.new_zeros(0, len(w)),
-            centre=w.new_zeros(0, BUCKETS),
-            group=torch.full((n,), NONE),
-            sketch=torch.zeros(n, BUCKETS, device=device),
-            replies=torch.zeros(n, dtype=torch.int64),
-            prior=torch.full((len(CANDIDATES),), 1 / len(CANDIDATES), dtype=torch.float64, device=device),
-            heat=torch.zeros(len(CANDIDATES), len(TEMPERATURES), dtype=torch.float64, device=device),
-            loss=torch.full((n, 2), UNKNOWN, dtype=torch.float64, device=device),
-            phase=torch.tensor(COMMON),
-            since=torch.tensor(1),
-            by_group=torch.tensor(False),
-        )
+            w, w.new_zeros(0, len(w)), centre=w.new_zeros(0, BUCKETS), group=torch.full((n,), NONE), sketch=sketch,
+            replies=torch.zeros(n, dtype=torch.int64), prior=prior, heat=heat, loss=prior.new_full((n, 2), UNKNOWN),
+            phase=torch.tensor(COMMON), since=torch.tensor(1), by_group=torch.tensor(False),
+        )  # fmt: skip
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         start = task.init(data.seed).expand(len(data), -1)
@@ -163,15 +155,9 @@ class Kin(Algorithm[Server, Client, Down, Up]):
         adapted = torch.where((client.replies == 0)[:, None], u, torch.lerp(u, client.adapted, MEMORY))
         direction = (alone - task.init(data.seed))[:, task.trainable]
         pi, loss, examples = self._measured(task, client, (alone, down.w, adapted), down, data)
-        up = Up(
-            delta=u - down.w,
-            sketch=sketch(direction, data.seed),
-            trial=mean_losses(task, [u], data.val)[:, 0].nan_to_num(nan=UNKNOWN, posinf=WORST).to(task.device),
-            pi=pi,
-            loss=loss,
-            examples=examples,
-            count=example_counts(self.weights, data),
-        )
+        trial = mean_losses(task, [u], data.val)[:, 0].nan_to_num(nan=UNKNOWN, posinf=WORST).to(task.device)
+        count = example_counts(self.weights, data)
+        up = Up(u - down.w, sketch(direction, data.seed), trial, pi, loss, examples, count)
         return Client(alone, adapted, pi, client.replies + 1), up
 
     def _measured(
@@ -211,24 +197,14 @@ class Kin(Algorithm[Server, Client, Down, Up]):
             memory = MEMORY if bool(heat.any()) else 0.0
             prior = memory * prior + (1 - memory) * population_mean(up.pi[measured])
             heat = memory * heat + (1 - memory) * up.loss[measured].sum(0)
-        return replace(
-            server,
-            sketch=server.sketch.index_copy(0, ids.to(server.sketch.device), up.sketch),
-            replies=server.replies.index_add(0, ids, torch.ones_like(ids)),
-            prior=prior,
-            heat=heat,
-            loss=loss,
-        )
+        sketch = server.sketch.index_copy(0, ids.to(server.sketch.device), up.sketch)
+        replies = server.replies.index_add(0, ids, torch.ones_like(ids))
+        return replace(server, sketch=sketch, replies=replies, prior=prior, heat=heat, loss=loss)
 
     def _train_groups(self, server: Server, ids: Tensor, up: Up) -> Server:
         """FedAvg in every group; whoever is new joins the nearest one for the rounds to come."""
-        omega, group = server.omega.clone(), server.group.clone()
-        for k in range(len(omega)):
-            rows = (group[ids] == k).nonzero().squeeze(1)
-            if len(rows):
-                count = None if up.count is None else up.count[rows]
-                omega[k] += mean_update(take_rows(up.delta, rows), count)
-        new = group[ids] == NONE
+        group, new = server.group.clone(), server.group[ids] == NONE
+        omega = moved_by_cluster(server.omega, group[ids], up.delta, up.count)
         group[ids[new]] = torch.cdist(up.sketch[new], server.centre).argmin(1).to(group.device)
         return replace(server, omega=omega, group=group)
 
@@ -246,15 +222,9 @@ class Kin(Algorithm[Server, Client, Down, Up]):
         group = torch.full_like(server.group, NONE)
         group[known] = label.to(group.device)
         centre = centres(sketches, label.to(sketches.device))
-        return replace(
-            server,
-            omega=server.w.repeat(len(centre), 1),
-            centre=centre,
-            group=group,
-            loss=torch.full_like(server.loss, UNKNOWN),
-            phase=torch.tensor(TRIAL),
-            since=torch.tensor(round.number + 1),
-        )
+        omega, loss = server.w.repeat(len(centre), 1), torch.full_like(server.loss, UNKNOWN)
+        begun = {"phase": torch.tensor(TRIAL), "since": torch.tensor(round.number + 1)}
+        return replace(server, omega=omega, centre=centre, group=group, loss=loss, **begun)
 
     def _judge(self, server: Server, round: RoundInfo) -> Server:
         """End the trial where it has lasted long enough and most clients have been heard on both sides."""
@@ -269,14 +239,9 @@ class Kin(Algorithm[Server, Client, Down, Up]):
             return replace(server, phase=torch.tensor(GROUPED))
         if errors >= DOUBT and rounds < LONGEST_TRIAL * self.trial:
             return server
-        return replace(
-            server,
-            omega=server.omega[:0],
-            centre=server.centre[:0],
-            group=torch.full_like(server.group, NONE),
-            phase=torch.tensor(COMMON),
-            since=torch.tensor(round.number),
-        )
+        group, ended = torch.full_like(server.group, NONE), torch.tensor(round.number)
+        without = replace(server, omega=server.omega[:0], centre=server.centre[:0], group=group)
+        return replace(without, phase=torch.tensor(COMMON), since=ended)
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> dict[str, Tensor]:
         candidates = (client.alone, down.w, client.adapted)
@@ -312,9 +277,7 @@ class Kin(Algorithm[Server, Client, Down, Up]):
         """Newcomers join the group whose model fits their training examples best, where there are groups."""
         if not len(server.omega):
             return server
-        group = server.group.clone()
-        group[data.ids] = best_fit(task, [w.expand(len(data), -1) for w in server.omega], data.train)
-        return replace(server, group=group)
+        return replace(server, group=join_best_cluster(task, server.omega, server.group, data))
 
     def figures(self, server: Server) -> dict[str, Any]:
         temperature = self._temperature(server).tolist()

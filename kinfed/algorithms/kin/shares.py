@@ -15,8 +15,6 @@ Where models predict a number, p_j(y | x) is normal around the prediction, with 
 target), and the client predicts the mean of the mixture.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,8 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from kinfed.data import Split
-from kinfed.engine import Task
+from kinfed.author import Split, Task
 from kinfed.errors import ModelError
 
 TEMPERATURES = tuple(2.0 ** (k / 2) for k in range(-2, 7))  # 1/2 to 8

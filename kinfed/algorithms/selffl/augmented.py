@@ -16,8 +16,6 @@ With full batches every θ_{m,t} is the same point, its variance over rounds is 
 method needs mini-batch noise, or known variances.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

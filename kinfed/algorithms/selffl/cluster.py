@@ -21,8 +21,6 @@ Limits: a single cluster is (20) alone without smoothing (`selffl` with use_init
 client is `selffl` where all take part, and with fewer it is `selffl` with a memory.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -90,17 +88,9 @@ class SelfFLCluster(SelfFLClients):
         if self.has_groups(population) and population.groups is not None:
             group, count = population.groups.clone(), population.num_groups
         s = torch.full((clients,), UNKNOWN, dtype=torch.float64)
-        return Server(
-            theta,
-            torch.tensor(0.0, dtype=torch.float64),
-            s,
-            torch.zeros_like(s),
-            group,
-            theta.new_zeros(count, len(theta)),
-            torch.zeros(count, dtype=torch.bool),
-            theta.new_zeros(clients if self.groups == "contexts" else 0, len(theta[task.trainable])),
-            torch.tensor(0),
-        )
+        s0, rep, seen = torch.zeros((), dtype=s.dtype), theta.new_zeros(count, len(theta)), torch.zeros(count).bool()
+        last = theta.new_zeros(clients if self.groups == "contexts" else 0, len(theta[task.trainable]))
+        return Server(theta, s0, s, torch.zeros_like(s), group, rep, seen, last, torch.tensor(0))
 
     def has_groups(self, population: Population) -> bool:
         """True where clusters are the population's groups; otherwise they are found."""

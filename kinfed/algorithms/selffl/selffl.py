@@ -30,19 +30,16 @@ Deviations, each because the text leaves no other way or contradicts itself:
     weights (20), but (18) extrapolates, which a variance does not survive: there they are those of θ.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import EXAMPLE_COUNT, Algorithm, AveragingAlgorithm, PrivacyProfile, RoundInfo, ServerModels
-from kinfed.algorithms.common.averaging import own_or_server
+from kinfed.algorithms.base import EXAMPLE_COUNT, Algorithm, PrivacyProfile, RoundInfo, ServerModels, gradient_steps
 from kinfed.algorithms.selffl.uncertainty import UNKNOWN, LocalPlan, Rules, Running, start_of
-from kinfed.author import ConfigError, LocalTraining, Task, Tree, gradient_steps, option, sgd, weighted_mean
-from kinfed.data import Cohort, Population
+from kinfed.author import AveragingAlgorithm, Cohort, ConfigError, Task, Tree, option, own_or_server, sgd, weighted_mean
+from kinfed.data import LocalTraining, Population
 from kinfed.theory import GaussianTask
 
 
@@ -118,13 +115,9 @@ class SelfFLClients(Rules, Algorithm[Any, Client, Down, Up]):
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         n, start = len(data), task.init(data.seed)
-        return Client(
-            start.expand(n, -1),
-            torch.zeros_like(start[task.trainable]).expand(n, -1),
-            torch.zeros(n, dtype=torch.float64),
-            torch.zeros(n, dtype=torch.int64),
-            torch.tensor([UNKNOWN, UNKNOWN, 0.0], dtype=torch.float64).expand(n, -1),
-        )
+        mean, m2 = torch.zeros_like(start[task.trainable]).expand(n, -1), torch.zeros(n, dtype=torch.float64)
+        last = torch.tensor([UNKNOWN, UNKNOWN, 0.0], dtype=torch.float64).expand(n, -1)
+        return Client(start.expand(n, -1), mean, m2, torch.zeros(n, dtype=torch.int64), last)
 
     def download(self, server: Server, ids: Tensor) -> Down:
         n = len(ids)
@@ -147,21 +140,15 @@ class SelfFLClients(Rules, Algorithm[Any, Client, Down, Up]):
         models = past.add((theta if optimum is None else optimum)[:, task.trainable])
         s = self.variance(task, models, data).to(torch.float32)
         count = None if self.use_agg else data.train.count.to(torch.float32)
-        return (
-            Client(theta, models.mean, models.m2, models.n, plan.summary(), optimum),
-            Up(theta - down.theta, s, count, None if optimum is None else optimum - down.theta),
-        )
+        up = Up(theta - down.theta, s, count, None if optimum is None else optimum - down.theta)
+        return Client(theta, models.mean, models.m2, models.n, plan.summary(), optimum), up
 
     def decide(self, task: Task, past: Running, down: Down, data: Cohort) -> LocalPlan:
         """(18) and (19), in float64."""
         training, count = self.local_training, data.train.count
-        plan = self.local_plan(
-            self.variance(task, past, data),
-            down.s0.cpu().to(torch.float64),
-            down.others.cpu().to(torch.float64),
-            self.step_size(training.rate(data.round), count.clamp_max(training.batch), count),
-            self.default_steps(count),
-        )
+        s, s0, others = self.variance(task, past, data), down.s0.cpu().double(), down.others.cpu().double()
+        step_size = self.step_size(training.rate(data.round), count.clamp_max(training.batch), count)
+        plan = self.local_plan(s, s0, others, step_size, self.default_steps(count))
         return plan._replace(ratio=plan.ratio * (past.n > 0))  # θ does not contain a client that has never trained
 
     def variance(self, task: Task, models: Running, data: Cohort) -> Tensor:
@@ -180,13 +167,9 @@ class SelfFLClients(Rules, Algorithm[Any, Client, Down, Up]):
 
     def client_figures(self, client: Client) -> dict[str, Tensor]:
         rho, raw, steps = client.last.unbind(1)
-        return {
-            "sigma_m_sq": self.own_variance(Running(client.rounds, client.mean, client.m2)),
-            "rounds_active": client.rounds,
-            "weight_of_others": rho,
-            "raw_steps": raw,
-            "steps": steps.to(torch.int64),
-        }
+        variance = self.own_variance(Running(client.rounds, client.mean, client.m2))
+        last = {"weight_of_others": rho, "raw_steps": raw, "steps": steps.to(torch.int64)}
+        return {"sigma_m_sq": variance, "rounds_active": client.rounds, **last}
 
     def privacy(self, count: Tensor) -> PrivacyProfile:
         steps: Tensor | None = self.default_steps(count)

@@ -40,8 +40,7 @@ class Running(NamedTuple):
         """Welford's update. Eq. (22) as printed lacks the square on (x̄_t − x̄_{t−1}) and is not Eq. (21).
 
         With d = x − x̄ the increment ⟨x − x̄_old, x − x̄_new⟩ is (1 − 1/n) ‖d‖²: never negative. As many rows at a
-        time as stay in cache, so that models pass through memory once.
-        """
+        time as stay in cache, so that models pass through memory once."""
         n = self.n + 1
         share = 1 / n.to(torch.float64)
         weight, mean = share.to(x.device, x.dtype)[..., None], torch.empty_like(x)
@@ -78,11 +77,9 @@ class Rules:
     use_steps: bool = option(True, "number of local steps by (19); otherwise the common one")
     use_agg: bool = option(True, "average with weights w_m (20); otherwise by numbers of examples")
     l_max: int | None = option(
-        40,
-        "largest number of steps; the paper's 40 for images; none leaves it to (19)",
-        ge=1,
-        tune=Range(10, 100, whole=True),
-    )
+        40, "largest number of steps; the paper's 40 for images; none leaves it to (19)",
+        ge=1, tune=Range(10, 100, whole=True),
+    )  # fmt: skip
     l_init: int | None = option(
         None, "steps while a client's variance is unknown; the common number where none is given", ge=1
     )
@@ -100,11 +97,9 @@ class Rules:
         "active", "S sums over the active clients of the round or over all with a known variance"
     )
     r_max: float = option(
-        1.0,
-        "cap on w_m/S in (18), inf for none; without it two active clients can drive each other to infinity",
-        gt=0,
-        infinite=True,
-    )
+        1.0, "cap on w_m/S in (18), inf for none; without it two active clients can drive each other to infinity",
+        gt=0, infinite=True,
+    )  # fmt: skip
     contraction: Literal["paper", "gd", "sum", "mean"] = option(
         "paper",
         "how a step shrinks the distance to the optimum in (19): by 1 − a with a = η/(B s) (paper), η/s (gd: full "
@@ -196,24 +191,14 @@ class Rules:
         if self.use_steps and self.fixed_epochs is None:
             cap = MANY_STEPS if self.l_max is None else self.l_max
             steps = torch.where(ready, raw.round().clamp(1, cap).to(torch.int64), default_steps)
-        return LocalPlan(
-            ready,
-            torch.where(ready, ratio, 0.0),
-            torch.where(ready, shrink(s, Q), UNKNOWN),
-            torch.where(ready, raw, UNKNOWN),
-            steps,
-        )
+        rho, raw = torch.where(ready, shrink(s, Q), UNKNOWN), torch.where(ready, raw, UNKNOWN)
+        return LocalPlan(ready, torch.where(ready, ratio, 0.0), rho, raw, steps)
 
     def step_size(self, lr: float, batch: Tensor, count: Tensor) -> Tensor:
         """[...] a·s for clients with `count` examples and batches of `batch` of them."""
         batch, count = batch.to(torch.float64), count.to(torch.float64)
-        if self.contraction == "paper":
-            return lr / batch
-        if self.contraction == "sum":
-            return lr * batch / count
-        if self.contraction == "mean":
-            return lr / count
-        return torch.full_like(count, lr)
+        rules = {"paper": lr / batch, "sum": lr * batch / count, "mean": lr / count, "gd": torch.full_like(count, lr)}
+        return rules[self.contraction]
 
 
 def positive_variance(s: Tensor, s0: Tensor) -> Tensor:

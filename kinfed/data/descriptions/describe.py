@@ -5,8 +5,6 @@ in [0, 2]. `emd_code` is what FedFomo's released function computes: classes that
 twice, so one class of ten is 2.70 instead of 1.80. Published tables use `emd_code` (P-11); compare like with like.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Arrays and columns as they come from users: checked, and turned into tensors."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -36,16 +34,6 @@ def encode_labels(values: Any, what: str) -> tuple[Tensor, list[str]]:
     return encode(column, what)
 
 
-def encode_known_labels(values: Any, classes: Sequence[str], what: str) -> Tensor:
-    """[N] the number of every label among `classes`; a label that is none of them is refused."""
-    index, names = encode_labels(values, what)
-    unknown = [name for name in names if name not in classes]
-    if unknown:
-        shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
-        raise DataError(f"{what} holds the class {unknown[0]!r}, which is unknown; known classes are {shown}")
-    return torch.tensor([classes.index(name) for name in names], dtype=torch.int64)[index]
-
-
 def name_keys(key: Tensor, names: Sequence[str]) -> Tensor:
     """One key per name, whatever other names there are: a client's draws survive clients coming and going."""
     hashes = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names]
@@ -71,11 +59,9 @@ def groups_of(names: list[str], groups: Mapping[Any, Any] | None) -> tuple[Tenso
     if groups is None:
         return None, None
     by_name = {str(label): group for label, group in groups.items()}
-    lacking = [name for name in names if name not in by_name]
-    if lacking:
-        raise DataError(
-            f"groups lacks {len(lacking)} of {len(names)} clients (first: {lacking[0]}); give every client a group"
-        )
+    if lacking := [name for name in names if name not in by_name]:
+        which = f"{len(lacking)} of {len(names)} clients (first: {lacking[0]})"
+        raise DataError(f"groups lacks {which}; give every client a group")
     return encode([by_name[name] for name in names], "groups")
 
 
@@ -85,8 +71,7 @@ def column_of(values: Any, what: str) -> np.ndarray:
     if column.ndim != 1:
         raise DataError(f"{what} should be one value per example; got an array of shape {column.shape}")
     if column.dtype.kind == "O":
-        missing = [row for row, value in enumerate(column) if value is None or value != value]
-        if missing:
+        if missing := [row for row, value in enumerate(column) if value is None or value != value]:
             raise DataError(f"{what} has {len(missing)} missing value(s), the first in entry {missing[0]}")
         column = column.astype(str)
     if column.dtype.kind not in "biufUS":

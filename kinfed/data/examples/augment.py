@@ -9,8 +9,6 @@ function of (seed, stream, round, client, step, place in the batch), like the ba
 seed see the same changed images, in any chunk and on any pool. Option `augment` of the local work.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

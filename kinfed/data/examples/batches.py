@@ -197,14 +197,12 @@ class Batches:
         """Examples that form the batches of every client, for loops that fetch them on their own."""
         split = self.split
         key = rng.fold(_round_key(split.seed, self.stream, split.round), split.ids)
-        by_epoch = self.training.epochs is not None
-        batch = self.training.batch
+        by_epoch, batch = self.training.epochs is not None, self.training.batch
         return Windows(split.rows, split.start, split.count, self.steps, key, batch, by_epoch, split.weights)
 
     def _windows(self, reusing_memory: bool) -> Iterator[tuple[Tensor | slice, Batch]]:
         split, steps, window = self.split, self.steps, self.windows()
-        total = len(self)
-        step = 0
+        step, total = 0, len(self)
         while step < total:
             active = self._active(step)
             ids = split.ids[active]
@@ -222,8 +220,7 @@ class Batches:
             for piece in torch.split(index, together):
                 into = None if memory is None else memory if len(piece) == len(memory) else memory[: len(piece)]
                 for x in self._gather(piece, ids, step + s, into).unbind(0):
-                    number = split.round, step + s
-                    ahead = planned - s - 1
+                    number, ahead = (split.round, step + s), planned - s - 1
                     yield active, Batch(x, y[s], w[s], ids, *number, None, split.seed, self.stream, may_pad, ahead)
                     s += 1
             step += planned

@@ -49,9 +49,8 @@ class Features:
         if self.raw.dtype not in (torch.int32, torch.int64) or self.mean is not None or self.std is not None:
             raise DataError(f"numbers of vectors are int32 or int64 without mean and std; got {self.raw.dtype}")
         if self.raw.numel() and not 0 <= int(self.raw.min()) <= int(self.raw.max()) < len(vectors):
-            raise DataError(
-                f"examples name vectors 0..{len(vectors) - 1}; found {int(self.raw.min())}..{int(self.raw.max())}"
-            )
+            found = f"{int(self.raw.min())}..{int(self.raw.max())}"
+            raise DataError(f"examples name vectors 0..{len(vectors) - 1}; found {found}")
 
     def check_finite(self) -> None:
         """Refuse examples that would make every model NaN."""
@@ -59,10 +58,8 @@ class Features:
             return
         bad = ~torch.isfinite(self.raw.reshape(len(self.raw), -1)).all(1)
         if bool(bad.any()):
-            raise DataError(
-                f"{int(bad.sum())} example(s) hold NaN or infinite features (first: row {int(bad.nonzero()[0])}); "
-                "clean or drop them"
-            )
+            which = f"(first: row {int(bad.nonzero()[0])})"
+            raise DataError(f"{int(bad.sum())} example(s) hold NaN or infinite features {which}; clean or drop them")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -149,19 +146,19 @@ def spread(mean: Tensor, square: Tensor, rows: int) -> Tensor:
 
 def fingerprint(features: Features, labels: Tensor) -> str:
     """Tells one set of examples from another, however they are standardized."""
-    vectors = {} if features.vectors is None else {"vectors": features.vectors}
-    return storage.checksum({"raw": features.raw, "labels": labels} | vectors)
+    return _checksum(raw=features.raw, labels=labels, vectors=features.vectors)
 
 
 def features_digest(features: Features) -> str:
     """Tells one set of examples as models see them from another."""
-    parts = {"raw": features.raw, "mean": features.mean, "std": features.std, "vectors": features.vectors}
-    return storage.checksum({name: tensor for name, tensor in parts.items() if tensor is not None})
+    return _checksum(raw=features.raw, mean=features.mean, std=features.std, vectors=features.vectors)
+
+
+def _checksum(**tensors: Tensor | None) -> str:
+    return storage.checksum({name: tensor for name, tensor in tensors.items() if tensor is not None})
 
 
 def _broadcasts(value: Tensor, shape: tuple[int, ...]) -> bool:
     """Whether value op x has x's shape, for x of this shape."""
-    sizes = tuple(value.shape)
-    return len(sizes) <= len(shape) and all(
-        size in (1, wanted) for size, wanted in zip(reversed(sizes), reversed(shape), strict=False)
-    )
+    pairs = zip(reversed(value.shape), reversed(shape), strict=False)
+    return value.dim() <= len(shape) and all(size in (1, wanted) for size, wanted in pairs)

@@ -66,23 +66,24 @@ class LocalTraining(TrainingSettings):
         if self.lr_floor > self.lr:
             raise ConfigError(f"lr_floor must lie between 0 and lr={self.lr}; got {self.lr_floor}")
         if self.augment is not None:
-            _check_augmentation(self.augment)
+            from kinfed.data.examples.augment import AUGMENTATIONS
+
+            if self.augment not in AUGMENTATIONS:
+                raise unknown_name("augmentation", self.augment, AUGMENTATIONS)
         self._check_optimizer()
 
     def _check_optimizer(self) -> None:
         """Refuse settings that the optimizer does not have."""
         if self.optimizer != "sgd" and self.momentum:
-            raise ConfigError(
-                f"momentum is a setting of optimizer = sgd; {self.optimizer} has betas; got momentum={self.momentum}"
-            )
+            found = f"{self.optimizer} has betas; got momentum={self.momentum}"
+            raise ConfigError(f"momentum is a setting of optimizer = sgd; {found}")
         if self.nesterov and not self.momentum:
             raise ConfigError("nesterov is a form of momentum, of which there is none; set momentum, such as 0.9")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"betas are two numbers in [0, 1), such as 0.9 and 0.999; got {self.betas}")
         if self.optimizer_state == "kept" and not self.has_moments:
-            raise ConfigError(
-                "optimizer_state = kept: plain SGD has nothing to keep; set momentum, or optimizer = adamw"
-            )
+            remedy = "set momentum, or optimizer = adamw"
+            raise ConfigError(f"optimizer_state = kept: plain SGD has nothing to keep; {remedy}")
 
     @property
     def has_moments(self) -> bool:
@@ -111,10 +112,3 @@ class LocalTraining(TrainingSettings):
 
     def with_steps(self, steps: int) -> LocalTraining:
         return replace(self, steps=steps, epochs=None)
-
-
-def _check_augmentation(name: str) -> None:
-    from kinfed.data.examples.augment import AUGMENTATIONS
-
-    if name not in AUGMENTATIONS:
-        raise unknown_name("augmentation", name, AUGMENTATIONS)

@@ -13,13 +13,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
-from typing import Any, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Literal
 
 from kinfed.errors import DataError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Kind = Literal["binary", "multiclass", "regression"]
+TaskName = Literal["auto", "classification", "regression"]  # what a user asks for
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,8 @@ class Problem:
         if (self.kind == "binary") != (self.num_classes == 2) or self.is_regression != (self.num_classes == 0):
             raise DataError(f"a {self.kind} problem does not have {self.num_classes} classes")
         if not (isfinite(self.mean) and isfinite(self.scale) and self.scale > 0):
-            raise DataError(
-                f"the target's mean must be finite and its scale positive; got {self.mean:g} and {self.scale:g}"
-            )
+            got = f"{self.mean:g} and {self.scale:g}"
+            raise DataError(f"the target's mean must be finite and its scale positive; got {got}")
 
     @classmethod
     def of_classes(cls, count: int, names: Sequence[str] | None = None) -> Problem:
@@ -49,6 +50,8 @@ class Problem:
     @classmethod
     def of_numbers(cls, training_targets: Any = ()) -> Problem:
         """A regression, standardized by these targets; as it is, where there are none yet."""
+        import numpy as np  # here: options name tasks, and are listed without it
+
         values = np.asarray(training_targets, dtype=np.float64)
         if not len(values):
             return cls("regression")
@@ -82,6 +85,17 @@ class Problem:
     def restored(self, outputs: Any) -> Any:
         """Outputs of a regression's model in the target's own unit."""
         return outputs * self.scale + self.mean
+
+    def check(self, labels: Tensor, what: str = "labels") -> None:
+        """Refuse labels [N] that do not fit."""
+        if self.is_regression:
+            if not labels.is_floating_point() or not bool(labels.isfinite().all()):
+                raise DataError(f"{what} of a regression are finite numbers of a float type; got {labels.dtype}")
+        elif labels.is_floating_point():
+            raise DataError(f"{what} of a {self.kind} problem are whole numbers of classes; got {labels.dtype}")
+        elif len(labels) and (labels.min() < 0 or labels.max() >= self.num_classes):
+            found = f"{int(labels.min())}..{int(labels.max())}"
+            raise DataError(f"{what} must lie in 0..{self.num_classes - 1}; found {found}")
 
     def in_words(self) -> str:
         if self.is_regression:

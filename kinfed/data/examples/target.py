@@ -10,8 +10,6 @@ Nothing else decides: a column of ages is no list of 90 classes, and a grade fro
 owner says so (`task = "regression"`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -19,9 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.data.examples.arrays import column_of, encode, encode_known_labels, encode_labels
-from kinfed.data.examples.problem import Problem
-from kinfed.data.sources.table_options import TaskName
+from kinfed.data.examples.arrays import column_of, encode, encode_labels
+from kinfed.data.examples.problem import Problem, TaskName
 from kinfed.errors import ConfigError, DataError
 
 TASKS: tuple[TaskName, ...] = get_args(TaskName)
@@ -55,9 +52,8 @@ def read_target(values: Any, what: str, task: TaskName = "auto", *, codes: bool 
     labels, names = encode_labels(column, what) if task == "classification" else encode(_whole(column), what)
     if codes and _whole(column).dtype.kind in "iu":
         if column.min() < 0:
-            raise DataError(
-                f"labels must lie in 0..C-1, where C is the number of classes; got {column.min():g} in {what}"
-            )
+            found = f"{column.min():g} in {what}"
+            raise DataError(f"labels must lie in 0..C-1, where C is the number of classes; got {found}")
         labels, problem = torch.from_numpy(column.astype(np.int64)), Problem.of_classes(int(column.max()) + 1)
     else:
         problem = Problem.of_classes(len(names), names)
@@ -79,7 +75,12 @@ def read_known_target(values: Any, problem: Problem, what: str) -> Tensor:
     """Labels [N] of data for a problem that is known: its classes, of which no other may occur, or numbers."""
     if problem.is_regression:
         return _numbers(column_of(values, what), what)
-    return encode_known_labels(values, problem.class_labels, what)
+    classes = problem.class_labels
+    index, names = encode_labels(values, what)
+    if unknown := [name for name in names if name not in classes]:
+        shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
+        raise DataError(f"{what} holds the class {unknown[0]!r}, which is unknown; known classes are {shown}")
+    return torch.tensor([classes.index(name) for name in names], dtype=torch.int64)[index]
 
 
 def infer_task(column: np.ndarray) -> tuple[Literal["classification", "regression"], str]:

@@ -1,7 +1,5 @@
 """Examples of the batch of each client and step: windows of a random order of the client's examples."""
 
-from __future__ import annotations
-
 from functools import cached_property
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The data of some clients in one round, and what a server may know of all of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from torch import Tensor

@@ -19,8 +19,6 @@ weights. Validation losses that methods decide by are weighted, too: they stand 
 rows are not: a run with weights and one without can be compared, and rare classes have measures of their own.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -15,31 +15,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.core import rng, storage
+from kinfed.core import make_options, rng, storage
 from kinfed.data.examples.arrays import as_features, encode, groups_of, name_keys
 from kinfed.data.examples.batches import Split
 from kinfed.data.examples.features import Features
-from kinfed.data.examples.problem import HasProblem, Problem
+from kinfed.data.examples.problem import HasProblem, Problem, TaskName
 from kinfed.data.examples.ragged import SPLITS, Ragged, hold_out
 from kinfed.data.examples.target import read_target
-from kinfed.data.federations import federation_changes, federation_files
+from kinfed.data.federations import example_weights, federation_files
 from kinfed.data.federations.cohort import Cohort, Population
-from kinfed.data.federations.example_weights import (
-    BALANCED,
-    BY_CLIENT,
-    class_weight_table,
-    read_weights,
-    scaled_weights,
-)
-from kinfed.data.federations.federation_checks import check_federation
+from kinfed.data.federations.example_weights import BALANCED, BY_CLIENT
 from kinfed.data.federations.stratified import split_stratified
-from kinfed.data.sources.table_options import TaskName
 from kinfed.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from kinfed.data.descriptions.description import Description
     from kinfed.data.federations.torch_datasets import Datasets
     from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing
+
+PUBLIC_EXAMPLES = "public_examples"  # in a description: how many of the clients' own examples were made public
 
 
 @dataclass(repr=False)
@@ -82,8 +76,7 @@ class Federation(HasProblem):
         return f"<Federation {name}: {clients}, {self.problem.in_words()}, {counts} examples of shape {shape}>"
 
     def _repr_html_(self) -> str:
-        html: str = self.describe()._repr_html_()
-        return html
+        return self.describe()._repr_html_()
 
     def describe(self) -> Description:
         """Describe who holds what: sizes, classes, how far clients are from the whole. A notebook draws it."""
@@ -122,8 +115,7 @@ class Federation(HasProblem):
         if self.weights is None and self.class_weights is None:
             return {}
         entries = {}
-        for name in ("train", "val"):
-            ragged = self.split(name)
+        for name, ragged in (("train", self.train), ("val", self.val)):
             total = torch.ones(len(ragged.rows))
             if self.weights is not None:
                 total *= self.weights[ragged.rows]
@@ -144,9 +136,8 @@ class Federation(HasProblem):
         num_groups = 0 if self.groups is None else int(self.groups.max()) + 1
         pool = self.public_split(torch.tensor([0]), seed, 0)
         weighs = self.weights is not None or self.class_weights is not None
-        return Population(
-            self.num_clients, seed, participation, self.groups, num_groups, pool, self.statistics_bytes, weighs
-        )
+        groups, exchanged = self.groups, self.statistics_bytes
+        return Population(self.num_clients, seed, participation, groups, num_groups, pool, exchanged, weighs)
 
     @property
     def statistics_bytes(self) -> tuple[int, int]:
@@ -171,7 +162,7 @@ class Federation(HasProblem):
 
     def with_class_weights(self, rule: str) -> Federation:
         """Classes count by a rule (kinfed.data.federations.example_weights) from the training rows as they are now."""
-        table = class_weight_table(rule, self.class_counts(), self.problem)
+        table = example_weights.class_weight_table(rule, self.class_counts(), self.problem)
         values = None if table is None or rule == BY_CLIENT else table[0].tolist()  # the same for all clients
         about = {"class_weights": rule, "class_weight_values": values}
         return replace(self, class_weights=table, description={**self.description, **about})
@@ -185,22 +176,58 @@ class Federation(HasProblem):
         example keeps it for training and validates on it too, which is noted. Clients that already have
         validation rows keep theirs. `ids` [K] are the clients' numbers in the whole federation, by which draws are
         keyed, where this is a part of it."""
-        return federation_changes.with_validation(self, fraction, seed, ids, stratify=stratify)
+        if not 0 <= fraction < 1:
+            raise ConfigError(f"the validation share must lie in [0, 1); got {fraction}")
+        if fraction == 0:
+            return self
+        n, needs = self.train.count, self.val.count == 0
+        single = needs & (n == 1)
+        share = (n.to(torch.float64) * fraction + 1e-9).to(torch.int64)
+        size = torch.where(n < 5, 1, share.clamp_min(1)).minimum(n - 1) * needs
+        keys = rng.fold(rng.root(seed, "validation"), torch.arange(self.num_clients) if ids is None else ids)
+        if stratify:
+            val, train = split_stratified(self.train, size, self.labels, self.problem, keys)
+            val = val.joined(self.train.filter(single[self.train.owner]))
+        else:
+            shuffled = self.train.shuffled(keys)
+            val, _ = shuffled.split_at(size + single.to(torch.int64))
+            _, train = shuffled.split_at(size)
+        few = [f"{int(single.sum())} client(s) with one example validate on that example"] if single.any() else []
+        return replace(self, train=train.ascending(), val=val.joined(self.val).ascending(), notes=[*self.notes, *few])
 
     def with_public(self, fraction: float, seed: int) -> Federation:
         """Make a random part of every client's training rows public: known to all, and no longer anyone's own. Whoever
         has few gives none and keeps at least one; rows that are validated or tested on anywhere stay as they are."""
-        return federation_changes.with_public(self, fraction, seed)
+        if not 0 < fraction < 1:
+            raise ConfigError(f"the public share must lie in (0, 1); got {fraction}")
+        keys = rng.fold(rng.root(seed, "public"), torch.arange(self.num_clients))
+        size = (self.train.count.to(torch.float64) * fraction + 1e-9).to(torch.int64).minimum(self.train.count - 1)
+        public = torch.unique(self.train.shuffled(keys).split_at(size)[0].rows)
+        public = public[~torch.isin(public, torch.cat([self.val.rows, self.test.rows]))]
+        if not len(public):
+            raise ConfigError(f"no client has enough examples to make a share of {fraction:g} of them public; raise it")
+        train = self.train.filter(~torch.isin(self.train.rows, public))
+        return replace(self, train=train, public=public, description={**self.description, PUBLIC_EXAMPLES: len(public)})
 
     def with_foreign_targets(self, seed: int) -> Federation:
         """Shuffle the (val, test) pairs among clients: each is judged on another one's distribution.
 
         `description["target_of"]` says whose pair each client has now; a few may keep their own."""
-        return federation_changes.with_foreign_targets(self, seed)
+        order = rng.permutation(rng.root(seed, "foreign-targets"), self.num_clients)
+        before = self.description.get("target_of", range(self.num_clients))
+        about = {"foreign_targets": seed, "target_of": [before[k] for k in order.tolist()]}
+        val, test = self.val.take(order), self.test.take(order)
+        return replace(self, val=val, test=test, description={**self.description, **about})
 
     def pooled(self) -> Federation:
         """The data of all clients in one place: a federation of one client."""
-        return federation_changes.pooled(self)
+        splits: dict[str, Any] = {name: Ragged.of([torch.unique(self.split(name).rows)]) for name in SPLITS}
+        one = replace(self, **splits, names=["all clients"], groups=None, group_names=None, class_weights=None)
+        table = self.class_weights
+        if table is None:
+            return one
+        same = bool((table == table[0]).all())
+        return replace(one, class_weights=table[:1]) if same else one.with_class_weights(BALANCED)
 
     def on(self, device: torch.device) -> Federation:
         return replace(self, features=self.features.on(device))
@@ -239,9 +266,8 @@ class Federation(HasProblem):
         labels = target.labels
         index, names = encode(clients, "clients")
         if not len(features) == len(labels) == len(index):
-            raise DataError(
-                f"x, y and clients must have one entry per example; got {len(features)}, {len(labels)}, {len(index)}"
-            )
+            sizes = f"{len(features)}, {len(labels)}, {len(index)}"
+            raise DataError(f"x, y and clients must have one entry per example; got {sizes}")
         if len(labels) == 0:
             raise DataError("x, y and clients are empty; a federation needs at least one example")
         owned = Ragged.grouped(torch.arange(len(index)), index, len(names))
@@ -253,10 +279,8 @@ class Federation(HasProblem):
         else:
             marked = torch.as_tensor(np.asarray(test_rows))
             if marked.dtype != torch.bool or marked.shape != labels.shape:
-                raise DataError(
-                    f"test_rows must be {len(labels)} booleans, one per example; "
-                    f"got {marked.dtype} of shape {tuple(marked.shape)}"
-                )
+                found = f"{marked.dtype} of shape {tuple(marked.shape)}"
+                raise DataError(f"test_rows must be {len(labels)} booleans, one per example; got {found}")
             train, test = owned.filter(~marked[owned.rows]), owned.filter(marked[owned.rows])
         group_index, group_names = groups_of(names, groups)
         problem = target.problem.fitted(labels[train.rows])
@@ -266,11 +290,12 @@ class Federation(HasProblem):
             problem = Problem.of_classes(num_classes, problem.class_names)
         if standardize:
             features = features.standardized(train.rows)
-        counted = None if weights is None else read_weights(weights, "weights")
+        counted = None if weights is None else example_weights.read_weights(weights, "weights")
         notes = [target.note] if problem.is_regression else []
         return cls(
             features, labels, problem, train, Ragged.empty(len(names)), test, names, group_index, group_names,
-            {"dataset": name, "partition": "given"}, notes, weights=scaled_weights(counted, train.rows),
+            {"dataset": name, "partition": "given"}, notes,
+            weights=example_weights.scaled_weights(counted, train.rows),
         )  # fmt: skip
 
     @classmethod
@@ -283,9 +308,19 @@ class Federation(HasProblem):
         `options` are those of a table (`kinfed.data.sources.TableOptions`): label_column and client_column, and where
         wanted split_column, group_column, ignore, columns, ... Where no column says which rows are for testing, a share
         `test_fraction` of each client's is, drawn in proportion to its labels with `stratify`."""
-        from kinfed.data.sources.table import federation_from_table
+        from kinfed.data.partitions.partition import Resplit, make_federation
+        from kinfed.data.preprocessing.frames import hub_table, is_hub_dataset  # with pyarrow, for tables alone
+        from kinfed.data.sources.table import opened, source_from_table
+        from kinfed.data.sources.table_options import TableOptions
 
-        return federation_from_table(table, options, test_fraction, seed, stratify)
+        if is_hub_dataset(table):
+            table, options = hub_table(table, options)
+        settings = make_options(TableOptions, options, "the table")
+        if settings.client_column is None:
+            raise ConfigError("client_column: say which column names the client of each row")
+        rows, name, folder = opened(table)
+        source, resplit = source_from_table(rows, settings, name, folder), Resplit() if stratify else None
+        return make_federation(source, "column", None, {"test_fraction": test_fraction}, seed, resplit=resplit)
 
     @classmethod
     def from_datasets(cls, train: Datasets, test: Datasets | None = None, **options: Any) -> Federation:
@@ -313,4 +348,49 @@ class Federation(HasProblem):
 
     def check(self) -> None:
         """Refuse what would fail later or, worse, train on nonsense."""
-        check_federation(self)
+        clients, examples = self.num_clients, len(self.features)
+        if clients < 1:
+            raise DataError("a federation needs at least one client; got none")
+        for name in SPLITS:
+            ragged = self.split(name)
+            if len(ragged) != clients:
+                raise DataError(f"split {name} lists {len(ragged)} clients, train lists {clients}")
+            if _outside(ragged.rows, examples):
+                raise DataError(f"split {name} points outside the {examples} examples")
+        if self.public is not None:
+            private = torch.cat([self.split(name).rows for name in SPLITS])
+            is_private = bool(torch.isin(self.public, private).any())
+            if is_private or not len(self.public) or _outside(self.public, examples):
+                raise DataError("public examples are some of the data set, and in no client's train, val or test split")
+        if len(self.labels) != examples:
+            raise DataError(f"{examples} examples but {len(self.labels)} labels")
+        for what, column in (("tags", self.tags), ("weights of examples", self.weights)):
+            if column is not None and len(column) != examples:
+                raise DataError(f"{examples} labels but {len(column)} {what}")
+        if len(self.names) != clients or len(set(self.names)) != clients:
+            raise DataError(f"every one of the {clients} clients needs a name of its own")
+        if self.groups is not None and len(self.groups) != clients:
+            raise DataError(f"{clients} clients but {len(self.groups)} group labels")
+        self.problem.check(self.labels)
+        self.features.check_finite()
+        self._check_training_rows()
+
+    def _check_training_rows(self) -> None:
+        """Refuse clients that have none, and those that are test rows of anyone."""
+        empty = (self.train.count == 0).nonzero().squeeze(1)
+        if len(empty):
+            who = ", ".join(self.names[int(k)] for k in empty[:5])
+            none = f"{len(empty)} client(s) have no training example ({who})"
+            raise DataError(f"{none}; give each at least one or leave them out")
+        trained = torch.zeros(len(self.features), dtype=torch.bool)
+        trained[self.train.rows] = True
+        leaked = trained[self.test.rows]
+        if bool(leaked.any()):
+            both = f"{int(leaked.sum())} test example(s) are training examples too"
+            first = int(self.test.rows[leaked][0])
+            raise DataError(f"{both} (first: row {first}); accuracy on them would say nothing")
+
+
+def _outside(rows: Tensor, examples: int) -> bool:
+    """Whether some are no rows of the examples."""
+    return bool(len(rows)) and bool(rows.min() < 0 or rows.max() >= examples)

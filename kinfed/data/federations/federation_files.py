@@ -25,8 +25,7 @@ _PLAIN_FIELDS = ("names", "group_names", "description", "notes", "tag_names")
 
 
 def digest(data: Federation) -> str:
-    """Tells this federation from any other: all examples, who has which, names and groups. Where it came from
-    (description, notes) does not matter."""
+    """The body of Federation.digest."""
     plain = {name: getattr(data, name) for name in ("names", "group_names", "tag_names")}
     plain["problem"] = data.problem.to_json()
     return hashlib.sha256(f"{storage.checksum(arrays_of(data))} {storage.to_json(plain)}".encode()).hexdigest()[:32]
@@ -42,7 +41,7 @@ def arrays_of(data: Federation) -> dict[str, Tensor]:
 
 
 def save(data: Federation, folder: Path | str) -> None:
-    """Write the federation to a folder, replacing one that is there."""
+    """The body of Federation.save."""
     folder, arrays = Path(folder), arrays_of(data)
     storage.make_folder(folder)
     with storage.storage_errors("write", folder), storage.draft(folder) as new:
@@ -69,8 +68,7 @@ def load(folder: Path | str) -> dict[str, Any]:
             f"{folder / _RECORD} is not a federation saved by this version of kinfed "
             f"(format {record.get('format')!r}, version {record.get('version')!r}); save it again"
         )
-    lacking = [name for name in ("arrays", "checksum", "problem", *_PLAIN_FIELDS) if name not in record]
-    if lacking:
+    if lacking := [name for name in ("arrays", "checksum", "problem", *_PLAIN_FIELDS) if name not in record]:
         raise StorageError(f"{folder / _RECORD} is damaged: {', '.join(lacking)} missing")
     arrays = storage.read_tensors(folder / record["arrays"])
     if storage.read_metadata(folder / record["arrays"])[storage.CHECKSUM] != record["checksum"]:

@@ -1,12 +1,11 @@
 """Examples that clients give away before training: a pool at the server, and a part of it for everyone.
 
 The pool holds copies. They lie behind the data set's own examples, so that nothing is stored twice but what is shared,
-and what happens to a donor's data later does not reach those who received a copy.
+and what happens to a donor's data later does not reach the copies.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,11 +60,10 @@ def share_examples(
     received = Ragged.of(lists)
     old = federation.features
     features = SharedFeatures(old.raw, old.mean, old.std, old.device, old.vectors, copies=old.rows(donated))
-    labels = torch.cat([federation.labels, federation.labels[donated]])
-    tags = None if federation.tags is None else torch.cat([federation.tags, federation.tags[donated]])
-    weights = None if federation.weights is None else torch.cat([federation.weights, federation.weights[donated]])
-    train = federation.train.joined(received)
-    shared = replace(federation, features=features, labels=labels, tags=tags, weights=weights, train=train)
+    columns = {name: getattr(federation, name) for name in ("labels", "tags", "weights")}
+    longer: dict[str, Any] = {name: torch.cat([x, x[donated]]) for name, x in columns.items() if x is not None}
+    shared = replace(federation, features=features, train=federation.train.joined(received), **longer)
+    labels = shared.labels
     pool = Split(
         features, labels, torch.tensor([0]), torch.tensor([0]), torch.tensor([size]), first + torch.arange(size),
         clients.seed, 0,

@@ -10,8 +10,6 @@ fewer rows than folds is tested in as many folds as it has rows. One that has a 
 and is not tested.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -53,11 +51,11 @@ def split_stratified(
     place.scatter_(1, torch.from_numpy(order), torch.arange(number).expand(clients, -1).contiguous())
     take += (place < (head - take.sum(1))[:, None]).to(torch.int64)
     stratum_keys = rng.fold(keys.repeat_interleave(number), 2, torch.arange(number).repeat(clients))
-    first, second = parts.shuffled(stratum_keys).split_at(take.reshape(-1))
-    return (
-        Ragged.grouped(first.rows, first.owner // number, clients).ascending(),
-        Ragged.grouped(second.rows, second.owner // number, clients).ascending(),
+    first, second = (
+        Ragged.grouped(part.rows, part.owner // number, clients).ascending()
+        for part in parts.shuffled(stratum_keys).split_at(take.reshape(-1))
     )
+    return first, second
 
 
 def fold_numbers(rows: Ragged, folds: int, labels: Tensor, keys: Tensor) -> Tensor:

@@ -4,8 +4,6 @@ Every example is asked for once, in order, and kept as it came: what a data set 
 crops, say) is fixed from then on. Random changes of training images are the setting `augment` of local training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,10 +24,7 @@ def read_datasets(train: Datasets, test: Datasets | None) -> dict[str, np.ndarra
         raise DataError(f"client {strangers[0]} has test data and no training data; give it some, or leave it out")
     parts = [(str(client), _read(dataset, client), False) for client, dataset in train.items()]
     parts += [(str(client), _read(dataset, client), True) for client, dataset in (test or {}).items()]
-    shapes = {x.shape[1:] for _, (x, _), _ in parts if len(x)}
-    if len(shapes) > 1:
-        first, second, *_ = sorted(shapes, key=str)
-        raise DataError(f"examples should all have one shape; some are {list(first)} and some {list(second)}")
+    _check_shapes({x.shape[1:] for _, (x, _), _ in parts if len(x)}, "examples")
     parts = [part for part in parts if len(part[1][0])]
     if not parts:
         raise DataError("the data sets are empty; a federation needs at least one example")
@@ -53,12 +48,14 @@ def _read(dataset: Dataset[Any], client: Any) -> tuple[np.ndarray[Any, Any], np.
     if not items:
         return np.zeros(0), np.zeros(0)
     pairs = [_pair(item, client) for item in items]
-    if len(shapes := {x.shape for x, _ in pairs}) > 1:
-        first, second, *_ = sorted(shapes, key=str)
-        raise DataError(
-            f"examples of client {client} should all have one shape; some are {list(first)} and some {list(second)}"
-        )
+    _check_shapes({x.shape for x, _ in pairs}, f"examples of client {client}")
     return np.stack([x for x, _ in pairs]), np.asarray([y for _, y in pairs])
+
+
+def _check_shapes(shapes: set[tuple[int, ...]], what: str) -> None:
+    if len(shapes) > 1:
+        first, second, *_ = sorted(shapes, key=str)
+        raise DataError(f"{what} should all have one shape; some are {list(first)} and some {list(second)}")
 
 
 def _size(dataset: Any) -> int:

@@ -1,7 +1,5 @@
 """Ways to share a data set out among clients, one class each, by name in PARTITIONS."""
 
-from __future__ import annotations
-
 from kinfed.data.partitions.base import Assignment, Partition
 from kinfed.data.partitions.partition import make_federation
 from kinfed.data.sources.registered import PARTITIONS

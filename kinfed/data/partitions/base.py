@@ -8,8 +8,6 @@ Option `split` says where the clients' test examples come from:
   auto      official where the data set has test rows of its own, else pooled
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -89,23 +87,19 @@ class Partition:
 
 @dataclass(frozen=True)
 class CountPartition(Partition):
-    """A partition that says how many examples of each class each client gets; the rows are then dealt at random."""
+    """A partition that says how many examples of each class each client gets; the rows are then dealt at random.
+    Clients of one with an option `overlap` may hold the same rows."""
 
     def counts(self, available: Tensor, clients: int, seed: int, source: Source) -> tuple[Tensor, list[str]]:
         """[K, C] counts for classes with available [C] examples, and notes for the reader."""
         raise NotImplementedError
-
-    @property
-    def shares_rows(self) -> bool:
-        """Whether clients may hold the same rows."""
-        return False
 
     def assign(self, source: Source, num_clients: int | None, seed: int) -> Assignment:
         check_has_classes(source, self.name)
         rows, official = self.train_and_test_rows(source)
         classes = dealing.by_class(rows, source.labels, source.num_classes, self.key(seed, "rows"))
         counts, notes = self.counts(classes.count, self.clients(num_clients), seed, source)
-        if self.shares_rows:
+        if getattr(self, "overlap", False):
             return Assignment(*self._overlapping(classes, counts, official, source, seed), notes=notes)
         owned = dealing.deal(counts, classes)
         if official is None:
@@ -128,10 +122,8 @@ class CountPartition(Partition):
             trained = ((1 - self.test_fraction) * counts.to(torch.float64) + 1e-9).to(torch.int64)
             train = torch.where(counts > 0, trained.clamp_min(1), 0).minimum(train_pool.count)
             test = (counts - train).minimum(test_pool.count)
-        return (
-            dealing.deal_overlapping(train, train_pool, self.key(seed, "draw-train")),
-            dealing.deal_overlapping(test, test_pool, self.key(seed, "draw-test")),
-        )
+        drawn = dealing.deal_overlapping(train, train_pool, self.key(seed, "draw-train"))
+        return drawn, dealing.deal_overlapping(test, test_pool, self.key(seed, "draw-test"))
 
 
 def check_has_classes(source: Source, partition: str) -> None:

@@ -4,8 +4,6 @@ A table of counts [K, C] says how many examples of every class every client rece
 random order and handed out piece by piece, so no row goes to two clients.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch
@@ -85,11 +83,9 @@ def require(needed: Tensor, available: Tensor, class_names: Sequence[str] | None
     short = (needed > available).nonzero().squeeze(1)
     if len(short):
         worst = int(short[torch.argmax((needed - available)[short])])
-        name = class_names[worst] if class_names else str(worst)
-        raise ConfigError(
-            f"{what} needs {int(needed[worst]):,} examples of class {name}, but there are {int(available[worst]):,}; "
-            f"{remedy}"
-        )
+        name, least = class_names[worst] if class_names else str(worst), int(needed[worst])
+        there = f"there are {int(available[worst]):,}"
+        raise ConfigError(f"{what} needs {least:,} examples of class {name}, but {there}; {remedy}")
 
 
 def largest_factor(fits: Callable[[float], bool]) -> float:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -105,20 +105,19 @@ def vgg11(channels: int, size: int, classes: int) -> tuple[nn.Module, nn.Module]
     return body, nn.Sequential(nn.ReLU(), nn.Dropout(), nn.Linear(4096, classes))
 
 
+@dataclass
 class _Network:
     """A classifier in two parts: what the body makes of an image is the embedding, the head names the class."""
 
-    def __init__(
-        self,
-        body: nn.Module,
-        head: nn.Module,
-        features: Features,
-        resize: int | None,
-        lr: float,
-        memory: torch.memory_format = torch.contiguous_format,
-    ) -> None:
-        self.body, self.head = body.to(memory_format=memory), head  # type: ignore[call-overload]
-        self.features, self.resize, self.lr, self.memory = features, resize, lr, memory
+    body: nn.Module
+    head: nn.Module
+    features: Features
+    resize: int | None
+    lr: float
+    memory: torch.memory_format = torch.contiguous_format
+
+    def __post_init__(self) -> None:
+        self.body.to(memory_format=self.memory)  # type: ignore[call-overload]
 
     def _images(self, rows: Tensor, change: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         x = self.features.gather(rows, change)
@@ -158,7 +157,8 @@ class _Network:
 
     @torch.no_grad()
     def accuracy(self, labels: Tensor, rows: Tensor) -> float:
-        hits = sum(int((self.head(self.hidden(part)).argmax(1) == labels[part]).sum()) for part in _parts(rows))
+        parts = torch.split(rows, ROWS_AT_ONCE)
+        hits = sum(int((self.head(self.hidden(part)).argmax(1) == labels[part]).sum()) for part in parts)
         return hits / max(len(rows), 1)
 
 
@@ -167,19 +167,19 @@ def principal_components(of: Callable[[Tensor], Tensor], count: int, components:
 
     Exact, from the covariance, or from the products of the vectors where these are fewer than F. The vectors are asked
     for a few hundred at once; all of them are held only where they are fewer than F."""
-    rows = torch.arange(count)
-    mean = torch.stack([of(part).sum(0, dtype=torch.float64) for part in _parts(rows)]).sum(0) / count
+    parts = torch.split(torch.arange(count), ROWS_AT_ONCE)
+    mean = torch.stack([of(part).sum(0, dtype=torch.float64) for part in parts]).sum(0) / count
     centre = mean.to(torch.float32)  # its rounding is a shift too small to turn an axis
     if count < len(mean):
-        x = torch.cat([of(part) - centre for part in _parts(rows)]).to(torch.float64)
+        x = torch.cat([of(part) - centre for part in parts]).to(torch.float64)
         values, vectors = _leading(x @ x.T, components)
         return (vectors * values.clamp_min(0).sqrt()).to(torch.float32)
     scatter = torch.zeros(len(mean), len(mean), dtype=torch.float64)
-    for part in _parts(rows):
+    for part in parts:
         x = of(part) - centre
         scatter += x.T @ x  # products of a few hundred rows in float32, their sum in float64
     axes = _leading(scatter, components)[1].to(torch.float32)
-    return torch.cat([(of(part) - centre) @ axes for part in _parts(rows)])
+    return torch.cat([(of(part) - centre) @ axes for part in parts])
 
 
 def _leading(matrix: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -189,7 +189,3 @@ def _leading(matrix: Tensor, count: int) -> tuple[Tensor, Tensor]:
     size = len(matrix)
     values, vectors = eigh(matrix.numpy(), subset_by_index=[max(size - count, 0), size - 1], overwrite_a=True)
     return torch.from_numpy(values[::-1].copy()), torch.from_numpy(vectors[:, ::-1].copy())
-
-
-def _parts(rows: Tensor) -> Iterator[Tensor]:
-    yield from torch.split(rows, ROWS_AT_ONCE)

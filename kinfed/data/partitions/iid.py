@@ -1,7 +1,5 @@
 """Clients without design: equal random parts, and the clients that a data set names itself."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -59,22 +57,16 @@ class NaturalClients(Partition):
             marked = source.is_val[owned.rows]
             owned, val = owned.filter(~marked), owned.filter(marked)
         if official is None:
-            train, test = hold_out(
-                owned, self.test_fraction, name_keys(rng.root(seed, "test-split"), source.owner_names)
-            )
+            keys = name_keys(rng.root(seed, "test-split"), source.owner_names)
+            train, test = hold_out(owned, self.test_fraction, keys)
         else:
             train, test = owned, Ragged.grouped(official, source.owners[official], everyone)
         eligible = (train.count >= self.min_size).nonzero().squeeze(1)
-        notes = []
-        if len(eligible) < everyone:
-            notes.append(
-                f"{everyone - len(eligible)} of {everyone} clients have fewer than {self.min_size} training examples"
-            )
+        small = everyone - len(eligible)
+        note = f"{small} of {everyone} clients have fewer than {self.min_size} training examples"
         if num_clients is not None and num_clients > len(eligible):
-            raise ConfigError(
-                f"{num_clients} clients asked for, but {source.name} has {len(eligible)} with at least "
-                f"{self.min_size} training examples"
-            )
+            found = f"{source.name} has {len(eligible)} with at least {self.min_size} training examples"
+            raise ConfigError(f"{num_clients} clients asked for, but {found}")
         if len(eligible) == 0:
             raise DataError(f"no client of {source.name} has {self.min_size} training examples")
         if num_clients is not None and num_clients < len(eligible):
@@ -83,7 +75,6 @@ class NaturalClients(Partition):
         if source.owner_groups is not None and source.group_names is not None:
             present, groups = torch.unique(source.owner_groups[eligible], return_inverse=True)
             group_names = [source.group_names[g] for g in present.tolist()]
-        names = [source.owner_names[k] for k in eligible.tolist()]
-        return Assignment(
-            train.take(eligible), test.take(eligible), val.take(eligible), names, groups, group_names, notes
-        )
+        names, notes = [source.owner_names[k] for k in eligible.tolist()], [note] if small else []
+        train, test, val = (split.take(eligible) for split in (train, test, val))
+        return Assignment(train, test, val, names, groups, group_names, notes)

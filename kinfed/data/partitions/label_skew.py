@@ -1,7 +1,5 @@
-"""Clients that hold few classes, uniform sizes (CGPFL) or single-class shards (FedAvg, FedFomo), and label skew by
-Dirichlet proportions."""
-
-from __future__ import annotations
+"""Clients that hold few classes: neighbouring ones, with uniform sizes (CGPFL) or those of the generators of the
+FedProx and pFedMe repositories, or single-class shards (FedAvg, FedFomo); and label skew by Dirichlet proportions."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,21 +11,40 @@ from torch import Tensor
 from kinfed.core import option, rng
 from kinfed.data.examples.ragged import Ragged
 from kinfed.data.partitions import dealing
-from kinfed.data.partitions.base import OVERLAP_TEXT, SPLIT_TEXT, CountPartition, TestRows
+from kinfed.data.partitions.base import HOLDOUT_TEXT, OVERLAP_TEXT, SPLIT_TEXT, CountPartition, TestRows
 from kinfed.data.sources.source import Source
 from kinfed.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Classes(CountPartition):
-    """CGPFL's clients: client u holds classes u, u+1, ..., u+k-1 (mod C), its size is drawn uniformly.
+class NeighbouringClasses(CountPartition):
+    """Client u holds classes u, u+1, ..., u+k-1 (mod C)."""
+
+    split: TestRows = option("pooled", SPLIT_TEXT)
+    classes: int = option(3, "classes of a client", ge=1)
+
+    def with_base(self, base: int, available: Tensor, clients: int, source: Source) -> tuple[Tensor, Tensor]:
+        """The class [K, k] of every slot, and what is left of each class [C] once every slot has `base` examples."""
+        slots = dealing.consecutive_classes(clients, self.classes, source)
+        reserved = base * dealing.holders(slots, source.num_classes)
+        what = f"partition {self.name} with {clients} clients and base {base}"
+        dealing.require(reserved, available, source.class_names, what, "use fewer clients or a smaller base")
+        return slots, available - reserved
+
+    def sharing(self, slots: Tensor, sizes: Tensor, available: Tensor) -> tuple[Tensor, list[str]]:
+        """Counts where clients may hold the same examples, and a note."""
+        counts = dealing.table(slots, sizes, len(available)).minimum(available)
+        return counts, [f"clients share examples; sizes {dealing.size_range(counts)}"]
+
+
+@dataclass(frozen=True)
+class Classes(NeighbouringClasses):
+    """CGPFL's clients: their sizes are drawn uniformly.
 
     Sizes U[min_size, max_size] of many clients can exceed the data (P-25); they are then multiplied by the largest
     common factor for which every class suffices, but not below min_size. Without min_size and max_size the spread
     is the paper's, 400 to 5,000, in proportion to the data there is."""
 
-    split: TestRows = option("pooled", SPLIT_TEXT)
-    classes: int = option(3, "classes of a client", ge=1)
     min_size: int | None = option(None, "smallest client; none: in proportion to the data")
     max_size: int | None = option(None, "largest client before scaling; none: in proportion to the data")
     overlap: bool = option(False, OVERLAP_TEXT)
@@ -44,19 +61,12 @@ class Classes(CountPartition):
     def _bounds(self) -> tuple[int, int]:
         return (400, 5000) if self.min_size is None or self.max_size is None else (self.min_size, self.max_size)
 
-    @property
-    def shares_rows(self) -> bool:
-        return self.overlap
-
     def counts(self, available: Tensor, clients: int, seed: int, source: Source) -> tuple[Tensor, list[str]]:
         low, high = self._bounds
         slots = dealing.consecutive_classes(clients, self.classes, source)
         raw_sizes = low + (rng.uniform(self.key(seed, "sizes"), clients) * (high - low + 1)).to(torch.int64)
         if self.overlap:
-            counts = dealing.table(slots, dealing.evenly(raw_sizes, self.classes), source.num_classes).minimum(
-                available
-            )
-            return counts, [f"clients share examples; sizes {dealing.size_range(counts)}"]
+            return self.sharing(slots, dealing.evenly(raw_sizes, self.classes), available)
         floor = self.classes if self.min_size is None else self.min_size
 
         def needed(factor: float) -> Tensor:
@@ -77,6 +87,106 @@ class Classes(CountPartition):
             f"{dealing.size_range(counts)}, {int(counts.sum()):,} of {int(available.sum()):,} examples used"
         )
         return counts, [note]
+
+
+@dataclass(frozen=True)
+class Powerlaw(NeighbouringClasses):
+    """FedProx's MNIST: sizes are nearly a power law.
+
+    Every slot has `base` examples; what a class has left is divided by lognormal(0, sigma) weights, rounded down."""
+
+    test_fraction: float = option(0.1, HOLDOUT_TEXT, ge=0, lt=1)
+    classes: int = option(2, "classes of a client", ge=1)
+    base: int = option(5, "examples of each class that everyone has", ge=1)
+    sigma: float = option(2.0, "spread of the lognormal weights", gt=0)
+
+    def counts(self, available: Tensor, clients: int, seed: int, source: Source) -> tuple[Tensor, list[str]]:
+        slots, left = self.with_base(self.base, available, clients, source)
+        weight = torch.exp(self.sigma * rng.normal(self.key(seed, "weights"), slots.numel())).reshape(slots.shape)
+        total = torch.zeros(len(left), dtype=torch.float64).scatter_add_(0, slots.reshape(-1), weight.reshape(-1))
+        extra = (weight * (left / total)[slots]).to(torch.int64)
+        return dealing.table(slots, self.base + extra, source.num_classes), []
+
+
+@dataclass(frozen=True)
+class FirstComeFirstServed(NeighbouringClasses):
+    """The pFedMe repository's generator for CIFAR-10, used by Self-FL.
+
+    `base` of each class first; then, client by client, factor * (w + U{low..high}) more of each class if that many
+    remain, otherwise none, where w is a lognormal(0, 2) share of the class. Later clients can end up with the base
+    alone; how often is noted."""
+
+    base: int = option(10, "examples of each class that everyone has", ge=1)
+    low: int = option(300, "smallest uniform part of a block", ge=0)
+    high: int = option(600, "largest uniform part of a block", ge=0)
+    factor: int = option(2, "multiplies every block", ge=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.low > self.high:
+            raise ConfigError(f"blocks need low <= high; got {self.low} and {self.high}")
+
+    def counts(self, available: Tensor, clients: int, seed: int, source: Source) -> tuple[Tensor, list[str]]:
+        slots, rest = self.with_base(self.base, available, clients, source)
+        # Each class has one weight for every (client, slot) pair, of which only its own holders' are used.
+        keys = rng.fold(self.key(seed, "weights"), torch.arange(source.num_classes))
+        weight = torch.exp(2.0 * rng.normal(keys, slots.numel()))
+        share = weight * ((available - clients).clamp_min(0)[:, None] / weight.sum(1, keepdim=True))
+        mine = share[slots, torch.arange(slots.numel()).reshape(slots.shape)].to(torch.int64)
+        spread = rng.uniform(self.key(seed, "uniform"), slots.numel()).reshape(slots.shape)
+        block = self.factor * (mine + self.low + (spread * (self.high - self.low + 1)).to(torch.int64))
+        left, taken = rest.tolist(), torch.zeros_like(slots)
+        for client, (labels, sizes) in enumerate(zip(slots.tolist(), block.tolist(), strict=True)):
+            for slot, (label, size) in enumerate(zip(labels, sizes, strict=True)):
+                if size < left[label]:
+                    left[label] -= size
+                    taken[client, slot] = size
+        skipped = int((taken == 0).sum())
+        note = f"{skipped} of {slots.numel()} blocks found too few examples and were left out, as in the original"
+        return dealing.table(slots, self.base + taken, source.num_classes), [note] if skipped else []
+
+
+@dataclass(frozen=True)
+class Lognormal(NeighbouringClasses):
+    """FedProx's FEMNIST: classes in equal shares; sizes are 5 + lognormal(mean, sigma).
+
+    At least two examples per class. A class that has too few for its holders gives each the same fraction (at
+    least one). The original's code re-uses the same images for all clients; `overlap` comes close to that."""
+
+    test_fraction: float = option(0.1, HOLDOUT_TEXT, ge=0, lt=1)
+    classes: int = option(5, "classes of a client", ge=1)
+    mean: float = option(4.0, "mean of the logarithm of the size", ge=-20, le=20)
+    sigma: float = option(1.0, "deviation of the logarithm of the size", gt=0)
+    overlap: bool = option(False, OVERLAP_TEXT)
+
+    def counts(self, available: Tensor, clients: int, seed: int, source: Source) -> tuple[Tensor, list[str]]:
+        slots = dealing.consecutive_classes(clients, self.classes, source)
+        draw = rng.normal(self.key(seed, "sizes"), clients)
+        sizes = torch.exp(self.mean + self.sigma * draw).clamp_max(1e12).to(torch.int64) + 5
+        wanted = (sizes // self.classes).clamp_min(2)[:, None].expand(slots.shape)
+        if self.overlap:
+            return self.sharing(slots, wanted, available)
+        dealing.require(
+            dealing.holders(slots, source.num_classes), available, source.class_names,
+            f"partition lognormal with {clients} clients", "use fewer clients or overlap = true",
+        )  # fmt: skip
+        counts = dealing.table(slots, wanted, source.num_classes)
+        scarce = (counts.sum(0) > available).nonzero().squeeze(1).tolist()
+        for label in scarce:
+            counts[:, label] = _reduced(counts[:, label], int(available[label]))
+        names = ", ".join(source.class_names[c] if source.class_names else str(c) for c in scarce)
+        note = f"too few examples of {names}: the clients that hold them got a fraction; sizes "
+        return counts, [note + dealing.size_range(counts)] if scarce else []
+
+
+def _reduced(column: Tensor, most: int) -> Tensor:
+    """Counts times the largest common factor for which their sum is at most `most`; whoever had some keeps one."""
+    held = (column > 0).to(torch.int64)
+
+    def times(factor: float) -> Tensor:
+        return (column.to(torch.float64) * factor).to(torch.int64).maximum(held)
+
+    return times(dealing.largest_factor(lambda factor: int(times(factor).sum()) <= most))
 
 
 @dataclass(frozen=True)
@@ -107,8 +217,7 @@ class Pathological(CountPartition):
         size = available[flat] // per_class[flat] + (number < available[flat] % per_class[flat])
         counts = dealing.table(slots, size.reshape(clients, self.shards), source.num_classes)
         left = int(available.sum() - counts.sum())
-        notes = [f"{left:,} examples of classes without a shard are unused"] if left else []
-        return counts, notes
+        return counts, [f"{left:,} examples of classes without a shard are unused"] if left else []
 
 
 @dataclass(frozen=True)
@@ -170,10 +279,10 @@ class Dirichlet(CountPartition):
                 sizes[donor] -= give
                 sizes[client] += give
                 moved += int(give)
-        notes = [
+        note = (
             f"{len(small)} clients below {self.min_size} examples were topped up with {moved:,} of the largest clients'"
-        ]
-        return torch.from_numpy(table), notes if moved else []
+        )
+        return torch.from_numpy(table), [note] if moved else []
 
 
 def _dirichlet(alpha: float, key: Tensor, draws: int, parts: int) -> Tensor:

@@ -6,15 +6,13 @@ official test split where there is one. The clusters are those of the data set, 
 seed deals the rows. Embeddings and clusters are kept in the cache folder.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -58,11 +56,13 @@ class Latent(Partition):
         check_has_classes(source, self.name)
         clients = self.clients(num_clients)
         if clients < self.groups:
-            raise ConfigError(
-                f"{self.groups} latent distributions need at least as many clients; got {clients}; "
-                "use more clients or fewer groups"
-            )
-        distribution, notes = self._by_label(source) if self.by_label else self._clusters(source)
+            need = f"{self.groups} latent distributions need at least as many clients"
+            raise ConfigError(f"{need}; got {clients}; use more clients or fewer groups")
+        if self.by_label and self.groups != source.num_classes:
+            found = f"{source.name} has {source.num_classes} classes; got groups = {self.groups}"
+            raise ConfigError(f"by_label makes every class a distribution: {found}")
+        own = source.labels, ["latent distributions are the classes themselves"]
+        distribution, notes = own if self.by_label else self._clusters(source)
         member_of = torch.arange(clients) * self.groups // clients  # neighbours share a distribution
         rows, official = self.train_and_test_rows(source)
         owned = self._deal(rows, distribution, member_of, self.key(seed, "rows"))
@@ -88,14 +88,6 @@ class Latent(Partition):
             members = (member_of == group).nonzero().squeeze(1)
             counts[members, group] = dealing.evenly(piles.count[group : group + 1], len(members))[0]
         return dealing.deal(counts, piles)
-
-    def _by_label(self, source: Source) -> tuple[Tensor, list[str]]:
-        if self.groups != source.num_classes:
-            raise ConfigError(
-                f"by_label makes every class a distribution: {source.name} has {source.num_classes} classes; "
-                f"got groups = {self.groups}"
-            )
-        return source.labels, ["latent distributions are the classes themselves"]
 
     def _clusters(self, source: Source) -> tuple[Tensor, list[str]]:
         """[N] the cluster of every example, and what a reader should know about the embedding."""
@@ -140,10 +132,10 @@ def _embed(source: Source, embedder: Embedder) -> dict[str, Tensor]:
 
 def _identity(source: Source, embedder: Embedder) -> str:
     """Equal for equal examples, scaled in the same way, embedded by the same rule."""
-    settings: list[Any] = [_CACHE_FORMAT, fingerprint(source.features, source.labels), source.standardize]
     optional = {"mean": source.features.mean, "std": source.features.std, "is_test": source.is_test}
-    settings.append(storage.checksum({name: tensor for name, tensor in optional.items() if tensor is not None}))
-    settings.append(dataclasses.asdict(embedder))
+    scaling = storage.checksum({name: tensor for name, tensor in optional.items() if tensor is not None})
+    examples = fingerprint(source.features, source.labels)
+    settings = [_CACHE_FORMAT, examples, source.standardize, scaling, dataclasses.asdict(embedder)]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -85,17 +85,14 @@ def make_federation(
 
     `num_clients` may be None only where the data set knows its clients (partition column). `resplit` says how each
     client's rows are divided into train and test, where not by chance alone."""
-    if isinstance(partition, str):
-        rule = make_options(PARTITIONS[partition].options, options or {}, f"partition {partition}")
+    rule = partition
+    if isinstance(rule, str):
+        rule = make_options(PARTITIONS[rule].options, options or {}, f"partition {rule}")
     elif options:
-        raise ConfigError(f"partition {partition.name} is an object that has its options already; leave out {options}")
-    else:
-        rule = partition
+        raise ConfigError(f"partition {rule.name} is an object that has its options already; leave out {options}")
     if num_clients is not None and not 1 <= num_clients <= len(source):
-        raise ConfigError(
-            f"{source.name} has {len(source):,} examples, so there can be 1 to {len(source):,} clients; "
-            f"got {num_clients}"
-        )
+        most = f"{len(source):,}"
+        raise ConfigError(f"{source.name} has {most} examples, so there can be 1 to {most} clients; got {num_clients}")
     assignment = rule.assign(source, num_clients, seed)
     if resplit is not None:
         official = rule.train_and_test_rows(source)[1] is not None
@@ -107,7 +104,6 @@ def make_federation(
         features, preprocessing = _learn(source.table, assignment.train, source.standardize, source.name)
     elif source.standardize:
         features = features.standardized(assignment.train.rows)
-    width = len(str(clients - 1))
     problem = source.problem.fitted(labels[assignment.train.rows])
     notes = [*source.notes, *assignment.notes]
     if preprocessing is not None:
@@ -122,30 +118,16 @@ def make_federation(
         notes.append(f"{untested} of {clients} clients have no test example")
     if source.is_val is not None and bool(source.is_val.any()) and assignment.val is None:
         notes.append(f"partition {rule.name} does not keep the validation marks of {source.name}")
+    names = assignment.names or [f"client-{k:0{len(str(clients - 1))}d}" for k in range(clients)]
+    description = {
+        "dataset": source.name, "dataset_options": source.options, "partition": rule.name, "options": asdict(rule),
+        "clients": clients, "seed": seed,
+    }  # fmt: skip
     return Federation(
-        features=features,
-        labels=labels,
-        problem=problem,
-        train=assignment.train,
-        val=assignment.val or Ragged.empty(clients),
-        test=assignment.test,
-        names=assignment.names or [f"client-{k:0{width}d}" for k in range(clients)],
-        groups=assignment.groups,
-        group_names=assignment.group_names,
-        description={
-            "dataset": source.name,
-            "dataset_options": source.options,
-            "partition": rule.name,
-            "options": asdict(rule),
-            "clients": clients,
-            "seed": seed,
-        },
-        notes=notes,
-        tags=source.tags,
-        tag_names=source.tag_names,
-        preprocessing=preprocessing,
+        features, labels, problem, assignment.train, assignment.val or Ragged.empty(clients), assignment.test, names,
+        assignment.groups, assignment.group_names, description, notes, source.tags, source.tag_names, preprocessing,
         weights=scaled_weights(source.weights, assignment.train.rows),
-    )
+    )  # fmt: skip
 
 
 def _note_on_sizes(assignment: Assignment, column: str | None) -> list[str]:
@@ -153,10 +135,8 @@ def _note_on_sizes(assignment: Assignment, column: str | None) -> list[str]:
     rows = assignment.train.count + assignment.test.count
     if column is None or len(rows) < MANY_CLIENTS or rows.median() >= FEW_ROWS:
         return []
-    return [
-        f"half of the {len(rows):,} clients have at most {int(rows.median())} row(s); is {column} the column that "
-        "names them?"
-    ]
+    few = f"half of the {len(rows):,} clients have at most {int(rows.median())} row(s)"
+    return [f"{few}; is {column} the column that names them?"]
 
 
 def _learn(table: ReadTable, train: Ragged, standardize: bool, name: str) -> tuple[Features, TablePreprocessing]:
@@ -168,14 +148,13 @@ def _learn(table: ReadTable, train: Ragged, standardize: bool, name: str) -> tup
 
 
 def fold_notes(owned: Ragged, folds: int) -> list[str]:
-    single = int((owned.count == 1).sum())
-    notes = [
+    note = (
         f"cross-validation in {folds} folds: every row is tested once, by models that were not trained on it; figures "
         "of a client add up its folds, and a seed counts once, however many folds it has"
-    ]
-    if single:
-        notes.append(f"{single} client(s) with a single row train on it in every fold and are not tested")
-    return notes
+    )
+    single = int((owned.count == 1).sum())
+    few = f"{single} client(s) with a single row train on it in every fold and are not tested"
+    return [note, few] if single else [note]
 
 
 def fold_of_federation(data: Federation, folds: int, fold: int, seed: int) -> Federation:

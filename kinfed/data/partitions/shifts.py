@@ -1,8 +1,7 @@
 """Planted shifts: hidden groups of clients that contradict each other, and no method is told which is which; and
 feature shift, where labels mean the same and each client sees its examples through a camera of its own."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor
 
 from kinfed.core import option, rng
-from kinfed.data.examples.ragged import Ragged
 from kinfed.data.partitions.base import Assignment, check_has_classes
 from kinfed.data.partitions.iid import Iid
 from kinfed.data.partitions.label_skew import Dirichlet
@@ -39,18 +37,11 @@ class HiddenGroups(Iid):
         clients = len(assignment.train)
         if clients < self.groups:
             raise ConfigError(f"partition {self.name}: {self.groups} groups need as many clients; got {clients}")
-        features, labels = source.features, source.labels
         if self.by == "rotation":
-            raw = features.raw.clone()
-            for part in (assignment.train, assignment.test):
-                for k in range(clients):
-                    raw[part[k]] = torch.rot90(raw[part[k]], k % self.groups, (-2, -1))
-            return replace(assignment, features=replace(features, raw=raw))
-        labels = labels.clone()
+            raw = _changed(source.features.raw, assignment, lambda k, x: torch.rot90(x, k % self.groups, (-2, -1)))
+            return replace(assignment, features=replace(source.features, raw=raw))
         names = self.class_names_of_groups(source.num_classes, seed)
-        for part in (assignment.train, assignment.test):
-            _rename(labels, part, names)
-        return replace(assignment, labels=labels)
+        return replace(assignment, labels=_changed(source.labels, assignment, lambda k, y: names[k % self.groups][y]))
 
     def class_names_of_groups(self, classes: int, seed: int) -> Tensor:
         """[G, C] int64: the class that each class is called in a group."""
@@ -70,19 +61,10 @@ class HiddenGroups(Iid):
             if source.num_classes < 2:
                 raise ConfigError(f"partition {self.name}: names of classes need two classes; {source.name} has one")
         elif raw.dim() < 3 or raw.shape[-1] != raw.shape[-2]:
-            raise ConfigError(
-                f"partition {self.name} turns square images; {source.name} has examples of shape "
-                f"{list(raw.shape[1:])}; use by = labels"
-            )
+            found = f"{source.name} has examples of shape {list(raw.shape[1:])}"
+            raise ConfigError(f"partition {self.name} turns square images; {found}; use by = labels")
         elif self.groups > 4:
             raise ConfigError(f"partition {self.name}: there are four turns by 90 degrees; got groups = {self.groups}")
-
-
-def _rename(labels: Tensor, rows: Ragged, names: Tensor) -> None:
-    """Change the labels [N] of every client in place; no two clients hold the same row."""
-    for k in range(len(rows)):
-        own = rows[k]
-        labels[own] = names[k % len(names)][labels[own]]
 
 
 @dataclass(frozen=True)
@@ -106,11 +88,17 @@ class FeatureShift(Dirichlet):
                 f"{raw.dtype} {list(raw.shape[1:])}; use partition dirichlet"
             )
         assignment = super().assign(source, num_clients, seed)
-        gain, shift = self.cameras(len(assignment.train), raw.shape[1], seed)
-        seen = raw.clone()
-        for part in (assignment.train, assignment.test):
-            _change(seen, part, gain, shift)
-        return replace(assignment, features=replace(source.features, raw=seen))
+        ones = (1,) * (raw.dim() - 2)
+        gain, shift = (
+            value.to(torch.float32).view(*value.shape, *ones)
+            for value in self.cameras(len(assignment.train), raw.shape[1], seed)
+        )
+
+        def seen(client: int, x: Tensor) -> Tensor:
+            changed = _MIDDLE + gain[client] * (x.to(torch.float32) - _MIDDLE) + _UNIT * shift[client]
+            return changed.round().clamp(0, 255).to(torch.uint8)
+
+        return replace(assignment, features=replace(source.features, raw=_changed(raw, assignment, seen)))
 
     def cameras(self, clients: int, channels: int, seed: int) -> tuple[Tensor, Tensor]:
         """Factors and shifts [K, C]; a client's do not depend on how many there are."""
@@ -119,11 +107,10 @@ class FeatureShift(Dirichlet):
         return torch.exp(self.contrast * draws[:, :channels]), self.brightness * draws[:, channels:]
 
 
-def _change(raw: Tensor, rows: Ragged, gain: Tensor, shift: Tensor) -> None:
-    """Change the images [N, C, ...] of every client in place; no two clients hold the same row."""
-    ones = (1,) * (raw.dim() - 2)
-    for client in range(len(rows)):
-        own = rows[client]
-        g, s = (value[client].to(torch.float32).view(-1, *ones) for value in (gain, shift))
-        x = _MIDDLE + g * (raw[own].to(torch.float32) - _MIDDLE) + _UNIT * s
-        raw[own] = x.round().clamp(0, 255).to(torch.uint8)
+def _changed(values: Tensor, assignment: Assignment, change: Callable[[int, Tensor], Tensor]) -> Tensor:
+    """Values [N, ...] with those of each client k replaced by change(k, them); no two clients hold the same row."""
+    out = values.clone()
+    for part in (assignment.train, assignment.test):
+        for client, rows in enumerate(part.lists()):
+            out[rows] = change(client, out[rows])
+    return out

@@ -17,23 +17,12 @@
 Everything is decided by statistics that sites can send (column_statistics.py).
 """
 
-from __future__ import annotations
-
 import re
 
+from kinfed.data.preprocessing import encodings
 from kinfed.data.preprocessing.cells import Kind
 from kinfed.data.preprocessing.column_statistics import CATEGORIES, DECLARED_CATEGORIES, ColumnStatistics
-from kinfed.data.preprocessing.encodings import (
-    BUCKETS,
-    DECLARED,
-    STRAY_TEXTS,
-    CategoryEncoding,
-    DateEncoding,
-    Encoding,
-    NumberEncoding,
-    SkippedColumn,
-    TextEncoding,
-)
+from kinfed.data.preprocessing.encodings import DECLARED, Encoding, SkippedColumn
 from kinfed.errors import DataError
 
 RARE_ROWS, RARE_SHARE = 5, 0.01
@@ -67,13 +56,11 @@ def choose_encoding(
     kind, reason = _kind(name, column, sites) if declared is None else (declared, DECLARED)
     if kind == "number":
         return _number(name, column, reason, standardize)
-    if kind == "date":
-        return _date(name, column, reason)
-    if kind == "category":
-        return _category(name, column, reason)
     if kind == "text":
-        return TextEncoding(name, reason, BUCKETS, column.empty_sites)
-    return SkippedColumn(name, reason)
+        return encodings.TextEncoding(name, reason, encodings.BUCKETS, column.empty_sites)
+    if kind == "skip":
+        return SkippedColumn(name, reason)
+    return (_date if kind == "date" else _category)(name, column, reason)
 
 
 def _kind(name: str, column: ColumnStatistics, sites: int) -> tuple[Kind, str]:
@@ -98,7 +85,7 @@ def _kind(name: str, column: ColumnStatistics, sites: int) -> tuple[Kind, str]:
     if column.dates:
         return "skip", "holds dates at some sites, other values at others"
     numeric = column.numbers + column.booleans + column.numeric_texts
-    mostly_numbers = numeric >= (1 - STRAY_TEXTS) * present
+    mostly_numbers = numeric >= (1 - encodings.STRAY_TEXTS) * present
     if column.numbers and mostly_numbers:
         return "number", "numbers at some sites, texts that are numbers at others"
     if column.numbers or column.booleans:
@@ -132,7 +119,9 @@ def _may_be_codes(column: ColumnStatistics, sites: int) -> bool:
     return few and column.whole and column.present >= max(CODES_ROWS, 2 * column.different)
 
 
-def _number(name: str, column: ColumnStatistics, reason: str, standardize: bool) -> NumberEncoding | SkippedColumn:
+def _number(
+    name: str, column: ColumnStatistics, reason: str, standardize: bool
+) -> encodings.NumberEncoding | SkippedColumn:
     values = column.values
     gaps = values.count < column.rows
     if not values.count:
@@ -140,13 +129,13 @@ def _number(name: str, column: ColumnStatistics, reason: str, standardize: bool)
     if values.constant and not gaps:
         return SkippedColumn(name, f"has the same value in all training rows ({values.mean:g})")
     if not standardize and not gaps:
-        return NumberEncoding(name, reason, None, 1.0, False)
-    return NumberEncoding(
+        return encodings.NumberEncoding(name, reason, None, 1.0, False)
+    return encodings.NumberEncoding(
         name, reason, values.mean, values.std, gaps, values.constant, values.count < column.present, column.empty_sites
     )
 
 
-def _date(name: str, column: ColumnStatistics, reason: str) -> DateEncoding | SkippedColumn:
+def _date(name: str, column: ColumnStatistics, reason: str) -> encodings.DateEncoding | SkippedColumn:
     days = column.days
     if days.count < column.present:
         raise DataError(
@@ -156,10 +145,10 @@ def _date(name: str, column: ColumnStatistics, reason: str) -> DateEncoding | Sk
     gaps = column.missing > 0
     if days.constant and not gaps:
         return SkippedColumn(name, "has the same date in all training rows")
-    return DateEncoding(name, reason, days.mean, days.std, gaps, column.has_time, column.empty_sites)
+    return encodings.DateEncoding(name, reason, days.mean, days.std, gaps, column.has_time, column.empty_sites)
 
 
-def _category(name: str, column: ColumnStatistics, reason: str) -> CategoryEncoding | SkippedColumn:
+def _category(name: str, column: ColumnStatistics, reason: str) -> encodings.CategoryEncoding | SkippedColumn:
     if column.categories is None:
         raise DataError(
             f"column {name} is declared a category, and has more than {DECLARED_CATEGORIES:,} different values, or "
@@ -174,4 +163,6 @@ def _category(name: str, column: ColumnStatistics, reason: str) -> CategoryEncod
     most_frequent = min(column.categories, key=lambda value: (-column.categories[value], value))  # type: ignore[index]
     if pooled:
         reason += f", {pooled} of them rare"
-    return CategoryEncoding(name, reason, tuple(frequent), pooled > 0, gaps, most_frequent, column.empty_sites)
+    return encodings.CategoryEncoding(
+        name, reason, tuple(frequent), pooled > 0, gaps, most_frequent, column.empty_sites
+    )

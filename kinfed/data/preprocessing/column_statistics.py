@@ -87,12 +87,11 @@ class ColumnStatistics:
     def merge(self, other: ColumnStatistics, limit: int) -> ColumnStatistics:
         """`limit`: most categories."""
         counts = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
-        whole, has_time = self.whole and other.whole, self.has_time or other.has_time
-        values, days = self.values.merge(other.values), self.days.merge(other.days)
-        categories = _united(self.categories, other.categories, limit)
         return ColumnStatistics(
-            **counts, whole=whole, has_time=has_time, values=values, days=days, categories=categories
-        )
+            **counts, whole=self.whole and other.whole, has_time=self.has_time or other.has_time,
+            values=self.values.merge(other.values), days=self.days.merge(other.days),
+            categories=_united(self.categories, other.categories, limit),
+        )  # fmt: skip
 
     @property
     def nbytes(self) -> int:
@@ -163,12 +162,11 @@ class TableStatistics:
         return statistics
 
     def check_size(self, rows: int, largest_value: float) -> None:
-        """Refuse what a site with so many training rows and values up to `largest_value` cannot say. DataError."""
+        """Refuse what a site with these training rows and values up to `largest_value` cannot say. DataError."""
         if self.rows != rows:
             raise DataError(f"statistics of {self.rows} rows; the site has said that it has {rows}")
         for name, column in self.columns.items():
-            days = 4e6  # the year 9999 and more
-            for moments, largest in ((column.values, largest_value), (column.days, days)):
+            for moments, largest in ((column.values, largest_value), (column.days, 4e6)):  # the year 9999 and more
                 if abs(moments.mean) > largest or moments.square > 4 * moments.count * largest**2:
                     raise DataError(
                         f"column {name}: a mean of {moments.mean:.3g} and squares of {moments.square:.3g} cannot be "
@@ -221,9 +219,7 @@ class ReadTable:
     @classmethod
     def read(cls, table: pa.Table, names: Iterable[str], columns: Mapping[str, Kind], where: str) -> ReadTable:
         cells: dict[str, Cells] = {}
-        for name in names:
-            if columns.get(name) == "skip":
-                continue
+        for name in (name for name in names if columns.get(name) != "skip"):
             cells[name] = read_cells(table[name], f"column {name} of {where}")
             if columns.get(name) in ("category", "text") and cells[name].form in ("number", "boolean", "date"):
                 cells[name] = cells[name].as_texts()
@@ -267,11 +263,9 @@ def _collect(cells: Cells, rows: Codes, owner: Codes, sites: int, limit: int) ->
         return _collect_texts(cells, cells.codes[here], site, sites, limit, base)
     if cells.form == "date":
         days = cells.numbers[here]
-        has_time = bool((days != np.floor(days)).any())
-        return replace(base, dates=count, days=_moments(days, site, sites), has_time=has_time), 0
+        return replace(base, dates=count, days=_moments(days, site, sites), has_time=_has_time(days)), 0
     numbers = cells.numbers[here]
-    # Models are fed float32, so that is what the moments are of.
-    values = _moments(numbers.astype(np.float32).astype(np.float64), site, sites)
+    values = _moments(_as_fed(numbers), site, sites)
     if cells.form == "boolean":
         return replace(base, booleans=count, values=values), 0
     whole = bool((numbers == np.round(numbers)).all())
@@ -294,25 +288,26 @@ def _collect_texts(
     bytes_of_value = np.array([_category_bytes(value) for value in values])
     sends = np.bincount(held, minlength=sites) <= limit  # sites with more say nothing but that
     size = int(bytes_of_value[value_of_pair[sends[held]]].sum()) if short else 0
-    numbers, days = cells.value_numbers(), cells.value_days()
-    numbers, days = numbers[codes], days[codes]
+    numbers, days = cells.value_numbers()[codes], cells.value_days()[codes]
     numeric, dated = ~np.isnan(numbers), ~np.isnan(days)
     number_values, day_values = numbers[numeric], days[dated]
     word_counts = np.array([len(words(value)) for value in values])
     statistics = replace(
-        base,
-        texts=len(codes),
-        numeric_texts=int(numeric.sum()),
-        date_texts=int(dated.sum()),
-        different=len(pairs),
-        words=int(word_counts[codes].sum()),
-        whole=bool((np.round(number_values) == number_values).all()),
-        has_time=bool((day_values != np.floor(day_values)).any()),
-        values=_moments(number_values.astype(np.float32).astype(np.float64), site[numeric], sites),
-        days=_moments(day_values, site[dated], sites),
-        categories=categories,
-    )
+        base, texts=len(codes), numeric_texts=int(numeric.sum()), date_texts=int(dated.sum()), different=len(pairs),
+        words=int(word_counts[codes].sum()), whole=bool((np.round(number_values) == number_values).all()),
+        has_time=_has_time(day_values), days=_moments(day_values, site[dated], sites),
+        values=_moments(_as_fed(number_values), site[numeric], sites), categories=categories,
+    )  # fmt: skip
     return statistics, size
+
+
+def _has_time(days: Numbers) -> bool:
+    return bool((days != np.floor(days)).any())
+
+
+def _as_fed(numbers: Numbers) -> Numbers:
+    """Numbers as models see them, in float32: that is what the moments are of."""
+    return numbers.astype(np.float32).astype(np.float64)
 
 
 def _moments(values: Numbers, site: Codes, sites: int) -> ValueMoments:

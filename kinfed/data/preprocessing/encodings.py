@@ -4,8 +4,6 @@ Every encoding has been learnt from training rows (column_rule.py), writes itsel
 cells that training has not seen. `values` gives unscaled features; `mean` and `std` of each say how they are scaled.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from math import pi
@@ -14,7 +12,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from kinfed.data.preprocessing.cells import Cells, Numbers, words
+from kinfed.data.preprocessing.cells import Cells, Codes, Numbers, words
 from kinfed.errors import DataError
 
 Matrix = np.ndarray[Any, np.dtype[np.float32]]
@@ -22,12 +20,6 @@ STRAY_TEXTS = 0.01  # share of texts that a column of numbers may hold; they cou
 BUCKETS = 32  # features of a text
 FAR = 10.0  # standard deviations from the mean of training rows, beyond which a number is worth a note
 DECLARED = "as declared"  # the reason of a kind that the user gave
-
-
-@dataclass(frozen=True)
-class Encoded:
-    values: Matrix  # [n, features]
-    note: str = ""  # what a reader of predictions should know
 
 
 @dataclass(frozen=True)
@@ -47,8 +39,20 @@ class ColumnEncoding:
         """[F] mean and deviation by which features are scaled."""
         return [(0.0, 1.0)] * len(self.features)
 
+    def encode(self, cells: Cells, where: str) -> tuple[Matrix, str]:
+        """[n, F] unscaled features, and a note where a reader of predictions should know something."""
+        raise NotImplementedError
+
     def _missing(self, gaps: bool) -> tuple[str, ...]:
         return (f"{self.name} missing",) if gaps else ()
+
+    def _texts(self, cells: Cells, where: str, what: str) -> tuple[Codes, list[str]]:
+        """The number [n] of every cell's text, and the texts."""
+        if cells.form == "unreadable":
+            raise DataError(f"column {self.name} of {where} should hold {what}; it holds {cells.type}")
+        texts = cells.as_texts()
+        assert texts.codes is not None
+        return texts.codes, texts.values
 
 
 @dataclass(frozen=True)
@@ -73,20 +77,19 @@ class NumberEncoding(ColumnEncoding):
     def scale(self) -> list[tuple[float, float]]:
         return ([] if self.constant else [(self.mean or 0.0, self.std)]) + [(0.0, 1.0)] * self.gaps
 
-    def encode(self, cells: Cells, where: str) -> Encoded:
+    def encode(self, cells: Cells, where: str) -> tuple[Matrix, str]:
         numbers = np.full(len(cells), np.nan) if cells.form == "date" else cells.as_numbers()
-        strays = np.isnan(numbers) & (cells.present() | (cells.form == "unreadable"))
-        note = ""
-        if strays.any():
+        present = cells.present()
+        strays = np.isnan(numbers) & (present | (cells.form == "unreadable"))
+        note, count = "", int(strays.sum())
+        if count:
             row = int(np.flatnonzero(strays)[0])
             text = cells.values[int(cells.codes[row])] if cells.codes is not None else cells.type
-            if cells.form != "text" or (not self.strays and strays.sum() > STRAY_TEXTS * cells.present().sum()):
+            if cells.form != "text" or (not self.strays and count > STRAY_TEXTS * present.sum()):
                 raise DataError(
-                    f"column {self.name} of {where} should hold numbers; {int(strays.sum())} of "
-                    f"{int((cells.present() | strays).sum())} cells hold none, the first in row {row + 1} ({text!r}). "
-                    "Write numbers, or leave cells empty"
+                    f"column {self.name} of {where} should hold numbers; {count} of {int((present | strays).sum())} "
+                    f"cells hold none, the first in row {row + 1} ({text!r}). Write numbers, or leave cells empty"
                 )
-            count = int(strays.sum())
             note = f"column {self.name}: {count} cells hold no number (first: {text!r}) and count as missing"
         missing = np.isnan(numbers)
         note = note or self._note(numbers)
@@ -97,14 +100,13 @@ class NumberEncoding(ColumnEncoding):
                 "or have columns learnt (standardize, or scaling in a deployment)"
             )
         parts = [] if self.constant else [np.where(missing, self.mean or 0.0, numbers)]
-        return Encoded(_stack([*parts, *([missing] if self.gaps else [])], len(cells)), note)
+        return _stack([*parts, *[missing] * self.gaps], len(cells)), note
 
     def _note(self, numbers: Numbers) -> str:
         """That some numbers are far from all that training has seen: another unit, or a typing error."""
         if self.mean is None or self.constant:
             return ""
-        far = np.flatnonzero(np.abs(numbers - self.mean) > FAR * self.std)
-        if not len(far):
+        if not len(far := np.flatnonzero(np.abs(numbers - self.mean) > FAR * self.std)):
             return ""
         return (
             f"column {self.name}: {len(far)} value(s) lie more than {FAR:g} standard deviations from the mean of the "
@@ -130,18 +132,16 @@ class CategoryEncoding(ColumnEncoding):
         names = [f"{self.name}={category}" for category in self.categories]
         return (*names, *((f"{self.name} other",) if self.other else ()), *self._missing(self.gaps))
 
-    def encode(self, cells: Cells, where: str) -> Encoded:
-        if cells.form == "unreadable":
-            raise DataError(f"column {self.name} of {where} should hold categories; it holds {cells.type}")
-        texts = cells.as_texts()
-        assert texts.codes is not None
+    def encode(self, cells: Cells, where: str) -> tuple[Matrix, str]:
+        codes, values = self._texts(cells, where, "categories")
         known, missing, rest = self.places()
-        places = np.array([known.get(value, rest) for value in texts.values] or [rest], np.int64)
-        place = np.where(texts.codes >= 0, places[texts.codes], missing)
+        places = np.array([known.get(value, rest) for value in values] or [rest], np.int64)
+        place = np.where(codes >= 0, places[codes], missing)
         matrix = np.zeros((len(cells), len(self.features)), np.float32)
         rows = np.flatnonzero(place >= 0)
         matrix[rows, place[rows]] = 1
-        return Encoded(matrix, self._note(texts, known))
+        occurring = {values[code] for code in np.unique(codes[codes >= 0]).tolist()}
+        return matrix, self._note(sorted(occurring - known.keys()))
 
     def places(self) -> tuple[dict[str, int], int, int]:
         """Places of the feature that is 1: of every category, of a missing cell, and of all other texts; -1: none."""
@@ -150,11 +150,8 @@ class CategoryEncoding(ColumnEncoding):
         missing = len(known) + self.other if self.gaps else known.get(self.most_frequent, other)
         return known, missing, other
 
-    def _note(self, texts: Cells, known: dict[str, int]) -> str:
-        """Only where nothing was pooled: an unseen value cannot be told from a rare one otherwise."""
-        assert texts.codes is not None
-        occurring = sorted({texts.values[code] for code in np.unique(texts.codes[texts.codes >= 0]).tolist()})
-        unseen = [value for value in occurring if value not in known]
+    def _note(self, unseen: list[str]) -> str:
+        """Note on unseen values, which cannot be told from rare ones that were pooled."""
         if not unseen:
             return ""
         fate = "are taken as other" if self.other else "have no feature: all zeros"
@@ -190,7 +187,7 @@ class DateEncoding(ColumnEncoding):
     def scale(self) -> list[tuple[float, float]]:
         return [(self.mean, self.std)] + [(0.0, 1.0)] * (len(self.features) - 1)
 
-    def encode(self, cells: Cells, where: str) -> Encoded:
+    def encode(self, cells: Cells, where: str) -> tuple[Matrix, str]:
         days = cells.as_days()
         strays = cells.present() & np.isnan(days)
         if cells.form in ("number", "boolean", "unreadable") or strays.any():
@@ -205,7 +202,7 @@ class DateEncoding(ColumnEncoding):
         for _, period in self.periods:
             angle = 2 * pi * (known % period) / period
             parts += [np.where(missing, 0, np.sin(angle)), np.where(missing, 0, np.cos(angle))]
-        return Encoded(_stack([*parts, *([missing] if self.gaps else [])], len(cells)))
+        return _stack([*parts, *[missing] * self.gaps], len(cells)), ""
 
 
 @dataclass(frozen=True)
@@ -222,14 +219,11 @@ class TextEncoding(ColumnEncoding):
     def features(self) -> tuple[str, ...]:
         return tuple(f"{self.name} hash {bucket}" for bucket in range(self.buckets))
 
-    def encode(self, cells: Cells, where: str) -> Encoded:
-        if cells.form == "unreadable":
-            raise DataError(f"column {self.name} of {where} should hold texts; it holds {cells.type}")
-        texts = cells.as_texts()
-        assert texts.codes is not None
-        rows = [hashed_words(value, self.buckets) for value in texts.values]
+    def encode(self, cells: Cells, where: str) -> tuple[Matrix, str]:
+        codes, values = self._texts(cells, where, "texts")
+        rows = [hashed_words(value, self.buckets) for value in values]
         table = np.stack([*rows, np.zeros(self.buckets, np.float32)])  # -1, a missing text, is the last
-        return Encoded(table[texts.codes])
+        return table[codes], ""
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,6 @@ Arrow is what everything becomes, because it knows categories, dates and missing
 polars and every other eager frame that narwhals knows are converted by narwhals; neither needs to be installed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,10 +47,8 @@ def _from_array(array: np.ndarray[Any, Any], columns: Sequence[str] | None) -> p
     if array.ndim == 1 and len(array) == len(columns):
         array = array[None]
     if array.ndim != 2 or array.shape[1] != len(columns):
-        raise DataError(
-            f"an array of rows has one column for each of {', '.join(columns)} ({len(columns)}); got shape "
-            f"{tuple(array.shape)}"
-        )
+        wanted = f"one column for each of {', '.join(columns)} ({len(columns)})"
+        raise DataError(f"an array of rows has {wanted}; got shape {tuple(array.shape)}")
     if array.dtype.kind not in "biufO":
         raise DataError(f"an array of rows holds numbers; got {array.dtype}. Give a frame, or a dictionary of columns")
     return pa.table({name: pa.array(array[:, place].tolist()) for place, name in enumerate(columns)})

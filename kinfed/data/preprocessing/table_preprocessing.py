@@ -32,6 +32,7 @@ from kinfed.errors import ConfigError, DataError, unknown_name
 
 _FORMAT = 1
 MOST_BUCKETS = 4096
+MOST_NAMES = 8  # of columns in a sentence
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,6 @@ class TablePreprocessing:
     sites: int = 1
     message_bytes: int = 0  # of the sites' statistics together
     format: int = _FORMAT
-
-    # ---- learning ----
 
     @classmethod
     def learn(
@@ -114,8 +113,6 @@ class TablePreprocessing:
         """Numbers as they are: nothing is learnt, so that nothing leaves a site, and gaps and texts are refused."""
         return cls(tuple(NumberEncoding(name, "numbers", None, 1.0, False) for name in columns), False)
 
-    # ---- what it makes ----
-
     @property
     def used(self) -> list[Encoding]:
         return [encoding for encoding in self.encodings if not isinstance(encoding, SkippedColumn)]
@@ -158,11 +155,8 @@ class TablePreprocessing:
     def encode(self, rows: Any, where: str = "the table") -> EncodedRows:
         """Rows, in columns of any order, before scaling. Columns that training rows had gaps in may be absent."""
         table = as_table(rows, self.columns)
-        cells = {
-            name: read_cells(table[name], f"column {name} of {where}")
-            for name in self.columns
-            if name in table.column_names
-        }
+        present = [name for name in self.columns if name in table.column_names]
+        cells = {name: read_cells(table[name], f"column {name} of {where}") for name in present}
         return self.encode_cells(cells, table.num_rows, where)
 
     def encode_cells(self, cells: Mapping[str, Cells], rows: int, where: str) -> EncodedRows:
@@ -177,8 +171,8 @@ class TablePreprocessing:
         empty = Cells("empty", np.full(rows, np.nan))
         encoded = [one.encode(cells.get(one.name, empty), where) for one in self.used]
         notes = [f"{where} has no column {one.name}: it counts as missing in every row" for one in absent]
-        notes += [part.note for part in encoded if part.note]
-        return EncodedRows(torch.from_numpy(np.concatenate([part.values for part in encoded], 1)), notes)
+        notes += [note for _, note in encoded if note]
+        return EncodedRows(torch.from_numpy(np.concatenate([values for values, _ in encoded], 1)), notes)
 
     def features_of(self, rows: Any, where: str = "the table") -> Features:
         return Features(self.encode(rows, where).raw, self.mean, self.std)
@@ -187,8 +181,6 @@ class TablePreprocessing:
         """[n, D] float32: what a model is fed."""
         features = self.features_of(rows, where)
         return features.gather(torch.arange(len(features)))
-
-    # ---- for readers ----
 
     def sentences(self) -> list[str]:
         """Sentences on what became of the columns, for the notes of a run."""
@@ -202,21 +194,15 @@ class TablePreprocessing:
             sentences.append(f"columns without any value at some of the {self.sites} clients: {_some(partial)}")
         codes = [one.name for one in self.used if one.reason == CODES]
         if codes:
-            declared = ",".join(f"{name}=category" for name in codes[:8])
+            declared = ",".join(f"{name}=category" for name in codes[:MOST_NAMES])
             sentences.append(
                 f"whole numbers with few different values are taken as numbers: {_some(codes)}; where they are codes "
                 f"of categories, --columns {declared}"
             )
-        by_reason: dict[str, list[str]] = {}
-        for column in self.skipped:
-            if column.reason != DECLARED:
-                by_reason.setdefault(column.reason, []).append(column.name)
-        if by_reason:
-            left_out = [_some(names) + (": " if len(names) > 1 else " ") + why for why, names in by_reason.items()]
-            sentences.append(f"columns left out: {_some(left_out, '; ')}")
-        return sentences
-
-    # ---- files ----
+        reasons = dict.fromkeys(column.reason for column in self.skipped if column.reason != DECLARED)
+        by_reason = {why: [column.name for column in self.skipped if column.reason == why] for why in reasons}
+        left_out = [_some(names) + (": " if len(names) > 1 else " ") + why for why, names in by_reason.items()]
+        return sentences + ([f"columns left out: {_some(left_out, '; ')}"] if left_out else [])
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -235,9 +221,9 @@ class TablePreprocessing:
         return learnt
 
 
-def _some(names: list[str], between: str = ", ", most: int = 8) -> str:
-    more = f"{between}and {len(names) - most} more (kinfed describe)" if len(names) > most else ""
-    return between.join(names[:most]) + more
+def _some(names: list[str], between: str = ", ") -> str:
+    more = [f"and {len(names) - MOST_NAMES} more (kinfed describe)"] if len(names) > MOST_NAMES else []
+    return between.join([*names[:MOST_NAMES], *more])
 
 
 def parse_kinds(columns: Mapping[str, Kind] | str | None) -> dict[str, Kind]:

@@ -11,8 +11,6 @@ Nothing is left out for that: some columns are that good. A note names them, and
 of all clients are looked at in one place, as an experiment has them; nodes of a deployment do not do this.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -8,7 +8,6 @@ from kinfed.data.sources.registered import PARTITIONS as PARTITIONS
 from kinfed.data.sources.registered import SOURCES as SOURCES
 from kinfed.data.sources.registered import load_source as load_source
 from kinfed.data.sources.registered import names_clients as names_clients
-from kinfed.data.sources.reviews import ReviewOptions as ReviewOptions
 from kinfed.data.sources.site_tables import SITE_TABLES as SITE_TABLES
 from kinfed.data.sources.site_tables import SiteTable as SiteTable
 from kinfed.data.sources.source import Source as Source
@@ -19,5 +18,6 @@ from kinfed.data.sources.table_files import SUFFIXES as SUFFIXES
 from kinfed.data.sources.table_files import is_table as is_table
 from kinfed.data.sources.table_files import read_table as read_table
 from kinfed.data.sources.table_options import TableOptions as TableOptions
+from kinfed.data.sources.text import ReviewOptions as ReviewOptions
 from kinfed.data.sources.text import TweetSet as TweetSet
 from kinfed.data.sources.wordpiece import TextInput as TextInput

@@ -71,9 +71,9 @@ class LabelledRows:
     ) -> Federation:
         """The client as a federation of one. Where no rows are marked for testing, a share `test_fraction` is drawn,
         keyed by the client's name or by `seed` alone. Weights are scaled to mean one over its own training rows."""
-        rows = Ragged.of([np.arange(len(features))])
-        rest = rows if self.is_val is None else rows.filter(~self.is_val)
-        val = Ragged.empty(1) if self.is_val is None else rows.filter(self.is_val)
+        rest, val = Ragged.of([np.arange(len(features))]), Ragged.empty(1)
+        if self.is_val is not None:
+            rest, val = rest.filter(~self.is_val), rest.filter(self.is_val)
         if self.is_test is None:
             key = rng.root(seed, "test-split")
             train, test = hold_out(rest, test_fraction, name_keys(key, [client]) if keyed_by_name else key[None])

@@ -5,8 +5,6 @@ subfolders (as `hf download --local-dir` leaves them) are found too. The data fo
 else $KINFED_DATA, else `data` in the cache folder ($KINFED_CACHE, else ~/.cache/kinfed).
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -57,15 +55,16 @@ def obtain(wanted: ParquetSet, data_dir: Path | None) -> dict[str, list[Path]]:
     if not lacking:
         return splits
     place = f"put {' and '.join(lacking)} into {folder}"
+    remedy = f"{place}; {wanted.advice}" if wanted.advice else place
     if wanted.repository is None:
-        raise MissingDataError(f"data set files are missing; {place}{wanted.advice and '; ' + wanted.advice}")
+        raise MissingDataError(f"data set files are missing; {remedy}")
     try:
         _fetch(wanted, folder)
     except Exception as error:  # the hub raises errors of several libraries; all mean that nothing came
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise MissingDataError(
             f"data set files are missing and could not be fetched from hub data set {wanted.repository} "
-            f"({reason}); {place}{wanted.advice and '; ' + wanted.advice}"
+            f"({reason}); {remedy}"
         ) from error
     splits = _find(folder, wanted.splits)
     if lacking := _lacking(splits):
@@ -77,10 +76,8 @@ def read_parquet(file: Path, columns: list[str] | None = None) -> pa.Table:
     try:
         present = pq.read_schema(file).names
         if lacking := [name for name in columns or [] if name not in present]:
-            raise DataError(
-                f"{file} has no column {' or '.join(lacking)}; it has {', '.join(present)}. "
-                "Is it a file of this data set?"
-            )
+            found = f"{file} has no column {' or '.join(lacking)}; it has {', '.join(present)}"
+            raise DataError(f"{found}. Is it a file of this data set?")
         return pq.read_table(file, columns=columns)
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"cannot read {file} as Parquet: {error}; fetch it again") from error

@@ -5,11 +5,9 @@
   pixel     (x - mean) / (std + 0.001) per pixel      FedProx's MNIST; statistics over all examples, test ones too
   imagenet  mean and std of ImageNet per channel      FedFomo's CIFAR
 
-`examples` takes so many images, drawn at random, training and test images in their proportion: the same ones for every
+`examples` images are taken, drawn at random, training and test images in their proportion: the same ones for every
 seed, so that a smaller data set is still one data set.
 """
-
-from __future__ import annotations
 
 import string
 from collections.abc import Sequence
@@ -63,26 +61,20 @@ class ImageSet:
     renumber: bool = False  # only the classes that occur, numbered anew
 
     def load(self, options: ImageOptions, data_dir: Path | None, seed: int) -> Source:
-        stored = self.select(self.tensors(data_dir), options)
-        labels, names = stored["labels"], self.names(options)
+        stored, names = self.tensors(data_dir), self.class_names
+        if isinstance(options, LettersOptions):
+            names, rows = names[: options.letters], (stored["labels"] < options.letters).nonzero().squeeze(1)
+            stored = {name: tensor[rows] for name, tensor in stored.items()}
+        labels, is_test = stored["labels"], stored["is_test"]
         if self.renumber:
             present, labels = torch.unique(labels, return_inverse=True)
             names = [names[c] for c in present.tolist()]
-        is_test = stored["is_test"]
         has_both = bool(is_test.any()) and not bool(is_test.all())  # test rows alone cannot be told from others
         source = Source(
             self.name, standardized(stored["raw"], options.standardize), labels,
             Problem.of_classes(len(names), names), is_test if has_both else None, notes=list(self.notes),
         )  # fmt: skip
         return subsample(source, options.examples, "images")
-
-    def names(self, options: ImageOptions) -> list[str]:
-        """Names of the classes that these options leave."""
-        return self.class_names
-
-    def select(self, stored: dict[str, Tensor], options: ImageOptions) -> dict[str, Tensor]:
-        """The rows that these options leave."""
-        return stored
 
     def tensors(self, data_dir: Path | None) -> dict[str, Tensor]:
         """raw [N, channels, height, width] uint8, labels [N], is_test [N]; decoded once."""
@@ -95,20 +87,6 @@ class ImageSet:
         raw, labels, tables = read_images(self.name, list(files), self.image, self.label)
         is_test = [torch.full((len(table),), test) for table, test in zip(tables, files.values(), strict=True)]
         return {"raw": raw, "labels": labels, "is_test": torch.cat(is_test)}
-
-
-@dataclass(frozen=True)
-class LetterSet(ImageSet):
-    """The first `letters` letters of the alphabet."""
-
-    def names(self, options: ImageOptions) -> list[str]:
-        assert isinstance(options, LettersOptions)
-        return self.class_names[: options.letters]
-
-    def select(self, stored: dict[str, Tensor], options: ImageOptions) -> dict[str, Tensor]:
-        assert isinstance(options, LettersOptions)
-        rows = (stored["labels"] < options.letters).nonzero().squeeze(1)
-        return {name: tensor[rows] for name, tensor in stored.items()}
 
 
 def read_images(
@@ -141,8 +119,7 @@ def standardized(raw: Tensor, scheme: Standardize) -> Features:
         return Features(raw, mean, std + 0.001)
     if raw.shape[1] != 3:
         raise ConfigError("standardize=imagenet is for colour images; use unit, centred or pixel")
-    mean = torch.tensor([0.485, 0.456, 0.406])[:, None, None] * 255
-    std = torch.tensor([0.229, 0.224, 0.225])[:, None, None] * 255
+    mean, std = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])[:, :, None, None] * 255
     return Features(raw, mean, std)
 
 
@@ -196,14 +173,9 @@ def load_femnist(options: FemnistOptions, data_dir: Path | None, seed: int) -> S
     if len(rows) == 0:
         raise DataError(f"femnist holds none of the characters {names[0]} to {names[-1]}; fetch its files again")
     present, owners = torch.unique(stored["writers"][rows], return_inverse=True)
-    source = Source(
-        "femnist",
-        standardized(stored["raw"][rows], options.standardize),
-        labels[rows],
-        Problem.of_classes(len(names), list(names)),
-        owners=owners,
-        owner_names=[_text(stored["writer_names"][k]) for k in present.tolist()],
-    )
+    features, problem = standardized(stored["raw"][rows], options.standardize), Problem.of_classes(len(names), names)
+    writers = [bytes(name.tolist()).rstrip(b"\0").decode() for name in stored["writer_names"][present]]
+    source = Source("femnist", features, labels[rows], problem, owners=owners, owner_names=writers)
     return subsample(source, options.examples, "images")
 
 
@@ -219,24 +191,15 @@ def _decode_femnist(files: list[Path]) -> dict[str, Tensor]:
     number = {name: k for k, name in enumerate(sorted(set(writers)))}
     encoded = [name.encode() for name in number]
     longest = max(map(len, encoded))
-    return {
-        "raw": raw,
-        "labels": labels,
-        "writers": torch.tensor([number[name] for name in writers]),
-        "writer_names": torch.tensor([[*name.ljust(longest, b"\0")] for name in encoded], dtype=torch.uint8),
-    }
-
-
-def _text(padded: Tensor) -> str:
-    return bytes(padded.tolist()).rstrip(b"\0").decode()
+    writer_names = torch.tensor([[*name.ljust(longest, b"\0")] for name in encoded], dtype=torch.uint8)
+    numbers = torch.tensor([number[name] for name in writers])
+    return {"raw": raw, "labels": labels, "writers": numbers, "writer_names": writer_names}
 
 
 # What the numbers of the labels mean.
 DIGITS = list(string.digits)
 LETTERS = list(string.ascii_lowercase)
-FASHION_MNIST = [
-    "T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
-]  # fmt: skip
+FASHION_MNIST = ["T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"]
 CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 CIFAR100 = [
     "apple", "aquarium_fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle", "bowl", "boy",
@@ -268,7 +231,7 @@ load_cifar100_subset = ImageSet(
     ("cifar100_subset has some of CIFAR-100's classes and images; its figures are not CIFAR-100 figures",),
     renumber=True,
 ).load  # fmt: skip
-load_letters = LetterSet(
+load_letters = ImageSet(
     "letters", ParquetSet("ocr_letters_lowercase", ("all",)), "image", "label", LETTERS,
     ("letters are 16x8 OCR letters, a stand-in for the lower-case part of FEMNIST",),
 ).load  # fmt: skip

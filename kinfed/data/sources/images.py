@@ -4,8 +4,6 @@ Decoding stays in one thread: Pillow spends most of the time for small images ho
 two threads measured slower than one.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,10 +28,8 @@ def decode(images: Sequence[bytes | Path | None], where: str) -> Tensor:
     for row in range(1, len(images)):
         pixels = _pixels(images[row], row, where)
         if pixels.shape != first.shape:
-            raise DataError(
-                f"{where}: the image in row {row} is {_size(pixels)}, the first one {_size(first)}; "
-                "bring all images to one size and colour mode"
-            )
+            sizes = f"the image in row {row} is {_size(pixels)}, the first one {_size(first)}"
+            raise DataError(f"{where}: {sizes}; bring all images to one size and colour mode")
         out[row] = pixels
     stacked = torch.from_numpy(out)
     return stacked[:, None] if first.ndim == 2 else stacked.permute(0, 3, 1, 2).contiguous()

@@ -50,51 +50,39 @@ def load_source(
 
 # The function load_<name> of a file of kinfed.data.sources, its options, and a summary; see kinfed.data.sources.source.
 _IMAGES = (
-    ("digits", "", "1,797 8x8 digits from scikit-learn; no download"),
-    ("mnist", "ImageOptions", "70,000 28x28 digits, 60,000 + 10,000"),
-    ("fashion_mnist", "ImageOptions", "70,000 28x28 pieces of clothing, 60,000 + 10,000"),
-    ("cifar10", "ColourOptions", "60,000 32x32 colour images, 10 classes, 50,000 + 10,000"),
-    ("cifar100", "ColourOptions", "60,000 32x32 colour images, 100 classes, 50,000 + 10,000"),
-    ("cifar100_subset", "ColourOptions", "2,400 images of 20 CIFAR-100 classes"),
-    ("letters", "LettersOptions", "16x8 handwritten lower-case letters, a stand-in for FEMNIST"),
-    ("emnist_letters_subset", "ImageOptions", "10,000 28x28 letters a-m, both cases"),
+    ("digits", "image_sets:", "1,797 8x8 digits from scikit-learn; no download"),
+    ("mnist", "image_sets:ImageOptions", "70,000 28x28 digits, 60,000 + 10,000"),
+    ("fashion_mnist", "image_sets:ImageOptions", "70,000 28x28 pieces of clothing, 60,000 + 10,000"),
+    ("cifar10", "image_sets:ColourOptions", "60,000 32x32 colour images, 10 classes, 50,000 + 10,000"),
+    ("cifar100", "image_sets:ColourOptions", "60,000 32x32 colour images, 100 classes, 50,000 + 10,000"),
+    ("cifar100_subset", "image_sets:ColourOptions", "2,400 images of 20 CIFAR-100 classes"),
+    ("letters", "image_sets:LettersOptions", "16x8 handwritten lower-case letters, a stand-in for FEMNIST"),
+    ("emnist_letters_subset", "image_sets:ImageOptions", "10,000 28x28 letters a-m, both cases"),
 )
+_SITES = "site_tables:SiteTableOptions"
 _BY_CLIENT = (
-    ("femnist", "image_sets", "FemnistOptions", "28x28 handwritten characters by writer, 62 classes (LEAF)"),
-    ("reviews", "reviews", "ReviewOptions", "reviews of 16 domains, two sentiments, as tokens"),
-    ("heart_disease", "site_tables", "SiteTableOptions", "heart disease in four hospitals (UCI), many gaps"),
-    (
-        "parkinsons_telemonitoring", "site_tables", "ParkinsonsOptions",
-        "Parkinson scores of 42 patients from their voice",
-    ),
-    ("london_schools", "site_tables", "SiteTableOptions", "exam scores in 139 London schools"),
-    ("wisdm_ar_v1", "site_tables", "SiteTableOptions", "activities of 36 users from a phone's accelerometer"),
-    ("exam65_london", "site_tables", "SiteTableOptions", "normalized exam scores in 65 London schools"),
-    ("chem97", "site_tables", "SiteTableOptions", "A-level chemistry scores in 2,410 schools"),
-    ("insteval", "site_tables", "SiteTableOptions", "ratings of lecturers by 2,972 students"),
-    ("contraception", "site_tables", "SiteTableOptions", "use of contraception in 60 districts of Bangladesh"),
-    ("beijing_air", "site_tables", "SiteTableOptions", "PM2.5 at 12 stations from weather and time"),
-    (
-        "diabetes_130", "site_tables", "SiteTableOptions",
-        "readmission of diabetics within 30 days, by medical specialty",
-    ),
-    ("adult", "site_tables", "SiteTableOptions", "income above $50,000, by level of education"),
-    (
-        "breast_cancer", "site_tables", "SiteTableOptions",
-        "569 tumours (scikit-learn), five made-up sites; no download",
-    ),
-    ("sentiment140", "text", "TweetOptions", "tweets by user, two sentiments, GloVe word vectors"),
-    ("sentiment140_subset", "text", "TweetSubsetOptions", "39,415 tweets, for trying the text task only"),
-)  # fmt: skip
-for _name, _options, _summary in _IMAGES:
-    _where = "kinfed.data.sources.image_sets"
-    _kind = f"{_where}:{_options}" if _options else NoOptions
-    SOURCES.register(_name, f"{_where}:load_{_name}", summary=_summary, options=_kind)
-for _name, _file, _options, _summary in _BY_CLIENT:
-    _where = f"kinfed.data.sources.{_file}"
-    SOURCES.register(
-        _name, f"{_where}:load_{_name}", summary=_summary, options=f"{_where}:{_options}", names_clients=True
-    )
+    ("femnist", "image_sets:FemnistOptions", "28x28 handwritten characters by writer, 62 classes (LEAF)"),
+    ("reviews", "text:ReviewOptions", "reviews of 16 domains, two sentiments, as tokens"),
+    ("heart_disease", _SITES, "heart disease in four hospitals (UCI), many gaps"),
+    ("parkinsons_telemonitoring", "site_tables:ParkinsonsOptions", "Parkinson scores of 42 patients from their voice"),
+    ("london_schools", _SITES, "exam scores in 139 London schools"),
+    ("wisdm_ar_v1", _SITES, "activities of 36 users from a phone's accelerometer"),
+    ("exam65_london", _SITES, "normalized exam scores in 65 London schools"),
+    ("chem97", _SITES, "A-level chemistry scores in 2,410 schools"),
+    ("insteval", _SITES, "ratings of lecturers by 2,972 students"),
+    ("contraception", _SITES, "use of contraception in 60 districts of Bangladesh"),
+    ("beijing_air", _SITES, "PM2.5 at 12 stations from weather and time"),
+    ("diabetes_130", _SITES, "readmission of diabetics within 30 days, by medical specialty"),
+    ("adult", _SITES, "income above $50,000, by level of education"),
+    ("breast_cancer", _SITES, "569 tumours (scikit-learn), five made-up sites; no download"),
+    ("sentiment140", "text:TweetOptions", "tweets by user, two sentiments, GloVe word vectors"),
+    ("sentiment140_subset", "text:TweetSubsetOptions", "39,415 tweets, for trying the text task only"),
+)
+for _facts, _rows in (({}, _IMAGES), ({"names_clients": True}, _BY_CLIENT)):
+    for _name, _place, _summary in _rows:
+        _file, _, _options = f"kinfed.data.sources.{_place}".partition(":")
+        _kind = f"{_file}:{_options}" if _options else NoOptions
+        SOURCES.register(_name, f"{_file}:load_{_name}", summary=_summary, options=_kind, **_facts)
 
 # A class of a file of kinfed.data.partitions, and a summary; see kinfed.data.partitions.base.
 for _name, _location, _summary in (
@@ -103,13 +91,13 @@ for _name, _location, _summary in (
     ("dirichlet", "label_skew:Dirichlet", "class proportions from Dirichlet(alpha)"),
     ("feature_shift", "shifts:FeatureShift", "dirichlet, with a contrast and brightness for every client"),
     ("hidden_groups", "shifts:HiddenGroups", "iid, in hidden groups with rotated images or renamed classes (IFCA)"),
-    ("powerlaw", "generators:Powerlaw", "k neighbouring classes, lognormal sizes over the whole data (FedProx MNIST)"),
+    ("powerlaw", "label_skew:Powerlaw", "k neighbouring classes, lognormal sizes over the whole data (FedProx MNIST)"),
     (
-        "pfedme_split", "generators:FirstComeFirstServed",
+        "pfedme_split", "label_skew:FirstComeFirstServed",
         "3 neighbouring classes, first come first served (pFedMe generator, Self-FL CIFAR-10)",
     ),
     (
-        "lognormal", "generators:Lognormal",
+        "lognormal", "label_skew:Lognormal",
         "k neighbouring classes in equal shares, lognormal sizes (FedProx FEMNIST)",
     ),
     ("iid", "iid:Iid", "equal random parts: every client sees the same distribution"),

@@ -7,8 +7,6 @@ Left out by name: tcga_brca and rotterdam_gbsg, whose outcome is a survival time
 `breast_cancer` comes with scikit-learn, needs no file, and its five sites are made up, which every run on it says.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,15 +14,15 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 
 from kinfed.core import option, rng
 from kinfed.data.examples.arrays import name_keys
+from kinfed.data.examples.problem import TaskName
 from kinfed.data.sources import hub
 from kinfed.data.sources.hub import ParquetSet
 from kinfed.data.sources.source import Source, subsample
 from kinfed.data.sources.table import source_from_table
-from kinfed.data.sources.table_options import TableOptions, TaskName
+from kinfed.data.sources.table_options import TableOptions
 from kinfed.errors import DataError
 
 CLIENT, SPLIT = "client", "split"
@@ -62,19 +60,15 @@ class SiteTable:
     has_hours: bool = False  # year, month, day and hour are columns, which become one time
 
     def load(self, options: SiteTableOptions, data_dir: Path | None, seed: int) -> Source:
-        target = getattr(options, "target", self.target)
-        table = self._complete(self._read(data_dir), target)
+        target, table = getattr(options, "target", self.target), self._read(data_dir)
+        table = table.filter(pc.is_valid(table[target]))  # rows whose target is known
         leave_out = [name for name in self.leave_out if name in table.column_names and name != target]
         settings = TableOptions(
-            label_column=target,
-            client_column=CLIENT,
-            split_column=None if self.split == "random" else SPLIT,
+            target, CLIENT, split_column=None if self.split == "random" else SPLIT, ignore=tuple(leave_out),
             columns=",".join(part for part in (self._kinds(options.columns), options.columns) if part),
-            ignore=tuple(leave_out),
-            standardize=options.standardize,
-            public_statistics=options.public_statistics,
+            standardize=options.standardize, public_statistics=options.public_statistics,
             task=self.task if options.task == "auto" else options.task,
-        )
+        )  # fmt: skip
         if self.split != "random":
             table = table.append_column(SPLIT, pa.array(np.where(self._is_test(table, seed), "test", "train")))
         if self.split == "official":
@@ -89,20 +83,13 @@ class SiteTable:
         return ",".join(part for part in self.columns.split(",") if part.partition("=")[0] not in names)
 
     def _read(self, data_dir: Path | None) -> pa.Table:
-        files = hub.obtain(
-            ParquetSet(self.name, ("train",), advice=f"one file with the columns {CLIENT}, {self.target}, ..."),
-            data_dir,
-        )["train"]
+        advice = f"one file with the columns {CLIENT}, {self.target}, ..."
+        files = hub.obtain(ParquetSet(self.name, ("train",), advice=advice), data_dir)["train"]
         table = pa.concat_tables([hub.read_parquet(file) for file in files])
         needed = [CLIENT, self.target, *(_HOUR if self.has_hours else [self.split_by] if self.split_by else [])]
-        lacking = [name for name in needed if name not in table.column_names]
-        if lacking:
+        if lacking := [name for name in needed if name not in table.column_names]:
             raise DataError(f"{files[0]} has no column {' or '.join(lacking)}; is it the table {self.name}?")
         return _with_time(table) if self.has_hours else table
-
-    def _complete(self, table: pa.Table, target: str) -> pa.Table:
-        """Rows whose target is known."""
-        return table.filter(pc.is_valid(table[target])) if table[target].null_count else table
 
     def _is_test(self, table: pa.Table, seed: int) -> Mask:
         if self.split == "official":
@@ -110,8 +97,7 @@ class SiteTable:
         if self.split == "patient":
             patients, index = np.unique(table[self.split_by].to_numpy().astype(str), return_inverse=True)
             keys = name_keys(rng.root(seed, "test-split"), patients.tolist())
-            draws = rng.to_unit(rng.at(keys, torch.zeros_like(keys)))
-            chosen: Mask = (draws < TEST_SHARE).numpy()[index]
+            chosen: Mask = (rng.uniform(keys, 1)[:, 0] < TEST_SHARE).numpy()[index]
             return chosen
         return _last_rows(table[CLIENT].to_numpy(zero_copy_only=False), table[self.split_by].to_numpy())
 
@@ -199,8 +185,6 @@ def load_breast_cancer(options: SiteTableOptions, data_dir: Path | None, seed: i
     diagnosis = np.array(data.target_names)[data.target]
     table = pa.table({CLIENT: pa.array(site.tolist()), **columns, "diagnosis": diagnosis})
     settings = {name: value for name, value in asdict(options).items() if name != "examples"}
-    source = source_from_table(
-        table, TableOptions(label_column="diagnosis", client_column=CLIENT, **settings), "breast_cancer"
-    )
+    source = source_from_table(table, TableOptions("diagnosis", CLIENT, **settings), "breast_cancer")
     source.notes.append("the five sites are made up: rows of one clinic, dealt at random")
     return subsample(source, options.examples, "rows")

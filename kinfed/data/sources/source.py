@@ -18,7 +18,6 @@ from torch import Tensor
 from kinfed.core import rng
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.problem import HasProblem, Problem
-from kinfed.data.federations.federation_checks import check_labels
 from kinfed.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class Source(HasProblem):
             column = getattr(self, name)
             if column is not None and len(column) != examples:
                 raise DataError(f"data set {self.name}: {examples} examples but {len(column)} {name}")
-        check_labels(self.labels, self.problem, f"data set {self.name}: labels")
+        self.problem.check(self.labels, f"data set {self.name}: labels")
         if self.owners is not None and (self.owner_names is None or int(self.owners.max()) >= len(self.owner_names)):
             raise DataError(f"data set {self.name}: every owner needs a name")
 
@@ -84,15 +83,11 @@ def subsample(source: Source, count: int | None, noun: str) -> Source:
         raise ConfigError(f"examples takes 1 to {len(source):,} {noun} of {source.name}; got {count:,}")
     train, test = source.rows(test=False), source.rows(test=True)
     num_test = round(count * len(test) / len(source))
-    key = rng.root(0, "examples")
-    samples = [
-        rows[rng.choose(rng.fold(key, i), len(rows), n)]
-        for i, (rows, n) in enumerate(((train, count - num_test), (test, num_test)))
-    ]
-    rows = torch.cat(samples).sort().values
+    key, samples = rng.root(0, "examples"), []
+    for i, (rows, n) in enumerate(((train, count - num_test), (test, num_test))):
+        samples.append(rows[rng.choose(rng.fold(key, i), len(rows), n)])
     note = f"{count:,} of the {len(source):,} {noun} of {source.name}, drawn at random"
-    part = take_rows(source, rows)
-    return replace(part, notes=[*part.notes, note])
+    return replace(take_rows(source, torch.cat(samples).sort().values), notes=[*source.notes, note])
 
 
 def take_rows(source: Source, rows: Tensor) -> Source:
@@ -100,6 +95,5 @@ def take_rows(source: Source, rows: Tensor) -> Source:
     columns = {name: getattr(source, name) for name in _COLUMNS}
     part: dict[str, Any] = {name: column[rows] for name, column in columns.items() if column is not None}
     features = replace(source.features, raw=source.features.raw[rows])
-    return replace(
-        source, features=features, table=None if source.table is None else source.table.take(rows.numpy()), **part
-    )
+    table = None if source.table is None else source.table.take(rows.numpy())
+    return replace(source, features=features, table=table, **part)

@@ -15,10 +15,7 @@ column is, `ignore` names those to leave out. In a real federation the statistic
 each client. They are shared knowledge that no privacy of training covers. Test rows never enter.
 """
 
-from __future__ import annotations
-
 import difflib
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -29,16 +26,13 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from kinfed.core import make_options
 from kinfed.data.examples.arrays import encode
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.target import Target, read_target
 from kinfed.data.federations.example_weights import read_weights
-from kinfed.data.federations.federation import Federation
-from kinfed.data.partitions.partition import Resplit, make_federation
 from kinfed.data.preprocessing.cells import format_hint
 from kinfed.data.preprocessing.column_statistics import ReadTable
-from kinfed.data.preprocessing.frames import as_table, hub_table, is_hub_dataset
+from kinfed.data.preprocessing.frames import as_table
 from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing
 from kinfed.data.sources import images
 from kinfed.data.sources.source import Source
@@ -123,10 +117,8 @@ def opened(rows: Any) -> tuple[pa.Table, str, Path | None]:
 
 
 def row_weights(table: pa.Table, options: TableOptions, where: str) -> Tensor | None:
-    if options.weight_column is None:
-        return None
-    values = values_of(table, options.weight_column, where)
-    return read_weights(values, f"column {options.weight_column} of {where}")
+    column = options.weight_column
+    return None if column is None else read_weights(values_of(table, column, where), f"column {column} of {where}")
 
 
 def load_inputs(
@@ -176,19 +168,15 @@ def read_features(table: pa.Table, options: TableOptions, columns: list[str], wh
         if name not in names:
             raise ConfigError(f"columns: {name} is declared a feature, and has another role or is ignored")
     if not names:
-        raise DataError(f"{where} has no feature columns left; it has {_listed(table)}")
+        raise DataError(f"{where} has no feature columns left; it has {', '.join(table.column_names)}")
     return ReadTable.read(table, names, options.kinds, where)
-
-
-def _listed(table: pa.Table) -> str:
-    return ", ".join(table.column_names)
 
 
 def _require(table: pa.Table, column: str, setting: str, path: str) -> None:
     if column not in table.column_names:
         near = difflib.get_close_matches(column, table.column_names, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
-        raise ConfigError(f"{setting}: {path} has no column {column!r}; {hint}It has {_listed(table)}")
+        raise ConfigError(f"{setting}: {path} has no column {column!r}; {hint}It has {', '.join(table.column_names)}")
 
 
 def _trimmed(table: pa.Table, column: str) -> pa.ChunkedArray:
@@ -224,8 +212,7 @@ def values_of(table: pa.Table, column: str, path: str) -> np.ndarray[Any, Any]:
             "needs a value there: fill them, or leave these rows out"
         )
     if pa.types.is_floating(values.type) or pa.types.is_integer(values.type) or pa.types.is_boolean(values.type):
-        array: np.ndarray[Any, Any] = values.to_numpy()
-        return array
+        return np.asarray(values.to_numpy())
     if pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
         raise DataError(f"column {column} of {path} should hold text or numbers; it holds {values.type}")
     return np.array([str(value) for value in values.to_pylist()])
@@ -248,11 +235,9 @@ def splits(table: pa.Table, options: TableOptions, path: str) -> tuple[Tensor, T
     if (column := options.split_column) is None:
         return None, None
     words = [str(word).strip().lower() for word in values_of(table, column, path).tolist()]
-    unknown = sorted(set(words) - _SPLIT_WORDS.keys())
-    if unknown:
-        raise DataError(
-            f"column {column} of {path} should say train, val or test; it also says {', '.join(unknown[:5])}"
-        )
+    if unknown := sorted(set(words) - _SPLIT_WORDS.keys()):
+        others = ", ".join(unknown[:5])
+        raise DataError(f"column {column} of {path} should say train, val or test; it also says {others}")
     split = np.array([_SPLIT_WORDS[word] for word in words])
     return torch.from_numpy(split == "test"), torch.from_numpy(split == "val")
 
@@ -266,24 +251,7 @@ def _set_groups(source: Source, values: np.ndarray[Any, Any], column: str) -> No
     mixed = (of_owner[source.owners] != group).nonzero().squeeze(1)
     if len(mixed):
         client = int(source.owners[mixed[0]])
-        seen = sorted({names[g] for g in group[source.owners == client].tolist()})
-        raise DataError(
-            f"column {column} should have one value per client; "
-            f"client {source.owner_names[client]} has {', '.join(seen)}"
-        )
+        seen = ", ".join(sorted({names[g] for g in group[source.owners == client].tolist()}))
+        name = source.owner_names[client]
+        raise DataError(f"column {column} should have one value per client; client {name} has {seen}")
     source.owner_groups, source.group_names = of_owner, names
-
-
-def federation_from_table(
-    table: Any, options: Mapping[str, Any], test_fraction: float = 0.25, seed: int = 0, stratify: bool = False
-) -> Federation:
-    """The clients of a table in memory, or in a file, that has a column of clients."""
-    if is_hub_dataset(table):
-        table, options = hub_table(table, options)
-    settings = make_options(TableOptions, options, "the table")
-    if settings.client_column is None:
-        raise ConfigError("client_column: say which column names the client of each row")
-    rows, name, folder = opened(table)
-    source = source_from_table(rows, settings, name, folder)
-    resplit = Resplit() if stratify else None
-    return make_federation(source, "column", None, {"test_fraction": test_fraction}, seed, resplit=resplit)

@@ -6,8 +6,6 @@ line: comma, semicolon, tab or bar. A column whose cells are all numbers but for
 1,234 may as well be a thousand and some, and a column of such numbers stays text.
 """
 
-from __future__ import annotations
-
 import gzip
 import re
 from pathlib import Path
@@ -43,8 +41,7 @@ def read_table(path: Path) -> pa.Table:
         names = table.column_names
     except UnicodeDecodeError as error:
         raise DataError(f"the names of the columns of {path} are not UTF-8: {error}; save the file as UTF-8") from None
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
+    if twice := sorted({name for name in names if names.count(name) > 1}):
         raise DataError(f"{path} has several columns named {', '.join(twice)}; rename them")
     return table
 
@@ -62,8 +59,7 @@ def _read_csv(path: Path) -> pa.Table:
         if pa.types.is_binary(field.type):
             raise DataError(f"column {field.name} of {path} holds texts that are not UTF-8; save the file as UTF-8")
         if pa.types.is_string(field.type):
-            column = _numbers_with_words(table.column(place), separator)
-            table = table.set_column(place, field.name, column)
+            table = table.set_column(place, field.name, _numbers_with_words(table.column(place), separator))
     return table
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from kinfed.core import option
+from kinfed.data.examples.problem import TaskName
 
 if TYPE_CHECKING:
     from kinfed.data.preprocessing.cells import Kind
     from kinfed.data.sources.wordpiece import TextInput
 
-TaskName = Literal["auto", "classification", "regression"]
 LENGTH = 64  # tokens of a text, where nothing else is asked for
 
 

@@ -66,9 +66,7 @@ class WordPiece:
     @classmethod
     def load(cls, folder: Path | str) -> WordPiece:
         place = Path(folder).expanduser()
-        whole, vocabulary, settings = (
-            place / name for name in ("tokenizer.json", "vocab.txt", "tokenizer_config.json")
-        )
+        whole, vocabulary, settings = place / "tokenizer.json", place / "vocab.txt", place / "tokenizer_config.json"
         if whole.is_file():
             return cls._checked(_from_json(whole), (whole,))
         if vocabulary.is_file():
@@ -144,13 +142,11 @@ def _from_vocabulary(file: Path, settings: Path) -> Any:
     library = _tokenizers()
     pieces = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     numbers = {piece: number for number, piece in enumerate(pieces)}
-    lacking = [piece for piece in (PADDING, FIRST, LAST, UNKNOWN) if piece not in numbers]
-    if lacking:
+    if lacking := [piece for piece in (PADDING, FIRST, LAST, UNKNOWN) if piece not in numbers]:
         raise DataError(f"{file} lacks {', '.join(lacking)}; is it the vocabulary of a BERT?")
     lower = bool(json.loads(settings.read_bytes()).get("do_lower_case", True)) if settings.is_file() else True
     tokenizer = library.Tokenizer(library.models.WordPiece(numbers, unk_token=UNKNOWN))
     tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=lower)
     tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
-    ends = ((LAST, numbers[LAST]), (FIRST, numbers[FIRST]))
-    tokenizer.post_processor = library.processors.BertProcessing(*ends)
+    tokenizer.post_processor = library.processors.BertProcessing((LAST, numbers[LAST]), (FIRST, numbers[FIRST]))
     return tokenizer

@@ -30,7 +30,7 @@ from kinfed.deploy.node.requests import Preparation, prepare, stored_state, with
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.node.vault_entry import VaultEntry
 from kinfed.deploy.settings import Deployment
-from kinfed.deploy.transport.kinds import EVALUATE, HELLO, SECURE_KINDS, SUMS, TRAIN
+from kinfed.deploy.transport import wire
 from kinfed.deploy.transport.wire import MessageError, Packet, message_types, sent_tensors, tree_of
 from kinfed.engine import Score, Task, module_for, task_for
 from kinfed.errors import ConfigError, KinfedError, ModelError, StorageError
@@ -57,9 +57,8 @@ def _withheld_errors(clients: str) -> Iterator[None]:
         raise
     except Exception as error:
         _LOG.exception("no answer for %s", clients)
-        raise Withheld(
-            f"{type(error).__name__} at {clients}; its text may quote examples and is in the node's own log"
-        ) from None
+        kind = type(error).__name__
+        raise Withheld(f"{kind} at {clients}; its text may quote examples and is in the node's own log") from None
 
 
 class Node:
@@ -75,25 +74,24 @@ class Node:
         return cls({one.client: NodeClient(one, deployment) for one in NodeSettings.parse_all(node_config)}, number)
 
     def answer(self, kind: str, order: Packet) -> Packet:
-        if kind == HELLO:
+        everyone = ", ".join(self.clients)
+        if kind == wire.HELLO:
             nonce = order.require("nonce", str)
-            with _withheld_errors(", ".join(self.clients)):
+            with _withheld_errors(everyone):
                 return Packet({"clients": [client.hello(nonce, self.number) for client in self.clients.values()]})
         name = order.require("name", str)
         if name not in self.clients:
-            raise MessageError(
-                f"a message for client {name!r} has come to the node of {', '.join(self.clients)}; nothing was done"
-            )
+            raise MessageError(f"a message for client {name!r} has come to the node of {everyone}; nothing was done")
         client = self.clients[name]
         with _withheld_errors(name):
-            if kind in SECURE_KINDS:
+            if kind in wire.SECURE_KINDS:
                 return client.secure_answer(kind, order)
-            return {SUMS: client.sums, TRAIN: client.train, EVALUATE: client.evaluate}[kind](order)
+            return {wire.SUMS: client.sums, wire.TRAIN: client.train, wire.EVALUATE: client.evaluate}[kind](order)
 
 
 class NodeClient:
     def __init__(self, settings: NodeSettings, deployment: Deployment) -> None:
-        self.settings, self.deployment = settings, deployment
+        self.settings, self.deployment, self.name = settings, deployment, settings.client
         self.algorithm, self.rules = deployment.algorithm, settings.rules
         self.vault = Vault(settings.vault)
         self.run = with_weights(deployment.run, settings.weights) if settings.weights else deployment.run
@@ -108,7 +106,7 @@ class NodeClient:
         if share and not int(federation.val.count.sum()):
             federation = federation.with_validation(share, self.deployment.seed)
         greeting = {
-            "name": self.settings.client, "group": self.settings.group, "columns": own.inputs,
+            "name": self.name, "group": self.settings.group, "columns": own.inputs,
             "counts": [int(federation.split(name).count[0]) for name in SPLITS], "shape": list(features.shape),
             "rows": int(own.federation.train.count[0]), "tokens": features.is_tokens,
         }  # fmt: skip
@@ -118,7 +116,7 @@ class NodeClient:
     def _identity(self) -> tuple[Path, bytes]:
         """File of the client's private key, and the key."""
         if not self.settings.key:
-            return self.vault.identity(self.settings.client)
+            return self.vault.identity(self.name)
         path = Path(self.settings.key).expanduser()
         with storage.storage_errors("read the node's key", path):
             return path, path.read_bytes()
@@ -126,13 +124,13 @@ class NodeClient:
     def sums(self, order: Packet) -> Packet:
         """This client's contribution to the common encoding and scaling: the statistics of its columns or, for arrays,
         the sum of every feature and, once the common mean is known, of squared distances from it."""
-        self.rules.check_sums(self.settings.client, self.deployment)
+        self.rules.check_sums(self.name, self.deployment)
         own = load_client_data(self.settings, self.deployment)
         if own.table is not None:
             statistics = own.statistics()
-            self.rules.check_categories(self.settings.client, self.deployment, statistics.columns_with_categories)
-            return Packet({"name": self.settings.client, "statistics": statistics.to_json()})
-        return Packet({"name": self.settings.client}, {"sums": {"total": own.sums(order.group("sums").get("mean"))}})
+            self.rules.check_categories(self.name, self.deployment, statistics.columns_with_categories)
+            return Packet({"name": self.name, "statistics": statistics.to_json()})
+        return Packet({"name": self.name}, {"sums": {"total": own.sums(order.group("sums").get("mean"))}})
 
     def train(self, order: Packet) -> Packet:
         """A round. The new state is in the vault before the update leaves."""
@@ -140,7 +138,7 @@ class NodeClient:
         effort = order.require("effort", float)
         if not 0 < effort <= 1:
             raise MessageError(f"effort is a share of the local work in (0, 1]; the message says {effort}")
-        prepared, entry = self._prepare(TRAIN, order), self._entry(order)
+        prepared, entry = self._prepare(wire.TRAIN, order), self._entry(order)
         with prepared.log_locked(), entry.locked():
             self._check_order(round, entry.newest_round)
             if self.deployment.run.secure is not None:
@@ -192,9 +190,9 @@ class NodeClient:
 
         secure, rules = self.deployment.run.secure, self.rules
         if secure is None:
-            raise Refused(f"the run declares no secure_sum, so {self.settings.client} takes part in none")
+            raise Refused(f"the run declares no secure_sum, so {self.name} takes part in none")
         owner = Owner(
-            order.require("number", int), self.settings.client, self._identity(),
+            order.require("number", int), self.name, self._identity(),
             max(secure.least, rules.least_clients), self.deployment.secure_threshold, self.settings.peers,
         )  # fmt: skip
         return SecureSession(entry, owner)
@@ -203,8 +201,8 @@ class NodeClient:
         """Evaluate the personal model on the client's own held-out examples, and keep it in the vault, ready to use."""
         round, accepted = order.require("round", int), order.require("accepted", int)
         split = order.require("split", str)
-        self.rules.check_split(self.settings.client, self.deployment, self.algorithm, split)
-        prepared, entry = self._prepare(EVALUATE, order), self._entry(order)
+        self.rules.check_split(self.name, self.deployment, self.algorithm, split)
+        prepared, entry = self._prepare(wire.EVALUATE, order), self._entry(order)
         with prepared.log_locked(), entry.locked():
             self._check_order(round, entry.model_round)
             client, moments, lost = prepared.state(entry, accepted)
@@ -221,9 +219,7 @@ class NodeClient:
             request.settle(record)
             theta = next(iter(models.values()))
             if not bool(torch.isfinite(theta).all()):
-                raise ConfigError(
-                    f"the personal model of {self.settings.client} holds NaN or infinity; it was not kept"
-                )
+                raise ConfigError(f"the personal model of {self.name} holds NaN or infinity; it was not kept")
             self._keep_model(entry, prepared, theta[0], round)
             groups = self._scores(prepared.task, models, order, getattr(cohort, split))
             groups["figures"] = dict(self.algorithm.client_figures(client))
@@ -235,13 +231,11 @@ class NodeClient:
         and the result would overwrite newer state."""
         if round < newest:
             raise Refused(
-                f"{self.settings.client} has done round {newest}, and round {round} is asked for: an old message. If "
+                f"{self.name} has done round {newest}, and round {round} is asked for: an old message. If "
                 "the server went back by more than a round, clear the run here (kinfed vault clear) to begin anew"
             )
 
-    def _scores(
-        self, task: Task, models: Mapping[str, Tensor], order: Packet, part: Split
-    ) -> dict[str, dict[str, Tensor]]:
+    def _scores(self, task: Task, models: Mapping[str, Tensor], order: Packet, part: Split) -> dict[str, wire.Arrays]:
         """Scores of the personal model, the server's model, and the method's other models."""
         (_, theta), *others = models.items()
         scores = {"personal": task_for(task, theta).evaluate(theta, part)}
@@ -253,13 +247,13 @@ class NodeClient:
     def _reply_header(self, order: Packet) -> dict[str, Any]:
         """Fields that tell the server which request this answers."""
         same = {key: order.header.get(key) for key in ("run", "round", "number", "kind")}
-        return same | {"name": self.settings.client}
+        return same | {"name": self.name}
 
     def _prepare(self, kind: str, order: Packet) -> Preparation:
-        return prepare(kind, order, self.settings, self.deployment, self.run, self.vault)
+        return prepare(kind, order, self.settings, self.deployment, self.run)
 
     def _entry(self, order: Packet) -> VaultEntry:
-        return self.vault.entry(order.require("run", str), self.settings.client)
+        return self.vault.entry(order.require("run", str), self.name)
 
     def _keep_model(self, entry: VaultEntry, prepared: Preparation, row: Tensor, round: int) -> None:
         model, data, enrolment = self.run.model, prepared.data, prepared.enrolment
@@ -281,7 +275,6 @@ def _score(score: Score) -> dict[str, Tensor]:
 
 
 def _gradient_counts(record: Record | None) -> list[list[float]]:
-    """[q, gradients on each sample, samples] computed from this client's data. The keys of samples come from the
-    client's secret and are not sent."""
+    """[q, gradients on each sample, samples]; the keys of samples come from the client's secret and are not sent."""
     batches = {} if record is None else record.ledger().batches
     return [[q, gradients, samples] for (_, q, gradients), samples in sorted(batches.items())]

@@ -62,8 +62,7 @@ class ClientData:
         return self.names_test and (self.names_val or not deployment.validation_share)
 
     def sums(self, mean: Tensor | None) -> Tensor:
-        """Sums of features over this client's training rows, or of squared distances from the common mean, for the
-        scaling. float64 [*shape]."""
+        """float64 [*shape]: sums of features over training rows, or of squared distances from the common mean."""
         raw = self.federation.features.raw[self.federation.train.rows].to(torch.float64)
         total: Tensor = raw.sum(0) if mean is None else (raw - mean).square().sum(0)
         return total
@@ -142,13 +141,12 @@ def load_client_data(node: NodeSettings, deployment: Deployment) -> ClientData:
 
 def _check_weights(node: NodeSettings, deployment: Deployment) -> None:
     """Refuse weights of rows where they could not be what they say."""
+    found = f"{node.client} has weights of rows"
     if "no example weights" in deployment.algorithm.traits:
-        raise ConfigError(
-            f"{node.client} has weights of rows, which {deployment.method}'s local steps do not use; leave them out"
-        )
+        raise ConfigError(f"{found}, which {deployment.method}'s local steps do not use; leave them out")
     if deployment.run.privacy is not None:
         raise ConfigError(
-            f"{node.client} has weights of rows, of mean one over its rows: the weight of a row would depend on the "
+            f"{found}, of mean one over its rows: the weight of a row would depend on the "
             "others, which clipping single gradients does not bound; leave them out under differential privacy"
         )
 
@@ -168,9 +166,7 @@ def _from_function(node: NodeSettings) -> Examples:
         return result
     if isinstance(result, tuple) and len(result) == 2:
         return Examples(*result)
-    raise DataError(
-        f"{node.data} should return (x, y) or kinfed.deploy.node.node_data.Examples; got {type(result).__name__}"
-    )
+    raise DataError(f"{node.data} should return (x, y) or {__name__}.Examples; got {type(result).__name__}")
 
 
 def _from_npz(path: Path) -> Examples:

@@ -166,7 +166,6 @@ class NodeSettings:
 
     @classmethod
     def parse_all(cls, table: Mapping[str, Any]) -> list[NodeSettings]:
-        """Settings of each client."""
         client, data = (str(table.get(key, "")) for key in ("client", "data"))
         names = distinct("clients in --node-config", client) if client.strip() else [""]
         if len(names) > 1 and NAME not in data and not calls_function(data):

@@ -48,8 +48,6 @@ class Answered:
 
 @dataclass(frozen=True)
 class Page:
-    """Content of the log."""
-
     answers: tuple[Answered, ...] = ()
     rules: Mapping[str, Any] = field(default_factory=dict)  # of the owner, as of the last request
     roles: str = ""  # which rows are for training, validation and test, where the node does not name them; a digest
@@ -104,9 +102,8 @@ class PrivacyLog:
 
     def _write(self, page: Page) -> None:
         answers = [asdict(a) | {"events": [[e.q, e.gradients, e.batches] for e in a.events]} for a in page.answers]
-        record = {
-            "format": FORMAT, "client": self.client, "rules": dict(page.rules), "roles": page.roles, "answers": answers,
-        }  # fmt: skip
+        content = {"rules": dict(page.rules), "roles": page.roles, "answers": answers}
+        record = {"format": FORMAT, "client": self.client, **content}
         storage.write_json(self.path, record | {"digest": _digest(record)}, private=True)
 
 

@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kinfed.algorithms import privacy_profile
 from kinfed.config import Named, RunConfig
 from kinfed.core import Tree, storage
 from kinfed.data import SPLITS, Cohort, Federation, Moments, TablePreprocessing
@@ -34,11 +33,10 @@ from kinfed.deploy.node.privacy_log import Answered, ByNoise
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.node.vault_entry import VaultEntry, now
 from kinfed.deploy.settings import Deployment
-from kinfed.deploy.transport.kinds import EVALUATE, TRAIN
-from kinfed.deploy.transport.wire import MessageError, Packet, message_types, received_tensors, tree_of
+from kinfed.deploy.transport.wire import EVALUATE, TRAIN, MessageError, Packet, message_types, received_tensors, tree_of
 from kinfed.engine import ModuleTask, Task
 from kinfed.errors import ConfigError, DataError, StorageError
-from kinfed.privacy import Events, Privacy, PrivateTask, Record, merge, new_nonce, planned_events
+from kinfed.privacy import Events, Privacy, PrivateTask, Record, merge, new_nonce, planned_costs
 from kinfed.runs import build_task
 
 _MOMENTS = "optimizer/"  # before names of moments in the vault; no field of a state has such a name
@@ -50,12 +48,15 @@ class Preparation:
     order: Packet
     settings: NodeSettings
     deployment: Deployment
-    vault: Vault
     own: ClientData
     enrolment: Enrolment
     data: Federation  # scaled as all are, with validation examples
     task: ModuleTask
     down: Tree
+
+    @property
+    def vault(self) -> Vault:
+        return Vault(self.settings.vault)
 
     def cohort(self, round: int, effort: float = 1.0) -> Cohort:
         return self.enrolment.cohort(self.data, self.deployment.seed, round, effort)
@@ -65,8 +66,7 @@ class Preparation:
         return self.vault.privacy_log(self.settings.client).locked() if private else nullcontext()
 
     def state(self, entry: VaultEntry, accepted: int) -> tuple[Tree, Moments, bool]:
-        """The state after the last round that counted, with the moments of local optimizers that belong to it; a new
-        one, and True, if the vault has lost it."""
+        """State and moments after the last round that counted; new ones, and True, if the vault has lost them."""
         fresh: Tree = self.deployment.algorithm.init_client(self.task, self.cohort(0))
         if accepted == 0:
             return fresh, Moments(), False
@@ -92,15 +92,11 @@ class Preparation:
 
 
 def stored_state(client: Tree, moments: Moments) -> dict[str, Tensor]:
-    """A client's state as the vault keeps it."""
     return client.named() | {_MOMENTS + name: tensor for name, tensor in moments.named().items()}
 
 
-def prepare(
-    kind: str, order: Packet, settings: NodeSettings, deployment: Deployment, run: RunConfig, vault: Vault
-) -> Preparation:
-    """Read an order; Refused if the owner's rules say so. `run` is the deployment's, with the model's files as this
-    machine has them."""
+def prepare(kind: str, order: Packet, settings: NodeSettings, deployment: Deployment, run: RunConfig) -> Preparation:
+    """Read an order; Refused if the owner's rules say so. `run` has the model's files as this machine has them."""
     own, client, rules = load_client_data(settings, deployment), settings.client, settings.rules
     enrolment = _enrolment(order)
     data = own.prepared(enrolment, deployment)
@@ -116,7 +112,7 @@ def prepare(
         )
     message, widths = message_types(deployment.algorithm)[0], order.header.get("widths")
     tensors = received_tensors(message, order.group("down"), widths if isinstance(widths, dict) else {})
-    return Preparation(kind, order, settings, deployment, vault, own, enrolment, data, task, tree_of(message, tensors))
+    return Preparation(kind, order, settings, deployment, own, enrolment, data, task, tree_of(message, tensors))
 
 
 def _enrolment(order: Packet) -> Enrolment:
@@ -237,11 +233,8 @@ class PrivateRequest(PlainRequest):
 
     def _declared(self, kind: str) -> Events:
         """The most that an answer of this kind can cost, as far as the method says."""
-        algorithm, count = self.prepared.deployment.algorithm, self.prepared.data.train.count
-        profile = privacy_profile(algorithm, count)
-        assert profile is not None  # checked by the rules
-        gradients = profile.per_round if kind == TRAIN else profile.per_personalization
-        events = planned_events(gradients, algorithm, count)
+        round, after = planned_costs(self.prepared.deployment.algorithm, self.prepared.data.train.count)
+        events = round if kind == TRAIN else after
         return () if events is None else events[0]
 
     def _check_budget(self, events: Events) -> None:

@@ -10,8 +10,6 @@
 Files are for their owner only (mode 600), and carry checksums of all that is in them. Nothing is pickled.
 """
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,10 +81,8 @@ class Vault:
 
     def privacy_logs(self) -> list[PrivacyLog]:
         """Logs of all clients that have any."""
-        folder = self.folder / _LOGS
-        return [
-            PrivacyLog(folder, str(storage.read_json(path).get("client"))) for path in sorted(folder.glob("*.json"))
-        ]
+        logs = self.folder / _LOGS
+        return [PrivacyLog(logs, str(storage.read_json(path).get("client"))) for path in sorted(logs.glob("*.json"))]
 
     def _secret_path(self, client: str) -> Path:
         folder = self.folder / _SECRETS
@@ -129,9 +125,8 @@ class Vault:
         folder = self.folder / storage.file_name(run)
         gone = [entry.client for entry in self.entries() if entry.run == run and client in (None, entry.client)]
         if not gone:
-            raise ConfigError(
-                f"the vault {self.folder} holds nothing of run {run!r}" + (f", {client}" if client else "")
-            )
+            whose = f", {client}" if client else ""
+            raise ConfigError(f"the vault {self.folder} holds nothing of run {run!r}{whose}")
         with storage.storage_errors("remove", folder):
             for name in gone:
                 shutil.rmtree(folder / storage.file_name(name))

@@ -8,8 +8,6 @@ holds a round and the one before it, complete. `version` counts the writes.
 A file names the run and the client that it belongs to, and is refused for any other.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -7,8 +7,6 @@
 All are elliptic-curve keys (P-384). Private files are for their owner only (mode 600).
 """
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import re
@@ -21,11 +19,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from kinfed.core import storage
-from kinfed.deploy.operator.site_kit import write_with_mode
+from kinfed.deploy.operator.site_kit import check_key_name, write_with_mode
+from kinfed.deploy.transport import client_keys
 from kinfed.errors import ConfigError, StorageError
 
+Key = ec.EllipticCurvePrivateKey
 CA_YEARS, SERVER_DAYS = 10, 825  # clients of TLS refuse server certificates that are valid for longer
-_RESERVED = ("ca", "server")
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")  # a name, or an address of IPv4 or IPv6
 
 
@@ -41,8 +40,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) 
                 f"10.0.0.7, without port and in ASCII; got {host!r}"
             )
     for name in nodes:
-        if name in _RESERVED or storage.file_name(name) != name:
-            raise ConfigError(f"{name!r} cannot be the name of a node's key file; use letters, digits, - and _")
+        check_key_name(name, "node")
     storage.make_folder(folder)
     paths: list[Path] = []
     ca_key, ca = _authority(folder, paths)
@@ -51,16 +49,12 @@ def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) 
         if (folder / name).exists():
             continue
         key = ec.generate_private_key(ec.SECP384R1())
-        private = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-        )
-        public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-        _write(folder / name, private, paths, secret=True)
-        _write(folder / f"{name}.pub", public + b" " + name.encode() + b"\n", paths)
+        _write(folder / name, client_keys.private_text(key), paths, secret=True)
+        _write(folder / f"{name}.pub", f"{client_keys.public_text(key)} {name}\n".encode(), paths)
     return paths
 
 
-def _authority(folder: Path, paths: list[Path]) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+def _authority(folder: Path, paths: list[Path]) -> tuple[Key, x509.Certificate]:
     key_path, path = folder / "ca.key", folder / "ca.crt"
     if key_path.exists() != path.exists():
         raise StorageError(f"{folder} holds only one of ca.key and ca.crt; restore the other, or use a new folder")
@@ -79,30 +73,27 @@ def _authority(folder: Path, paths: list[Path]) -> tuple[ec.EllipticCurvePrivate
             raise StorageError(f"{key_path} is not an elliptic-curve key; use a new folder")
         return authority, certificate
     key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kinfed deployment CA")])
+    name = _named("kinfed deployment CA")
     # It signs certificates, nothing else.
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     certificate = (
-        _builder(name, name, key.public_key(), 365 * CA_YEARS)
+        _builder(name, name, key, 365 * CA_YEARS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
-    _write(key_path, _pem(key), paths, secret=True)
-    _write(path, certificate.public_bytes(serialization.Encoding.PEM), paths)
+    _write_pair(folder / "ca", key, certificate, paths)
     return key, certificate
 
 
-def _server(
-    folder: Path, hosts: Sequence[str], ca_key: ec.EllipticCurvePrivateKey, ca: x509.Certificate, paths: list[Path]
-) -> None:
+def _server(folder: Path, hosts: Sequence[str], ca_key: Key, ca: x509.Certificate, paths: list[Path]) -> None:
     """A new certificate each time: hosts may have changed, and it is the one that runs out first."""
     key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])  # the longest; names are in the SAN
+    name = _named(hosts[0][:64])  # the longest; names are in the SAN
     names = dict.fromkeys([*hosts, "127.0.0.1"])  # by which the operator's programs reach it on its own machine
     certificate = (
-        _builder(name, ca.subject, key.public_key(), SERVER_DAYS)
+        _builder(name, ca.subject, key, SERVER_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName([_subject_alt_name(host) for host in names]), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -110,19 +101,20 @@ def _server(
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA384())
     )
-    _write(folder / "server.key", _pem(key), paths, secret=True)
-    _write(folder / "server.crt", certificate.public_bytes(serialization.Encoding.PEM), paths)
+    _write_pair(folder / "server", key, certificate, paths)
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
-) -> x509.CertificateBuilder:
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _builder(subject: x509.Name, issuer: x509.Name, key: Key, days: int) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
-        .public_key(key)
+        .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(minutes=5))  # clocks of nodes may be a little behind
         .not_valid_after(now + datetime.timedelta(days=days))
@@ -136,10 +128,11 @@ def _subject_alt_name(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+def _write_pair(path: Path, key: Key, certificate: x509.Certificate, paths: list[Path]) -> None:
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+    _write(path.with_suffix(".key"), private, paths, secret=True)
+    _write(path.with_suffix(".crt"), certificate.public_bytes(pem), paths)
 
 
 def _write(path: Path, data: bytes, paths: list[Path], secret: bool = False) -> None:

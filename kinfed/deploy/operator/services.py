@@ -151,10 +151,8 @@ class NodeFile:
         if self.trusted_entities is not None:
             secure += ["--trusted-entities", str(self.trusted_entities)]
         config = " ".join(f'{name}="{value}"' for name, value in self.node.items())
-        return [
-            flower_program("flower-supernode"), *secure, "--superlink", self.server, "--port", str(port),
-            "--node-config", config,
-        ]  # fmt: skip
+        place = ["--superlink", self.server, "--port", str(port)]
+        return [flower_program("flower-supernode"), *secure, *place, "--node-config", config]
 
 
 def run_node(file: NodeFile, say: Say, should_stop: ShouldStop, *, warm: bool = True, home: Path | None = None) -> None:

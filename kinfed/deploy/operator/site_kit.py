@@ -10,8 +10,6 @@
 Nothing in it comes from the operator's other secrets: ca.key and server.key stay where they are.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -89,8 +87,7 @@ def kit_files(certs: Path, client: str, server: str, node: Mapping[str, str], pe
     host, colon, port = server.rpartition(":")
     if not (host and colon and port.isdigit()):
         raise ConfigError(f"--server is the superlink as the site reaches it, host:port; got {server!r}")
-    if storage.file_name(client) != client or client in ("ca", "server"):
-        raise ConfigError(f"{client!r} cannot be the name of a client's key file; use letters, digits, - and _")
+    check_key_name(client, "client")
     for name in ("ca.crt", client):
         if not (certs / name).is_file():
             command = f"kinfed deploy certs {certs} --host {host} --node {client}"
@@ -111,6 +108,15 @@ def kit_files(certs: Path, client: str, server: str, node: Mapping[str, str], pe
         KitFile("README.txt", _README.format(**about).encode(), 0o644),
         *(KitFile(f"peers/{name}.pub", f"{public}\n".encode(), 0o644) for name, public in known.items()),
     ]
+
+
+def check_key_name(name: str, what: str) -> None:
+    if not can_name_a_key(name):
+        raise ConfigError(f"{name!r} cannot be the name of a {what}'s key file; use letters, digits, - and _")
+
+
+def can_name_a_key(name: str) -> bool:
+    return storage.file_name(name) == name and name not in ("ca", "server")
 
 
 def write_kit(out: Path, files: list[KitFile]) -> list[Path]:

@@ -8,8 +8,6 @@
 The clients are those of a simulation with the same settings, data and seed, and so are the models.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -18,15 +16,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from kinfed.config import RunConfig
+import numpy as np
+
+from kinfed.config import DEFAULTS as RUN_DEFAULTS
+from kinfed.config import NON_RESULT_SETTINGS, Named, RunConfig
 from kinfed.core import storage
-from kinfed.deploy.operator.site_kit import node_toml
-from kinfed.deploy.operator.trial_sites import Site, deployment_settings, site_names, write_sites
+from kinfed.data import Federation
+from kinfed.deploy.operator.site_kit import can_name_a_key, node_toml
 from kinfed.deploy.programs.app_folder import make_app
 from kinfed.deploy.programs.processes import Processes, flower_environment, flower_program, free_port, is_listening
 from kinfed.deploy.server.status import DONE, ENDED, read_status
-from kinfed.deploy.settings import Deployment
+from kinfed.deploy.settings import NONE, SETTINGS, Deployment
 from kinfed.errors import ConfigError, PoolError
 from kinfed.runs import build_federation
 
@@ -41,7 +43,22 @@ STARTS_ANEW = (
     "will start by itself"
 )
 HOST = "127.0.0.1"
+DATA_SETTINGS = (  # that decide what the clients of a trial have
+    "dataset", "partition", "clients", "client_column", "label_column", "group_column", "split_column",
+    "columns", "data",
+)  # fmt: skip
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Site:
+    client: str
+    folder: Path
+    group: str = ""
+
+    @property
+    def vault(self) -> Path:
+        return self.folder / "vault"
 
 
 class TrialStopped(Exception):
@@ -127,7 +144,6 @@ class LocalTrial:
         say(f"registered the keys of {', '.join(names)}")
 
     def _flwr(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start one of the operator's commands."""
         command, environment = [flower_program("flwr"), *arguments], self._environment("operator")
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
@@ -146,7 +162,6 @@ class LocalTrial:
         processes.start(name, [sys.executable, "-m", "kinfed", "deploy", *command, *warm], self._environment(home))
 
     def _follow(self, processes: Processes, say: Say, should_stop: Callable[[], bool], end: float) -> None:
-        """Show the run's log until it ends."""
         sign, last, shown = "", time.monotonic(), 0
         while True:
             status = read_status(self.run_folder)
@@ -172,8 +187,7 @@ class LocalTrial:
             time.sleep(0.2)
 
     def _check_run(self, processes: Processes, say: Say) -> None:
-        """PoolError if Flower says that the run is over, although the server's part has not said so. Says why it may
-        not have begun."""
+        """PoolError if Flower says that the run is over; a sentence if it may not have begun."""
         text = _finish(self._flwr("list", CONNECTION, "--format", "json"), "flwr list")
         if '"starting"' in text or '"pending"' in text:
             say(STARTS_ANEW)
@@ -203,4 +217,93 @@ def _finish(process: subprocess.Popen[bytes], what: str) -> str:
     text = output.decode("utf-8", "replace")
     if process.returncode != 0:
         raise PoolError(f"cannot {what}: {text.strip()}")
+    return text
+
+
+def site_names(federation: Federation) -> list[str]:
+    """The clients' own names if they can name a key file, else client-0, client-1, ..."""
+    names = federation.names
+    if all(can_name_a_key(name) and "," not in name and not name.isdigit() for name in names):
+        return list(names)
+    return [f"client-{k}" for k in range(len(names))]
+
+
+def write_sites(folder: Path, federation: Federation, names: list[str]) -> list[Site]:
+    """One folder and one .npz file per client. Features are scaled as in a simulation, and every row has its split."""
+    sites, classes = [], class_names(federation)
+    for k, name in enumerate(names):
+        parts = {split: federation.split(split)[k] for split in ("train", "val", "test")}
+        rows = np.concatenate([part.numpy() for part in parts.values()])
+        sizes = [len(part) for part in parts.values()]
+        split = np.repeat(np.arange(3), sizes)
+        path = folder / name / f"{name}.npz"
+        storage.make_folder(path.parent)
+        index = federation.labels.new_tensor(rows)
+        labels = federation.labels[index].numpy()
+        y = labels if classes is None else np.array(classes)[labels]
+        inputs = "tokens" if federation.features.is_tokens else "x"
+        arrays: dict[str, Any] = {inputs: federation.features.gather(index).numpy(), "y": y, "test": split == 2}
+        with storage.storage_errors("write", path):
+            np.savez(path, **arrays, **({"val": split == 1} if sizes[1] else {}))
+        group = ""
+        if federation.groups is not None:
+            # The server numbers groups by their sorted names; the digits keep the order of their numbers.
+            number = int(federation.groups[k])
+            group = f"{number:06d}" + ("" if federation.group_names is None else f"-{federation.group_names[number]}")
+        sites.append(Site(name, path.parent, group))
+    return sites
+
+
+def deployment_settings(config: RunConfig, federation: Federation, names: list[str]) -> dict[str, Any]:
+    """The settings of a deployment that computes what a run with this configuration does, for these clients."""
+    if len(config.algorithms) != 1:
+        raise ConfigError(f"a deployment runs one method; got {', '.join(config.algorithms)}: choose with --algorithms")
+    if len(config.seeds) != 1:
+        raise ConfigError(f"a deployment has one seed; got {len(config.seeds)}: choose with --seeds")
+    ((label, chosen),) = config.algorithms.items()
+    options = {key: value for key, value in chosen.items() if key != "method"}
+    if label != chosen["method"]:
+        raise ConfigError(f"a deployment calls its method by its name; got {label!r} for {chosen['method']!r}")
+    for name in config.changed:
+        if name not in (*SETTINGS, *DATA_SETTINGS, *NON_RESULT_SETTINGS, "algorithms", "seeds", "preset"):
+            raise ConfigError(f"{name} is no setting of a deployment; leave it out")
+    values = {name: getattr(config, name) for name in SETTINGS if name in RUN_DEFAULTS and name != "clients"}
+    named = {name: values[name] for name in ("model", "robust") if isinstance(values[name], Named)}
+    owned = {f"{name}.{key}": value for name, one in named.items() for key, value in one.options.items()}
+    problem = federation.problem
+    if problem.is_regression:
+        target = {"target": f"{problem.mean!r},{problem.scale!r}"}
+    else:
+        target = {"classes": ",".join(class_names(federation) or []) or str(federation.num_classes)}
+    return {name: _flat(value) for name, value in values.items()} | {
+        "clients": ",".join(names) if len(names) > 1 else names[0], "method": label, "seed": config.seeds[0],
+        "options": " ".join(f"{key}={_literal(value)}" for key, value in (options | owned).items()),
+        **target, "scaling": NONE, "label_column": "label",
+    }  # fmt: skip
+
+
+def class_names(federation: Federation) -> list[str] | None:
+    """Names of the classes, if a list of names can hold them; None: they go by their numbers."""
+    names = federation.class_names
+    if names is None or len(set(names)) < len(names) or any("," in name or name != name.strip() for name in names):
+        return None
+    return names
+
+
+def _flat(value: Any) -> bool | int | float | str:
+    if value is None:
+        return ""
+    if isinstance(value, Named):
+        return value.name
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, bool | int | float | str):
+        return value
+    raise ConfigError(f"{value!r} cannot be a setting of a deployment")
+
+
+def _literal(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    if " " in text:
+        raise ConfigError(f"options of a deployment are separated by spaces; {text!r} holds one")
     return text

@@ -1,7 +1,5 @@
 """The folder of a deployment: what Flower needs to start it, a configuration to edit, and an example for nodes."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

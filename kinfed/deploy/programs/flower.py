@@ -4,8 +4,6 @@ An app folder made by `kinfed deploy init` names `server_app` and `client_app`. 
 part of a run, and one at a node for every message; both import the kinfed that is installed there.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -20,8 +18,7 @@ from kinfed.deploy.node.node import Node
 from kinfed.deploy.server.deployment_server import serve
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.exchange import Answer, Sent
-from kinfed.deploy.transport.kinds import EVALUATE, HELLO, SECURE_KINDS, SUMS, TRAIN
-from kinfed.deploy.transport.wire import MessageError, Packet, arrays
+from kinfed.deploy.transport.wire import EVALUATE, HELLO, SECURE_KINDS, SUMS, TRAIN, MessageError, Packet, arrays
 from kinfed.errors import KinfedError
 
 _HEADER, _JSON = "header", "json"  # names of the record of a packet's header, and of the text in it
@@ -41,10 +38,7 @@ def from_records(content: RecordDict) -> Packet:
     record = content.config_records.get(_HEADER)
     text = "" if record is None else record.get(_JSON, "")
     try:
-        groups = {
-            name: {key: array.numpy() for key, array in record.items()}
-            for name, record in content.array_records.items()
-        }
+        groups = {name: {key: a.numpy() for key, a in some.items()} for name, some in content.array_records.items()}
     except (ValueError, TypeError, EOFError, OSError) as error:  # what numpy says of an array it cannot read
         raise MessageError(f"an array that cannot be read ({error})") from None
     return Packet.read(text, groups)

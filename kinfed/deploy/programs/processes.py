@@ -4,8 +4,6 @@ Every process leads a group, and ends with all that it started. On Linux it ends
 also when that was killed; elsewhere a killed parent leaves it running.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os
@@ -26,6 +24,7 @@ TAIL_LINES = 12  # of a log, in the error about its process
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # here: between fork and exec no lock may be waited for
 _PR_SET_PDEATHSIG = 1
 
+Process = subprocess.Popen[bytes]
 _Member = tuple[int, str]  # a process: numbers are used again, and the time of its start tells one from the next
 
 
@@ -34,9 +33,9 @@ class Processes:
 
     def __init__(self, logs: Path) -> None:
         self.logs = logs
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._running: dict[str, Process] = {}
 
-    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Process:
         self.logs.mkdir(parents=True, exist_ok=True)
         with self.log_path(name).open("ab") as file:
             self._running[name] = process = start_group(command, environment, file.fileno())
@@ -82,9 +81,7 @@ class Processes:
         self._running.clear()
 
 
-def start_group(
-    command: Sequence[str], environment: Mapping[str, str], output: int | None = None
-) -> subprocess.Popen[bytes]:
+def start_group(command: Sequence[str], environment: Mapping[str, str], output: int | None = None) -> Process:
     """A process that leads a group of its own. `output`: an open file for all that it writes (default: as this one)."""
     return subprocess.Popen(
         list(command), env=dict(environment), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
@@ -92,7 +89,7 @@ def start_group(
     )  # fmt: skip
 
 
-def end_group(process: subprocess.Popen[bytes], grace: float = GRACE_SECONDS) -> None:
+def end_group(process: Process, grace: float = GRACE_SECONDS) -> None:
     """Ask it to end, wait, and kill what is left of its group."""
     _signal_group(process, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -120,7 +117,7 @@ def _descendants(pids: set[int]) -> set[_Member]:
     return family
 
 
-def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
+def _signal_group(process: Process, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
 

@@ -8,8 +8,6 @@ supernode or superlink. It hands its arguments to the warm worker, which forks, 
 there for the next. Where the worker cannot be reached, the small program says so and does the task in a new Python.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json

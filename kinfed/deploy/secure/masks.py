@@ -12,8 +12,6 @@ client gives both kinds of shares of one client if the server names it twice. It
 a context that does not outlast a restart. Of what it uses, the scheme of pycryptodome is used here, too.
 """
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 from collections.abc import Mapping

@@ -7,7 +7,7 @@ servers that lie). A round of n clients has five requests:
     share      gets the keys of all; answers with its secrets (the seed b, the private masking key s) in shares, one
                pair for every client, each sealed for its receiver
     mask       gets its pair of everybody who answered (U1); answers with  y = x + PRG(b) + Σ ± PRG(s agreed with v)
-    confirm    gets the list of those who did (U2); answers with its signature on it
+    confirm    gets the list of the clients that did (U2); answers with its signature on it
     unmask     gets the signatures; answers with its share of b for clients in U2, of s for those in U1 but not in U2
 
 Whoever sent y has its b revealed and its s never, whoever did not has s revealed and b never. An honest client signs
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.deploy.secure.masks import SECRET_BYTES
+from kinfed.deploy.secure.masks import SECRET_BYTES, Ring, agreed_key, mask
 from kinfed.deploy.transport.client_keys import has_signed
 from kinfed.deploy.transport.wire import MessageError, Packet
 from kinfed.updates import secure_sum
@@ -66,8 +66,6 @@ class KeyRecord:
 
 @dataclass(frozen=True)
 class Member:
-    """A client of a sum."""
-
     number: int
     name: str
     key: str  # the public key that it belongs to
@@ -92,15 +90,21 @@ class Assembly:
         return [member.number for member in self.members].index(number)
 
     def purpose(self, what: str, sender: int, receiver: int) -> str:
-        """Purpose of a key between two places."""
         return f"kinfed secure sum: {what} {sender} {receiver} {self.digest}"
 
-    def mask_purpose(self, one: int, other: int) -> str:
-        return self.purpose("mask", min(one, other), max(one, other))
+    def stream(self, me: int, other: int, private: bytes, length: int) -> Ring:
+        """The mask between two places as the one at `me` adds it, whose private masking key is given."""
+        purpose = self.purpose("mask", min(me, other), max(me, other))
+        stream = mask(agreed_key(private, self.records[other].masking, purpose), length)
+        return stream if me < other else -stream
 
     def confirmation(self, place: int, survivors: Sequence[int]) -> bytes:
         """Text that the client at a place signs: the clients in the sum."""
         return json.dumps(["kinfed secure sum: list", self.digest, place, list(survivors)]).encode()
+
+    def has_confirmed(self, place: int, signature: bytes, survivors: Sequence[int]) -> bool:
+        """Say whether the client at a place has signed who is in the sum; a signature of zeros stands for none."""
+        return any(signature) and has_signed(self.members[place].key, signature, self.confirmation(place, survivors))
 
 
 def to_rows(rows: Sequence[bytes]) -> Tensor:

@@ -1,28 +1,30 @@
-"""The server's part in secure sums: it carries messages between clients, and can take masks off their sum only.
+"""The server's part in secure sums: it carries messages between clients, and can take masks off their sum only. Its
+pool of all nodes sees the sum of a round, and no update.
 
 Clients may go away between any two requests; as long as enough of them answer the last one, the sum is that of all
 whose masked updates came. Where too few do, or shares do not give the secrets that their owners committed to, there is
 no sum, and the round is as if nobody had replied.
 """
 
-from __future__ import annotations
-
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.deploy.secure.masks import Ring, agreed_key, commitment, join_secret, mask, public_key
+from kinfed.algorithms import COUNT, mean_from_row
+from kinfed.core import Tree
+from kinfed.deploy.secure.masks import Ring, commitment, join_secret, mask, public_key
 from kinfed.deploy.secure.secure_messages import Assembly, KeyRecord, Member, threshold_of, to_bytes, to_flags, to_rows
 from kinfed.deploy.secure.secure_session import read_vector
-from kinfed.deploy.transport.client_keys import has_signed
-from kinfed.deploy.transport.kinds import CONFIRM, MASK, SHARE, UNMASK
-from kinfed.deploy.transport.wire import MessageError, Packet
+from kinfed.deploy.server.node_pool import NodePool
+from kinfed.deploy.transport.wire import CONFIRM, MASK, SHARE, UNMASK, MessageError, Packet, tree_of
 from kinfed.errors import KinfedError
-from kinfed.updates import secure_sum
+from kinfed.updates import SecureSettings, Updates, secure_sum, user_level
 
 # (kind, requests by client's number, what to do with an answer, how many are needed): reasons of those without one
 Ask = Callable[[str, Mapping[int, Packet], Callable[[int, Packet], None], int], None]
@@ -30,20 +32,6 @@ Ask = Callable[[str, Mapping[int, Packet], Callable[[int, Packet], None], int], 
 
 class NoSum(KinfedError):
     """Too few clients for a secure sum, or secrets that do not fit; nothing was learnt."""
-
-
-@dataclass(frozen=True)
-class SecureTotal:
-    numbers: list[int]  # of the clients in the sum
-    vector: Tensor  # int64 [W + 1]
-
-
-def read_record(answer: Packet, run: str, round: int, member: Member) -> KeyRecord:
-    """The keys in an answer to `train`."""
-    record = KeyRecord.read(to_bytes(answer, "keys", "record", 1, secure_sum.KEYS_BYTES)[0])
-    if not record.is_of(run, round, member):
-        raise MessageError(f"keys for a secure sum that {member.name} has not signed")
-    return record
 
 
 @dataclass
@@ -58,13 +46,8 @@ class SecureRound:
     nbytes_down: int = 0
     nbytes_up: int = 0
 
-    @property
-    def needed(self) -> int:
-        """Clients that must answer every request."""
-        return max(self.least, threshold_of(len(self.assembly.members), self.threshold))
-
-    def total(self) -> SecureTotal:
-        """The sum; NoSum where there is none."""
+    def total(self) -> tuple[list[int], Tensor]:
+        """Numbers of the clients in the sum, and the sum, int64 [W + 1]; NoSum where there is none."""
         assembly, count = self.assembly, len(self.assembly.members)
         if count < self.least:
             raise NoSum(f"{count} updates are too few to be added up, which takes {self.least}")
@@ -82,8 +65,7 @@ class SecureRound:
             total = total - mask(seed, len(total))
         for gone in [place for place in senders if place not in vectors]:
             total = total + self._left_over(gone, survivors, self._joined(gone, revealed))
-        numbers = [assembly.members[place].number for place in survivors]
-        return SecureTotal(numbers, torch.from_numpy(total.view(np.int64)))
+        return [assembly.members[place].number for place in survivors], torch.from_numpy(total.view(np.int64))
 
     # ---- the four requests after training ----
 
@@ -111,24 +93,19 @@ class SecureRound:
         return self._put(MASK, requests, lambda answer: read_vector(answer, self.width + 1), "sent masked updates")
 
     def _confirmed(self, survivors: Sequence[int]) -> dict[int, bytes]:
-        assembly = self.assembly
-        request = Packet({}, {"lists": {"survivors": to_flags(survivors, len(assembly.members))}})
-        signatures = self._put(
+        request = Packet({}, {"lists": {"survivors": to_flags(survivors, len(self.assembly.members))}})
+        return self._put(
             CONFIRM, dict.fromkeys(survivors, request),
             lambda answer: to_bytes(answer, "list", "signature", 1, secure_sum.SIGNATURE_BYTES)[0],
             "signed who is in the sum",
-            lambda place, signature: has_signed(
-                assembly.members[place].key, signature, assembly.confirmation(place, survivors)
-            ),
+            lambda place, signature: self.assembly.has_confirmed(place, signature, survivors),
         )  # fmt: skip
-        return signatures
 
     def _revealed(self, survivors: Sequence[int], signatures: Mapping[int, bytes]) -> dict[int, list[bytes]]:
         """Revealed shares: by the place of the revealing client, then by the place of their owner."""
         count = len(self.assembly.members)
         rows = to_rows([signatures.get(place, bytes(secure_sum.SIGNATURE_BYTES)) for place in range(count)])
-        lists = {"survivors": to_flags(survivors, count), "signatures": rows}
-        request = Packet({}, {"lists": lists})
+        request = Packet({}, {"lists": {"survivors": to_flags(survivors, count), "signatures": rows}})
         return self._put(
             UNMASK, dict.fromkeys(sorted(signatures), request),
             lambda answer: to_bytes(answer, "shares", "revealed", count, secure_sum.SHARE_BYTES),
@@ -136,13 +113,9 @@ class SecureRound:
         )  # fmt: skip
 
     def _put(
-        self,
-        kind: str,
-        requests: Mapping[int, Packet],
-        read: Callable[[Packet], Any],
-        done: str,
+        self, kind: str, requests: Mapping[int, Packet], read: Callable[[Packet], Any], done: str,
         check: Callable[[int, Any], bool] = lambda place, value: True,
-    ) -> dict[int, Any]:
+    ) -> dict[int, Any]:  # fmt: skip
         """Ask the clients at these places; returns the values that came."""
         members, values = self.assembly.members, dict[int, Any]()
         self.nbytes_down += sum(request.nbytes for request in requests.values())
@@ -155,7 +128,9 @@ class SecureRound:
                 raise MessageError(f"an answer to {kind} that its client has not signed")
             values[place] = value
 
-        needed = self.needed if kind in (SHARE, MASK) else threshold_of(len(members), self.threshold)
+        needed = threshold_of(len(members), self.threshold)
+        if kind in (SHARE, MASK):
+            needed = max(self.least, needed)
         self.ask(kind, {members[place].number: request for place, request in requests.items()}, take, needed)
         if len(values) < needed:
             raise NoSum(f"{len(values)} of {len(requests)} clients have {done}, and {needed} must")
@@ -173,11 +148,72 @@ class SecureRound:
 
     def _left_over(self, gone: int, survivors: Sequence[int], private: bytes) -> Ring:
         """Sum that cancels the masks of the survivors with a client that went away after sharing its secrets."""
-        assembly, total = self.assembly, np.zeros(self.width + 1, np.uint64)
+        assembly, width = self.assembly, self.width + 1
         if public_key(private) != assembly.records[gone].masking:
             raise NoSum(f"the shares of {assembly.members[gone].name}'s masking key do not fit what it announced")
-        for place in survivors:
-            key = agreed_key(private, assembly.records[place].masking, assembly.mask_purpose(gone, place))
-            stream = mask(key, len(total))
-            total = total - stream if place < gone else total + stream
-        return total
+        streams = (assembly.stream(gone, place, private, width) for place in survivors)
+        return sum(streams, np.zeros(width, np.uint64))
+
+
+class SecureNodePool(NodePool):
+    def __init__(self, settings: SecureSettings, *arguments: Any) -> None:
+        """The other arguments are those of a NodePool."""
+        super().__init__(*arguments)
+        averages = settings.averaged_fields(self.deployment.method, self.algorithm)
+        self.settings, self.averages = settings, averages
+        self._width = sum(self._sample[name].numel() for name in averages)
+        counts, self._user_privacy = self.roster.counts[:, 0], self.deployment.run.user_privacy
+        self._by_examples = COUNT in self._sample and self._user_privacy is None
+        if self._user_privacy is not None:
+            self._fixed_point = user_level.unit_sum(len(counts))
+        else:
+            declared = int(counts.sum()) if self._by_examples else len(counts)
+            most = math.ceil(declared * (1 + self.deployment.drift))
+            self._fixed_point = secure_sum.FixedPoint(settings.largest, most)
+        self._train_terms = {"total": self._fixed_point.total}
+
+    def _read_update(self, k: int, round: int, answer: Packet) -> KeyRecord:
+        """Keys, where a plain pool gets an update."""
+        if strange := answer.groups.keys() - {"keys"}:
+            raise MessageError(f"an answer to a secure round holds keys and nothing else; got {min(strange)} too")
+        record = KeyRecord.read(to_bytes(answer, "keys", "record", 1, secure_sum.KEYS_BYTES)[0])
+        if not record.is_of(self.run, round, self._member(k)):
+            raise MessageError(f"keys for a secure sum that {self.roster.names[k]} has not signed")
+        return record
+
+    def _combine(self, answers: Mapping[int, Any], round: int, needed: int, updates: Updates) -> Updates:
+        numbers = sorted(answers)
+        members = tuple(self._member(k) for k in numbers)
+        assembly = Assembly(self.run, round, members, tuple(answers[k] for k in numbers))
+        least, threshold = max(needed, self.settings.least), self.deployment.secure_threshold
+        secure = SecureRound(partial(self._ask_members, round), assembly, self._width, least, threshold)
+        try:
+            in_sum, total = secure.total()
+            updates = replace(updates, ids=torch.tensor(in_sum), mean=self._mean(in_sum, total))
+        except NoSum as error:
+            self.exchange.say(f"round {round}: no secure sum: {error}; nothing was changed")
+        return replace(updates, nbytes=updates.nbytes + secure.nbytes_up, nbytes_down=secure.nbytes_down)
+
+    def _member(self, k: int) -> Member:
+        return Member(k, self.roster.names[k], self.roster.keys[k])
+
+    def _ask_members(
+        self, round: int, kind: str, requests: Mapping[int, Packet], take: Callable[[int, Packet], None], needed: int
+    ) -> None:
+        orders = {}
+        for k, request in requests.items():
+            header = {"kind": kind, "run": self.run, "round": round, "number": k, "name": self.roster.names[k]}
+            orders[self.roster.names[k]] = Packet(header | request.header, request.groups)
+        self._ask(kind, orders, take, needed, f"round {round}, {kind}")
+
+    def _mean(self, in_sum: list[int], total: Tensor) -> Tree:
+        if not self._fixed_point.holds(total):
+            raise NoSum("the sum is beyond what updates within secure_range can add up to; a client sent no update")
+        mean, weight = self._fixed_point.decode(total)
+        declared = int(self.roster.counts[in_sum, 0].sum()) if self._by_examples else len(in_sum)
+        allowed = self.deployment.drift * declared if self._by_examples else 0
+        if abs(weight - declared) > allowed:
+            raise NoSum(f"the clients of the sum say {weight} examples together, and said {declared} at the start")
+        if self._user_privacy is not None:
+            mean = mean * self._user_privacy.clip
+        return mean_from_row(tree_of(self._checks.up, self._sample), self.averages, mean)

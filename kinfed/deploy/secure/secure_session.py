@@ -4,12 +4,14 @@ A request may come twice, because an answer was lost on the way: the same one ge
 place is refused, and so is a round in which the client has masked an update already: in two sums of one update and
 different clients, whoever is in one of them alone stands in the difference. So a server that stops between masks and
 its checkpoint loses that round.
+
+<vault>/<run>/<client>/sum.json                its secrets and the answers of the sum under way (mode 600)
+                       sum-update.safetensors  the update as whole numbers, until the next one takes its place
+                       sum-peers.json          the keys that other clients had when they were first seen
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +19,38 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kinfed.core import storage
 from kinfed.deploy.node.node_settings import Refused
 from kinfed.deploy.node.vault_entry import VaultEntry
-from kinfed.deploy.secure.masks import (
-    Ring,
-    agreed_key,
-    commitment,
-    mask,
-    new_secret,
-    public_key,
-    seal,
-    split_secret,
-    unseal,
-)
-from kinfed.deploy.secure.secure_memory import SumMemory, SumState
+from kinfed.deploy.secure import masks
 from kinfed.deploy.secure.secure_messages import Assembly, KeyRecord, Member, threshold_of, to_bytes, to_places, to_rows
-from kinfed.deploy.transport.client_keys import fingerprint, has_signed, read_public_keys, sign
-from kinfed.deploy.transport.kinds import CONFIRM, MASK, SHARE, UNMASK
-from kinfed.deploy.transport.wire import MessageError, Packet
+from kinfed.deploy.transport.client_keys import fingerprint, read_public_keys, sign
+from kinfed.deploy.transport.wire import CONFIRM, MASK, SHARE, UNMASK, MessageError, Packet
+from kinfed.errors import StorageError
 from kinfed.updates import secure_sum
+
+FORMAT = 1
+_FILE, _UPDATE, _PEERS = "sum.json", "sum-update.safetensors", "sum-peers.json"
+
+
+@dataclass(frozen=True)
+class SumState:
+    """Memory of one sum. Bytes are hexadecimal."""
+
+    round: int
+    sealing: str = ""  # private keys
+    masking: str = ""
+    seed: str = ""  # b
+    record: str = ""
+    clients: list[list[Any]] = field(default_factory=list)  # [number, name, key] of all
+    records: list[str] = field(default_factory=list)
+    kept: str = ""  # the client's own pair of shares
+    pairs: dict[str, str] = field(default_factory=dict)  # by place: the pairs of others
+    senders: list[int] = field(default_factory=list)  # U1, as places
+    survivors: list[int] = field(default_factory=list)  # U2, which this client has signed
+    questions: dict[str, str] = field(default_factory=dict)  # digests of requests, by kind; the file calls them so
+    sealed: list[str] = field(default_factory=list)  # the answer to `share`
+    masked_round: int = 0  # the last one in which an update was masked
 
 
 @dataclass(frozen=True)
@@ -49,17 +64,14 @@ class Owner:
     threshold: float  # share of clients above which they reveal masks together
     peers: str = ""  # folder with the public keys of all clients; "": the first that are seen are believed
 
-    def member(self, key: str) -> Member:
-        return Member(self.number, self.name, key)
-
 
 class SecureSession:
     """Hold the entry's lock from before one is made until its answer is kept."""
 
     def __init__(self, entry: VaultEntry, owner: Owner) -> None:
         self.entry, self.owner = entry, owner
-        self._memory = SumMemory(entry, owner.name)
-        self._state = self._memory.read()
+        self._about = {"format": FORMAT, "run": entry.run, "client": owner.name}
+        self._state = self._read()
 
     # ---- the five requests ----
 
@@ -74,17 +86,15 @@ class SecureSession:
     def open(self, round: int, vector: Tensor) -> Packet:
         """Keep an update, encoded as int64 [W + 1], and publish keys for its sum."""
         self.check_round(round)
-        sealing, masking, seed = new_secret(), new_secret(), new_secret()
-        unsigned = KeyRecord(public_key(sealing), public_key(masking), commitment(seed), b"")
+        sealing, masking, seed = (masks.new_secret() for _ in range(3))
+        unsigned = KeyRecord(masks.public_key(sealing), masks.public_key(masking), masks.commitment(seed), b"")
         where, private = self.owner.identity
-        text = unsigned.text(self.entry.run, round, self.owner.member(""))
+        text = unsigned.text(self.entry.run, round, Member(self.owner.number, self.owner.name, ""))
         record = replace(unsigned, signature=sign(private, where, text)).packed()
-        self._memory.keep_update(round, vector)
-        self._write(
-            SumState(
-                round, sealing.hex(), masking.hex(), seed.hex(), record.hex(), masked_round=self._state.masked_round
-            )
-        )
+        update = {"update": vector}
+        storage.write_tensors(self.entry.folder / _UPDATE, update, {"round": str(round)}, private=True)
+        masked = self._state.masked_round
+        self._write(SumState(round, sealing.hex(), masking.hex(), seed.hex(), record.hex(), masked_round=masked))
         return Packet({}, {"keys": {"record": to_rows([record])}})
 
     def answer(self, kind: str, order: Packet) -> Packet:
@@ -113,18 +123,17 @@ class SecureSession:
         self._check_members(assembly)
         me, count = assembly.place(self.owner.number), len(clients)
         threshold = threshold_of(count, self.owner.threshold)
-        seeds = split_secret(bytes.fromhex(self._state.seed), threshold, count)
-        keys = split_secret(bytes.fromhex(self._state.masking), threshold, count)
+        seeds = masks.split_secret(bytes.fromhex(self._state.seed), threshold, count)
+        keys = masks.split_secret(bytes.fromhex(self._state.masking), threshold, count)
         private, sealed = bytes.fromhex(self._state.sealing), []
         for place, record in enumerate(assembly.records):
             if place == me:
                 sealed.append(bytes(secure_sum.SEALED_BYTES))
                 continue
             purpose = assembly.purpose("shares", me, place)
-            sealed.append(seal(agreed_key(private, record.sealing, purpose), seeds[place] + keys[place], purpose))
-        self._changes = {
-            "sealed": [row.hex() for row in sealed], "kept": (seeds[me] + keys[me]).hex(),
-        }  # fmt: skip
+            key = masks.agreed_key(private, record.sealing, purpose)
+            sealed.append(masks.seal(key, seeds[place] + keys[place], purpose))
+        self._changes = {"sealed": [row.hex() for row in sealed], "kept": (seeds[me] + keys[me]).hex()}
         return Packet({}, {"shares": {"sealed": to_rows(sealed)}})
 
     def _mask(self, order: Packet) -> Packet:
@@ -132,30 +141,25 @@ class SecureSession:
         me, count = assembly.place(self.owner.number), len(assembly.members)
         senders = to_places(order, "senders", count)
         self._check_list(assembly, senders, "would share secrets")
-        sealed, private = (
-            to_bytes(order, "shares", "sealed", count, secure_sum.SEALED_BYTES),
-            bytes.fromhex(self._state.sealing),
-        )
-        pairs = {}
+        sealed = to_bytes(order, "shares", "sealed", count, secure_sum.SEALED_BYTES)
+        private, pairs = bytes.fromhex(self._state.sealing), {}
         for place in senders:
             if place != me:
                 purpose = assembly.purpose("shares", place, me)
-                key = agreed_key(private, assembly.records[place].sealing, purpose)
-                pairs[str(place)] = unseal(key, sealed[place], purpose).hex()
+                key = masks.agreed_key(private, assembly.records[place].sealing, purpose)
+                pairs[str(place)] = masks.unseal(key, sealed[place], purpose).hex()
         vector = self._masked(assembly, me, senders)
         self._changes = {"pairs": pairs, "senders": senders, "masked_round": self._state.round}
         return Packet({}, {"sum": {"masked": torch.from_numpy(vector.view(np.int64))}})
 
-    def _masked(self, assembly: Assembly, me: int, senders: list[int]) -> Ring:
+    def _masked(self, assembly: Assembly, me: int, senders: list[int]) -> masks.Ring:
         """y = x + PRG(b) + Σ ± PRG(agreed)"""
-        update = self._memory.update()
-        total: Ring = update.numpy().view(np.uint64) + mask(bytes.fromhex(self._state.seed), len(update))
+        update = storage.read_tensors(self.entry.folder / _UPDATE)["update"]  # int64 [W + 1]
+        total: masks.Ring = update.numpy().view(np.uint64) + masks.mask(bytes.fromhex(self._state.seed), len(update))
         private = bytes.fromhex(self._state.masking)
         for place in senders:
             if place != me:
-                key = agreed_key(private, assembly.records[place].masking, assembly.mask_purpose(me, place))
-                stream = mask(key, len(total))
-                total = total + stream if me < place else total - stream
+                total = total + assembly.stream(me, place, private, len(total))
         return total
 
     def _confirm(self, order: Packet) -> Packet:
@@ -167,9 +171,8 @@ class SecureSession:
             raise Refused(f"{name} would be in the sum, and {self.owner.name} has no share of its secrets")
         self._changes = {"survivors": survivors}
         where, private = self.owner.identity
-        return Packet(
-            {}, {"list": {"signature": to_rows([sign(private, where, assembly.confirmation(me, survivors))])}}
-        )
+        signature = sign(private, where, assembly.confirmation(me, survivors))
+        return Packet({}, {"list": {"signature": to_rows([signature])}})
 
     def _unmask(self, order: Packet) -> Packet:
         assembly = self._assembly()
@@ -178,23 +181,13 @@ class SecureSession:
         if not survivors or survivors != state.survivors:
             raise Refused(f"{self.owner.name} has not signed this list of clients, and reveals nothing for it")
         signatures = to_bytes(order, "lists", "signatures", count, secure_sum.SIGNATURE_BYTES)
-        signed = [
-            place
-            for place in survivors
-            if any(signatures[place])
-            and has_signed(assembly.members[place].key, signatures[place], assembly.confirmation(place, survivors))
-        ]
-        if len(signed) < (least := threshold_of(count, self.owner.threshold)):
-            raise Refused(
-                f"{len(signed)} clients have signed who is in the sum, and {least} must; nothing was revealed"
-            )
-        shares = []
+        signed = sum(assembly.has_confirmed(place, signatures[place], survivors) for place in survivors)
+        if signed < (least := threshold_of(count, self.owner.threshold)):
+            raise Refused(f"{signed} clients have signed who is in the sum, and {least} must; nothing was revealed")
+        shares, size = [], secure_sum.SHARE_BYTES
         for place in range(count):
             pair = bytes.fromhex(state.kept if place == me else state.pairs.get(str(place), ""))
-            shares.append(
-                (pair[: secure_sum.SHARE_BYTES] if place in survivors else pair[secure_sum.SHARE_BYTES :])
-                or bytes(secure_sum.SHARE_BYTES)
-            )
+            shares.append((pair[:size] if place in survivors else pair[size:]) or bytes(size))
         return Packet({}, {"shares": {"revealed": to_rows(shares)}})
 
     # ---- checks ----
@@ -234,10 +227,11 @@ class SecureSession:
 
     def _check_peers(self, members: tuple[Member, ...]) -> None:
         """Refuse other keys than those that the owner of the node wrote down, or else those that were seen first."""
+        seen = self.entry.folder / _PEERS
         if self.owner.peers:
             known, where = read_public_keys(Path(self.owner.peers).expanduser()), self.owner.peers
         else:
-            known, where = self._memory.peers(), str(self._memory.peers_path)
+            known, where = storage.read_json(seen) if seen.exists() else {}, str(seen)
         for member in members:
             if self.owner.peers and member.name not in known:
                 raise Refused(f"{where} has no {member.name}.pub, so nobody vouches for {member.name}")
@@ -247,7 +241,7 @@ class SecureSession:
                     f"{fingerprint(known[member.name])} for it"
                 )
         if not self.owner.peers:
-            self._memory.keep_peers(known | {member.name: member.key for member in members})
+            storage.write_json(seen, known | {member.name: member.key for member in members}, private=True)
 
     # ---- memory ----
 
@@ -258,9 +252,20 @@ class SecureSession:
         records = tuple(KeyRecord.read(bytes.fromhex(record)) for record in self._state.records)
         return Assembly(self.entry.run, self._state.round, members, records)
 
+    def _read(self) -> SumState:
+        path = self.entry.folder / _FILE
+        if not path.exists():
+            return SumState(0)
+        record = storage.read_json(path, "the memory of a secure sum")
+        if {name: record.pop(name, None) for name in self._about} != self._about:
+            raise StorageError(
+                f"{path} is of another run, client or version of kinfed. Move it away: the round is lost"
+            )
+        return SumState(**record)
+
     def _write(self, state: SumState) -> None:
         self._state = state
-        self._memory.write(state)
+        storage.write_json(self.entry.folder / _FILE, asdict(state) | self._about, private=True)
 
 
 def _member(client: Any) -> Member:
@@ -269,7 +274,7 @@ def _member(client: Any) -> Member:
     return Member(*client)
 
 
-def read_vector(packet: Packet, width: int) -> Ring:
+def read_vector(packet: Packet, width: int) -> masks.Ring:
     """The masked update of an answer."""
     vector = packet.group("sum").get("masked")
     if vector is None or vector.dtype != torch.int64 or tuple(vector.shape) != (width,):

@@ -1,20 +1,18 @@
 """Checks of clients' answers, against what the method sends and what each client declared at its enrolment."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms import COUNT, privacy_profile
+from kinfed.algorithms import COUNT
 from kinfed.core import EXAMPLES, Tree
 from kinfed.data import SPLITS
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.wire import MessageError, Packet, message_types, plain_text, received_tensors, tree_of
 from kinfed.engine import METRICS, Task
-from kinfed.privacy import Event, Events, PrivateTask, dominates, planned_events
+from kinfed.privacy import Event, Events, PrivateTask, dominates, planned_costs
 from kinfed.updates import UpdateSpec, trained_columns
 
 LARGEST_LOSS = 1e6  # of one example
@@ -28,8 +26,8 @@ class AnswerChecks:
         """`counts` [K, 3]: training, validation and test examples as declared; `up`: an update as it should be."""
         self._deployment, self._declared = deployment, counts
         self._private = isinstance(task, PrivateTask)
-        self._up = message_types(deployment.algorithm)[1]
-        self._counts = {field.name for field in fields(self._up) if field.metadata.get(EXAMPLES)}
+        self.up = message_types(deployment.algorithm)[1]
+        self._counts = {field.name for field in fields(self.up) if field.metadata.get(EXAMPLES)}
         self._widths = {name: sample.shape[1] for name, sample in up.items() if sample.dim() > 1}
         trained = trained_columns(deployment.algorithm, task)
         self._spec = UpdateSpec.from_update(up, deployment.run.largest_norm, trained)
@@ -37,9 +35,8 @@ class AnswerChecks:
     # ---- updates and evaluations ----
 
     def update(self, k: int, tensors: Mapping[str, Tensor]) -> Tree:
-        """The update of client k, if it is one: of the right fields, types and shapes, finite, no longer than allowed,
-        and of as many examples as the client has."""
-        tensors = received_tensors(self._up, tensors, self._widths)
+        """The update of client k, if its fields, types, shapes, norm and number of examples are as they should be."""
+        tensors = received_tensors(self.up, tensors, self._widths)
         violation = self._spec.violation(tensors)
         if violation is not None:
             raise MessageError(violation)
@@ -47,7 +44,7 @@ class AnswerChecks:
             self._check_examples(k, name, tensors[name])
         if COUNT in tensors:
             self._check_count(k, 0, float(tensors[COUNT].sum()))
-        return tree_of(self._up, tensors)
+        return tree_of(self.up, tensors)
 
     def _check_examples(self, k: int, name: str, numbers: Tensor) -> None:
         """Refuse more examples than the client has: they decide its weight in parts of the average."""
@@ -95,12 +92,9 @@ class AnswerChecks:
         """The largest cost of a round, and of an evaluation, in privacy."""
         if not self._private:
             return (), ()
-        algorithm, count = self._deployment.algorithm, self._declared[k : k + 1, 0]
-        profile = privacy_profile(algorithm, count)
-        assert profile is not None  # checked before the run
-        round = planned_events(profile.per_round, algorithm, count)
-        assert round is not None  # likewise
-        return round[0], (planned_events(profile.per_personalization, algorithm, count) or [()])[0]
+        round, after = planned_costs(self._deployment.algorithm, self._declared[k : k + 1, 0])
+        assert round is not None  # checked before the run
+        return round[0], after[0]
 
     def events(self, answer: Packet, most: Events) -> list[Event]:
         """Cost of the answer in privacy, as it says itself; no more than `most`."""
@@ -113,7 +107,6 @@ class AnswerChecks:
 
 
 def check_same_request(order: Packet, answer: Packet) -> None:
-    """Refuse an answer to another request."""
     for key in ("run", "round", "number", "kind", "name"):
         if answer.header.get(key) != order.header[key]:
             theirs = repr(answer.header.get(key))[:60]

@@ -10,8 +10,6 @@
 There are no models in it: personal ones are in the vaults of the nodes.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -185,7 +183,7 @@ def _make_pool(
     secure, algorithm = deployment.run.secure, deployment.algorithm
     if secure is None or not algorithm.sends:
         return NodePool(deployment, run, roster, exchange, task, up)
-    from kinfed.deploy.secure.secure_pool import SecureNodePool
+    from kinfed.deploy.secure.secure_round import SecureNodePool
 
     secure.check_update(deployment.method, algorithm, up, deployment.run.schedule.size(len(roster.names)))
     exchange.say(f"secure sums: no update leaves a node but masked, in a sum of {secure.least} clients at least")

@@ -3,8 +3,6 @@
 All of it happens once, before the first round, and is written down (deployment.json); a run that is resumed reads it.
 """
 
-from __future__ import annotations
-
 import secrets
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,8 +15,7 @@ from kinfed.core import storage
 from kinfed.data import Population, TablePreprocessing, TableStatistics, parse_kinds, spread
 from kinfed.deploy.settings import STANDARD, Deployment
 from kinfed.deploy.transport.exchange import Exchange, Take
-from kinfed.deploy.transport.kinds import SUMS
-from kinfed.deploy.transport.wire import MessageError, Packet, plain_text
+from kinfed.deploy.transport.wire import SUMS, MessageError, Packet, plain_text
 from kinfed.errors import ConfigError, DataError, KinfedError
 
 
@@ -82,7 +79,6 @@ def _load_roster(path: Path) -> tuple[str, Roster]:
 
 
 def _enrol(deployment: Deployment, exchange: Exchange) -> Roster:
-    """Enrol clients for the first time."""
     names = _await_clients(deployment, exchange)
     roster = _roster(names, exchange, learnt=deployment.scaling == STANDARD)
     if deployment.scaling != STANDARD:
@@ -120,8 +116,7 @@ def _await_clients(deployment: Deployment, exchange: Exchange) -> list[str]:
 
 
 def _roster(names: list[str], exchange: Exchange, learnt: bool) -> Roster:
-    """The roster, from the clients' greetings; DataError if their data do not fit together. Columns that are `learnt`
-    together may be other ones at every client."""
+    """The roster from the clients' greetings; DataError if data that are not `learnt` together do not fit."""
     greetings = [exchange.greetings[name] for name in names]
     first = greetings[0]
     same = [("shape", "shape of an example"), ("columns", "feature columns"), ("tokens", "kind of features")]
@@ -150,8 +145,7 @@ def _roster(names: list[str], exchange: Exchange, learnt: bool) -> Roster:
 
 
 def _learn_columns(deployment: Deployment, exchange: Exchange, roster: Roster) -> Roster:
-    """Learn the encoding of all clients' tables from one message of statistics of each. A client whose statistics
-    cannot be used adds nothing; its rows are encoded like all others."""
+    """Learn the encoding of tables from statistics of each client; unusable ones add nothing."""
     messages: dict[str, TableStatistics] = {}
 
     def take(name: str, answer: Packet) -> None:
@@ -173,10 +167,8 @@ def _learn_columns(deployment: Deployment, exchange: Exchange, roster: Roster) -
     for sentence in learnt.sentences():
         exchange.say(sentence)
     record = learnt.to_json()
-    exchanged = (len(roster.names) * len(storage.to_json(record).encode()), sent)
-    return replace(
-        roster, shape=(len(learnt.features),), columns=learnt.columns, preprocessing=record, exchanged=exchanged
-    )
+    sizes = (len(roster.names) * len(storage.to_json(record).encode()), sent)
+    return replace(roster, shape=(len(learnt.features),), columns=learnt.columns, preprocessing=record, exchanged=sizes)
 
 
 def _learn_scaling(deployment: Deployment, exchange: Exchange, roster: Roster) -> Roster:
@@ -193,8 +185,7 @@ def _learn_scaling(deployment: Deployment, exchange: Exchange, roster: Roster) -
 def _sums(
     deployment: Deployment, exchange: Exchange, roster: Roster, names: list[str], mean: Tensor | None
 ) -> dict[str, Tensor]:
-    """Sums of features of these clients, in their order, or, given the mean, of squared distances from it. A client
-    whose sums cannot be used adds nothing; its examples are scaled like all others."""
+    """Sums of features of these clients or, given the mean, of squared distances; unusable ones are left out."""
     parts: dict[str, Tensor] = {}
 
     def take(name: str, answer: Packet) -> None:

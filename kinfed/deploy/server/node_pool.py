@@ -4,8 +4,6 @@ States are on the nodes. What the server keeps of them is one number per client:
 goes into every message and every checkpoint, and is all a node needs to go on from the right state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,8 +17,7 @@ from kinfed.deploy.server.answer_checks import AnswerChecks, check_figures, chec
 from kinfed.deploy.server.enrol import Roster
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.exchange import Exchange
-from kinfed.deploy.transport.kinds import EVALUATE, TRAIN
-from kinfed.deploy.transport.wire import MessageError, Packet, masked_widths, message_types, sent_tensors
+from kinfed.deploy.transport.wire import EVALUATE, TRAIN, MessageError, Packet, masked_widths, sent_tensors
 from kinfed.engine import Score, Task
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools import Download, Evaluation, ServerModelOf
@@ -38,9 +35,9 @@ class NodePool:
         self.accepted = torch.zeros(len(roster.names), dtype=torch.int64)  # [K] last round that counted; 0: none yet
         self.rounds_without_quorum = 0  # the last ones, in a row
         self._round = 0  # the last one that was asked for
+        self._train_terms: dict[str, Any] = {}  # what else an order to train says
         self._sample = dict(up)
         self._checks = AnswerChecks(deployment, roster.counts, task, up)
-        self._up = message_types(self.algorithm)[1]
         self._noise = task.noise if isinstance(task, PrivateTask) else 0.0
         self._private = isinstance(task, PrivateTask)
         self._frozen = (task.inner if isinstance(task, PrivateTask) else task).frozen_digest()
@@ -54,7 +51,9 @@ class NodePool:
         """One round. Nodes hold their new states by themselves until a later message says whether it counted."""
         efforts = torch.ones(len(ids)) if effort is None else effort
         orders = {
-            self.roster.names[k]: self._order(TRAIN, k, round, download(one[None]), effort=float(e))
+            self.roster.names[k]: self._order(
+                TRAIN, k, round, download(one[None]), effort=float(e), **self._train_terms
+            )
             for k, one, e in zip(ids.tolist(), ids, efforts, strict=True)
         }
         answers: dict[int, Any] = {}
@@ -105,9 +104,8 @@ class NodePool:
         return self._checks.update(k, answer.group("up"))
 
     def _combine(self, answers: Mapping[int, Any], round: int, needed: int, updates: Updates) -> Updates:
-        """The updates of a round that has enough of them."""
         numbers = sorted(answers)
-        return replace(updates, ids=torch.tensor(numbers), rows=self._up.stack([answers[k] for k in numbers]))
+        return replace(updates, ids=torch.tensor(numbers), rows=self._checks.up.stack([answers[k] for k in numbers]))
 
     def evaluate(
         self, ids: Tensor, download: Download, round: int, *,
@@ -165,8 +163,7 @@ class NodePool:
         self, kind: str, orders: Mapping[str, Packet], take: Callable[[int, Packet], None], needed: int, what: str,
         rejected: Collection[int] = (),
     ) -> None:  # fmt: skip
-        """Send orders by client's name; `take` gets a client's number and its answer. The log says who is missing, but
-        for `rejected` numbers, which `take` adds and the run reports."""
+        """Send orders by client's name; the log says who is missing, but for `rejected`, whom the run reports."""
 
         def take_by_name(name: str, answer: Packet) -> None:
             check_same_request(orders[name], answer)
@@ -177,9 +174,7 @@ class NodePool:
             if self.roster.names.index(name) not in rejected:
                 self.exchange.say(f"{what}: without {name}: {reason}")
 
-    def _order(
-        self, kind: str, k: int, round: int, down: Tree, groups: Mapping[str, Any] | None = None, **more: Any
-    ) -> Packet:
+    def _order(self, kind: str, k: int, round: int, down: Tree, groups: Mapping[str, Any] = {}, **more: Any) -> Packet:
         scale = {"mean": self.roster.mean, "std": self.roster.std}
         inputs = {name: tensor for name, tensor in scale.items() if tensor is not None}
         header = {
@@ -191,7 +186,7 @@ class NodePool:
             header["preprocessing"] = self.roster.preprocessing
         if widths := masked_widths(down):
             header["widths"] = widths
-        return Packet(header, {"down": sent_tensors(down), "inputs": inputs, **(groups or {})})
+        return Packet(header, {"down": sent_tensors(down), "inputs": inputs, **groups})
 
     def _record(self, ids: Tensor, events: Mapping[int, list[Event]]) -> Record:
         """Gradients of every client that was called. One that did not answer may have computed them all the same, and
@@ -212,8 +207,7 @@ def made_up_cohort(roster: Roster, problem: Problem) -> Cohort:
 
 
 def _make_record(events: Mapping[int, list[Event]], phase: int) -> Record:
-    """A record as the budget takes it. Keys of samples are made up: the real ones do not leave a node. Those of an
-    evaluation are others than those of a round."""
+    """A record as the budget takes it, with made-up keys of samples: the real ones do not leave a node."""
     record = Record(phase)
     for k, own in sorted(events.items()):
         for event in own:
@@ -224,7 +218,6 @@ def _make_record(events: Mapping[int, list[Event]], phase: int) -> Record:
 
 
 def _scores(answers: list[Packet], group: str) -> Score:
-    """The scores of a group in all answers."""
     rows = [answer.group(group) for answer in answers]
 
     def column(name: str, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -12,28 +12,22 @@ the seed, and every node has. So here
 The server is trusted with all of it, as in a simulation. No node can tell whether it adds noise.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from kinfed.core import storage
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.wire import message_types, tree_of
 from kinfed.engine import Task
-from kinfed.errors import StorageError
 from kinfed.privacy import fresh_noise
 from kinfed.server import Schedule
-from kinfed.updates import UserLevel
+from kinfed.updates import UserLevel, user_level
 
 FILE = "sums.json"  # in the run's folder
-FORMAT = "kinfed-sums-1"
 
 
 @dataclass(frozen=True)
@@ -47,29 +41,6 @@ class SecretSchedule(Schedule):
         else:
             chosen = sorted(source.sample(range(num_clients), self.size(num_clients)))
         return torch.tensor(chosen, dtype=torch.int64)
-
-
-@dataclass(frozen=True)
-class SumLedger:
-    """<out>/sums.json: the number of noisy sums of a run that were released, counted before each is used."""
-
-    path: Path
-    run: str
-
-    def read(self) -> int:
-        if not self.path.exists():
-            return 0
-        record: dict[str, Any] = storage.read_json(self.path, "the number of released sums")
-        count = record.get("sums")
-        if record.get("format") != FORMAT or record.get("run") != self.run or type(count) is not int or count < 0:
-            raise StorageError(
-                f"{self.path} is damaged, or another run's. Restore it from a copy: without it nobody knows how much "
-                "of epsilon is spent"
-            )
-        return count
-
-    def enter(self, count: int) -> None:
-        storage.write_json(self.path, {"format": FORMAT, "run": self.run, "sums": count}, private=True)
 
 
 def make_user_level(
@@ -86,17 +57,17 @@ def make_user_level(
     return UserLevel(
         privacy, template, averages, fresh_noise, schedule.client_sampling(num_clients),
         schedule.expected_replies(num_clients, keeps_stragglers=False), range(1, config.rounds + 1),
-        books=SumLedger(folder / FILE, run),
+        books=user_level.SumLedger(folder / FILE, run),
     )  # fmt: skip
 
 
-def notes(deployment: Deployment, user_level: UserLevel, num_clients: int) -> list[str]:
+def notes(deployment: Deployment, stage: UserLevel, num_clients: int) -> list[str]:
     """Sentences for the operator before the first round."""
     config, label = deployment.run, deployment.method
     privacy = config.user_privacy
     assert privacy is not None
     return [
-        *privacy.notes(label, deployment.algorithm, num_clients, user_level.sampling),
-        f"{label}: user-level noise {user_level.noise:.4g} on every sum, of {user_level.expected:g} clients expected; "
+        *privacy.notes(label, deployment.algorithm, num_clients, stage.sampling),
+        f"{label}: user-level noise {stage.noise:.4g} on every sum, of {stage.expected:g} clients expected; "
         "the server adds it, and is trusted to",
     ]

@@ -9,8 +9,6 @@
 Rounds, bytes and privacy are in the journal (rounds.jsonl), which `describe` reads beside it.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable
@@ -84,7 +82,6 @@ class Status:
 
     @property
     def age(self) -> float:
-        """Seconds since it was written."""
         return (datetime.now(UTC) - datetime.fromisoformat(self.written)).total_seconds()
 
 
@@ -102,8 +99,6 @@ def read_status(folder: Path) -> Status | None:
 
 @dataclass(frozen=True)
 class Progress:
-    """Summary of the journal."""
-
     rounds: int = 0
     seconds: float = 0.0  # per round, of the last five
     bytes_down: int = 0
@@ -144,6 +139,5 @@ def clock_of(text: str | None) -> str:
     if text is None:
         return "never"
     moment = datetime.fromisoformat(text).astimezone()
-    return moment.strftime(
-        "%H:%M:%S" if moment.date() == datetime.fromtimestamp(time.time()).date() else "%Y-%m-%d %H:%M"
-    )
+    today = datetime.fromtimestamp(time.time()).date()
+    return moment.strftime("%H:%M:%S" if moment.date() == today else "%Y-%m-%d %H:%M")

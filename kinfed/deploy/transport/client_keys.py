@@ -9,8 +9,6 @@ The signature covers the greeting together with a number that the server has jus
 Flower knows the node: an old greeting proves nothing, nor does one that was made on another node.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping
@@ -30,17 +28,24 @@ _NUMBER_BYTES = 48  # of each of the two numbers of a signature
 
 
 def new_private_key() -> bytes:
-    return ec.generate_private_key(ec.SECP384R1()).private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    )
+    return private_text(ec.generate_private_key(ec.SECP384R1()))
+
+
+def private_text(key: ec.EllipticCurvePrivateKey) -> bytes:
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    return key.private_bytes(pem, serialization.PrivateFormat.OpenSSH, plain)
+
+
+def public_text(key: ec.EllipticCurvePrivateKey) -> str:
+    openssh = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    return key.public_key().public_bytes(*openssh).decode()
 
 
 def sign_greeting(private: bytes, where: Path, greeting: Mapping[str, Any], nonce: str, node: int) -> dict[str, Any]:
     """The greeting with the public key and the signature. `where` says in errors what file the key is from."""
     key = _private_key(private, where)
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     signature = key.sign(_text(greeting, nonce, node), _HASH)
-    return {**greeting, "key": public.decode(), "signature": signature.hex()}
+    return {**greeting, "key": public_text(key), "signature": signature.hex()}
 
 
 def is_signed(greeting: Mapping[str, Any], nonce: str, node: int) -> bool:

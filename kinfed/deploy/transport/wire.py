@@ -25,6 +25,10 @@ from kinfed.errors import KinfedError
 
 FORMAT = 3  # of messages; both sides refuse any other
 
+# Kinds of requests to a node.
+HELLO, SUMS, TRAIN, EVALUATE = "hello", "sums", "train", "evaluate"
+SECURE_KINDS = SHARE, MASK, CONFIRM, UNMASK = "share", "mask", "confirm", "unmask"  # of secure sums, after training
+
 _DTYPES = {"float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"}
 
 Arrays = dict[str, Tensor]
@@ -87,7 +91,6 @@ class Packet:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
         return sum(t.numel() * t.element_size() for some in self.groups.values() for t in some.values())
 
 
@@ -105,25 +108,22 @@ def message_types(algorithm: Algorithm[Any, Any, Any, Any]) -> tuple[type[Tree],
     """(Down, Up) of a method, as its `client_update` declares them."""
     hints = typing.get_type_hints(type(algorithm).client_update)
     down, up = hints["down"], typing.get_args(hints["return"])[1]
+    name = type(algorithm).__name__
     for what, kind in (("down", down), ("the update", up)):
         if not (isinstance(kind, type) and issubclass(kind, Tree)):
-            raise TypeError(
-                f"client_update of {type(algorithm).__name__} must say of which class {what} is; got {kind}"
-            )
+            raise TypeError(f"client_update of {name} must say of which class {what} is; got {kind}")
     return down, up
 
 
 def sent_fields(algorithm: Algorithm[Any, Any, Any, Any]) -> dict[str, bool]:
-    """Fields of the method's Up, which leave a node in a round, and whether each always does. The others may be None,
-    as the method's options have it."""
+    """Fields of the method's Up, which leave a node in a round, and whether each always does or may be None."""
     up = message_types(algorithm)[1]
     hints = typing.get_type_hints(up)
     return {field.name: type(None) not in typing.get_args(hints[field.name]) for field in dataclasses.fields(up)}
 
 
 def sent_tensors(tree: Tree) -> Arrays:
-    """The tensors of one client's message [1, ...] as they travel: of a field that is masked by another only the
-    numbers whose bits are set, [count]."""
+    """One client's message [1, ...] as it travels: of a masked field only the numbers whose bits are set, [count]."""
     tensors = dict(tree.named())
     for name, mask in _masked(type(tree), tensors):
         tensors[name] = tensors[name][unpacked(tensors[mask], tensors[name].shape[1])]

@@ -56,15 +56,27 @@ class ImageLayer(ABC):
 
     @abstractmethod
     def backward(self, saved: Any, delta: Tensor, target: GradientTarget, last: bool) -> Tensor:
-        """Add the layer's gradient and return the delta at its input; on the `last` layer on the way back that
-        is not used, and anything may be returned."""
+        """Add the layer's gradient and return the delta at its input; of the `last` layer that is not used."""
 
 
 @dataclass(frozen=True)
-class Convolution(ImageLayer):
+class _Weighted(ImageLayer):
     shape: tuple[int, ...]  # of the weight
     weight: int  # start in the flat row
     bias: int | None
+
+    def parameters(self, row: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Views of weight and bias."""
+        w = row[self.weight : self.weight + torch.Size(self.shape).numel()].view(self.shape)
+        return w, None if self.bias is None else row[self.bias : self.bias + self.shape[0]]
+
+    def add_to_bias(self, target: GradientTarget, delta: Tensor, axes: tuple[int, ...]) -> None:
+        if self.bias is not None and target.takes(self.bias):
+            target.slot(self.bias, self.shape[:1]).add_(delta.sum(axes), alpha=target.scale)
+
+
+@dataclass(frozen=True)
+class Convolution(_Weighted):
     stride: Pair
     padding: Pair
     dilation: Pair
@@ -76,11 +88,8 @@ class Convolution(ImageLayer):
         return _subsamples(self.shape[2:], self.stride, self.padding)
 
     def forward(self, row: Tensor, x: Tensor) -> tuple[Tensor, Any]:
-        outputs = self.shape[0]
-        stop = self.weight + torch.Size(self.shape).numel()
-        w = row[self.weight : stop].view(self.shape).contiguous(memory_format=_CHANNELS_LAST)
-        b = None if self.bias is None else row[self.bias : self.bias + outputs]
-        size, stride = x.shape, self.stride
+        w, b = self.parameters(row)
+        w, size, stride = w.contiguous(memory_format=_CHANNELS_LAST), x.shape, self.stride
         if self.subsamples:
             x, stride = _subsample(x, stride).contiguous(memory_format=_CHANNELS_LAST), (1, 1)
         return torch.conv2d(x, w, b, stride, self.padding, self.dilation, self.groups), (x, w, size)
@@ -94,8 +103,7 @@ class Convolution(ImageLayer):
         )  # fmt: skip
         if gradient is not None:
             target.slot(self.weight, self.shape).add_(gradient, alpha=target.scale)
-        if self.bias is not None and target.takes(self.bias):
-            target.slot(self.bias, self.shape[:1]).add_(delta.sum((0, 2, 3)), alpha=target.scale)
+        self.add_to_bias(target, delta, (0, 2, 3))
         if below is None:
             return delta
         if not self.subsamples:
@@ -107,21 +115,15 @@ class Convolution(ImageLayer):
 
 @dataclass(frozen=True)
 class Pooling(ImageLayer):
-    kernel: Pair
-    stride: Pair
-    padding: Pair
-    dilation: Pair
-    ceil_mode: bool
+    window: tuple[Any, ...]  # kernel, stride, padding, dilation, ceil_mode
 
     def forward(self, row: Tensor, x: Tensor) -> tuple[Tensor, Any]:
-        out, places = aten_ops.max_pool2d(x, self.kernel, self.stride, self.padding, self.dilation, self.ceil_mode)
+        out, places = aten_ops.max_pool2d(x, *self.window)
         return out, (x, places)
 
     def backward(self, saved: Any, delta: Tensor, target: GradientTarget, last: bool) -> Tensor:
         x, places = saved
-        return aten_ops.max_pool2d_backward(
-            delta, x, self.kernel, self.stride, self.padding, self.dilation, self.ceil_mode, places
-        )
+        return aten_ops.max_pool2d_backward(delta, x, *self.window, places)
 
 
 @dataclass(frozen=True)
@@ -151,25 +153,17 @@ class Flattening(ImageLayer):
 
 
 @dataclass(frozen=True)
-class Affine(ImageLayer):
-    shape: tuple[int, ...]
-    weight: int
-    bias: int | None
-
+class Affine(_Weighted):
     def forward(self, row: Tensor, x: Tensor) -> tuple[Tensor, Any]:
-        stop = self.weight + self.shape[0] * self.shape[1]
-        w = row[self.weight : stop].view(self.shape)
-        if self.bias is None:
-            return x @ w.T, (x, w)
-        return torch.addmm(row[self.bias : self.bias + self.shape[0]], x, w.T), (x, w)
+        w, b = self.parameters(row)
+        return x @ w.T if b is None else torch.addmm(b, x, w.T), (x, w)
 
     def backward(self, saved: Any, delta: Tensor, target: GradientTarget, last: bool) -> Tensor:
         x, w = saved
         below = delta if last else delta @ w
         if target.takes(self.weight):
             target.slot(self.weight, self.shape).addmm_(delta.T, x, alpha=target.scale)
-        if self.bias is not None and target.takes(self.bias):
-            target.slot(self.bias, self.shape[:1]).add_(delta.sum(0), alpha=target.scale)
+        self.add_to_bias(target, delta, (0,))
         return below
 
 
@@ -201,24 +195,17 @@ class ConvolutionalNet:
 
     @torch.no_grad()
     def add_gradient(
-        self,
-        row: Tensor,
-        x: Tensor,
-        y: Tensor,
-        weight: Tensor,
-        target: GradientTarget,
+        self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor, target: GradientTarget,
         feature_loss: RowFeatureLoss | None = None,
-    ) -> None:
-        """Send the gradient of sum_b weight_b * loss_b, with the deltas of the feature loss, at `row` [P] to `target`,
-        which may be the row itself."""
+    ) -> None:  # fmt: skip
+        """Send the gradient of sum_b weight_b * loss_b at `row` [P] to `target`, which may be the row itself."""
         x = x.contiguous(memory_format=_CHANNELS_LAST)
         saved = []
         for layer in self.layers:
             x, values = layer.forward(row, x)
             saved.append(values)
-        dz, dphi = (
-            (None, None) if feature_loss is None else feature_loss(saved[-1][0], x)
-        )  # the last layer is Affine: (input, weight)
+        # The last layer is Affine, which saved (input, weight).
+        dz, dphi = (None, None) if feature_loss is None else feature_loss(saved[-1][0], x)
         delta = self.objective.delta(x, y, weight) if dz is None else dz
         lowest = self._lowest(target)
         for number in range(len(self.layers) - 1, lowest - 1, -1):
@@ -230,9 +217,7 @@ class ConvolutionalNet:
         """The first layer that takes a gradient: no delta is needed below it."""
         if target.trained is None:
             return 0
-        starts = [
-            (layer.weight, layer.bias) if isinstance(layer, Convolution | Affine) else () for layer in self.layers
-        ]
+        starts = [(layer.weight, layer.bias) if isinstance(layer, _Weighted) else () for layer in self.layers]
         return next((i for i, places in enumerate(starts) if any(map(target.takes, places))), len(self.layers))
 
 
@@ -242,20 +227,17 @@ def _layer_of(child: nn.Module, position: int, flat: bool, before: ImageLayer | 
         in_place = isinstance(before, Convolution | Pooling | Affine)
         return Activation("relu" if isinstance(child, nn.ReLU) else "tanh", in_place)
     if isinstance(child, nn.Linear):
-        return Affine(tuple(child.weight.shape), position, _bias_start(child, position)) if flat else None
+        return Affine(*_places(child, position)) if flat else None
     if flat:
         return None
     if isinstance(child, nn.Flatten):
         return Flattening() if (child.start_dim, child.end_dim) == (1, -1) else None
     if isinstance(child, nn.MaxPool2d) and not child.return_indices:
-        return Pooling(
-            _pair(child.kernel_size), _pair(child.stride), _pair(child.padding), _pair(child.dilation), child.ceil_mode
-        )
+        sizes = child.kernel_size, child.stride, child.padding, child.dilation
+        return Pooling((*map(_pair, sizes), child.ceil_mode))
     if isinstance(child, nn.Conv2d) and child.padding_mode == "zeros" and not isinstance(child.padding, str):
-        return Convolution(
-            tuple(child.weight.shape), position, _bias_start(child, position),
-            _pair(child.stride), _pair(child.padding), _pair(child.dilation), child.groups,
-        )  # fmt: skip
+        how = _pair(child.stride), _pair(child.padding), _pair(child.dilation)
+        return Convolution(*_places(child, position), *how, child.groups)
     return None
 
 
@@ -280,8 +262,9 @@ def _subsample(x: Tensor, stride: Pair) -> Tensor:
     return x[:, :, :: stride[0], :: stride[1]]
 
 
-def _bias_start(child: nn.Linear | nn.Conv2d, position: int) -> int | None:
-    return None if child.bias is None else position + child.weight.numel()
+def _places(child: nn.Linear | nn.Conv2d, position: int) -> tuple[tuple[int, ...], int, int | None]:
+    """Shape of the weight, and where weight and bias begin."""
+    return tuple(child.weight.shape), position, None if child.bias is None else position + child.weight.numel()
 
 
 def _pair(size: int | tuple[int, ...]) -> Pair:

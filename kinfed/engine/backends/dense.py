@@ -105,10 +105,8 @@ class FeedForwardNet:
         self, layers: list[Params], values: list[Tensor], delta: Tensor, at_features: Tensor | None, lowest: int = 0
     ) -> Iterator[tuple[int, Tensor]]:
         """Yield (number of the layer, delta at its output) from the last layer to the `lowest`; its input is
-        values[number]. `at_features` joins the delta below the last layer; a network of one has nothing there.
-
-        The consumer may overwrite the layer's weights when it has a layer in hand: what lies below is already
-        propagated."""
+        values[number]. `at_features` joins the delta below the last layer. The consumer may overwrite a layer's weights
+        when it has it in hand: what lies below is already propagated."""
         for number in range(len(self.steps) - 1, lowest, -1):
             below = torch.bmm(delta, layers[number].weight)
             if at_features is not None and number == len(self.steps) - 1:
@@ -140,8 +138,7 @@ class FeedForwardNet:
         self.step_(self.layers_of(theta), batch, lr, proximal, terms.feature_loss)
 
     def descent(self, theta: Tensor, steps: int, terms: Terms, mask: Tensor | None) -> Descent | None:
-        """A loop of up to `steps` such steps, of all columns or those of mask [P] alone; None where that needs all
-        gradients."""
+        """A loop of up to `steps` such steps, of all columns or of mask [P]; None where that needs all gradients."""
         if mask is None:
             return LayerwiseDescent(self, theta, steps, terms)
         layers = self.layers_of(mask[None])
@@ -154,14 +151,10 @@ class FeedForwardNet:
 
     @torch.no_grad()
     def step_(
-        self,
-        layers: list[Params],
-        batch: Batch,
-        lr: float | Tensor,
-        proximal: tuple[float | Tensor, list[Params]] | None = None,
-        feature_loss: FeatureLoss | None = None,
+        self, layers: list[Params], batch: Batch, lr: float | Tensor,
+        proximal: tuple[float | Tensor, list[Params]] | None = None, feature_loss: FeatureLoss | None = None,
         trained: tuple[bool, ...] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """A step on layers, or on those that are trained."""
         lam, center = (None, None) if proximal is None else proximal
         values = self._forward(layers, batch.x)

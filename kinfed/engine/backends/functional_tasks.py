@@ -6,8 +6,6 @@ client's step is too small to fill the processor: 1.3 to 2 times as fast as one 
 positions per client and step, and no faster above.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
@@ -16,7 +14,7 @@ from kinfed.data import Batch
 from kinfed.engine.contract.feature_loss import FeatureLoss, answer, on_rows, pulled_back
 from kinfed.engine.contract.head import HeadProbe
 from kinfed.engine.contract.linear import runs_batched
-from kinfed.engine.rows.keyed_dropout import drops
+from kinfed.engine.rows.keyed_random import drops
 from kinfed.engine.rows.layout import still_buffers
 from kinfed.engine.rows.module_task import ModuleTask, example_shape_in_errors
 from kinfed.errors import ModelError
@@ -42,10 +40,6 @@ class BatchedTask(ModuleTask):
             z: Tensor = functional_call(module, named, (x.flatten(0, 1),))
         return z
 
-    def _stacked_call(self, named: dict[str, Tensor], x: Tensor, *, training: bool) -> Tensor:
-        """[n, B, C]."""
-        return self._flat_call(named, x, training=training).view(*x.shape[:2], -1)
-
     def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
         out = torch.empty_like(theta, memory_format=torch.contiguous_format)
         for begin in range(0, len(theta), CLIENTS_AT_ONCE):
@@ -57,7 +51,7 @@ class BatchedTask(ModuleTask):
     def _write_grad(self, out: Tensor, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None) -> None:
         named = {name: value.detach().requires_grad_() for name, value in self.unflatten(theta).items()}
         with torch.enable_grad():
-            phi, z = self._cut_call(named, batch.x, training=True, with_features=feature_loss is not None)
+            phi, z = self._cut_call(named, batch.x, True, feature_loss is not None)
             losses = self.objective.losses(z, batch.y).flatten()
             deltas = answer(feature_loss, phi.detach(), z.detach(), batch)
             grads = pulled_back(losses, batch.weight.flatten(), phi, z, deltas, list(named.values()))
@@ -66,11 +60,11 @@ class BatchedTask(ModuleTask):
             out[:, slot.start : slot.stop] = g.flatten(1)
 
     def _cut_call(
-        self, named: dict[str, Tensor], x: Tensor, *, training: bool, with_features: bool = True
+        self, named: dict[str, Tensor], x: Tensor, training: bool, with_features: bool
     ) -> tuple[Tensor, Tensor]:
         """The features [n, B, d_f] (the logits without `with_features`), and the logits [n, B, C]."""
         if not with_features:
-            z = self._stacked_call(named, x, training=training)
+            z = self._flat_call(named, x, training=training).view(*x.shape[:2], -1)
             return z, z
         with HeadProbe(self._working_copy(training=training).module, self.head.name) as probe:
             flat = self._flat_call(named, x, training=training)
@@ -78,15 +72,17 @@ class BatchedTask(ModuleTask):
 
     @torch.no_grad()
     def features_and_logits(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        parts = zip(torch.split(theta, CLIENTS_AT_ONCE), torch.split(x, CLIENTS_AT_ONCE), strict=True)
-        pairs = [self._cut_call(self.unflatten(rows), some, training=False) for rows, some in parts]
-        phi, z = zip(*pairs, strict=True)
-        return torch.cat(phi), torch.cat(z)
+        return self._in_parts(theta, x, with_features=True)
 
     @torch.no_grad()
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
+        return self._in_parts(theta, x, with_features=False)[1]
+
+    def _in_parts(self, theta: Tensor, x: Tensor, *, with_features: bool) -> tuple[Tensor, Tensor]:
         parts = zip(torch.split(theta, CLIENTS_AT_ONCE), torch.split(x, CLIENTS_AT_ONCE), strict=True)
-        return torch.cat([self._stacked_call(self.unflatten(row), some, training=False) for row, some in parts])
+        pairs = [self._cut_call(self.unflatten(rows), some, False, with_features) for rows, some in parts]
+        phi, z = zip(*pairs, strict=True)
+        return (torch.cat(phi) if with_features else phi[0]), torch.cat(z)
 
 
 def few_positions(example: Tensor, batch: int) -> bool:
@@ -132,12 +128,9 @@ class VmapTask(ModuleTask):
             deltas = answer(feature_loss, phi.detach(), z.detach(), batch)
             return pulled_back(losses, batch.weight, phi, z, deltas, [leaf])[0]
 
+    @torch.no_grad()
     def features_and_logits(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        def cut_row(row: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-            return self._cut_call(self.unflatten(row), inputs, training=False)
-
-        with torch.no_grad():
-            phi, z = vmap(cut_row)(theta, x)
+        phi, z = vmap(lambda row, inputs: self._cut_call(self.unflatten(row), inputs, training=False))(theta, x)
         return phi, z
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:

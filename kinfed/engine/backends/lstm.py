@@ -93,9 +93,8 @@ class RecurrentNet:
         for _ in range(lstm.num_layers):  # torch's order: weight_ih, weight_hh, bias_ih, bias_hh
             w_h = position + 4 * hidden * inputs
             b_x = w_h + 4 * hidden * hidden
-            layers.append(
-                LSTMLayer(Dense(inputs, 4 * hidden, position, b_x), Dense(hidden, 4 * hidden, w_h, b_x + 4 * hidden))
-            )
+            own = Dense(hidden, 4 * hidden, w_h, b_x + 4 * hidden)
+            layers.append(LSTMLayer(Dense(inputs, 4 * hidden, position, b_x), own))
             position, inputs = b_x + 8 * hidden, hidden
         bias = None if last.bias is None else position + last.weight.numel()
         return cls(tuple(layers), Dense(last.in_features, last.out_features, position, bias), objective)
@@ -110,8 +109,7 @@ class RecurrentNet:
         return top.h[-1], self._logits(theta, top)
 
     def _logits(self, theta: Tensor, top: Activations) -> Tensor:
-        w, b = self.head.weight_of(theta).transpose(1, 2), self.head.bias_of(theta)
-        return torch.bmm(top.h[-1], w) if b is None else torch.baddbmm(b.unsqueeze(1), top.h[-1], w)
+        return self.head.apply(theta, top.h[-1])
 
     def _forward_all(self, theta: Tensor, x: Tensor) -> list[Activations]:
         """Activations of every LSTM layer, from the first to the last."""
@@ -154,9 +152,8 @@ class RecurrentNet:
     def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
         activations = self._forward_all(theta, batch.x)
         out = torch.empty_like(theta, memory_format=torch.contiguous_format)
-        tops = top_deltas(
-            self.objective, feature_loss, activations[-1].h[-1], self._logits(theta, activations[-1]), batch
-        )
+        top = activations[-1]
+        tops = top_deltas(self.objective, feature_loss, top.h[-1], self._logits(theta, top), batch)
         for dense, delta, x in self._outer_gradients(theta, activations, *tops):
             write_gradient(dense.params_of(out), delta, x)
         return out
@@ -165,10 +162,8 @@ class RecurrentNet:
     def take_step_(self, theta: Tensor, batch: Batch, lr: float | Tensor, terms: Terms) -> None:
         lam, center = terms.proximal or (None, None)
         activations = self._forward_all(theta, batch.x)
-        step = DenseStep(lr, lam, theta.dtype)
-        tops = top_deltas(
-            self.objective, terms.feature_loss, activations[-1].h[-1], self._logits(theta, activations[-1]), batch, step
-        )
+        step, top = DenseStep(lr, lam, theta.dtype), activations[-1]
+        tops = top_deltas(self.objective, terms.feature_loss, top.h[-1], self._logits(theta, top), batch, step)
         for dense, delta, x in self._outer_gradients(theta, activations, *tops):
             step.apply_(dense.params_of(theta), delta, x, None if center is None else dense.params_of(center))
 
@@ -186,7 +181,8 @@ def _forward(layer: LSTMLayer, theta: Tensor, x: Tensor) -> Activations:
     tanh_c = torch.empty_like(h[1:])
     parts = gates.view(steps, n, batch, 4, hidden)
     last_h, last_c = h[0], c[0]
-    walk = zip(gates.unbind(0), *_gates(parts), h.unbind(0)[1:], c.unbind(0)[1:], tanh_c.unbind(0), strict=True)
+    by_gate = (gate.unbind(0) for gate in parts.unbind(-2))
+    walk = zip(gates.unbind(0), *by_gate, h.unbind(0)[1:], c.unbind(0)[1:], tanh_c.unbind(0), strict=True)
     for t, (now, i, f, g, o, next_h, next_c, tanh) in enumerate(walk):
         if t:  # h_0 = 0
             now.baddbmm_(last_h, recurrent)
@@ -229,11 +225,6 @@ def _backward(layer: LSTMLayer, theta: Tensor, values: Activations, below: Tenso
         through_c.mul_(forget)
         after = now
     return delta
-
-
-def _gates(parts: Tensor) -> list[tuple[Tensor, ...]]:
-    """Views of i, f, g and o, each a list over time, of [T, n, B, 4, H]."""
-    return [gate.unbind(0) for gate in parts.unbind(-2)]
 
 
 def _by_client(x: Tensor) -> Tensor:

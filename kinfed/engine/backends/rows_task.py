@@ -1,7 +1,5 @@
 """Gradients of one client after the other: by hand for chains of convolutions, by autograd for any other module."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -18,8 +16,8 @@ from kinfed.engine.contract.descent import PLAIN, Descent, GradientPieces, Stepw
 from kinfed.engine.contract.feature_loss import KEEP, FeatureLoss, of_row, pulled_back
 from kinfed.engine.contract.head import HeadProbe
 from kinfed.engine.rows.keyed_random import KeyedDraws
+from kinfed.engine.rows.layout import WorkingCopy
 from kinfed.engine.rows.module_task import ModuleTask, example_shape_in_errors
-from kinfed.engine.rows.working_copy import WorkingCopy
 
 Part = tuple[bool, ...]  # of every trainable parameter, whether it is trained
 Item = TypeVar("Item")
@@ -60,15 +58,9 @@ class RowsTask(ModuleTask):
         return z, bool(caught.operations)
 
     def _row_grads(
-        self,
-        row: Tensor,
-        batch: Batch,
-        i: int,
-        *,
-        moving: bool,
-        feature_loss: FeatureLoss | None = None,
+        self, row: Tensor, batch: Batch, i: int, *, moving: bool, feature_loss: FeatureLoss | None = None,
         part: Part | None = None,
-    ) -> Sequence[Tensor]:
+    ) -> Sequence[Tensor]:  # fmt: skip
         """The gradient of each trainable parameter, or of those of `part`, at `row` [P], on row i of the batch;
         `moving`: the row's running statistics move in place. A feature loss sees the examples that the model sees."""
         x, y, weight = batch.x[i], batch.y[i], batch.weight[i]
@@ -115,19 +107,13 @@ class RowsTask(ModuleTask):
         return super().has_example_gradients and not self.draws_randomly
 
     def _add_gradient(
-        self,
-        net: ConvolutionalNet,
-        i: int,
-        theta: Tensor,
-        batch: Batch,
-        target: GradientTarget,
+        self, net: ConvolutionalNet, i: int, theta: Tensor, batch: Batch, target: GradientTarget,
         feature_loss: FeatureLoss | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         examples = batch.x[i], batch.y[i], batch.weight[i]
+        own_loss = None if feature_loss is None else of_row(feature_loss, batch, i, *examples)
         with example_shape_in_errors(batch.x.shape[2:]):
-            net.add_gradient(
-                theta[i], *examples, target, None if feature_loss is None else of_row(feature_loss, batch, i, *examples)
-            )
+            net.add_gradient(theta[i], *examples, target, own_loss)
 
     def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
         return self._grad(theta, batch, feature_loss, moving=False)
@@ -211,9 +197,8 @@ class RowsTask(ModuleTask):
                 lam = float(proximal[0][i]) if isinstance(proximal[0], Tensor) else proximal[0]
                 center, amount = proximal[1][i], rate * lam
             if self.net is not None:
-                self._add_gradient(
-                    self.net, i, theta, batch, GradientTarget(theta[i], -rate, center, amount, starts), feature_loss
-                )
+                target = GradientTarget(theta[i], -rate, center, amount, starts)
+                self._add_gradient(self.net, i, theta, batch, target, feature_loss)
                 continue
             row = theta[i]
             grads = self._row_grads(row, batch, i, moving=moving, feature_loss=feature_loss, part=part)

@@ -1,8 +1,6 @@
 """Gradients of many clients at once, by hand: dense layers and LSTM."""
 
-from __future__ import annotations
-
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,17 +21,11 @@ class StackedTask(ModuleTask):
     backend = "stacked"
 
     def __init__(
-        self,
-        build: Build,
-        device: torch.device | str = "cpu",
-        *,
-        module: nn.Module | None = None,
-        objective: Objective = CROSS_ENTROPY,
-        net: StackedNet | None = None,
+        self, build: Build, device: torch.device | str = "cpu", *, net: StackedNet | None = None, **others: Any
     ) -> None:
         """`net` is that of the module, where there is one already."""
         self._known_net = net
-        super().__init__(build, device, module=module, objective=objective)
+        super().__init__(build, device, **others)
 
     def _prepare(self) -> None:
         net = self._known_net or (stacked_net(self.module, self.objective) if self.is_plain else None)

@@ -1,10 +1,13 @@
-"""The compiled calls of the fused backend: all local steps of some clients, one step on a batch, and scores.
+"""The compiled calls of the fused backend: all local steps of some clients, an update program, one step on a batch, and
+scores.
 
 Each call takes many clients, one after the other, and runs without the interpreter's lock. Its arguments are words in
-memory, as kinfed.engine.compiled.machine_code puts them there, which also keeps what is compiled.
-"""
+memory, as kinfed.engine.compiled.machine_code puts them there, which also keeps what is compiled. One text of a kernel
+serves all networks and losses; each combination has machine code of its own, for which the types of arguments say:
 
-from __future__ import annotations
+    network.layers   a table (dense layers), or Unrolled (LSTM layers)
+    work.y           int64 (classes), or float32 (numbers)
+"""
 
 from collections.abc import Callable, Mapping
 from inspect import signature
@@ -15,43 +18,197 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core import compiler
 from numba.core.registry import cpu_target
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 from numba.np.arrayobj import make_array, populate_array
 
-from kinfed.engine.compiled.fused_choice import add_losses, backward, delta_of_loss, forward
-from kinfed.engine.compiled.fused_orders import draw_orders
-from kinfed.engine.compiled.fused_steps import (
-    DECAY,
-    KIND,
-    PLAIN,
-    copy,
-    floats,
-    optimizer_step,
-    read_batch,
-    read_example,
-    row_of,
-)
-from kinfed.engine.compiled.kernel_arguments import (
-    BatchWindows,
-    ClientTerms,
-    ExampleSource,
-    GivenBatch,
-    IntRows,
-    Network,
-    OptimizerMemory,
-    OrderDraws,
-    Rows,
-    ScoredPart,
-    Scores,
-    StepTerms,
-    Unrolled,
-    Work,
-)
+from kinfed.engine.compiled import fused_net as form
+from kinfed.engine.compiled import fused_steps as steps
+from kinfed.engine.compiled import kernel_arguments as args
+from kinfed.engine.compiled.fused_recurrent import recurrent_backward, recurrent_forward
+from kinfed.engine.compiled.fused_steps import compiled, copy, floats, read_batch, row_of
 from kinfed.engine.compiled.machine_code import MachineCode
-from kinfed.engine.compiled.program_steps import run_program
+from kinfed.engine.compiled.products import products_of_rows, slope_tile
 from kinfed.engine.compiled.vector_code import Builder, Value, whole_number
 
-_LAYERS = {"dense": IntRows, "recurrent": Unrolled}
+_OPTIONS = {"nogil": True, "error_model": "numpy"}
+
+
+def forward(network, row, x, work, batch):
+    """The address of the outputs for x [T, B, D], with T = 1 for dense layers; `work` keeps what `backward` needs."""
+    raise NotImplementedError
+
+
+def backward(network, row, target, scale, x, work, batch, terms):
+    """Add scale * gradient to `target`; where that is the row itself, its columns make the rest of the step before."""
+    raise NotImplementedError
+
+
+def delta_of_loss(network, outputs, work, batch):
+    """weight * ∂loss/∂z [B, C]."""
+    raise NotImplementedError
+
+
+def add_losses(network, outputs, work, batch, scores, i):
+    """Add the losses of a batch, and how many predictions are right, to entry i."""
+    raise NotImplementedError
+
+
+def _type_of(kind: Any, name: str) -> Any:
+    """The type of a named tuple's entry."""
+    return kind.types[kind.fields.index(name)]
+
+
+def _is_dense(network: Any) -> bool:
+    return isinstance(_type_of(network, "layers"), types.Array)
+
+
+def _has_classes(work: Any) -> bool:
+    return isinstance(_type_of(work, "y").dtype, types.Integer)
+
+
+@overload(forward, jit_options=_OPTIONS)
+def _forward(network, row, x, work, batch):
+    return steps.dense_forward if _is_dense(network) else recurrent_forward
+
+
+@overload(backward, jit_options=_OPTIONS)
+def _backward(network, row, target, scale, x, work, batch, terms):
+    return steps.dense_backward if _is_dense(network) else recurrent_backward
+
+
+@overload(delta_of_loss, jit_options=_OPTIONS)
+def _delta_of_loss(network, outputs, work, batch):
+    return steps.delta_of_cross_entropy if _has_classes(work) else steps.delta_of_residuals
+
+
+@overload(add_losses, jit_options=_OPTIONS)
+def _add_losses(network, outputs, work, batch, scores, i):
+    return steps.add_cross_entropies if _has_classes(work) else steps.add_residual_losses
+
+
+TOGETHER = 4096  # numbers whose products are summed in their own type
+
+
+@compiled
+def mix(result, base, toward, share, count):
+    """Mix as torch.lerp does: exactly `base` at share 0, and exactly `toward` at 1."""
+    out, a, b = floats(result, count), floats(base, count), floats(toward, count)
+    near, far = np.float32(share), np.float32(1.0) - np.float32(share)
+    if near < np.float32(0.5):
+        for i in range(count):
+            out[i] = a[i] + near * (b[i] - a[i])
+    else:
+        for i in range(count):
+            out[i] = b[i] - far * (b[i] - a[i])
+
+
+@compiled
+def add_scaled(target, source, scale, count):
+    """target <- target + scale * source."""
+    x, y, factor = floats(target, count), floats(source, count), np.float32(scale)
+    for i in range(count):
+        x[i] += factor * y[i]
+
+
+@compiled
+def add(result, base, direction, scale, count):
+    """result <- base + scale * direction."""
+    out, x, y, factor = floats(result, count), floats(base, count), floats(direction, count), np.float32(scale)
+    for i in range(count):
+        out[i] = x[i] + factor * y[i]
+
+
+@compiled
+def norm(model, count, sums):
+    """The norm of a model, whose squares are added up in float64."""
+    total, part = 0.0, floats(sums, 1)
+    for begin in range(0, count, TOGETHER):
+        size, place = min(np.int64(TOGETHER), count - begin), model + 4 * begin
+        products_of_rows(np.int64(1), np.int64(1), size, place, size, place, size, sums, np.int64(1))
+        total += np.float64(part[0])
+    return np.sqrt(total)
+
+
+@compiled
+def collect(windows, model, step, begin, width, count):
+    """Add model / width to the window of the step."""
+    if step >= begin:
+        window = np.int64((step - begin) // width)
+        add_scaled(windows + 4 * window * count, model, 1.0 / width, count)
+
+
+@compiled
+def slope(gradient, base, toward, count, sums):
+    """⟨gradient, toward - base⟩, whose parts are added up in float64."""
+    total, part = 0.0, floats(sums, 1)
+    for begin in range(0, count, TOGETHER):
+        size, place = min(np.int64(TOGETHER), count - begin), 4 * begin
+        slope_tile(gradient + place, base + place, toward + place, size, sums)
+        total += np.float64(part[0])
+    return total
+
+
+@compiled
+def number_of(numbers, which, i):
+    """A client's number; 1 where there is none."""
+    return 1.0 if which == form.NONE else numbers[which, i]
+
+
+def run_program(
+    network: args.Network, source: args.ExampleSource, windows: args.BatchWindows, streams: args.OrderStreams,
+    tables: args.ProgramTables, work: args.Work,
+) -> None:  # fmt: skip
+    """All steps of an update program (kinfed.engine.contract.update_program) with every batch of every client; streams
+    have batches of the same sizes. tables.address becomes that of the next client, and of the next."""
+    nothing, columns, spare = np.int64(0), network.columns, work.spare
+    what, amount, address, numbers, gradient = (
+        tables.what, tables.amount, tables.address, tables.numbers, tables.gradient
+    )  # fmt: skip
+    for i in range(len(windows.steps)):
+        for s in range(windows.steps[i]):
+            size, stream = nothing, np.int64(-1)
+            for m in range(len(what)):
+                code, by = what[m], amount[m]
+                model, at = address[code[form.RESULT]], address[code[form.AT]]
+                rate = by[form.RATE] * number_of(numbers, code[form.NUMBER], i)
+                if code[form.KIND] == form.MIX:
+                    mix(model, at, address[code[form.OTHER]], rate, columns)
+                    continue
+                if code[form.KIND] == form.ADD:
+                    add(model, at, address[code[form.OTHER]], rate, columns)
+                    continue
+                if code[form.KIND] == form.NORM:  # `spare` is free between two gradients
+                    size_of_model = max(norm(at, columns, spare), by[form.LEAST])
+                    numbers[code[form.LEARNT], i] = by[form.RATE] * size_of_model ** by[form.POWER]
+                    continue
+                if code[form.KIND] == form.COLLECT:
+                    collect(model, at, s, numbers[code[form.NUMBER], i], numbers[code[form.LEARNT], i], columns)
+                    continue
+                if code[form.STREAM] != stream:
+                    stream = code[form.STREAM]
+                    size = read_batch(source, windows, streams.order[stream], streams.offset[i], i, s, work)
+                learns = code[form.LEARNT] != form.NONE and (s == 0 or code[form.FIRST_ONLY] == 0)
+                center = nothing if model != at or code[form.OTHER] == form.NONE else address[code[form.OTHER]]
+                target, scale = (gradient, 1.0) if learns else (model, -rate)
+                if learns or code[form.KIND] == form.GRADIENT:
+                    floats(target, columns)[:] = np.float32(0.0)
+                for _ in range(code[form.TIMES]):  # the rest of a step is part of it where the target is the row itself
+                    outputs = forward(network, at, work.x, work, size)
+                    delta_of_loss(network, outputs, work, size)
+                    terms = args.StepTerms(rate, by[form.LAM], center, nothing, by[form.DECAY])
+                    backward(network, at, target, scale, work.x, work, size, terms)
+                if model != at and by[form.DECAY] != 0:
+                    add_scaled(target, at, scale * by[form.DECAY], columns)
+                if learns:
+                    along = slope(gradient, address[code[form.BASE]], address[code[form.TOWARD]], columns, spare)
+                    number = numbers[code[form.LEARNT], i] - by[form.LEARN_RATE] * along
+                    numbers[code[form.LEARNT], i] = min(max(number, 0.0), 1.0) if number == number else number
+                    add_scaled(model, gradient, -rate, columns)
+        for place in range(len(address)):
+            address[place] += 4 * tables.distance[place]
+
+
+_LAYERS = {"dense": args.IntRows, "recurrent": args.Unrolled}
 _LABELS = {"classes": "int64", "numbers": "float32"}
 
 
@@ -84,35 +241,32 @@ def compile_function(function: Callable[..., Any], arguments: tuple[Any, ...]) -
 
 
 def train(
-    network: Network,
-    theta: Rows,
-    source: ExampleSource,
-    windows: BatchWindows,
-    draws: OrderDraws,
-    terms: ClientTerms,
-    optimizer: OptimizerMemory,
-    work: Work,
-) -> None:
+    network: args.Network, theta: args.Rows, source: args.ExampleSource, windows: args.BatchWindows,
+    draws: args.OrderDraws, terms: args.ClientTerms, optimizer: args.OptimizerMemory, work: args.Work,
+) -> None:  # fmt: skip
     """All local steps of every client, on the windows of kinfed.data.examples.windows: theta changes in place."""
     rule, nothing = optimizer.rule, np.int64(0)
     for i in range(len(windows.steps)):
         row, rate = row_of(theta, i), terms.rates[i]
-        rest = StepTerms(rate, terms.lams[i], row_of(terms.center, i), row_of(terms.drift, i), rule[DECAY])
-        draw_orders(draws.key[i], windows.counts[i], draws.epochs[i], draws.order, draws.places)
+        rest = args.StepTerms(rate, terms.lams[i], row_of(terms.center, i), row_of(terms.drift, i), rule[steps.DECAY])
+        steps.draw_orders(draws.key[i], windows.counts[i], draws.epochs[i], draws.order, draws.places)
         for s in range(windows.steps[i]):
             size = read_batch(source, windows, draws.order, nothing, i, s, work)
             outputs = forward(network, row, work.x, work, size)
             delta_of_loss(network, outputs, work, size)
-            if rule[KIND] == PLAIN:
+            if rule[steps.KIND] == steps.PLAIN:
                 backward(network, row, row, -rate, work.x, work, size, rest)
             else:
                 floats(optimizer.gradient, network.columns)[:] = np.float32(0.0)
                 backward(network, row, optimizer.gradient, 1.0, work.x, work, size, rest)
                 optimizer.taken[i] += np.float32(1.0)
-                optimizer_step(row, optimizer, rest, i)
+                steps.optimizer_step(row, optimizer, rest, i)
 
 
-def step(network: Network, theta: Rows, batch: GivenBatch, terms: ClientTerms, gradient: Rows, work: Work) -> None:
+def step(
+    network: args.Network, theta: args.Rows, batch: args.GivenBatch, terms: args.ClientTerms, gradient: args.Rows,
+    work: args.Work,
+) -> None:  # fmt: skip
     """The gradient on one batch per client, or a step of plain descent in place."""
     length, width, labels, weights, y, weight = (
         batch.length, batch.width, batch.labels, batch.weights, work.y, work.weight
@@ -132,7 +286,7 @@ def step(network: Network, theta: Rows, batch: GivenBatch, terms: ClientTerms, g
         if gradient.address != 0:
             floats(target, network.columns)[:] = np.float32(0.0)
         rate = terms.rates[i]
-        rest = StepTerms(rate, terms.lams[i], row_of(terms.center, i), row_of(terms.drift, i), 0.0)
+        rest = args.StepTerms(rate, terms.lams[i], row_of(terms.center, i), row_of(terms.drift, i), 0.0)
         outputs = forward(network, row, values, work, size)
         delta_of_loss(network, outputs, work, size)
         if gradient.address != 0:
@@ -141,7 +295,10 @@ def step(network: Network, theta: Rows, batch: GivenBatch, terms: ClientTerms, g
             backward(network, row, row, -rate, values, work, size, rest)
 
 
-def score(network: Network, theta: Rows, source: ExampleSource, part: ScoredPart, scores: Scores, work: Work) -> None:
+def score(
+    network: args.Network, theta: args.Rows, source: args.ExampleSource, part: args.ScoredPart, scores: args.Scores,
+    work: args.Work,
+) -> None:  # fmt: skip
     """Correct predictions and summed loss of every client's model on its examples, some at a time; outputs of all
     examples [.., classes] are written, client after client, where scores have an address for them."""
     written, width = np.int64(0), source.width
@@ -151,7 +308,7 @@ def score(network: Network, theta: Rows, source: ExampleSource, part: ScoredPart
             size = min(part.together, part.counts[i] - begin)
             for b in range(size):
                 number = part.rows[part.start[i] + begin + b]
-                read_example(source, number, size * width, work.x + 4 * b * width)
+                steps.read_example(source, number, size * width, work.x + 4 * b * width)
                 work.y[b] = source.labels[number]
             outputs = forward(network, row, work.x, work, size)
             add_losses(network, outputs, work, size, scores, i)
@@ -198,8 +355,8 @@ def make_reader(kinds: tuple[Any, ...]) -> Callable[..., Any]:
 
     @intrinsic
     def read(context: Any, address: Any) -> Any:
-        def generate(context: Any, builder: Builder, signature: Any, args: list[Value]) -> Value:
-            words = _Words(context, builder, args[0])
+        def generate(context: Any, builder: Builder, signature: Any, given: list[Value]) -> Value:
+            words = _Words(context, builder, given[0])
             return context.make_tuple(builder, signature.return_type, [words.value_of(kind) for kind in kinds])
 
         return types.Tuple(kinds)(types.intp), generate

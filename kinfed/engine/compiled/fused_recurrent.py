@@ -6,8 +6,6 @@ once (kinfed.engine.compiled.products). A network is Unrolled, with one row of i
 the head. Nothing here allocates memory, and no sum depends on other clients.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from kinfed.engine.compiled.fused_steps import ABSENT, BIAS, INPUTS, OUTPUTS, PLACE, WEIGHT, compiled, floats, shift
@@ -28,11 +26,10 @@ def _places(hidden, place, length, units, batch):
     return h, c, gates, gates + 16 * length * batch * units
 
 
-@compiled
-def recurrent_forward(net, row, x, hidden, spare, batch):
+def recurrent_forward(network, row, x, work, batch):
     """Compute what fused_steps.dense_forward does, for x [T, B, D]."""
-    table, length = net.table, net.length
-    below, panels, one = x, spare, np.int64(1)
+    table, length, hidden = network.layers.table, network.layers.length, work.hidden
+    below, panels, one = x, work.spare, np.int64(1)
     for layer in range(len(table) - 1):
         inputs, units = table[layer, INPUTS], table[layer, OUTPUTS]
         h, c, gates, tanh = _places(hidden, table[layer, PLACE], length, units, batch)
@@ -105,11 +102,10 @@ def _add_outer(rows, outputs, inputs, scale, turned, values, panels, target):
     add_panel_products(outputs, inputs, rows, scale, turned[0], turned[1], panels, target, inputs)
 
 
-@compiled
-def recurrent_backward(net, trains, row, target, scale, x, work, batch, terms):
-    """Backward pass, as fused_steps.dense_backward; `trains` [layers + 1, 4]: of weights and biases, then of those
-    applied to a layer's own last output."""
-    table, length = net.table, net.length
+def recurrent_backward(network, row, target, scale, x, work, batch, terms):
+    """Backward pass, as fused_steps.dense_backward; `network.trains` is [layers + 1, 4]: of weights and biases, then of
+    those applied to a layer's own last output."""
+    table, length, trains = network.layers.table, network.layers.length, network.trains
     hidden, delta, spare = work.hidden, work.delta, work.spare
     head, rows = len(table) - 1, length * batch
     inputs, classes = table[head, INPUTS], table[head, OUTPUTS]

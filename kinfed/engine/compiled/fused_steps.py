@@ -1,16 +1,16 @@
-"""A step of one client, compiled: forward, delta of the loss, backward, and the optimizer.
+"""A step of one client, compiled: forward, delta of the loss, backward, the optimizer, and random orders of examples.
 
 A network is a table `net` with one row per dense layer and these columns; rows of models, examples and work memory are
 addresses of float32. Nothing here allocates memory, and no sum depends on other clients.
 """
-
-from __future__ import annotations
 
 import math
 
 import numpy as np
 from numba import carray, njit
 
+from kinfed.core import rng
+from kinfed.data import DRAW_BITS, MOST_EXAMPLES
 from kinfed.engine.compiled.products import add_products, products_of_rows
 from kinfed.engine.compiled.vector_code import (
     pointer_to_bytes,
@@ -50,8 +50,7 @@ def row_of(rows, i):
 
 @compiled
 def copy(source, target, count):
-    """Copy numbers from one address to another; assigning a slice does the same, and takes numba seconds more to
-    compile."""
+    """Copy numbers; assigning a slice does the same, and takes numba seconds more to compile."""
     a, b = floats(source, count), floats(target, count)
     for i in range(count):
         b[i] = a[i]
@@ -119,10 +118,9 @@ def read_batch(source, windows, order, offset, i, s, work):
     return size
 
 
-@compiled
-def dense_forward(net, row, x, hidden, batch):
+def dense_forward(network, row, x, work, batch):
     """Outputs of every layer, activated, in `hidden`; those of the last one are the logits, whose address is given."""
-    below = x
+    net, hidden, below = network.layers, work.hidden, x
     for layer in range(len(net)):
         inputs, outputs, bias = net[layer, INPUTS], net[layer, OUTPUTS], net[layer, BIAS]
         above = hidden + 4 * batch * net[layer, PLACE]
@@ -140,31 +138,29 @@ def dense_forward(net, row, x, hidden, batch):
     return below
 
 
-@compiled
-def delta_of_cross_entropy(logits, delta, y, weight, batch, classes):
+def delta_of_cross_entropy(network, outputs, work, batch):
     """weight * (softmax(z) - onehot(y))."""
+    delta, y, weight, classes = work.delta, work.y, work.weight, network.outputs
     d = floats(delta, batch * classes)
     for b in range(batch):
         at = b * classes
-        softmax_of(logits + 4 * at, classes, weight[b], delta + 4 * at)
+        softmax_of(outputs + 4 * at, classes, weight[b], delta + 4 * at)
         d[at + y[b]] -= weight[b]
 
 
-@compiled
-def delta_of_residuals(outputs, delta, y, weight, batch, loss):
-    """weight * ∂loss/∂z, with the slope of the loss as in kinfed.engine.contract.objective: sign(r), or r up to a
-    threshold."""
-    z, d = floats(outputs, batch), floats(delta, batch)
+def delta_of_residuals(network, outputs, work, batch):
+    """weight * ∂loss/∂z, with the slope as in kinfed.engine.contract.objective: sign(r), or r up to a threshold."""
+    z, d, loss = floats(outputs, batch), floats(work.delta, batch), network.loss
     most = np.float32(loss[THRESHOLD])
     for b in range(batch):
-        r = z[b] - y[b]
+        r = z[b] - work.y[b]
         slope = np.sign(r) if loss[SIGN] != 0 else min(max(r, -most), most)
-        d[b] = weight[b] * (slope if r == r else r)
+        d[b] = work.weight[b] * (slope if r == r else r)
 
 
-@compiled
-def add_cross_entropies(outputs, y, batch, classes, correct, loss, i):
+def add_cross_entropies(network, outputs, work, batch, scores, i):
     """Add how many predictions are right, and the cross-entropies, to entry i."""
+    classes, y = network.outputs, work.y
     z = floats(outputs, batch * classes)
     for b in range(batch):
         at = b * classes
@@ -176,20 +172,19 @@ def add_cross_entropies(outputs, y, batch, classes, correct, loss, i):
         for c in range(classes):
             total += math.exp(z[at + c] - z[at + best])
         nll = math.log(total) + np.float64(z[at + best]) - np.float64(z[at + y[b]])
-        loss[i] += nll
+        scores.loss[i] += nll
         # NaN has no largest entry; a model that gives it is never right, whatever `best` says.
         if best == y[b] and math.isfinite(nll):
-            correct[i] += 1.0
+            scores.correct[i] += 1.0
 
 
-@compiled
-def add_residual_losses(outputs, y, batch, rule, loss, i):
+def add_residual_losses(network, outputs, work, batch, scores, i):
     """|r|, or Huber's loss of r, which is r²/2 below the threshold."""
-    z = floats(outputs, batch)
+    z, rule = floats(outputs, batch), network.loss
     for b in range(batch):
-        size = np.float64(abs(z[b] - y[b]))
+        size = np.float64(abs(z[b] - work.y[b]))
         inside = min(size, rule[THRESHOLD]) if size == size else size
-        loss[i] += size if rule[SIGN] != 0 else inside * (size - inside / 2)
+        scores.loss[i] += size if rule[SIGN] != 0 else inside * (size - inside / 2)
 
 
 @inlined
@@ -226,11 +221,9 @@ def shift(row, begin, count, terms):
             x[i] -= step * g[i]
 
 
-@compiled
-def dense_backward(net, trains, row, target, scale, x, work, batch, terms):
-    """Add scale * gradient to `target`, layer by layer from the last one; where that is the row itself, its columns
-    make the rest of the step before. `trains` [layers, 2]: whether weights and biases are trained."""
-    lowest, hidden, delta, spare = 0, work.hidden, work.delta, work.spare
+def dense_backward(network, row, target, scale, x, work, batch, terms):
+    """Add scale * gradient to `target`, layer by layer from the last one; `network.trains` is [layers, 2]."""
+    net, trains, lowest, hidden, delta, spare = network.layers, network.trains, 0, work.hidden, work.delta, work.spare
     while lowest < len(net) - 1 and trains[lowest, 0] + trains[lowest, 1] == 0:
         lowest += 1
     for layer in range(len(net) - 1, lowest - 1, -1):
@@ -254,8 +247,7 @@ def dense_backward(net, trains, row, target, scale, x, work, batch, terms):
 
 @inlined
 def optimizer_step(row, optimizer, terms, client):
-    """One step of a client's optimizer along gradient + lam * (x - center) + drift, clipped, on the columns of the
-    mask."""
+    """One step of a client's optimizer along gradient + lam * (x - center) + drift, clipped, where the mask is."""
     mask, rule, count = optimizer.mask, optimizer.rule, len(optimizer.mask)
     x, g = floats(row, count), floats(optimizer.gradient, count)
     first, second = row_of(optimizer.first, client), row_of(optimizer.second, client)
@@ -317,3 +309,70 @@ def _adam(x, g, mask, rule, rate, first, second, steps):
             first[i] += (np.float32(1.0) - beta_1) * (along - first[i])
             second[i] = beta_2 * second[i] + (np.float32(1.0) - beta_2) * along * along
             x[i] -= step * first[i] / (np.sqrt(second[i]) / root + eps)
+
+
+PLACE_BITS = 63 - DRAW_BITS  # for the place of an example behind its draw, so that equal draws keep their places
+RUN = 8  # examples that are sorted one by one, before runs are merged
+
+(_SHIFT_1, _FACTOR_1), (_SHIFT_2, _FACTOR_2), (_SHIFT_3, _) = rng.ROUNDS
+_DROPPED = np.uint64(64 - DRAW_BITS)
+_PLACES = np.int64(MOST_EXAMPLES - 1)
+
+compiled = njit(nogil=True, error_model="numpy")
+
+
+@compiled
+def _mixed(x):
+    """Mix bits as kinfed.core.rng does."""
+    x = (x ^ (x >> _SHIFT_1)) * _FACTOR_1
+    x = (x ^ (x >> _SHIFT_2)) * _FACTOR_2
+    return x ^ (x >> _SHIFT_3)
+
+
+@compiled
+def draw_orders(key, count, epochs, order, spare):
+    """The orders of `epochs` epochs of one client in `order` [epochs * count]; `spare` holds [count] numbers."""
+    for epoch in range(epochs):
+        first = epoch * count
+        epoch_key = _mixed(_mixed(key + rng.STEP) ^ (np.uint64(epoch) * rng.FACTOR + rng.STEP))
+        for place in range(count):
+            draw = _mixed(_mixed(epoch_key + np.uint64(place) * rng.STEP) + rng.STEP)
+            order[first + place] = (np.int64(draw >> _DROPPED) << PLACE_BITS) | place
+        _sort(order[first : first + count], spare)
+        for place in range(first, first + count):
+            order[place] &= _PLACES
+
+
+@compiled
+def _sort(x, spare):
+    """Sort in place by merging runs that double in length; numpy's sort takes numba seconds more to compile."""
+    count = len(x)
+    for begin in range(0, count, RUN):
+        for i in range(begin + 1, min(begin + RUN, count)):
+            value, j = x[i], i
+            while j > begin and x[j - 1] > value:
+                x[j] = x[j - 1]
+                j -= 1
+            x[j] = value
+    length = RUN
+    while length < count:
+        for begin in range(0, count - length, 2 * length):
+            _merge(x, begin, begin + length, min(begin + 2 * length, count), spare)
+        length *= 2
+
+
+@compiled
+def _merge(x, begin, middle, end, spare):
+    """Two sorted runs, side by side, become one."""
+    left = middle - begin
+    for i in range(left):
+        spare[i] = x[begin + i]
+    i, j, k = 0, middle, begin
+    while i < left and j < end:
+        mine, other = spare[i], x[j]
+        first = mine <= other
+        x[k] = mine if first else other
+        i, j, k = i + first, j + (not first), k + 1
+    while i < left:
+        x[k] = spare[i]
+        i, k = i + 1, k + 1

@@ -6,8 +6,6 @@ feature loss is given, and is the oracle in tests. Each client is trained by its
 clients beside it nor on the number of threads, bit for bit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import threading
@@ -23,8 +21,7 @@ from kinfed.core import threads
 from kinfed.data import MOST_EXAMPLES, Batch, Batches, Features, LocalTraining, Split
 from kinfed.engine.backends.stacked_task import StackedNet, StackedTask
 from kinfed.engine.compiled import kernel_arguments as args
-from kinfed.engine.compiled.fused_net import Shape, fused_net
-from kinfed.engine.compiled.fused_program import make_program
+from kinfed.engine.compiled.fused_net import Shape, fused_net, make_program
 from kinfed.engine.compiled.machine_code import compiled_kernel, is_compiled
 from kinfed.engine.contract.descent import PLAIN, Descent, ProximalTerm, StepwiseDescent, Terms
 from kinfed.engine.contract.feature_loss import FeatureLoss
@@ -97,14 +94,9 @@ class FusedTask(StackedTask):
         return training.augment is None and not training.poisson and fits and self._reads(split.features)
 
     def _train(
-        self,
-        batches: Batches,
-        theta: Tensor,
-        rate: float,
-        terms: Terms,
-        mask: Tensor | None,
+        self, batches: Batches, theta: Tensor, rate: float, terms: Terms, mask: Tensor | None,
         moments: Mapping[str, Tensor],
-    ) -> None:
+    ) -> None:  # fmt: skip
         split, training, n = batches.split, batches.training, len(theta)
         lam, center = (0.0, None) if terms.proximal is None else (terms.proximal[0], args.readable(terms.proximal[1]))
         drift, windows = args.readable(terms.drift), batches.windows()
@@ -116,6 +108,9 @@ class FusedTask(StackedTask):
         taken = moments.get("steps", torch.zeros(n)).numpy()
         rates, lams, steps = args.by_client(rate, n), args.by_client(lam, n), batches.steps.numpy()
         kernel, source, rule = self._compiled("train"), args.source_of(split, shape), _rule(training, plain)
+
+        def moments_of(rows: slice) -> tuple[args.Rows, args.Rows]:
+            return args.rows_of(first, rows), args.rows_of(second, rows)
 
         def train_rows(rows: slice) -> None:
             start, count, epochs = windows.start[rows], windows.count[rows], windows.epochs[rows]
@@ -129,26 +124,16 @@ class FusedTask(StackedTask):
                 args.windows_of(split, start, count, steps[rows], training.batch, windows.by_epoch),
                 args.OrderDraws(windows.key[rows], epochs, order, np.empty_like(order)),
                 args.ClientTerms(rates[rows], lams[rows], args.rows_of(center, rows), args.rows_of(drift, rows)),
-                args.OptimizerMemory(
-                    rule,
-                    columns,
-                    args.rows_of(first, rows),
-                    args.rows_of(second, rows),
-                    taken[rows],
-                    gradient.ctypes.data,
-                ),
+                args.OptimizerMemory(rule, columns, *moments_of(rows), taken[rows], gradient.ctypes.data),
                 work.argument,
             )
 
         threads.share_rows(train_rows, steps * self._operations(shape, training.batch))
 
     def _run_program(
-        self,
-        streams: Sequence[Batches],
-        instructions: Sequence[Instruction],
-        models: Mapping[str, Tensor],
+        self, streams: Sequence[Batches], instructions: Sequence[Instruction], models: Mapping[str, Tensor],
         numbers: Mapping[str, Tensor],
-    ) -> None:
+    ) -> None:  # fmt: skip
         batches, program = streams[0], make_program(instructions, models, numbers)
         split, training, windows = batches.split, batches.training, [stream.windows() for stream in streams]
         shape, steps = self._shape(split.features.shape), batches.steps.numpy()
@@ -160,9 +145,8 @@ class FusedTask(StackedTask):
             work = args.WorkMemory(self._fused, shape, min(training.batch, int(count.max(initial=0))), split.labels)
             spare = np.empty((len(program.models) - len(models) + program.learns, self.num_params), np.float32)
             passing = [(row.ctypes.data, 0) for row in spare]
-            address, distance = np.array(
-                [args.rows_of(model, rows) for model in models.values()] + passing, np.int64
-            ).T.copy()
+            kept = [args.rows_of(model, rows) for model in models.values()]
+            address, distance = np.array(kept + passing, np.int64).T.copy()
             values = np.zeros((len(program.numbers), len(count)))
             for value, number in zip(values, numbers.values(), strict=False):  # others last for one batch
                 value[:] = number[rows].numpy()
@@ -283,13 +267,14 @@ class FusedTask(StackedTask):
 
     def _reads(self, features: Features) -> bool:
         """Whether compiled loops can read these examples where they are."""
-        shape, stored = self._fused.shape_of(features.shape), args.STORED if features.vectors is None else args.NUMBERED
+        shape, vectors = self._fused.shape_of(features.shape), features.vectors
+        stored = args.STORED if vectors is None else args.NUMBERED
         return (
             type(features) is Features  # others look up their examples in a way of their own
             and features.raw.dtype in stored
             and features.raw.is_contiguous()
             and shape is not None
-            and (features.vectors is None or _holds_numbers(features, shape.length))
+            and (vectors is None or (vectors.is_contiguous() and tuple(features.raw.shape[1:]) == (shape.length,)))
         )
 
     def _fits(self, theta: Tensor, batch: Batch) -> bool:
@@ -300,12 +285,6 @@ class FusedTask(StackedTask):
             and len(theta) > 0
             and self._fused.shape_of(tuple(batch.x.shape[2:])) is not None
         )
-
-
-def _holds_numbers(features: Features, length: int) -> bool:
-    """Whether an example is `length` numbers of vectors."""
-    assert features.vectors is not None
-    return features.vectors.is_contiguous() and tuple(features.raw.shape[1:]) == (length,)
 
 
 def _rule(training: LocalTraining, plain: bool) -> np.ndarray:

@@ -152,7 +152,7 @@ class Scores(NamedTuple):
 
 
 class ProgramTables(NamedTuple):
-    """An update program (kinfed.engine.compiled.fused_program), and the models and numbers it changes."""
+    """An update program (kinfed.engine.compiled.fused_net), and the models and numbers it changes."""
 
     what: IntRows
     amount: DoubleRows

@@ -55,11 +55,8 @@ _LIBRARIES = count()  # of one process: names of libraries are never used again
 
 @dataclass(frozen=True)
 class MachineCode:
-    """A function of one argument: the address of words (64 bits), which stand for `arguments` by name.
-
-    Each of these is "word" for a whole number, [dtype, axes] for an array in C order, and a dictionary of such for a
-    named tuple.
-    """
+    """A function of one argument: the address of words (64 bits), which stand for `arguments` by name: "word" for a
+    whole number, [dtype, axes] for an array in C order, and a dictionary of such for a named tuple."""
 
     symbol: str
     arguments: dict[str, Any]
@@ -224,8 +221,7 @@ _Pack = Callable[[Sequence[Any], list[int]], None]
 
 
 def _packer(arguments: Mapping[str, Any], inside: str = "") -> _Pack:
-    """A function that appends the words of arguments to a list. Arrays of another type are a mistake, and would be read
-    as if they were of this one: they are refused."""
+    """A function that appends the words of arguments to a list. Arrays of another type would be misread: an error."""
     kinds = [(inside + name, _kind(inside + name, argument)) for name, argument in arguments.items()]
 
     def pack(values: Sequence[Any], words: list[int]) -> None:

@@ -12,8 +12,6 @@ into nor on how wide the processor's vectors are. Arguments are addresses of flo
 in numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -21,16 +19,7 @@ import numpy as np
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
-from kinfed.engine.compiled.vector_code import (
-    LANES,
-    ZERO,
-    Builder,
-    Emitter,
-    Value,
-    calling,
-    pointer_to_floats,
-    whole_number,
-)
+from kinfed.engine.compiled.vector_code import LANES, ZERO, Value, calling, pointer_to_floats, whole_number
 
 
 def dot_tile(m: int, n: int) -> Callable[..., None]:
@@ -38,12 +27,9 @@ def dot_tile(m: int, n: int) -> Callable[..., None]:
 
     @intrinsic
     def tile(context: Any, a: Any, a_row: Any, b: Any, b_row: Any, k: Any, c: Any, c_row: Any) -> Any:
-        def body(builder: Builder, args: list[Value]) -> None:
-            emit = Emitter(builder)
-            a, a_row, b, b_row, k, c, c_row = args
+        def body(emit, builder, a, a_row, b, b_row, k, c, c_row):
             a_rows = [emit.row(emit.pointer(a), a_row, i) for i in range(m)]
             b_rows = [emit.row(emit.pointer(b), b_row, j) for j in range(n)]
-            whole = builder.and_(k, whole_number(-LANES))
 
             def products(at: Value, sums: list[Value], mask: Value | None) -> list[Value]:
                 lefts, changed = [emit.load(emit.at(row, at), mask) for row in a_rows], list(sums)
@@ -53,12 +39,9 @@ def dot_tile(m: int, n: int) -> Callable[..., None]:
                         changed[i * n + j] = emit.multiply_add(left, right, sums[i * n + j])
                 return changed
 
-            sums = emit.loop(whole, LANES, [ZERO] * (m * n), lambda at, now: products(at, now, None))
-            rest = builder.sub(k, whole)
-            sums = emit.loop(rest, LANES, sums, lambda _, now: products(whole, now, emit.first_lanes(rest)))
-            place = emit.pointer(c)
+            sums = emit.over(k, [ZERO] * (m * n), products)
             for i in range(m):
-                row = emit.row(place, c_row, i)
+                row = emit.row(emit.pointer(c), c_row, i)
                 for j in range(n):
                     builder.store(emit.sum_of_lanes(sums[i * n + j]), emit.at(row, whole_number(j)))
 
@@ -75,9 +58,7 @@ def outer_tile(m: int, vectors: int, masked: bool = False) -> Callable[..., None
         context: Any, c: Any, c_row: Any, a: Any, a_row: Any, a_step: Any, b: Any, b_row: Any, k: Any, scale: Any,
         width: Any,
     ) -> Any:  # fmt: skip
-        def body(builder: Builder, args: list[Value]) -> None:
-            emit = Emitter(builder)
-            c, c_row, a, a_row, a_step, b, b_row, k, scale, width = args
+        def body(emit, builder, c, c_row, a, a_row, a_step, b, b_row, k, scale, width):
             mask = emit.first_lanes(width) if masked else None
             left, right, target = emit.pointer(a), emit.pointer(b), emit.pointer(c)
 
@@ -107,9 +88,7 @@ def outer_tile(m: int, vectors: int, masked: bool = False) -> Callable[..., None
 def turned_tile(context: Any, a: Any, a_row: Any, c: Any, c_row: Any) -> Any:
     """Rows become columns in three exchanges of halves, between vectors 1, 2 and 4 apart."""
 
-    def body(builder: Builder, args: list[Value]) -> None:
-        emit = Emitter(builder)
-        a, a_row, c, c_row = args
+    def body(emit, builder, a, a_row, c, c_row):
         rows = [emit.load(emit.row(emit.pointer(a), a_row, i), None) for i in range(LANES)]
         for distance in (1, 2, 4):
             low = [lane if not lane & distance else lane - distance + LANES for lane in range(LANES)]
@@ -128,9 +107,7 @@ def turned_tile(context: Any, a: Any, a_row: Any, c: Any, c_row: Any) -> Any:
 def slope_tile(context: Any, g: Any, a: Any, b: Any, count: Any, out: Any) -> Any:
     """Four vectors of sums, which do not wait for each other; the numbers behind the last four go to the first one."""
 
-    def body(builder: Builder, args: list[Value]) -> None:
-        emit = Emitter(builder)
-        g, a, b, count, out = args
+    def body(emit, builder, g, a, b, count, out):
         pointers = [emit.pointer(address) for address in (g, a, b)]
         whole = builder.and_(count, whole_number(-4 * LANES))
 
@@ -277,8 +254,7 @@ def pack(k, n, b, b_row, b_step, panels):
 
 @njit(nogil=True)
 def add_panel_products(m, n, k, scale, a, a_row, panels, c, c_row):
-    """C [m, n] += scale * A [m, k] B [k, n], with B in panels: where B is used many times, as fast as the processor
-    multiplies."""
+    """C [m, n] += scale * A [m, k] B [k, n], with B in panels: for a B that is used many times."""
     factor, block = np.float32(scale), max(6, PANEL_BYTES // (24 * max(k, 1)) * 6)
     for begin in range(0, m, block):
         end = min(m, begin + block)

@@ -2,8 +2,6 @@
 compiler makes of them. What is summed, and in which order, does not depend on how wide the processor's vectors are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +18,7 @@ ZERO = ir.Constant(VECTOR, [0.0] * LANES)
 _DISTANCES = (4, 2, 1)  # a value that is joined with itself, turned by each of these, has joined all lanes
 Builder = Any  # llvmlite has no types to check
 Value = Any
+Piece = Callable[[Value, list[Value], Value | None], list[Value]]  # of vectors: (at, values, mask) to values
 
 
 def _pointer_to(kind: Any) -> Callable[..., Any]:
@@ -54,9 +53,9 @@ def prefetch(context: Any, address: Any) -> Any:
     return types.void(types.intp), generate
 
 
-def calling(name: str, body: Callable[[Builder, list[Value]], None]) -> Callable[..., Value]:
-    """The code of an intrinsic that calls a function of this name, with this body. A function, and never part of its
-    callers: compiling the same tile at every place that needs it took three times as long in all."""
+def calling(name: str, body: Callable[..., None]) -> Callable[..., Value]:
+    """The code of an intrinsic that calls a function of this name, whose body `body(emit, builder, *arguments)` writes;
+    never part of its callers: compiling a tile at every place that needs it took three times as long in all."""
 
     def generate(context: Any, builder: Builder, signature: Any, args: list[Value]) -> Value:
         kind = ir.FunctionType(ir.VoidType(), [value.type for value in args])
@@ -66,7 +65,7 @@ def calling(name: str, body: Callable[[Builder, list[Value]], None]) -> Callable
             function.attributes.add("noinline")
             function.attributes.add("nounwind")
             inside = ir.IRBuilder(function.append_basic_block("entry"))
-            body(inside, list(function.args))
+            body(Emitter(inside), inside, *function.args)
             inside.ret_void()
         builder.call(function, args)
         return context.get_dummy_value()
@@ -171,6 +170,13 @@ class Emitter:
             phi.add_incoming(first, before)
             phi.add_incoming(later, end)
         return results
+
+    def over(self, count: Value, start: list[Value], piece: Piece) -> list[Value]:
+        """`values = piece(at, values, mask)` for all of `count` numbers: whole vectors, then the rest."""
+        whole = self._b.and_(count, whole_number(-LANES))
+        values = self.loop(whole, LANES, start, lambda at, now: piece(at, now, None))
+        rest = self._b.sub(count, whole)
+        return self.loop(rest, LANES, values, lambda _, now: piece(whole, now, self.first_lanes(rest)))
 
     def _call(self, name: str, kind: Any, args: list[Value]) -> Value:
         return self._b.call(cgutils.get_or_insert_function(self._b.module, kind, name), args)

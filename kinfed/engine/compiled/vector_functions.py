@@ -12,9 +12,6 @@ functions take one number at a time, and their last bits depend on the library.
 Arguments are addresses of float32, rows lie one behind the other; `units` is H.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from math import inf
 from typing import Any
 
@@ -81,17 +78,6 @@ def exp(emit: Emitter, builder: Builder, x: Value) -> Value:
     return builder.select(too_small, constant(0.0), builder.fmul(small, power))
 
 
-Piece = Callable[[Value, list[Value], Value | None], list[Value]]
-
-
-def over_vectors(emit: Emitter, builder: Builder, count: Value, start: list[Value], piece: Piece) -> list[Value]:
-    """`values = piece(at, values, mask)` for all of `count` numbers: whole vectors, then the rest."""
-    whole = builder.and_(count, whole_number(-LANES))
-    values = emit.loop(whole, LANES, start, lambda at, now: piece(at, now, None))
-    rest = builder.sub(count, whole)
-    return emit.loop(rest, LANES, values, lambda _, now: piece(whole, now, emit.first_lanes(rest)))
-
-
 def _between(builder: Builder, x: Value, least: float, most: float) -> Value:
     for end, sign in ((most, ">"), (least, "<")):
         x = builder.select(builder.fcmp_ordered(sign, x, constant(end)), constant(end), x)
@@ -100,15 +86,14 @@ def _between(builder: Builder, x: Value, least: float, most: float) -> Value:
 
 @intrinsic
 def tanh_of(context: Any, x: Any, count: Any) -> Any:
-    def body(builder: Builder, args: list[Value]) -> None:
-        emit, (x, count) = Emitter(builder), args
+    def body(emit, builder, x, count):
 
         def piece(at: Value, _: list[Value], mask: Value | None) -> list[Value]:
             place = emit.at(emit.pointer(x), at)
             emit.store(tanh(emit, builder, emit.load(place, mask)), place, mask)
             return []
 
-        over_vectors(emit, builder, count, [], piece)
+        emit.over(count, [], piece)
 
     return types.void(types.intp, types.intp), calling("kinfed_tanh_of", body)
 
@@ -118,8 +103,7 @@ def softmax_of(context: Any, z: Any, count: Any, weight: Any, p: Any) -> Any:
     """The softmax of z less the largest z, so that nothing overflows. No branch depends on a value: a processor cannot
     guess which logit is the largest. NaN anywhere makes all of it NaN."""
 
-    def body(builder: Builder, args: list[Value]) -> None:
-        emit, (z, count, weight, p) = Emitter(builder), args
+    def body(emit, builder, z, count, weight, p):
         z, p = emit.pointer(z), emit.pointer(p)
         lowest = constant(-inf)
 
@@ -137,18 +121,17 @@ def softmax_of(context: Any, z: Any, count: Any, weight: Any, p: Any) -> Any:
             emit.store(builder.fmul(emit.load(place, mask), share), place, mask)
             return []
 
-        largest = emit.largest_lane(over_vectors(emit, builder, count, [lowest], larger)[0])
-        (total,) = over_vectors(emit, builder, count, [ZERO], exps)
+        largest = emit.largest_lane(emit.over(count, [lowest], larger)[0])
+        (total,) = emit.over(count, [ZERO], exps)
         share = emit.broadcast(builder.fdiv(weight, emit.sum_of_lanes(total)))
-        over_vectors(emit, builder, count, [], shares)
+        emit.over(count, [], shares)
 
     return types.void(types.intp, types.intp, types.float32, types.intp), calling("kinfed_softmax_of", body)
 
 
 @intrinsic
 def add_to_rows(context: Any, x: Any, rows: Any, count: Any, y: Any) -> Any:
-    def body(builder: Builder, args: list[Value]) -> None:
-        emit, (x, rows, count, y) = Emitter(builder), args
+    def body(emit, builder, x, rows, count, y):
 
         def piece(at: Value, _: list[Value], mask: Value | None) -> list[Value]:
             amount = emit.load(emit.at(emit.pointer(y), at), mask)
@@ -161,15 +144,14 @@ def add_to_rows(context: Any, x: Any, rows: Any, count: Any, y: Any) -> Any:
             emit.loop(rows, 1, [], add)
             return []
 
-        over_vectors(emit, builder, count, [], piece)
+        emit.over(count, [], piece)
 
     return types.void(*[types.intp] * 4), calling("kinfed_add_to_rows", body)
 
 
 @intrinsic
 def add_sum_of_rows(context: Any, x: Any, rows: Any, count: Any, by: Any, y: Any) -> Any:
-    def body(builder: Builder, args: list[Value]) -> None:
-        emit, (x, rows, count, by, y) = Emitter(builder), args
+    def body(emit, builder, x, rows, count, by, y):
         factor = emit.broadcast(by)
 
         def piece(at: Value, _: list[Value], mask: Value | None) -> list[Value]:
@@ -182,7 +164,7 @@ def add_sum_of_rows(context: Any, x: Any, rows: Any, count: Any, by: Any, y: Any
             emit.store(emit.multiply_add(factor, total, emit.load(place, mask)), place, mask)
             return []
 
-        over_vectors(emit, builder, count, [], piece)
+        emit.over(count, [], piece)
 
     kinds = types.intp, types.intp, types.intp, types.float32, types.intp
     return types.void(*kinds), calling("kinfed_add_sum_of_rows", body)
@@ -192,9 +174,7 @@ def add_sum_of_rows(context: Any, x: Any, rows: Any, count: Any, by: Any, y: Any
 def forward_cell(context: Any, gates: Any, c: Any, c_next: Any, tanh_c: Any, h: Any, units: Any) -> Any:
     """gates [4, H] of z <- i, f, g, o; c_next, tanh_c and h [H] of them and of c [H]."""
 
-    def body(builder: Builder, args: list[Value]) -> None:
-        gates, c, c_next, tanh_c, h, units = args
-        emit = Emitter(builder)
+    def body(emit, builder, gates, c, c_next, tanh_c, h, units):
 
         def piece(at: Value, _: list[Value], mask: Value | None) -> list[Value]:
             values = []
@@ -211,7 +191,7 @@ def forward_cell(context: Any, gates: Any, c: Any, c_next: Any, tanh_c: Any, h: 
                 emit.store(value, emit.at(emit.pointer(target), at), mask)
             return []
 
-        over_vectors(emit, builder, units, [], piece)
+        emit.over(units, [], piece)
 
     return types.void(*[types.intp] * 6), calling("kinfed_lstm_forward_cell", body)
 
@@ -220,10 +200,8 @@ def forward_cell(context: Any, gates: Any, c: Any, c_next: Any, tanh_c: Any, h: 
 def backward_cell(context: Any, gates: Any, tanh_c: Any, c: Any, at_h: Any, through_c: Any, units: Any) -> Any:
     """gates [4, H] <- delta at z, from the deltas [H] at h and, in `through_c`, at c', which becomes that at c."""
 
-    def body(builder: Builder, args: list[Value]) -> None:
-        gates, tanh_c, c, at_h, through_c, units = args
-        emit, multiply = Emitter(builder), builder.fmul
-        one = constant(1.0)
+    def body(emit, builder, gates, tanh_c, c, at_h, through_c, units):
+        multiply, one = builder.fmul, constant(1.0)
 
         def piece(at: Value, _: list[Value], mask: Value | None) -> list[Value]:
             def number(address: Value) -> Value:
@@ -254,6 +232,6 @@ def backward_cell(context: Any, gates: Any, tanh_c: Any, c: Any, at_h: Any, thro
             emit.store(multiply(dc, f), emit.at(emit.pointer(through_c), at), mask)
             return []
 
-        over_vectors(emit, builder, units, [], piece)
+        emit.over(units, [], piece)
 
     return types.void(*[types.intp] * 6), calling("kinfed_lstm_backward_cell", body)

@@ -5,9 +5,7 @@ These are the calls of kinfed's own networks and backends, as torch 2.13 has the
 public autograd, so a version that changes a schema or a meaning fails there and is repaired here.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +13,14 @@ from torch import Tensor
 _aten = torch.ops.aten
 _engine = torch.autograd.Variable._execution_engine
 Pair = tuple[int, int]
+
+
+# (delta at the output, output) to the delta at the input.
+tanh_backward: Callable[[Tensor, Tensor], Tensor] = _aten.tanh_backward
+# (x, kernel, stride, padding, dilation, ceil_mode) to the output and where each maximum lay; backward takes the delta,
+# the same, and these places.
+max_pool2d: Callable[..., tuple[Tensor, Tensor]] = _aten.max_pool2d_with_indices
+max_pool2d_backward: Callable[..., Tensor] = _aten.max_pool2d_with_indices_backward
 
 
 def relu_backward(delta: Tensor, output: Tensor) -> Tensor:
@@ -29,23 +35,10 @@ def relu_backward_(delta: Tensor, output: Tensor) -> Tensor:
     return delta
 
 
-def tanh_backward(delta: Tensor, output: Tensor) -> Tensor:
-    below: Tensor = _aten.tanh_backward(delta, output)
-    return below
-
-
 def convolution_backward(
-    delta: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    groups: int,
-    *,
-    below: bool,
+    delta: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int, *, below: bool,
     of_weight: bool,
-) -> tuple[Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """(delta at the input, where `below` asks for it; gradient of the weight, where `of_weight` does)."""
     transposed, output_padding, bias_sizes = False, (0, 0), None
     at_input, gradient, _ = _aten.convolution_backward(
@@ -53,23 +46,6 @@ def convolution_backward(
         (below, of_weight, False),
     )  # fmt: skip
     return at_input, gradient
-
-
-def max_pool2d(
-    x: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, ceil_mode: bool
-) -> tuple[Tensor, Tensor]:
-    """(output, where each maximum lay)."""
-    out, places = _aten.max_pool2d_with_indices(x, kernel, stride, padding, dilation, ceil_mode)
-    return out, places
-
-
-def max_pool2d_backward(
-    delta: Tensor, x: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, ceil_mode: bool, places: Tensor
-) -> Tensor:
-    below: Tensor = _aten.max_pool2d_with_indices_backward(
-        delta, x, kernel, stride, padding, dilation, ceil_mode, places
-    )
-    return below
 
 
 def pull_back(outputs: Sequence[Tensor], deltas: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:

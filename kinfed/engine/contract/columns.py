@@ -85,8 +85,7 @@ def matches(name: str, pattern: str) -> bool:
 
 @dataclass(frozen=True)
 class ColumnSplit:
-    """The columns of a row [P] in two parts. Each part is a few blocks of columns, copied whole: many times as fast as
-    by a mask, which goes number by number."""
+    """The columns of a row [P] in two parts, each a few blocks that are copied whole: much faster than by a mask."""
 
     own: tuple[slice, ...]  # from left to right
     shared: tuple[slice, ...]

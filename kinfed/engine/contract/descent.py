@@ -47,8 +47,7 @@ TRANSPOSE_FROM_STEPS = 10
 
 @dataclass(frozen=True)
 class GradientPieces:
-    """The gradient of some trainable columns, in the blocks in which a task has them: joining them would cost a pass
-    over memory in every step."""
+    """The gradient of some trainable columns, in a task's own blocks: joining them would cost a pass over memory."""
 
     columns: list[slice]  # from left to right
     # (theta [n, P], batch, feature loss) -> [n, width] for every block; running statistics of theta move in place.
@@ -104,10 +103,8 @@ class LayerwiseDescent(Descent):
         """`trained` says of every layer whether it is; None: all are."""
         self._net, self._trained = net, trained
         self._transposes = steps >= TRANSPOSE_FROM_STEPS and net.steps[0][0].outputs >= TRANSPOSE_FROM_OUTPUTS
-        self._layers = [
-            Params(_dense_copy(x.weight), None if x.bias is None else _dense_copy(x.bias))
-            for x in self._arranged(theta)
-        ]
+        layers = self._arranged(theta)
+        self._layers = [Params(_dense_copy(x.weight), None if x.bias is None else _dense_copy(x.bias)) for x in layers]
         proximal, drift = terms.proximal, terms.drift
         self._proximal = None if proximal is None else (proximal[0], self._arranged(proximal[1]))
         self._drift = None if drift is None else self._arranged(drift)
@@ -128,11 +125,9 @@ class LayerwiseDescent(Descent):
     def step(self, rows: slice, batch: Batch, lr: float | Tensor) -> None:
         if rows != self._rows:
             self._rows = rows
-            proximal = (
-                None
-                if self._proximal is None
-                else (take_if_tensor(self._proximal[0], rows), self._rows_of(self._proximal[1]))
-            )
+            proximal = self._proximal
+            if proximal is not None:
+                proximal = take_if_tensor(proximal[0], rows), self._rows_of(proximal[1])
             drift = None if self._drift is None else self._rows_of(self._drift)
             feature_loss = on_rows(self._feature_loss, torch.arange(len(self._layers[0].weight))[rows])
             self._active = self._rows_of(self._layers), proximal, drift, feature_loss

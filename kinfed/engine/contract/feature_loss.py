@@ -5,8 +5,6 @@ loss there hands in dz = ∂loss/∂z, in place of that of the task's loss, and 
 than through z; every gradient path goes on from there as it always does, and the body is never differentiated twice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -42,8 +40,7 @@ class FeatureLoss(Protocol):
 
 
 def logit_delta(z: Tensor, batch: Batch) -> Tensor:
-    """[n, B, C] weight * (softmax(z) - onehot(y)), the dz of the cross-entropy at any logits: those of a step, or
-    shifted or scaled ones. z is left as it was."""
+    """[n, B, C] weight * (softmax(z) - onehot(y)), the dz of the cross-entropy at any logits. z is left as it was."""
     return output_delta(z.clone(), batch.y, batch.weight)
 
 
@@ -84,9 +81,8 @@ class SeparableFeatureLoss:
 
 
 def separable(feature_loss: FeatureLoss) -> FeatureLoss:
-    """Declare that the deltas of an example depend on no other example of the client, neither of the batch nor through
-    anything computed before, and that the loss changes nothing. Only such a loss can be clipped example by example, so
-    private training refuses all others."""
+    """Declare that the deltas of an example depend on no other example of the client, and that the loss changes
+    nothing. Only such a loss can be clipped example by example: private training refuses others."""
     return SeparableFeatureLoss(feature_loss)
 
 
@@ -118,8 +114,7 @@ def on_rows(feature_loss: FeatureLoss | None, positions: Tensor) -> FeatureLoss 
 def answer(
     feature_loss: FeatureLoss | None, phi: Tensor, z: Tensor, batch: Batch, rows: Tensor | None = None
 ) -> Deltas:
-    """The deltas of the feature loss for these rows, by default all of them in order. A wrong shape is an error here:
-    further on it would be broadcast."""
+    """The deltas of the feature loss for these rows, or all in order. A wrong shape would be broadcast: an error."""
     if feature_loss is None:
         return None, None
     try:
@@ -144,8 +139,7 @@ def _like(value: Tensor, delta: Tensor | None, name: str) -> Tensor | None:
 
 
 def of_row(feature_loss: FeatureLoss, batch: Batch, row: int, x: Tensor, y: Tensor, weight: Tensor) -> RowFeatureLoss:
-    """The feature loss for one row of the batch, for paths that take one row after the other; x [B, ...], y and weight
-    [B] are the row's examples, perhaps without its padding."""
+    """The feature loss for one row of the batch, with its examples x [B, ...], y and weight [B], perhaps unpadded."""
     one = replace(batch.rows(slice(row, row + 1)), x=x[None], y=y[None], weight=weight[None])
 
     def row_loss(phi: Tensor, z: Tensor) -> Deltas:
@@ -156,15 +150,10 @@ def of_row(feature_loss: FeatureLoss, batch: Batch, row: int, x: Tensor, y: Tens
 
 
 def top_deltas(
-    objective: Objective,
-    feature_loss: FeatureLoss | None,
-    phi: Tensor,
-    z: Tensor,
-    batch: Batch,
+    objective: Objective, feature_loss: FeatureLoss | None, phi: Tensor, z: Tensor, batch: Batch,
     step: DenseStep | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """(the delta at the logits, the delta to add at the features) with which a backward pass by hand begins, scaled as
-    the step wants it. Overwrites z."""
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """(delta at the logits, delta to add at the features) with which a backward pass by hand begins. Overwrites z."""
     dz, dphi = answer(feature_loss, phi, z, batch)
     if step is None:
         return objective.delta(z, batch.y, batch.weight) if dz is None else dz, dphi
@@ -175,9 +164,8 @@ def top_deltas(
 def pulled_back(
     losses: Tensor, weight: Tensor, phi: Tensor, z: Tensor, deltas: Deltas, parameters: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Gradients of the parameters by autograd, where the graph reaches up to phi, z and the task's own losses of
-    examples, which count (by `weight`, of the same shape) only where there is no dz. Weights enter here and not in the
-    graph: a product and a sum less, each way."""
+    """Gradients of the parameters by autograd from phi, z and the task's losses of examples, which count (by `weight`)
+    only where there is no dz. Weights enter here and not in the graph: a product and a sum less, each way."""
     dz, dphi = deltas
     outputs = [(losses, weight) if dz is None else (z, dz)]
     if dphi is not None and phi.requires_grad:  # the input of a network of one layer does not

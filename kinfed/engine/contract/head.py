@@ -4,8 +4,6 @@ The head follows from the order in which a module declares its layers, or from a
 sees whether the model's output is in fact that layer's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -18,6 +16,8 @@ from kinfed.data import Split
 from kinfed.engine.contract.columns import ParameterSlot
 from kinfed.engine.contract.linear import ClientLinear, Dense
 from kinfed.errors import ModelError
+
+LINEAR = (nn.Linear, ClientLinear)  # exact types only: a subclass may compute something else
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,13 @@ class Head:
 
     def logits(self, theta: Tensor, phi: Tensor) -> Tensor:
         """z [n, B, C] of φ [n, B, d_f]."""
-        w, b = self.split(theta)
-        return torch.bmm(phi, w.mT) if b is None else torch.baddbmm(b.unsqueeze(1), phi, w.mT)
+        return self.dense.apply(theta, phi)
 
 
 def find_head(module: nn.Module, slots: Sequence[ParameterSlot], name: str | None = None) -> Head:
-    """The module of that name, or else the last nn.Linear as declared. Exact types only: a subclass may compute
-    something else."""
-    linears = _linears(module)
+    """The module of that name, or else the last nn.Linear as declared."""
+    every = module.named_modules(remove_duplicate=False)  # a layer that is used in two places is named for the last
+    linears = {name: child for name, child in every if isinstance(child, nn.Linear) and type(child) in LINEAR}
     if name is None:
         if not linears:
             raise ModelError(
@@ -94,12 +93,6 @@ def find_head(module: nn.Module, slots: Sequence[ParameterSlot], name: str | Non
     return Head(name, dense, slots[-1].stop)
 
 
-def _linears(module: nn.Module) -> dict[str, nn.Linear]:
-    """Linear layers in the order of declaration; one that is used in two places is named for the last."""
-    every = module.named_modules(remove_duplicate=False)
-    return {name: child for name, child in every if type(child) in (nn.Linear, ClientLinear)}
-
-
 def _slot_of(module: nn.Module, slots: Sequence[ParameterSlot], parameter: Tensor) -> ParameterSlot | None:
     """A tied parameter lies where its first name says."""
     names = {id(p): name for name, p in module.named_parameters()}
@@ -117,7 +110,7 @@ class HeadProbe:
         self._last: tuple[nn.Module, Any, Tensor] | None = None  # the last layer that ran, its input and its output
 
     def __enter__(self) -> Self:
-        linears = [child for child in self._module.modules() if type(child) in (nn.Linear, ClientLinear)]
+        linears = [child for child in self._module.modules() if type(child) in LINEAR]
         self._hooks = [layer.register_forward_hook(self._see, with_kwargs=True) for layer in linears]
         return self
 

@@ -23,8 +23,7 @@ from kinfed.errors import ModelError
 
 
 class Params:
-    """The parameters of one dense map for n clients, and the views of them that a step needs: many steps make them
-    once."""
+    """The parameters of one dense map for n clients, and views of them, which many steps make once."""
 
     __slots__ = ("bias", "bias_row", "is_transposed", "weight", "weight_t")
 
@@ -55,6 +54,11 @@ class Dense:
 
     def bias_of(self, theta: Tensor) -> Tensor | None:
         return None if self.bias is None else theta[:, self.bias : self.bias + self.outputs]
+
+    def apply(self, theta: Tensor, x: Tensor) -> Tensor:
+        """[n, B, outputs] of x [n, B, inputs]."""
+        w, b = self.weight_of(theta).mT, self.bias_of(theta)
+        return torch.bmm(x, w) if b is None else torch.baddbmm(b.unsqueeze(1), x, w)
 
     def params_of(self, theta: Tensor) -> Params:
         """Views of theta."""
@@ -135,10 +139,9 @@ def stacked_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 
 
 def runs_batched(module: nn.Module) -> bool:
-    """Whether the layers allow that the examples of many clients go through the module as one batch: every trained
-    parameter belongs to a layer that knows stacked ones, no layer mixes the examples of a batch, and no layer drops
-    values (clients draw for themselves). What a `forward` does beside calling layers cannot be seen from here: examples
-    must stay on the first axis."""
+    """Whether the examples of many clients may go through the module as one batch: every trained parameter belongs to a
+    layer that knows stacked ones, and no layer mixes examples or drops values. What a `forward` does beside calling
+    layers cannot be seen from here: examples must stay on the first axis."""
     trained = [p for p in module.parameters() if p.requires_grad]
     stackable = {id(p) for child in module.modules() if isinstance(child, ClientLinear) for p in child.parameters()}
     return (

@@ -7,8 +7,6 @@ Every gradient path begins its way back with `delta` or, where autograd goes bac
 each, written here and nowhere else.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 

@@ -23,10 +23,9 @@ from kinfed.engine.contract.feature_loss import FeatureLoss
 from kinfed.engine.contract.head import ClassSums, Head, class_sums
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.contract.update_program import Instruction
-from kinfed.engine.scoring.bootstrap import no_draws
-from kinfed.engine.scoring.judged import Judged
 from kinfed.engine.scoring.metric_catalogue import METRICS
-from kinfed.engine.scoring.score import OutputCollector, Score
+from kinfed.engine.scoring.metrics import Judged
+from kinfed.engine.scoring.score import OutputCollector, Score, no_draws
 from kinfed.errors import ModelError
 
 
@@ -36,8 +35,7 @@ class WholeLoop(Protocol):
     def __call__(
         self, theta: Tensor, rate: float, terms: Terms, mask: Tensor | None, moments: Mapping[str, Tensor]
     ) -> None:
-        """Change theta in place, and the moments of the optimizer (kinfed.engine.training.optimizers). The terms have
-        no feature loss."""
+        """Change theta and the moments of the optimizer in place. The terms have no feature loss."""
 
 
 # A program, the models and the numbers that it changes in place.
@@ -72,18 +70,15 @@ class Task(ABC):
 
     @abstractmethod
     def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
-        """[n, P] gradient of sum_b weight_b * loss_b for every row, with zeros for running statistics. Theta
-        stays as it is. A `feature_loss` changes the loss at features and logits (kinfed.engine.contract.feature_loss);
-        a task without a head refuses it."""
+        """[n, P] gradient of sum_b weight_b * loss_b for every row, 0 for running statistics. Theta stays as it is. A
+        `feature_loss` changes the loss at features and logits; a task without a head refuses it."""
 
     def training_grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
-        """The gradient of a step of training: as `grad`, and the running statistics of theta move in place, as in any
-        training forward pass of torch."""
+        """The gradient of a step of training: as `grad`, and the running statistics of theta move in place."""
         return self.grad(theta, batch) if feature_loss is None else self.grad(theta, batch, feature_loss)
 
     def gradient_pieces(self, mask: Tensor | None) -> GradientPieces:
-        """The gradient of a step of training for the optimizer of a local loop, which trains the columns of mask [P]
-        alone (None: all that can be trained)."""
+        """The gradient of a step of training for an optimizer, of the columns of mask [P] (None: of all trainable)."""
         columns = [self.trainable] if mask is None else runs(mask[self.trainable])
 
         def gradient(theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None) -> list[Tensor]:
@@ -102,8 +97,7 @@ class Task(ABC):
         raise ModelError(f"{type(self).__name__} has no last linear layer, and so no features")
 
     def features_and_logits(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(features [n, B, d_f], logits [n, B, C]) of one forward pass, by models in evaluation mode and without
-        gradients; features are the input of the head."""
+        """(features [n, B, d_f], the input of the head; logits [n, B, C]), in evaluation mode and without gradients."""
         raise ModelError(f"{type(self).__name__} has no last linear layer, and so no features")
 
     def features(self, theta: Tensor, x: Tensor) -> Tensor:
@@ -148,13 +142,11 @@ class Task(ABC):
         return StepwiseDescent(self.take_step_, theta, terms) if mask is None else None
 
     def whole_loop(self, batches: Batches) -> WholeLoop | None:
-        """All steps of `sgd` in one call; None where the task has none for this training: then `sgd` leads through it
-        batch by batch."""
+        """All steps of `sgd` in one call; None where the task has none for this training: then batch by batch."""
         return None
 
     def whole_program(self, streams: Sequence[Batches], models: Mapping[str, Tensor]) -> WholeProgram | None:
-        """All of `run_program` (kinfed.engine.training.run_program) in one call; None where the task has none for these
-        batches and models."""
+        """All of `run_program` in one call; None where the task has none for these batches and models."""
         return None
 
     def losses(self, theta: Tensor, batch: Batch) -> Tensor:

@@ -8,15 +8,13 @@
     Add("ahead", "w", "v", 0.1, "length")                       ahead ← w + 0.1 length v
     Collect("means", "theta", "begin", "width")                 means of θ over windows of steps
 
-A method says what one batch does, and kinfed.engine.training.run_program does it with every batch of every client.
+A method says what one batch does, and kinfed.engine.training.sgd does it with every batch of every client.
 Models are rows [n, P] by name; names that only instructions know stand for models that last for one batch. Numbers are
 one per client, [n] float64, by name; those that only instructions know last for one batch, too.
 
 Running statistics (of BatchNorm, say) are measured, not mixed: a mixture has those of the model it goes toward, a sum
 those of what is added, and a gradient, or a model that descends along the gradient at another, takes over that one's.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 
@@ -33,8 +31,7 @@ class Mix:
 
 @dataclass(frozen=True)
 class Learn:
-    """number ← number − rate · ⟨g, toward − base⟩, held in [0, 1]: along the loss of `Mix(.., base, toward, number)`
-    where g is its gradient."""
+    """number ← number − rate · ⟨g, toward − base⟩ in [0, 1]: along the loss of a `Mix` whose gradient g is."""
 
     number: str
     base: str

@@ -1,81 +1,317 @@
-"""Types of personal models: a plain model, a mixture of several, or a model with an extension.
+"""Personal models: a plain model, a mixture of several, or a model with an extension. Each is one flat row, and the
+type says which task and module belong to it and how its numbers are called. Rows travel and are stored without their
+type: it is read from the width and the mark of a row, and from the names of a file's tensors.
 
-A type says which task and module belong to its rows and how the numbers of a row are called. Rows travel and are stored
-without it: `type_of_rows` and `module_from` read it again, from the width and the mark of a row and from the names of a
-file's tensors.
+    plain      [P]
+    mixture    [K (P + 1)]    the parameters of K components one after the other, then their weights π
+    extended   [P + E + 1]    the plain model's columns, E numbers of its `Extension`, and a mark that says which it is
+
+A mixture gives p(y | x) = Σ_k π_k p_k(y | x). Where models predict a number (one output), so does the mixture:
+Σ_k π_k f_k(x); such mixtures are used, not trained. No width is both P and K (P + 1).
+
+Some methods predict with a second network between features and logits, or beside the head (FedCP's gate, GPFL's valve,
+the neighbours of kNN-Per): their models have extensions. An extension is registered (`kinfed.register("extension",
+...)`), so that files with its mark are read. An `ExtendedTask` also trains: the gradient of a loss in features, head
+and extension comes from autograd there, that of the body from the engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TypeAlias
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from kinfed.core import registry_of
-from kinfed.data import LocalTraining
-from kinfed.engine.personal.extended import ExtendedModule, ExtendedTask, Extension
-from kinfed.engine.personal.mixture import MixtureModule, MixtureTask, num_components
+from kinfed.data import Batch, LocalTraining
+from kinfed.engine.contract.columns import ParameterSlot
+from kinfed.engine.contract.descent import PLAIN, Terms
+from kinfed.engine.contract.feature_loss import Deltas, FeatureLoss, cross_entropy, refuse_feature_loss
+from kinfed.engine.contract.head import Head, HeadProbe, find_head
+from kinfed.engine.rows.layout import RowLayout
 from kinfed.engine.task_factory import ModuleTask, Task
 from kinfed.errors import ModelError
 
+LEAST_SHARE = 1e-30  # of an example in a component: as good as none, but an example that is there
+
+
+class WiderTask(Task):
+    """Rows that hold more than one plain model of `task`. A loss at features or logits is refused."""
+
+    kind: str  # of model, as the refusal names it
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.device, self.one_row_at_a_time = task, task.device, task.one_row_at_a_time
+        self.classifies, self.objective = task.classifies, task.objective
+        self.problem, self.metric = task.problem, task.metric
+
+    @property
+    def plain_task(self) -> Task:
+        return self.task.plain_task
+
+    def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
+        refuse_feature_loss(feature_loss, self.kind)
+        return self._joined(self.task.grad, theta, batch)
+
+    def training_grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
+        refuse_feature_loss(feature_loss, self.kind)
+        return self._joined(self.task.training_grad, theta, batch)
+
+    @abstractmethod
+    def _joined(self, grad: Callable[..., Tensor], theta: Tensor, batch: Batch) -> Tensor:
+        """[n, width] gradient of the wide rows, by the plain task's `grad` or `training_grad`."""
+
+    def _modules(self) -> ModuleTask:
+        if not isinstance(self.task, ModuleTask):
+            raise ModelError(f"models of a {type(self.task).__name__} are not torch modules")
+        return self.task
+
+
+class MixtureTask(WiderTask):
+    """Rows [n, K (P + 1)]. Training changes the components and leaves π as it is."""
+
+    backend = "mixture"
+    kind = "a mixture of several"
+
+    def __init__(self, task: Task, components: int) -> None:
+        super().__init__(task)
+        self.components = components
+        P = task.num_params
+        self.num_params = components * (P + 1)
+        parts = [
+            replace(slot, name=f"components.{k}.{slot.name}", start=k * P + slot.start, stop=k * P + slot.stop)
+            for k in range(components)
+            for slot in task.slots
+        ]
+        self.slots = (*parts, ParameterSlot("pi", (components,), components * P, self.num_params))
+
+    def split(self, theta: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Views: the components, each [n, P], and π [n, K]."""
+        P = self.task.num_params
+        return [theta[:, k * P : (k + 1) * P] for k in range(self.components)], theta[:, self.components * P :]
+
+    def init(self, seed: int, number: int = 0) -> Tensor:
+        first = number * self.components
+        models = torch.stack([self.task.init(seed, first + k) for k in range(self.components)])
+        return mixture_rows(models[None], models.new_full((1, self.components), 1 / self.components))[0]
+
+    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
+        """log Σ_k π_k softmax(z_k), whose softmax is the mixture's own; Σ_k π_k z_k where models predict numbers."""
+        models, pi = self.split(theta)
+        return mixed([self.task.logits(model, x) for model in models], pi[:, None, None, :], self.classifies)
+
+    def weighted(self, theta: Tensor, batch: Batch) -> list[Batch]:
+        """The batch as each component sees it: the gradient of the mixture's loss in θ_k is Σ_b weight q_k ∇f_k."""
+        if not self.classifies:
+            raise ModelError("a mixture of models that predict numbers is not trained as a whole; set finetune to 0")
+        models, pi = self.split(theta)
+        # No share is 0, which would mean padding: all components see the same examples, and normalize by them where
+        # they normalize by the batch.
+        q = self.responsibilities(models, pi, batch).clamp_min(LEAST_SHARE)
+        return [replace(batch, weight=batch.weight * q[..., k], may_pad=True) for k in range(q.shape[-1])]
+
+    def responsibilities(self, models: Sequence[Tensor], pi: Tensor, batch: Batch) -> Tensor:
+        """[n, B, K] q_k ∝ π_k exp(−f_k): the chance that an example belongs to component k. Log-sum-exp inside."""
+        losses = torch.stack([self.task.losses(model, batch) for model in models], -1)
+        return torch.softmax(pi.log()[:, None, :].to(losses.dtype) - losses, -1)
+
+    def _joined(self, grad: Callable[..., Tensor], theta: Tensor, batch: Batch) -> Tensor:
+        models, pi = self.split(theta)
+        parts = zip(models, self.weighted(theta, batch), strict=True)
+        return torch.cat([*(grad(model, part) for model, part in parts), torch.zeros_like(pi)], 1)
+
+    def take_step_(self, theta: Tensor, batch: Batch, lr: float | Tensor, terms: Terms) -> None:
+        refuse_feature_loss(terms.feature_loss, self.kind)
+        models, _ = self.split(theta)
+        own = [PLAIN] * self.components
+        if terms.proximal is not None:
+            lam, center = terms.proximal
+            own = [Terms((lam, part)) for part in self.split(center)[0]]
+        for model, part, of_model in zip(models, self.weighted(theta, batch), own, strict=True):
+            self.task.take_step_(model, part, lr, of_model)
+
+    def mask(self, training: LocalTraining) -> Tensor | None:
+        """bool [K (P + 1)]: what may be trained, where weight decay would shrink π, and running statistics, which lie
+        among the components' parameters; else None (the gradient of π is 0)."""
+        if not training.weight_decay:
+            return None
+        mask = torch.zeros(self.num_params, dtype=torch.bool)
+        for slot in self.slots:
+            mask[slot.start : slot.stop] = slot.trainable and slot.name != "pi"
+        return mask.to(self.device)
+
+    def module_of(self, row: Tensor) -> MixtureModule:
+        """A ready module with the parameters of one row."""
+        (models, pi), make = self.split(row[None]), self._modules().module_of
+        return MixtureModule([make(model[0]) for model in models], pi[0].detach().clone()).eval()
+
+
+class MixtureModule(nn.Module):
+    """log Σ_k π_k softmax(component_k(x)); Σ_k π_k component_k(x) where these predict a number."""
+
+    pi: Tensor
+
+    def __init__(self, components: Sequence[nn.Module], pi: Tensor) -> None:
+        super().__init__()
+        self.components = nn.ModuleList(components)
+        self.register_buffer("pi", pi)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = [component(x) for component in self.components]
+        return mixed(outputs, self.pi, classifies=outputs[0].shape[-1] > 1)
+
+
+def mixed(outputs: Sequence[Tensor], pi: Tensor, classifies: bool) -> Tensor:
+    """One output [..., C] of those of the components, with π [..., K] to be broadcast behind C."""
+    if not classifies:
+        return (torch.stack(list(outputs), -1) * pi).sum(-1)
+    log_p = torch.stack([torch.log_softmax(z, -1) for z in outputs], -1)
+    return torch.logsumexp(log_p + pi.log(), -1)
+
+
+def mixture_rows(models: Tensor, pi: Tensor) -> Tensor:
+    """[n, K (P + 1)] from models [n, K, P] and weights [n, K]."""
+    return torch.cat([models.flatten(1), pi.to(models.dtype)], 1)
+
+
+def num_components(width: int, num_params: int) -> int:
+    """K of a row of that width; other widths are refused."""
+    components, rest = divmod(width, num_params + 1)
+    if rest or not components:
+        raise ModelError(
+            f"a row of {width} numbers is neither a model of {num_params} parameters nor a mixture of such models"
+        )
+    return components
+
+
+class Extension(Protocol):
+    """The work of the further numbers of a row. Its class is registered, and made without arguments."""
+
+    mark: int  # negative, and nobody else's: the weights of a mixture, which rows may end in too, are not
+
+    def logits(self, phi: Tensor, weight: Tensor, bias: Tensor | None, extra: Tensor) -> Tensor:
+        """z [n, B, C] of features [n, B, d_f], the head W [n, C, d_f] and b [n, C], and `extra` [n, E]; differentiable
+        in all of them where a method trains it."""
+
+
+# (φ [n, B, d_f], W, b, extra [n, E], batch, rows [n]) to the loss of every client, [n]
+TopLoss = Callable[[Tensor, Tensor, Tensor | None, Tensor, Batch, Tensor], Tensor]
+
+
+class ExtendedTask(WiderTask):
+    """Rows [n, P + E + 1]. `loss` takes the place of the cross-entropy in training."""
+
+    backend = "extended"
+    kind = "a model with a network of its own between features and logits"
+
+    def __init__(self, task: Task, extension: Extension, width: int, loss: TopLoss | None = None) -> None:
+        """`width` is E."""
+        super().__init__(task)
+        self.extension, self.loss = extension, loss
+        P = task.num_params
+        self.num_params = P + width + 1
+        parts = [replace(slot, name=f"model.{slot.name}") for slot in task.slots]
+        self.slots = (*parts, ParameterSlot("extra", (width + 1,), P, self.num_params))
+
+    @property
+    def head(self) -> Head:
+        return replace(self.task.head, width=self.num_params)
+
+    def split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """Views: the plain models [n, P], and their extensions [n, E]."""
+        P = self.task.num_params
+        return theta[:, :P], theta[:, P:-1]
+
+    def init(self, seed: int, number: int = 0) -> Tensor:
+        extra = torch.zeros(1, self.num_params - self.task.num_params - 1, device=self.device)
+        return extended_rows(self.task.init(seed, number)[None], extra, self.extension)[0]
+
+    @torch.no_grad()
+    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
+        model, extra = self.split(theta)
+        return self.extension.logits(self.task.features(model, x), *self.task.head.split(model), extra)
+
+    def _joined(self, grad: Callable[..., Tensor], theta: Tensor, batch: Batch) -> Tensor:
+        model, _ = self.split(theta)
+        top = _TopGradient(self, theta, torch.zeros_like(theta))
+        result = top.gradient
+        result[:, : model.shape[1]] += grad(model, batch, top)  # zero at the head, of which dz = 0 says nothing
+        return result
+
+    def training_loss(self, phi: Tensor, theta: Tensor, batch: Batch, rows: Tensor) -> Tensor:
+        """[n] of rows theta whose features are φ."""
+        model, extra = self.split(theta)
+        weight, bias = self.task.head.split(model)
+        if self.loss is not None:
+            return self.loss(phi, weight, bias, extra, batch, rows)
+        return cross_entropy(self.extension.logits(phi, weight, bias, extra), batch)
+
+    def mask(self, training: LocalTraining) -> Tensor | None:
+        """bool [P + E + 1]: what fine-tuning may train, where weight decay would shrink the rest; else None."""
+        return self.trained_columns() if training.weight_decay else None
+
+    def trained_columns(self) -> Tensor:
+        """bool [P + E + 1]: trainable parameters of the model, and its extension."""
+        mask = torch.zeros(self.num_params, dtype=torch.bool, device=self.device)
+        mask[self.task.trainable] = True
+        mask[self.task.num_params : -1] = True
+        return mask
+
+    def module_of(self, row: Tensor) -> ExtendedModule:
+        """A ready module with the parameters of one row."""
+        P = self.task.num_params
+        return ExtendedModule(self._modules().module_of(row[:P]), row[P:].detach().clone(), self.extension).eval()
+
+
+class _TopGradient:
+    """The feature loss that differentiates in features, head and extension, and keeps what is not the body's."""
+
+    def __init__(self, task: ExtendedTask, theta: Tensor, gradient: Tensor) -> None:
+        self.task, self.theta, self.gradient = task, theta, gradient
+        self.top = task.head.mask.to(theta.device)
+        self.top[task.task.num_params : -1] = True
+
+    def __call__(self, phi: Tensor, z: Tensor, batch: Batch, rows: Tensor) -> Deltas:
+        with torch.enable_grad():
+            features = phi.detach().requires_grad_()
+            theta = self.theta[rows].detach().requires_grad_()
+            total = self.task.training_loss(features, theta, batch, rows).sum()
+            dphi, g = torch.autograd.grad(total, (features, theta), allow_unused=True, materialize_grads=True)
+        self.gradient[rows] = torch.where(self.top, g, 0.0)
+        return torch.zeros_like(z), dphi
+
+
+class ExtendedModule(nn.Module):
+    """The plain module, whose features go through the extension; it is "model." in the state dict, beside "extra"."""
+
+    extra: Tensor
+
+    def __init__(self, model: nn.Module, extra: Tensor, extension: Extension) -> None:
+        super().__init__()
+        self.model = model
+        self.extension = extension
+        self.register_buffer("extra", extra)
+        self._head = find_head(model, RowLayout.of(model).slots).name
+
+    def forward(self, x: Tensor) -> Tensor:
+        with HeadProbe(self.model, self._head) as probe:
+            phi = probe.features(self.model(x))
+        head = self.model.get_submodule(self._head)
+        assert isinstance(head, nn.Linear)  # as find_head says
+        bias = None if head.bias is None else head.bias[None]
+        return self.extension.logits(phi[None], head.weight[None], bias, self.extra[None, :-1])[0]
+
+
+def extended_rows(models: Tensor, extra: Tensor, extension: Extension) -> Tensor:
+    """[n, P + E + 1] from models [n, P] and further numbers [n, E]."""
+    mark = models.new_full((len(models), 1), float(extension.mark))
+    return torch.cat([models, extra.to(models), mark], 1)
+
+
 _Names: TypeAlias = Callable[[Tensor], dict[str, Tensor]]  # of the parameters of a plain model's row
-
-
-@dataclass(frozen=True)
-class Plain:
-    """One model: rows [n, P]."""
-
-    def task(self, task: Task) -> Task:
-        return task
-
-    def named(self, row: Tensor, plain: _Names) -> dict[str, Tensor]:
-        return plain(row)
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """Several models and their weights: rows [n, K (P + 1)]."""
-
-    components: int
-
-    def task(self, task: Task) -> MixtureTask:
-        return MixtureTask(task, self.components)
-
-    def named(self, row: Tensor, plain: _Names) -> dict[str, Tensor]:
-        models, pi = row[: -self.components].chunk(self.components), row[-self.components :]
-        parts = {f"components.{k}.{name}": t for k, model in enumerate(models) for name, t in plain(model).items()}
-        return {"pi": pi.clone()} | parts
-
-
-@dataclass(frozen=True)
-class Extended:
-    """A model, `width` further numbers that work at its features, and the mark of their kind: rows [n, P + E + 1]."""
-
-    extension: Extension
-    width: int
-
-    def task(self, task: Task) -> ExtendedTask:
-        return ExtendedTask(task, self.extension, self.width)
-
-    def named(self, row: Tensor, plain: _Names) -> dict[str, Tensor]:
-        P = len(row) - self.width - 1
-        return {f"model.{name}": tensor for name, tensor in plain(row[:P]).items()} | {"extra": row[P:].clone()}
-
-
-PersonalModel: TypeAlias = Plain | Mixture | Extended
-
-
-def type_of_rows(theta: Tensor, num_params: int) -> PersonalModel:
-    """The type of rows [n, width], where plain models have `num_params` numbers."""
-    width = theta.shape[-1]
-    if width == num_params:
-        return Plain()
-    extension = _extension_of(theta[0]) if len(theta) else None
-    if extension is not None:
-        return Extended(extension, width - num_params - 1)
-    return Mixture(num_components(width, num_params))
 
 
 def _extension_of(row: Tensor) -> Extension | None:
@@ -93,9 +329,21 @@ def _extension_of(row: Tensor) -> Extension | None:
     )
 
 
+def _form(row: Tensor, num_params: int) -> Extension | int | None:
+    """The extension of a row, or the number of components of a mixture; None of a plain model [num_params]."""
+    return None if len(row) == num_params else _extension_of(row) or num_components(len(row), num_params)
+
+
 def task_for(task: Task, theta: Tensor) -> Task:
     """The task that rows [n, width] belong to."""
-    return type_of_rows(theta, task.num_params).task(task)
+    P, width = task.num_params, theta.shape[-1]
+    if width == P:
+        return task
+    form = _form(theta[0], P) if len(theta) else num_components(width, P)
+    if isinstance(form, int):
+        return MixtureTask(task, form)
+    assert form is not None  # a row of another width
+    return ExtendedTask(task, form, width - P - 1)
 
 
 def module_for(task: ModuleTask, row: Tensor) -> nn.Module:
@@ -124,4 +372,12 @@ def module_from(make: Callable[[], nn.Module], tensors: Mapping[str, Tensor]) ->
 
 def named_parameters(row: Tensor, num_params: int, plain: _Names) -> dict[str, Tensor]:
     """The state dict of a row of a personal model, where `plain` names the parameters of a row [P] of a plain one."""
-    return type_of_rows(row[None], num_params).named(row, plain)
+    form = _form(row, num_params)
+    if form is None:
+        return plain(row)
+    if isinstance(form, int):
+        models, pi = row[:-form].chunk(form), row[-form:]
+        parts = {f"components.{k}.{name}": t for k, model in enumerate(models) for name, t in plain(model).items()}
+        return {"pi": pi.clone()} | parts
+    model = {f"model.{name}": tensor for name, tensor in plain(row[:num_params]).items()}
+    return model | {"extra": row[num_params:].clone()}

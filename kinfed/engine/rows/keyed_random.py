@@ -1,4 +1,11 @@
-"""Operations of torch that draw from its global generator, caught in one thread: they draw by key, or are refused.
+"""Random operations inside models (dropout, noise layers, sampled attention): drawn from counter-based keys.
+
+Every draw of a training forward is a function of (seed, stream of batches, round, client, step, number of the draw),
+so it does not depend on threads, chunks, pools or resumed runs, and two methods that train on the same batch draw the
+same. Two passes over one batch draw the same, too: a finite difference of gradients compares like with like. Every draw
+begins a generator anew: SFC64 for large masks of dropout, which take torch's own generator five times as long, and
+torch's for anything else. Dropout layers of working copies draw their masks themselves; all other operations that draw
+from torch's global generator are caught in the thread, and draw by key or are refused:
 
     with KeyedDraws(draws) as caught:
         z = module(x)                      dropout, noise, sampled attention, wherever they are: from `draws`
@@ -15,17 +22,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cache
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from types import MethodType
+from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
 from torch.library import Library
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kinfed.core import rng
+from kinfed.data import Batch
 from kinfed.errors import ModelError
-
-if TYPE_CHECKING:
-    from kinfed.engine.rows.keyed_dropout import Draws
 
 _KEY = "TESTING_ONLY_GenericMode"  # torch's key for modes of anyone; no other one is free
 _DRAWS = torch.Tag.nondeterministic_seeded
@@ -82,8 +93,7 @@ class KeyedDraws:
 
 
 def _draws_globally(operation: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an operation that may draw does: one with a generator of its own, with no chance to drop anything, or
-    not in training, leaves the global one alone."""
+    """Whether an operation draws: not with a generator of its own, with no chance to drop, or outside of training."""
     values = {argument.name: argument.default_value for argument in operation._schema.arguments}
     values |= dict(zip(values, args, strict=False)) | kwargs
     if values.get("generator") is not None or values.get("training") is False:
@@ -183,3 +193,165 @@ def _kernel(operation: Any) -> Callable[..., Any]:
             return operation(*args, **kwargs) if keyed is None else keyed.call(operation, args, kwargs)
 
     return call
+
+
+# Of a mask, from which on SFC64 with numpy's calls around it is faster than torch's generator with one call.
+MANY_VALUES = 2048
+# Steps for which masks of fewer values are drawn together, at most. Between layers, a single mask of 1,280 takes 65 to
+# 80 µs, most of it for code that is no longer in the processor's cache, where torch's own dropout takes 40.
+STEPS_TOGETHER = 32
+
+
+@dataclass(frozen=True)
+class _Masks:
+    """The same draw of a client in some steps, one after the other."""
+
+    client: int  # key of its round
+    first: int  # step
+    keep: float
+    of_steps: tuple[Tensor, ...]  # never written to
+
+    def has(self, client: int, step: int, keep: float, shape: torch.Size) -> bool:
+        same = self.client == client and self.keep == keep and self.of_steps[0].shape == shape
+        return same and 0 <= step - self.first < len(self.of_steps)
+
+
+class Draws:
+    """The draws of one working copy, which one thread uses at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._generator = torch.Generator(device)
+        self._sfc64 = np.random.SFC64()
+        self._sfc64_words = np.zeros(4, np.int64)  # three of state, and a counter
+        self._sfc64_start: Any = {**self._sfc64.state, "state": {"state": self._sfc64_words.view(np.uint64)}}
+        self._of_step: Batch | None = None
+        self._row = 0  # of it
+        self._key: int | None = None  # of the step, once it was drawn from
+        self._count = 0
+        # Ids of a batch; row, seed, stream and round; the key of that client's round. See `_client_key`.
+        self._client: tuple[Tensor, tuple[int, int, str, int], int] | None = None
+        self._masks: dict[int, _Masks] = {}  # the last ones, by number of the draw in a step
+
+    def begin(self, batch: Batch, row: int) -> None:
+        """The draws that follow are those of a training step on this row of the batch."""
+        self._of_step, self._row, self._key, self._count = batch, row, None, 0
+
+    def next(self) -> torch.Generator:
+        """A generator at the start of the next draw."""
+        self._generator.manual_seed(self._next_key())
+        return self._generator
+
+    def bernoulli_(self, target: Tensor, p: float = 0.5) -> Tensor:
+        """`target.bernoulli_(p)` as the next draw."""
+        if _comes_from_sfc64(target, p):
+            # As floats: torch takes ten times as long to copy random bools.
+            return target.copy_(torch.from_numpy(self._hits(target.shape, p).astype(np.float32)))
+        if target.device.type == "cpu":
+            return torch.lt(self._uniform(target), p, out=target)
+        with uncaught():
+            return target.bernoulli_(p, generator=self.next())
+
+    def dropout_mask(self, x: Tensor, keep: float) -> Tensor:
+        """The mask with which dropout multiplies x, as the next draw: 1 / keep with the chance `keep`, else 0."""
+        if x.device.type != "cpu" or x.dtype != torch.float32:
+            return self.bernoulli_(torch.empty_like(x), keep).div_(keep)
+        if _comes_from_sfc64(x, keep):
+            return _scaled(self._hits(x.shape, keep), keep)
+        if x.is_contiguous():
+            return self._mask_of_a_step(x.shape, keep)
+        return _scaled(self._uniform(x).numpy() < keep, keep)
+
+    def _mask_of_a_step(self, shape: torch.Size, keep: float) -> Tensor:
+        """The mask of a step, drawn with those of the steps ahead once a client draws the same in two steps running."""
+        client, number, step = self._client_key(), self._count, self._batch.step
+        masks = self._masks.get(number)
+        if masks is None or not masks.has(client, step, keep, shape):
+            follows = masks is not None and masks.has(client, step - 1, keep, shape)
+            together = min(1 + self._batch.steps_ahead, STEPS_TOGETHER) if follows else 1
+            draws = torch.empty(together, *shape, dtype=torch.float64)
+            with uncaught():
+                for ahead, target in enumerate(draws.unbind()):
+                    self._generator.manual_seed(rng.fold_number(client, step + ahead, number))
+                    target.uniform_(generator=self._generator)
+            masks = self._masks[number] = _Masks(client, step, keep, _scaled(draws.numpy() < keep, keep).unbind())
+        self._count += 1
+        return masks.of_steps[step - masks.first]
+
+    def _uniform(self, like: Tensor) -> Tensor:
+        """float64 in [0, 1), in the order in which `like` lies in memory. Numbers below p are where torch's
+        `bernoulli_(p)` hits, in less than half of its time (9 µs for 1,280, and 20), and on every processor: by its
+        source, `bernoulli_` asks another generator on those of Intel."""
+        with uncaught():
+            return torch.empty_like(like, dtype=torch.float64).uniform_(generator=self.next())
+
+    def _hits(self, shape: torch.Size, p: float) -> NDArray[np.bool_]:
+        """True with the chance p, from 32 random bits each, which belong to positions and not to memory."""
+        self._sfc64_words[:3], self._sfc64_words[3] = self._next_key(), 1
+        self._sfc64.state = self._sfc64_start
+        self._sfc64.random_raw(12, output=False)  # mixes the three equal words, as its author does
+        count = shape.numel()
+        bits = self._sfc64.random_raw((count + 1) // 2).view(np.int32)[:count].reshape(shape)
+        threshold = min(round(p * 2**32), 2**32 - 1) - 2**31  # below which a share p of all int32 lie
+        return np.less(bits, threshold)
+
+    @property
+    def _batch(self) -> Batch:
+        if self._of_step is None:
+            raise RuntimeError("a model draws outside of a training step")
+        return self._of_step
+
+    def _next_key(self) -> int:
+        if self._key is None:
+            self._key = rng.fold_number(self._client_key(), self._batch.step)
+        self._count += 1
+        return rng.fold_number(self._key, self._count - 1)
+
+    def _client_key(self) -> int:
+        """The key of the client's round. Batches of one loop share their ids, which shows that it is the same."""
+        batch, row = self._batch, self._row
+        which = row, batch.seed, batch.stream, batch.round
+        if self._client is None or self._client[0] is not batch.ids or self._client[1] != which:
+            key = _key_of(batch.seed, batch.stream, batch.round, int(batch.ids[row]))
+            self._client = batch.ids, which, key
+        return self._client[2]
+
+
+def _scaled(hits: NDArray[np.bool_], keep: float) -> Tensor:
+    """Masks by numpy: torch takes ten times as long to make floats of random bools."""
+    return torch.from_numpy(hits * (np.float32(1) / np.float32(keep)))
+
+
+def _comes_from_sfc64(target: Tensor, p: float) -> bool:
+    return target.numel() >= MANY_VALUES and target.device.type == "cpu" and 0 < p < 1
+
+
+@lru_cache(maxsize=64)
+def _key_of(seed: int, stream: str, round: int, client: int) -> int:
+    return rng.fold_number(int(rng.root(seed, f"draws-{stream}")), round, client)
+
+
+def prepare_dropout(module: nn.Module, draws: Draws) -> None:
+    """Let the `nn.Dropout` layers of a working copy draw from `draws`: the same as `nn.functional.dropout` does."""
+
+    def forward(layer: nn.Dropout, x: Tensor) -> Tensor:
+        if not layer.training or layer.p == 0:
+            return x
+        if layer.p == 1:
+            return x * 0.0
+        mask = draws.dropout_mask(x, 1 - layer.p)
+        return x.mul_(mask) if layer.inplace else x * mask
+
+    for layer in module.modules():
+        if type(layer) is nn.Dropout:
+            layer.forward = MethodType(forward, layer)  # type: ignore[method-assign]  # of this one copy
+
+
+def drops(module: nn.Module) -> bool:
+    """Whether a layer of torch in it drops values at random in training."""
+    return any(_dropout_rate(layer) > 0 for layer in module.modules())
+
+
+def _dropout_rate(layer: nn.Module) -> float:
+    if isinstance(layer, nn.modules.dropout._DropoutNd):
+        return layer.p
+    return layer.dropout if isinstance(layer, nn.RNNBase | nn.MultiheadAttention) else 0.0

@@ -1,7 +1,5 @@
 """Checks of torch modules: whether one can train in a federation, and whether it is a plain chain of layers."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
@@ -88,8 +86,7 @@ def _check_attributes(name: str, layer: nn.Module, known: set[int]) -> None:
 
 
 def owns_its_parameters(module: nn.Module, chain: list[nn.Module]) -> bool:
-    """Whether the module's parameters are those of the chain's layers, each once and in order: no tied weights,
-    no reparametrized layer."""
+    """Whether the module's parameters are those of the chain's layers, in order: none is tied or reparametrized."""
     expected: list[Tensor] = []
     for layer in chain:
         if isinstance(layer, nn.LSTM):

@@ -15,10 +15,9 @@ from kinfed.core import rng, storage
 from kinfed.engine.contract.head import Head, find_head
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.contract.task import Task
-from kinfed.engine.rows.keyed_dropout import drops
-from kinfed.engine.rows.layout import NORM_KINDS, RowLayout, freeze
+from kinfed.engine.rows.keyed_random import drops
+from kinfed.engine.rows.layout import NORM_KINDS, RowLayout, WorkingCopy, freeze
 from kinfed.engine.rows.module_checks import check_module
-from kinfed.engine.rows.working_copy import WorkingCopy
 from kinfed.errors import KinfedError, ModelError
 
 Build = Callable[[], nn.Module]
@@ -134,8 +133,7 @@ class ModuleTask(Task):
         return module.eval()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tasks travel to other processes; what belongs to a thread stays. Of a module with parametrizations, which
-        torch does not pickle, travels how to build it."""
+        """What travels to other processes: nothing of a thread; how to build a module that torch does not pickle."""
         state = {name: value for name, value in self.__dict__.items() if name != "_per_thread"}
         if not any(is_parametrized(layer) for layer in self.module.modules()):
             return state
@@ -213,10 +211,8 @@ _GLOBAL_RNG_LOCK = threading.Lock()
 
 
 def build_seeded(build: Build, seed: int) -> nn.Module:
-    """A module with the random numbers of `seed`. Layers draw them from torch's global generator, which is left as
-    it was; the lock keeps threads that start clients at the same time from drawing each other's. The generator is
-    seeded itself, because torch.manual_seed also remembers a formatted stack for every kind of accelerator, at each
-    call."""
+    """A module with the random numbers of `seed`, from torch's global generator, which is left as it was; the lock
+    keeps threads from drawing each other's. torch.manual_seed would also format a stack at each call."""
     with _GLOBAL_RNG_LOCK, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return build()

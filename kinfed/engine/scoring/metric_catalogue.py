@@ -1,12 +1,9 @@
 """The metrics that kinfed brings: their sums over a client's examples. Needs no torch."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from kinfed.data import Kind
-from kinfed.engine.scoring.judged import Judged
-from kinfed.engine.scoring.metrics import MetricRegistry, Sums
+from kinfed.engine.scoring.metrics import Judged, MetricRegistry, Sums
 
 METRICS = MetricRegistry()
 _CLASSES: tuple[Kind, ...] = ("binary", "multiclass")
@@ -70,8 +67,7 @@ def _f1(d: Judged) -> Sums:
     of="examples", unit="%", kinds=_CLASSES, scorer=("roc_auc", "roc_auc_ovr"), by_class=True,
 )  # fmt: skip
 def _auroc(d: Judged) -> Sums:
-    """Pairs in the right order, ties half: U of Mann and Whitney; several classes one against the others, averaged over
-    the classes that a client has."""
+    """Pairs in the right order, ties half (U of Mann and Whitney); the mean of a client's classes against others."""
     if d.problem.kind == "binary":
         return _ordered_pairs(d, d.output[:, 1] - d.output[:, 0], d.target == 1)
     total, classes = np.zeros(d.clients), np.zeros(d.clients)
@@ -173,7 +169,7 @@ def _calibration_error(d: Judged) -> Sums:
 def _relative_false_accepts(d: Judged) -> Sums:
     if d.start_output is None:  # of what has no start, such as a constant prediction
         return np.zeros(d.clients), np.zeros(d.clients)
-    from kinfed.engine.scoring.detection_rates import relative_sums  # with torch
+    from kinfed.engine.scoring.score import relative_sums  # with torch
 
     scores, start = (z[:, 1] - z[:, 0] for z in (d.output, d.start_output))
     return relative_sums(scores, start, d.target == 1, d.owner, d.clients)

@@ -1,11 +1,21 @@
-"""Scores of models on clients' examples: sums by client, and the figures that tables compare, in float64.
+"""Scores of models on clients' examples: sums by client, their errors, and the figures that tables compare, in float64.
 
 A client without test examples has no accuracy, so it is left out of every figure, also of the M in "10% of M
 clients". Ten percent means ceil(M / 10) clients, so at least one.
+
+The error of a client's metric comes from values over examples drawn anew from the client's own with replacement: an
+accuracy from eight rows should say how little it means. The deviation of the draws is its standard error, and as all
+models of a client are judged on the same draws, the deviation of the differences that of a gain.
+
+Detectors are compared where they miss equally often: `relative_false_accepts` is FA(model) / FA(start) with FR(model) =
+FR(start), below 1 where a model is better than the one that all methods start from; client by client, at the number of
+false rejects that is FALSE_REJECT of the client's own positive rows, rounded up, on the straight lines between
+thresholds. It needs the start's predictions, which are computed only where it is a run's headline.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,11 +24,67 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kinfed.core import rng
 from kinfed.data import Batch, Problem, Split
-from kinfed.engine.scoring.bootstrap import deviation_of_draws, error_draws
-from kinfed.engine.scoring.judged import Judged
 from kinfed.engine.scoring.metric_catalogue import METRICS
-from kinfed.engine.scoring.metrics import Metric
+from kinfed.engine.scoring.metrics import Drawn, Judged, Metric
+
+REPLICATES = 100
+OUTPUTS_AT_ONCE = 2_000_000  # rows times classes of bootstrap draws that are judged together
+FEW_EXAMPLES = 500  # of a client, up to which the error of its figure is estimated
+FEW_CLIENTS, SLOW_REPLICATES = 20, 25  # up to which that is done for metrics that are slow, and how often
+
+
+def error_draws(metric: Metric, judged: Judged, ids: Tensor) -> Tensor:
+    """[R, n] `bootstrap_draws` of the size that every evaluation can afford; NaN at clients with more than FEW_EXAMPLES
+    or none, and at all of many clients where the metric is slow."""
+    if metric.slow and judged.clients > FEW_CLIENTS:
+        return no_draws(metric, judged.clients)
+    return bootstrap_draws(metric, judged, ids, replicates=_replicates(metric), most=FEW_EXAMPLES)
+
+
+def no_draws(metric: Metric, clients: int) -> Tensor:
+    """[R, n] NaN: `error_draws` where nothing is known."""
+    return torch.full((_replicates(metric), clients), torch.nan, dtype=torch.float64)
+
+
+def _replicates(metric: Metric) -> int:
+    return SLOW_REPLICATES if metric.slow else REPLICATES
+
+
+def bootstrap_draws(
+    metric: Metric, judged: Judged, ids: Tensor, *, replicates: int = REPLICATES, most: int | None = None
+) -> Tensor:
+    """[R, n] the metric over examples drawn anew with replacement from every client's own; NaN where it is undefined,
+    and at clients with none or with more than `most`. Draws are named by `ids`, the same for all models."""
+    count = judged.examples
+    start = np.r_[0, np.cumsum(count)[:-1]]
+    few = (count > 0) if most is None else (count > 0) & (count <= most)
+    owner = np.repeat(np.flatnonzero(few), count[few])
+    if not len(owner):
+        return torch.full((replicates, judged.clients), torch.nan, dtype=torch.float64)
+    position = torch.from_numpy(np.concatenate([np.arange(c) for c in count[few]]))
+    keys = rng.fold(rng.root(0, "bootstrap"), ids)[torch.from_numpy(owner)]
+    values, together = [], max(1, OUTPUTS_AT_ONCE // (len(owner) * judged.output.shape[1]))
+    for first in range(0, replicates, together):
+        turn = torch.arange(first, min(first + together, replicates))  # [r]
+        u = rng.to_unit(rng.at(rng.fold(keys, turn[:, None]), position)).numpy()  # [r, rows]
+        index = start[owner] + np.minimum((u * count[owner]).astype(np.int64), count[owner] - 1)
+        # Every replicate of a client is judged like a client of its own.
+        apart = (np.arange(len(turn))[:, None] * judged.clients + owner).reshape(-1)
+        drawn = Drawn(judged, index.reshape(-1), apart, len(turn) * judged.clients)
+        sums = np.stack(metric.sums(drawn), 1)
+        values.append(metric.value(torch.from_numpy(sums.astype(np.float64))).reshape(len(turn), -1))
+    return torch.cat(values)
+
+
+def deviation_of_draws(draws: Tensor) -> Tensor:
+    """[n] the standard deviation of draws [R, n]; NaN where most of them are undefined."""
+    known = ~torch.isnan(draws)
+    number = known.sum(0)
+    mean = torch.where(known, draws, 0.0).sum(0) / number.clamp_min(1)
+    square = torch.where(known, (draws - mean) ** 2, 0.0).sum(0) / (number - 1).clamp_min(1)
+    return torch.where(number > len(draws) // 2, square.sqrt(), torch.nan)
 
 
 @dataclass(frozen=True)
@@ -120,9 +186,8 @@ class Score:
 
     @property
     def draws(self) -> Tensor | None:
-        """[R, n] the headline metric over examples drawn anew (kinfed.engine.scoring.bootstrap), the same for all
-        models of a client; None where no more than the error is known. Computed at first use: it takes longer than
-        all metrics together, and most evaluations do not need it."""
+        """[R, n] the headline metric over examples drawn anew; None where no more than the error is known. Computed at
+        first use: it takes longer than all metrics together, and most evaluations do not need it."""
         known = self._known()
         return known if known is not None and known.dim() == 2 else None
 
@@ -239,3 +304,45 @@ class OutputCollector:
         else:
             output = torch.nan_to_num(output, nan=0.0, posinf=1e30, neginf=-1e30)
         return Judged(output.numpy(), target[order].numpy(), owner[order].numpy(), self._n, problem)
+
+
+FALSE_REJECT = 0.05  # the share of positive rows that a detector misses where it is compared
+
+
+def relative_sums(
+    scores: np.ndarray, start_scores: np.ndarray, positive: np.ndarray, owner: np.ndarray, clients: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """[n] false accepts of the model, and of the start; both 0 at a client without positive or negative rows."""
+    accepted = np.zeros((2, clients))
+    ends = np.searchsorted(owner, np.arange(clients + 1))
+    for client in range(clients):
+        rows = slice(ends[client], ends[client + 1])
+        own = torch.from_numpy(positive[rows])
+        positives = int(own.sum())
+        if 0 < positives < len(own):
+            rejected = math.ceil(FALSE_REJECT * positives)
+            for place, one in enumerate((scores, start_scores)):
+                accepted[place, client] = false_accepts_at(rejected, torch.from_numpy(one[rows]), own)
+    return accepted[0], accepted[1]
+
+
+def false_accepts_at(rejected: int, scores: Tensor, positive: Tensor) -> float:
+    """The false accepts that come with a number of false rejects, on the straight lines between thresholds."""
+    _, rejects, accepts = operating_points(scores, positive)
+    # The last point that rejects no more: of several with equal rejects, the one with fewest accepts.
+    below = int(torch.searchsorted(rejects, float(rejected), right=True)) - 1
+    if rejects[below] == rejected:
+        return accepts[below].item()
+    step = (rejected - rejects[below]) / (rejects[below + 1] - rejects[below])
+    return (accepts[below] + step * (accepts[below + 1] - accepts[below])).item()
+
+
+def operating_points(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Every distinct score as a threshold, ascending, then infinity: (threshold, false rejects, false accepts)."""
+    ordered, order = scores.to(torch.float64).sort()
+    distinct, sizes = torch.unique_consecutive(ordered, return_counts=True)
+    first = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0).cpu()])  # examples below each threshold
+    positives_below = torch.cat([torch.zeros(1), positive[order].cpu().cumsum(0)]).to(torch.float64)[first]
+    negatives_below = first - positives_below
+    thresholds = torch.cat([distinct.cpu(), torch.tensor([torch.inf], dtype=torch.float64)])
+    return thresholds, positives_below, negatives_below[-1] - negatives_below

@@ -10,8 +10,6 @@ weights. Those that kinfed computes itself, as sums, are in kinfed.engine.scorin
 Refused by name: scorers of clusterings, of several labels per row, and of the other kind of problem.
 """
 
-from __future__ import annotations
-
 import warnings
 from functools import cache
 from itertools import pairwise
@@ -20,8 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from kinfed.data import Kind, Problem
-from kinfed.engine.scoring.judged import Judged
-from kinfed.engine.scoring.metrics import Metric, Sums
+from kinfed.engine.scoring.metrics import Judged, Metric, Sums
 from kinfed.errors import ConfigError
 
 CLUSTERINGS = (

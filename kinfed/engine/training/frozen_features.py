@@ -14,8 +14,6 @@ The stages of a module are the children of an nn.Sequential, or its attribute `s
 forward pass. Any other module can be cut before its last linear layer, where that is all that trains.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,12 +45,8 @@ class AfterStages:
         """The activations [B, ...] of examples x."""
         return _chained(stages_of(module)[: self.count], x)
 
-    def upper(self, module: nn.Module, h: Tensor) -> Tensor:
-        """The output for activations h."""
-        return _chained(self.upper_layers(module), h)
-
     def upper_layers(self, module: nn.Module) -> list[nn.Module]:
-        """The modules whose composition `upper` is."""
+        """The modules whose composition makes the output of activations."""
         return stages_of(module)[self.count :]
 
 
@@ -72,10 +66,6 @@ class BeforeHead:
         if len(inputs) != 1:
             raise ModelError(f"layer {self.head} should be called once; it was called {len(inputs)} times")
         return inputs[0]
-
-    def upper(self, module: nn.Module, h: Tensor) -> Tensor:
-        z: Tensor = module.get_submodule(self.head)(h)
-        return z
 
     def upper_layers(self, module: nn.Module) -> list[nn.Module]:
         return [module.get_submodule(self.head)]
@@ -104,14 +94,17 @@ class FrozenPrefix:
         layers, example = self.cut.upper_layers(self.task.module), activations.raw[:2]
         return upper_task(self.task, self._above, layers, backend=backend, example=example, batch=batch)
 
+    def _upper(self, module: nn.Module, h: Tensor) -> Tensor:
+        """The output for activations h."""
+        return _chained(self.cut.upper_layers(module), h)
+
     def _above(self, module: nn.Module) -> nn.Module:
         """`module`, with a forward pass that begins at the activations."""
-        module.forward = MethodType(self.cut.upper, module)  # of this one module
+        module.forward = MethodType(self._upper, module)  # of this one module
         return module
 
     def is_exact(self, example: Tensor) -> bool:
-        """Whether the prefix gives the same in training and in evaluation, without any draws, and what lies above it
-        the module's own output."""
+        """Whether the prefix gives the same in training and evaluation, without draws, and with the rest the output."""
         module = self.task.layout.working_copy(self.task.module)
         activations = []
         try:
@@ -120,7 +113,7 @@ class FrozenPrefix:
                     self.task.layout.set_mode(module, training=training)
                     with KeyedDraws(None):
                         activations.append(self.cut.lower(module, example))
-                outputs = [module(example), self.cut.upper(module, activations[1])]
+                outputs = [module(example), self._upper(module, activations[1])]
         except ModelError:  # what is called `stages` may be something else, and not take examples
             return False
         same = all(torch.equal(*pair) for pair in (activations, outputs))

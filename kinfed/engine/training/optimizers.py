@@ -8,8 +8,6 @@ optimizer remembers from one loop to the next is handed in (`blank_moments` befo
 place.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -119,14 +117,12 @@ class Adam(Optimizer):
 def make_optimizer(
     training: LocalTraining, columns: Sequence[slice], theta: Tensor, moments: Mapping[str, Tensor] | None = None
 ) -> Optimizer:
-    """The optimizer of a loop that trains these columns of theta [n, P]; it goes on from `moments`, where there are
-    some, and otherwise has taken no step yet."""
+    """The optimizer of a loop that trains these columns of theta [n, P]; it goes on from `moments`, if any."""
     return _kind(training)(training, columns, theta, moments)
 
 
 def blank_moments(training: LocalTraining, columns: Sequence[slice], theta: Tensor) -> dict[str, Tensor]:
-    """The moments of such a loop's optimizer before its first step: [n, T] each, up to the last column that is
-    trained, and the number of steps [n] where it counts them."""
+    """The moments before the first step: [n, T] each, up to the last trained column, and [n] steps where they count."""
     width = max((block.stop for block in columns), default=0)
     moments = {name: theta.new_zeros(len(theta), width) for name in _kind(training).names}
     return moments | ({} if training.optimizer == "sgd" else {STEPS: _no_steps(theta)})

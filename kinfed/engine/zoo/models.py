@@ -53,16 +53,16 @@ _add("cnn_small", "classics", "conv 16/32 3x3, fc 64, for images from 8x8",
      ((1, 8, 8), 10), trained=13_706, family="cnn")  # fmt: skip
 _add("wakeword_cnn", "classics", "seven conv 3x3 and four pools, 3 million parameters (Self-FL on wake words)",
      ((1, 40, 50), 2), "WakewordCNNOptions", trained=2_958_818)  # fmt: skip
-_add("resnet18", "residual_nets", "18 layers for images from 8x8 (He et al. 2016)",
+_add("resnet18", "classics", "18 layers for images from 8x8 (He et al. 2016)",
      _CIFAR, "ResNetOptions", trained=11_173_962, family="resnet")  # fmt: skip
-_add("mobilenet", "residual_nets", "MobileNetV2 for images from 8x8 (2018)",
+_add("mobilenet", "classics", "MobileNetV2 for images from 8x8 (2018)",
      _CIFAR, "MobileNetOptions", trained=2_236_682)  # fmt: skip
 _add("lstm", "classics", "two LSTM layers of 256 for sequences of vectors (Self-FL on Sent140)",
      ((25, 300), 2), "LSTMOptions", "rows/fused", trained=1_098_242)  # fmt: skip
 _add("transformer", "encoder", "a small encoder from scratch, for tokens or for images in patches",
      _TEXT, "TransformerOptions", trained=4_180_482)  # fmt: skip
-_add("minilm", "bert", "pretrained all-MiniLM-L6-v2, frozen, with LoRA adapters and a head, for texts",
-     _TEXT, "MiniLMOptions", "rows/batched", outline="kinfed.engine.zoo.bert:minilm_outline", trained=74_498,
+_add("minilm", "encoder", "pretrained all-MiniLM-L6-v2, frozen, with LoRA adapters and a head, for texts",
+     _TEXT, "MiniLMOptions", "rows/batched", outline="kinfed.engine.zoo.encoder:minilm_outline", trained=74_498,
      frozen=22_565_376)  # fmt: skip
 
 
@@ -99,8 +99,7 @@ class ModelOutline:
 
 
 def model_outline(name: str) -> ModelOutline | None:
-    """The size and gradient path of a model with its default options, for its registered example; None where it was
-    registered without one."""
+    """The size and gradient path of a model with default options for its registered example; None without one."""
     import torch
 
     from kinfed.engine.task_factory import make_task

@@ -1,7 +1,5 @@
 """The map of classes: who holds how many examples, and of which classes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,19 +8,8 @@ from statistics import median
 from typing import Any
 
 from kinfed.data import Description
-from kinfed.report.drawing.chart import (
-    Figure,
-    Layout,
-    Trace,
-    View,
-    axis,
-    client_label,
-    escape,
-    group_name,
-    group_ticks,
-    layout,
-    short,
-)
+from kinfed.report.drawing import Figure, Layout, Trace, View, axis, escape, layout
+from kinfed.report.drawing.chart import client_label, group_name, group_ticks, short
 from kinfed.report.drawing.marks import bars, heat, in_view, ramp
 from kinfed.report.drawing.palette import MUTED, faded
 
@@ -51,18 +38,16 @@ def client_columns(federation: Description) -> list[ClientColumn]:
         main = max(range(len(counts)), key=lambda c: counts[c])
         return groups[client] if groups else 0, main, -counts[main] / max(sum(counts), 1)
 
-    def group_of(group: int) -> str:
-        return escape(group_name(federation.group_names, group))
-
     ordered = sorted(range(len(federation.names)), key=reading_order)
+    named = {g: escape(group_name(federation.group_names, g)) for g in sorted(set(groups or ()))}
     if len(ordered) <= MAX_COLUMNS:
         names = {m: client_label(federation.names[m]) for m in ordered}
         if groups is None:
             return [ClientColumn(name, (m,), None) for m, name in names.items()]
-        return [ClientColumn(f"{name} ({group_of(groups[m])})", (m,), groups[m]) for m, name in names.items()]
-    if groups and len(set(groups)) <= MAX_COLUMNS:
-        members = {g: tuple(m for m in ordered if groups[m] == g) for g in sorted(set(groups))}
-        return [ClientColumn(f"{group_of(g)}, {len(ms)} clients", ms, None) for g, ms in members.items()]
+        return [ClientColumn(f"{name} ({named[groups[m]]})", (m,), groups[m]) for m, name in names.items()]
+    if groups and len(named) <= MAX_COLUMNS:
+        members = {g: tuple(m for m in ordered if groups[m] == g) for g in named}
+        return [ClientColumn(f"{named[g]}, {len(ms)} clients", ms, None) for g, ms in members.items()]
     cuts = [round(i * len(ordered) / POOLED_COLUMNS) for i in range(POOLED_COLUMNS + 1)]
     parts = [tuple(ordered[a:b]) for a, b in pairwise(cuts)]
     return [ClientColumn(f"{len(part)} clients of similar mix", part, None) for part in parts]

@@ -1,34 +1,33 @@
-"""Figures that set the methods side by side: over rounds, bytes, simulated time and clients."""
+"""Figures that set the methods side by side: over rounds, bytes, simulated time and clients; who is better off than
+with training alone; and, client by client, ROC and calibration curves."""
 
-from __future__ import annotations
-
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from statistics import median
 
-from kinfed.analysis import Average, Comparison, Method, average, metric_style
-from kinfed.records import Kind, finite
-from kinfed.report.drawing.chart import (
-    Figure,
-    Layout,
-    Trace,
-    View,
-    axis,
-    client_label,
-    escape,
-    layout,
-    log_axis,
-    note,
-    round_axis,
-    subsampled,
-    y_title,
-)
-from kinfed.report.drawing.marks import curve, in_view, line, method_level, of_method, spread
-from kinfed.report.drawing.palette import style_of
+from kinfed.analysis import Average, Comparison, Gain, Method, MetricStyle, average, metric_style
+from kinfed.records import Curves, Kind, finite
+from kinfed.report.drawing import Figure, Layout, Trace, View, axis, escape, layout, log_axis, y_title
+from kinfed.report.drawing.chart import client_label, note, round_axis, size_axis, subsampled
+from kinfed.report.drawing.marks import area, bars, curve, dots, in_view, line, method_level, of_method, spread
+from kinfed.report.drawing.palette import INK, LOCAL, MUTED, faded, style_of
 
 KIND_NAMES: dict[Kind, str] = {"personal": "Personal models", "server": "Server model"}
 MAX_DOTS = 4000  # beyond this, shapes instead of single clients
 SECONDS_PER_HOUR = 3600
 LONG = 2 * SECONDS_PER_HOUR  # times from here on are drawn in hours
+MAX_BARS = 240
+ACCURACY = metric_style("accuracy")
+LOST = faded(INK, 0.7)
+FEWEST_ROWS = 20  # of the test, below which no curve of a client is drawn
+FEWEST_OF_A_CLASS = 5  # for ROC; of several classes, beside the largest
+FEWEST_IN_A_BIN = 3  # for a point of the calibration curve
+MOST_SITES = 60  # on a page: those with most test rows
+
+Gains = list[tuple[Method, list[Gain]]]
+DrawCurve = Callable[[Method, Curves, int], Trace | None]
 
 
 def over_rounds(method: Method, kind: Kind, metric: str) -> dict[int, Average]:
@@ -111,11 +110,10 @@ def bytes_against_accuracy(comparison: Comparison) -> Figure | None:
 
 def _megabytes_until(method: Method) -> dict[int, float]:
     """Megabytes sent up to each round, mean over the complete trials."""
-    totals: dict[int, float] = {}
+    totals: dict[int, float] = defaultdict(float)
     for trial in method.complete_trials:
-        sent = accumulate(entry.bytes for entry in trial.rounds)
-        for entry, total in zip(trial.rounds, sent, strict=True):
-            totals[entry.number] = totals.get(entry.number, 0.0) + total / len(method.complete_trials) / 1e6
+        for entry, total in zip(trial.rounds, accumulate(entry.bytes for entry in trial.rounds), strict=True):
+            totals[entry.number] += total / len(method.complete_trials) / 1e6
     return totals
 
 
@@ -141,11 +139,11 @@ def metric_over_time(comparison: Comparison) -> Figure | None:
 
 def _seconds_until(method: Method) -> dict[int, float]:
     """Simulated seconds at the end of each round, mean over the complete trials; empty without a clock."""
-    totals: dict[int, float] = {}
+    totals: dict[int, float] = defaultdict(float)
     for trial in method.complete_trials:
         for entry in trial.rounds:
             if entry.clock is not None:
-                totals[entry.number] = totals.get(entry.number, 0.0) + entry.clock / len(method.complete_trials)
+                totals[entry.number] += entry.clock / len(method.complete_trials)
     return totals
 
 
@@ -211,3 +209,158 @@ def cumulative_shares(comparison: Comparison) -> Figure | None:
     shape = layout(axis("Accuracy of a client, %"), axis(range=[0, 101]), "Clients at or below this accuracy, %")
     description = "Share of the clients at or below each accuracy, one line per method."
     return Figure(description, data, shape, 340, views, methods=comparison.methods)
+
+
+def sorted_gains(by_method: Gains, first: Method, style: MetricStyle = ACCURACY) -> Figure:
+    """One bar per client and seed, largest gain first; an area where bars would be thinner than a pixel."""
+    data: list[Trace] = []
+    by_scale = style.scale
+    for method, values in by_method:
+        ranks, color = [i + 0.5 for i in range(len(values))], style_of(method).color
+        if len(values) <= MAX_BARS:
+            colors = [color if g.gain > 0 else LOST for g in values]
+            width = 0.84 if len(values) <= 120 else 1
+            text = [_about(g, style) for g in values]
+            heights = [by_scale * g.gain for g in values]
+            marks = [bars(ranks, heights, colors, "%{text}", name=method.label, width=width, text=text)]
+        else:
+            points = subsampled([(rank, by_scale * g.gain) for rank, g in zip(ranks, values, strict=True)])
+            x, hover = [rank for rank, _ in points], f"%{{y:+.3~g}} {style.gain_unit}"
+            marks = [
+                area(x, [max(gain, 0.0) for _, gain in points], color, hover, method.label),
+                area(x, [min(gain, 0.0) for _, gain in points], LOST, hover, method.label),
+            ]
+        data += in_view(str(method.index), marks)
+    x_axis = axis("Clients, sorted from most helped to most hurt", showline=False, ticks="", showticklabels=False)
+    return _figure("Gain of every client over training alone, sorted.", data, x_axis, by_method, first, 340, style)
+
+
+def gain_against_size(by_method: Gains, first: Method, style: MetricStyle = ACCURACY) -> Figure:
+    """Dots are clients; the line joins medians of clients of similar size. The other methods' lines stay in gray."""
+    data: list[Trace] = []
+    by_scale = style.scale
+    for method, values in by_method:
+        sample: list[Gain] = subsampled(values, 1500)
+        color = style_of(method).faded(0.5 if len(sample) <= 200 else 0.25)
+        others = [(other, gains) for other, gains in by_method if other is not method]
+        x, y = [g.n_train for g in sample], [by_scale * g.gain for g in sample]
+        marks = [
+            *(_medians(other, gains, faded(LOCAL, 0.45), 1.2, by_scale) for other, gains in others),
+            dots(x, y, color, "%{text}", name=method.label, text=[_about(g, style) for g in sample]),
+            _medians(method, values, style_of(method).color, 3, by_scale),
+        ]
+        data += in_view(str(method.index), marks)
+    description = "Gain over training alone against the number of training examples of the client."
+    sizes = size_axis(g.n_train for _, values in by_method for g in values)
+    return _figure(description, data, sizes, by_method, first, 360, style)
+
+
+def _figure(
+    description: str, data: list[Trace], x: Layout, by_method: Gains, first: Method, height: int, style: MetricStyle
+) -> Figure:
+    y = axis(zeroline=True, zerolinecolor=INK, zerolinewidth=1)
+    views = tuple(View(str(method.index), method.label) for method, _ in by_method)
+    shape = layout(x, y, f"Gain over Local, {style.gain_unit}")
+    return Figure(description, data, shape, height, views, str(first.index))
+
+
+def _about(g: Gain, style: MetricStyle) -> str:
+    return (
+        f"<b>{client_label(g.client)}</b>, seed {g.seed}<br>{style.scale * g.gain:+.3g} {style.gain_unit}"
+        f"<br>{g.n_train} training, {g.n_test} test examples"
+    )
+
+
+def _medians(method: Method, values: list[Gain], color: str, width: float, by_scale: float) -> Trace:
+    """A line through median sizes and gains of up to six equal groups of clients of neighbouring size, at least five
+    each."""
+    ordered = sorted(values, key=lambda g: g.n_train)
+    count = max(1, min(6, len(ordered) // 5))
+    cuts = [round(i * len(ordered) / count) for i in range(count + 1)]
+    parts = [ordered[a:b] for a, b in pairwise(cuts)]
+    hover = f"<b>{escape(method.label)}</b><br>clients of about %{{x:.0f}} examples: median %{{y:+.3~g}}"
+    return line(
+        [median(g.n_train for g in part) for part in parts],
+        [by_scale * median(g.gain for g in part) for part in parts],
+        color, hover, name=method.label, width=width, dots=width > 2,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SiteCurves:
+    roc: Figure | None  # None where no client has enough rows
+    calibration: Figure | None
+    too_few: list[str]  # clients without curves, with their numbers of rows
+    left_out: int  # clients with curves for which the page has no room
+
+
+def site_curves(comparison: Comparison) -> SiteCurves | None:
+    """None where no run has curves: a regression, too many clients, models that were not kept. A client with few test
+    rows has no curve worth drawing: it is named with its number of rows instead."""
+    by_method = [(method, curves) for method in comparison.methods if (curves := curves_of(method)) is not None]
+    if not by_method:
+        return None
+    rows = {client: n for _, curves in by_method for client, n in zip(curves.clients, curves.rows, strict=True)}
+    rarer = {client: n for _, curves in by_method for client, n in zip(curves.clients, curves.smaller, strict=True)}
+    enough = [client for client in rows if rows[client] >= FEWEST_ROWS and rarer[client] >= FEWEST_OF_A_CLASS]
+    drawn = sorted(enough, key=lambda client: -rows[client])[:MOST_SITES]
+    too_few = [
+        f"{client} ({rows[client]:,.0f} test rows, {rarer[client]:,.0f} of them outside of its largest class)"
+        for client in rows
+        if client not in enough
+    ]
+    views = tuple(View(f"site{n}", f"{client} ({rows[client]:,.0f} test rows)") for n, client in enumerate(drawn))
+    is_binary = all(federation.num_classes == 2 for federation in comparison.federations.values())
+    predicted = f"Probability of the {'second' if is_binary else 'predicted'} class, %"
+    diagonal = line((0, 100), (0, 100), MUTED, "", width=1, dash="dot")
+
+    def figure(what: str, draw: DrawCurve, x: str, y: str) -> Figure | None:
+        data: list[Trace] = []
+        for view, client in zip(views, drawn, strict=True):
+            lines = [trace for method, curves in by_method for trace in _of_client(draw, method, curves, client)]
+            data += in_view(view.key, [diagonal, *lines])
+        methods = tuple(method for method, _ in by_method)
+        description = f"{what} of a client's personal models, one line per method."
+        plane = layout(axis(x, range=[-2, 102]), axis(range=[-2, 102]), y)
+        return Figure(description, data, plane, 420, views, None, methods) if drawn else None
+
+    roc = figure("ROC curves", _roc_line, "False-positive rate, %", "True-positive rate, %")
+    calibration = figure("Calibration", _calibration_line, predicted, "Share of rows where it is so, %")
+    return SiteCurves(roc, calibration, too_few, len(enough) - len(drawn))
+
+
+def curves_of(method: Method) -> Curves | None:
+    """Curves of all seeds together; None unless all complete trials have curves of the same clients."""
+    known = [method.run.curves.get((method.algorithm, trial.seed)) for trial in method.complete_trials]
+    parts = [curves for curves in known if curves is not None]
+    if not parts or len(parts) < len(known) or len({curves.clients for curves in parts}) > 1:
+        return None
+    joined, seeds = Curves.joined(parts), len(parts)
+    return replace(joined, rows=joined.rows / seeds, smaller=joined.smaller / seeds)
+
+
+def _of_client(draw: DrawCurve, method: Method, curves: Curves, client: str) -> list[Trace]:
+    if client not in curves.clients:
+        return []
+    trace = draw(method, curves, curves.clients.index(client))
+    return [] if trace is None else of_method(method, [trace])
+
+
+def _roc_line(method: Method, curves: Curves, place: int) -> Trace | None:
+    if not curves.positives[place]:
+        return None
+    hover = f"<b>{escape(method.label)}</b><br>finds %{{y:.0f}} % at %{{x:.0f}} % false alarms"
+    x, y = 100 * Curves.FALSE_POSITIVE_RATES, 100 * curves.roc[place] / curves.positives[place]
+    return line(x.tolist(), y.tolist(), style_of(method).color, hover, name=method.label, dash=style_of(method).dash)
+
+
+def _calibration_line(method: Method, curves: Curves, place: int) -> Trace | None:
+    bins = curves.bins[place]
+    filled = bins[bins[:, 0] >= FEWEST_IN_A_BIN]
+    if not len(filled):
+        return None
+    hover = f"<b>{escape(method.label)}</b><br>says %{{x:.0f}} %, is %{{y:.0f}} % (%{{text}} rows)"
+    x, y = 100 * filled[:, 1] / filled[:, 0], 100 * filled[:, 2] / filled[:, 0]
+    text = [f"{n:,.0f}" for n in filled[:, 0]]
+    color, dash = style_of(method).color, style_of(method).dash
+    return line(x.tolist(), y.tolist(), color, hover, name=method.label, dash=dash, dots=True, text=text)

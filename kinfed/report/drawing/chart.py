@@ -6,8 +6,6 @@ legend switch it, {"view": key} shows it only while that view is chosen. All tex
 through `escape`, because plotly reads tags in text.
 """
 
-from __future__ import annotations
-
 import copy
 import html
 import math
@@ -133,12 +131,9 @@ def log_axis(title: str, low: float, high: float) -> Layout:
     ticks = [tick for tick in ticks if low / 1.3 <= tick <= high * 1.3]
     margin = 0.04 * math.log10(high / low) + 0.01
     return axis(
-        f"{title} (logarithmic)",
-        type="log",
-        range=[math.log10(low) - margin, math.log10(high) + margin],
-        tickvals=ticks,
-        ticktext=[tick_text(tick) for tick in ticks],
-    )
+        f"{title} (logarithmic)", type="log", range=[math.log10(low) - margin, math.log10(high) + margin],
+        tickvals=ticks, ticktext=[tick_text(tick) for tick in ticks],
+    )  # fmt: skip
 
 
 def round_axis(rounds: Iterable[float], title: str = "Round") -> Layout:

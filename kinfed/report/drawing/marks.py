@@ -12,8 +12,6 @@ of `text` and `details`. Names are escaped here; texts from outside within `hove
 theme.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -6,8 +6,6 @@ The colours were chosen to differ under normal vision, protanopia, deuteranopia 
 from the background; beyond seven methods line dashes and markers tell apart those that share a colour.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -27,22 +25,9 @@ HUES = ("#17468f", "#dd6418", "#0b8457", "#c45fb0", "#2598e6", "#6f4a08", "#6d0f
 
 # light colour -> its counterpart on a dark background
 DARK = {
-    BACKGROUND: "#15181c",
-    SURFACE: "#1e2227",
-    INK: "#e6e8ea",
-    MUTED: "#9ea5ad",
-    GRID: "#2b3036",
-    AXIS: "#565d65",
-    HEAT_LOW: "#27508a",
-    HEAT_HIGH: "#9dcbff",
-    LOCAL: "#8f959d",
-    HUES[0]: "#4370ee",
-    HUES[1]: "#e58a45",
-    HUES[2]: "#2fe39a",
-    HUES[3]: "#a85fb4",
-    HUES[4]: "#48b2f7",
-    HUES[5]: "#f3cd3c",
-    HUES[6]: "#d23f62",
+    **{BACKGROUND: "#15181c", SURFACE: "#1e2227", INK: "#e6e8ea", MUTED: "#9ea5ad", GRID: "#2b3036", AXIS: "#565d65"},
+    **{HEAT_LOW: "#27508a", HEAT_HIGH: "#9dcbff", LOCAL: "#8f959d"},
+    **dict(zip(HUES, ("#4370ee", "#e58a45", "#2fe39a", "#a85fb4", "#48b2f7", "#f3cd3c", "#d23f62"), strict=True)),
 }
 
 DASHES = ("solid", "dash", "dot", "dashdot")

@@ -5,38 +5,31 @@ that only read HTML.
 
 Draws the marks of `kinfed.report.drawing.marks`, each as the page's script would, without what takes a pointer: no
 hover, no choice of views. Colours of the palette are CSS variables (`palette_rules`), so that they follow the reader's
-theme.
+theme. Reads the same plotly dictionaries as the page's script (kinfed.report.drawing.chart), as far as the report uses
+them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import html
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import quantiles
 from typing import Any
 
 from markupsafe import Markup
 
-from kinfed.report.drawing.chart import Figure, Trace, axis, layout
+from kinfed.report.drawing.chart import Figure, Trace, axis, layout, tick_text
 from kinfed.report.drawing.marks import ramp
 from kinfed.report.drawing.palette import AXIS, DARK, GRID, HUES, INK, MUTED
-from kinfed.report.drawing.svg_parts import (
-    Scale,
-    axis_name,
-    cell_edges,
-    color_at,
-    css_color,
-    css_variable,
-    least_distance,
-    line_path,
-    make_scale,
-    plain_text,
-    stepped,
-    without_gaps,
-)
 
 DASH_LENGTHS = {"dash": "8 5", "dot": "2 4", "dashdot": "8 4 2 4"}
 LEVELS = 16  # of colour in a map
+TICKS = 7  # about this many where the figure does not say
+PADDING = 0.05  # of the range that is free on both sides
 
 
 def still_picture(figure: Figure, width: int) -> Markup:
@@ -106,10 +99,8 @@ class _Still:
         )
 
     def _y_scale(self, name: str) -> Scale:
-        shape = self.layout[name]
-        low, high = shape.get("domain", (0, 1))
-        height = self.bottom - self.top
-        start, end = self.bottom - low * height, self.bottom - high * height
+        shape, height = self.layout[name], self.bottom - self.top
+        start, end = (self.bottom - share * height for share in shape.get("domain", (0, 1)))
         tight = any(trace["type"] == "heatmap" and axis_name(trace) == name for trace in self.traces)
         return make_scale(shape, self._values("y", name), start, end, tight)
 
@@ -163,12 +154,9 @@ class _Still:
         for trace in self.traces:
             color = trace.get("line", {}).get("color") or trace.get("marker", {}).get("color")
             if trace.get("name") and isinstance(color, str) and trace.get("showlegend", True):
-                place = self.height - 10
+                place, look = self.height - 10, f'font-size="12" style="fill:{css_color(MUTED)}"'
                 yield f'<path d="M{x:.0f} {place - 4}h14" stroke-width="3" style="stroke:{css_color(color)}"/>'
-                yield (
-                    f'<text x="{x + 20:.0f}" y="{place}" font-size="12" style="fill:{css_color(MUTED)}">'
-                    f"{plain_text(trace['name'])}</text>"
-                )
+                yield f'<text x="{x + 20:.0f}" y="{place}" {look}>{plain_text(trace["name"])}</text>'
                 x += 36 + 7 * len(trace["name"])
 
     def _stacked(self) -> Iterable[Trace]:
@@ -198,7 +186,7 @@ class _Still:
         if "stackgroup" in trace or trace.get("fill") in ("toself", "tozeroy"):
             if "stackgroup" in trace:
                 floor = [(self.x.place(a), y.place(b)) for a, b in zip(trace["x"], trace["base"], strict=True)]
-                corners += list(reversed(stepped(without_gaps(floor), line.get("shape", "linear"))))
+                corners += stepped(without_gaps(floor), line.get("shape", "linear"))[::-1]
             elif trace["fill"] == "tozeroy" and corners:
                 zero = y.place(0.0) or 0.0
                 corners = [(corners[0][0], zero), *corners, (corners[-1][0], zero)]
@@ -234,11 +222,9 @@ class _Still:
                 if x is None or height is None or length is None:
                     continue
                 if letter == "y":
-                    low, high = y.place(b - length), y.place(b + length)
-                    bars.append(f"M{x:.1f} {low:.1f}V{high:.1f}")
+                    bars.append(f"M{x:.1f} {y.place(b - length):.1f}V{y.place(b + length):.1f}")
                 else:
-                    low, high = self.x.place(a - length), self.x.place(a + length)
-                    bars.append(f"M{low:.1f} {height:.1f}H{high:.1f}")
+                    bars.append(f"M{self.x.place(a - length):.1f} {height:.1f}H{self.x.place(a + length):.1f}")
         if bars:
             yield f'<path d="{"".join(bars)}" style="stroke:{css_color(INK)}"/>'
 
@@ -255,8 +241,7 @@ class _Still:
                 continue
             left, right = self.x.pixel(number - width / 2), self.x.pixel(number + width / 2)
             shapes.setdefault(color, []).append(f"M{left:.1f} {ends[0]:.1f}H{right:.1f}V{ends[1]:.1f}H{left:.1f}Z")
-        for color, paths in shapes.items():
-            yield f'<path d="{"".join(paths)}" style="fill:{css_color(color)}"/>'
+        return [f'<path d="{"".join(paths)}" style="fill:{css_color(color)}"/>' for color, paths in shapes.items()]
 
     def _map(self, trace: Trace) -> Iterable[str]:
         y, z = self.y[axis_name(trace)], trace["z"]
@@ -264,8 +249,7 @@ class _Still:
             [s.pixel(edge) for edge in cell_edges(trace, letter)] for s, letter in ((self.x, "x"), (y, "y"))
         )
         values = [value for row in z for value in row if value is not None]
-        low = trace.get("zmin", min(values, default=0.0))
-        high = trace.get("zmax", max(values, default=1.0))
+        low, high = trace.get("zmin", min(values, default=0.0)), trace.get("zmax", max(values, default=1.0))
         paths: dict[int, list[str]] = {}
         for (top, bottom), line in zip(pairwise(rows), z, strict=True):
             for (left, right), value in zip(pairwise(columns), line, strict=True):
@@ -294,3 +278,161 @@ class _Still:
             # Spread over the height of the box by position: the same picture every time.
             spots = [(self.x.pixel(v), y.pixel(row + 0.36 * ((i * 0.618) % 1 - 0.5))) for i, v in enumerate(trace["x"])]
             yield from self._dots(spots, marker)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The map from values to pixels. `low` and `high` are where the axis starts and ends: logarithms on a logarithmic
+    axis, places in `categories` where values are texts; low > high on a reversed axis."""
+
+    low: float
+    high: float
+    start: float  # pixel of `low`
+    end: float  # pixel of `high`
+    logarithmic: bool = False
+    categories: tuple[str, ...] = ()
+    ticks: tuple[tuple[float, str], ...] = ()  # pixel and text
+
+    def number(self, value: Any) -> float | None:
+        """The value in the unit of `low`; None for what has no place on this axis."""
+        if self.categories:
+            return float(self.categories.index(value)) if value in self.categories else None
+        if value is None or isinstance(value, str) or not math.isfinite(value):
+            return None
+        if self.logarithmic:
+            return math.log10(value) if value > 0 else None
+        return float(value)
+
+    def pixel(self, number: float) -> float:
+        span = self.high - self.low
+        share = (number - self.low) / span if span else 0.5
+        return self.start + share * (self.end - self.start)
+
+    def place(self, value: Any) -> float | None:
+        number = self.number(value)
+        return None if number is None else self.pixel(number)
+
+
+def make_scale(axis: dict[str, Any], values: Iterable[Any], start: float, end: float, tight: bool = False) -> Scale:
+    """`values`: all that is drawn along the axis. tight: a map fills its axis to the edge."""
+    present = [value for value in values if value is not None]
+    texts = tuple(dict.fromkeys(value for value in present if isinstance(value, str)))
+    logarithmic = axis.get("type") == "log"
+    if texts:
+        low, high = -0.5, len(texts) - 0.5
+    else:
+        low, high = _span([float(value) for value in present if math.isfinite(value)], axis, logarithmic, tight)
+    if "range" in axis:
+        low, high = axis["range"]
+    elif axis.get("autorange") == "reversed":
+        low, high = high, low
+    bare = Scale(low, high, start, end, logarithmic, texts)
+    return replace(bare, ticks=tuple(_ticks(axis, bare)))
+
+
+def _span(values: Sequence[float], axis: dict[str, Any], logarithmic: bool, tight: bool) -> tuple[float, float]:
+    if logarithmic:
+        values = [math.log10(value) for value in values if value > 0]
+    if axis.get("rangemode") == "tozero" and not logarithmic:
+        values = [*values, 0.0]
+    if not values:
+        return 0.0, 1.0
+    low, high = min(values), max(values)
+    if tight:
+        return low, high
+    padding = PADDING * (high - low) or 0.5 * abs(high) or 0.5
+    from_zero = axis.get("rangemode") == "tozero"
+    return low if from_zero and low == 0 else low - padding, high if from_zero and high == 0 else high + padding
+
+
+def _ticks(axis: dict[str, Any], scale: Scale) -> Iterable[tuple[float, str]]:
+    if axis.get("showticklabels") is False:
+        return
+    if "tickvals" in axis:
+        texts = axis.get("ticktext") or [tick_text(value) for value in axis["tickvals"]]
+        numbers = [(scale.number(value), text) for value, text in zip(axis["tickvals"], texts, strict=True)]
+    elif scale.categories:
+        numbers = [(float(place), name) for place, name in enumerate(scale.categories)]
+    else:
+        nice = nice_numbers(min(scale.low, scale.high), max(scale.low, scale.high), axis.get("nticks", TICKS))
+        numbers = [(value, tick_text(10**value if scale.logarithmic else value)) for value in nice]
+    low, high = sorted((scale.low, scale.high))
+    for number, text in numbers:
+        if number is not None and low <= number <= high:
+            yield scale.pixel(number), text
+
+
+def nice_numbers(low: float, high: float, most: int) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten between two numbers, at most `most` of them."""
+    if not high > low:
+        return [low]
+    rough = (high - low) / max(most, 1)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
+    first = math.ceil(low / step - 1e-9)
+    return [round(index * step, 12) for index in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def css_variable(color: str) -> str:
+    return f"--k{color[1:]}"
+
+
+def css_color(color: str) -> str:
+    """A colour of a figure, "#rrggbb" or "#rrggbbaa", in the reader's theme."""
+    base, alpha = color[:7], color[7:9]
+    themed = f"var({css_variable(base)})" if base in DARK else base
+    return f"color-mix(in srgb,{themed} {100 * int(alpha, 16) / 255:.0f}%,transparent)" if alpha else themed
+
+
+def axis_name(trace: Trace) -> str:
+    return "yaxis2" if trace.get("yaxis") == "y2" else "yaxis"
+
+
+def cell_edges(trace: Trace, letter: str) -> list[Any]:
+    """Edges of the cells of a map along an axis: as given, around given middles, or around whole numbers."""
+    count = len(trace["z"][0]) if letter == "x" else len(trace["z"])
+    given = trace.get(letter)
+    if given is not None and len(given) == count + 1:
+        return list(given)
+    if given is None or isinstance(given[0], str):
+        return [place - 0.5 for place in range(count + 1)]
+    half = least_distance(list(given)) / 2
+    return [given[0] - half, *((a + b) / 2 for a, b in pairwise(given)), given[-1] + half]
+
+
+def least_distance(numbers: Sequence[float | None]) -> float:
+    ordered = sorted({number for number in numbers if number is not None})
+    return min((b - a for a, b in pairwise(ordered)), default=1.0)
+
+
+def without_gaps(points: Iterable[tuple[float | None, float | None]]) -> list[tuple[float, float]]:
+    return [(x, y) for x, y in points if x is not None and y is not None]
+
+
+def stepped(points: list[tuple[float, float]], shape: str) -> list[tuple[float, float]]:
+    """Corners between points: hv goes sideways first, hvh half of the way."""
+    if shape == "linear":
+        return points
+    corners = points[:1]
+    for (a, b), (c, d) in pairwise(points):
+        turn = c if shape == "hv" else (a + c) / 2
+        corners += [(turn, b), (turn, d), (c, d)]
+    return corners
+
+
+def line_path(points: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points) if points else ""
+
+
+def color_at(scale: Sequence[Sequence[Any]], share: float) -> str:
+    """The colour of a scale [[share, colour], ...] at this share."""
+    for (low, first), (high, second) in pairwise(scale):
+        if share <= high:
+            part = 100 * (share - low) / (high - low) if high > low else 100.0
+            return f"color-mix(in srgb,{css_color(second)} {part:.0f}%,{css_color(first)})"
+    return css_color(scale[-1][1])
+
+
+def plain_text(text: str) -> str:
+    """Plotly's texts have tags and entities; what is left is escaped again."""
+    return html.escape(html.unescape(re.sub(r"<[^>]*>", " ", text)))

@@ -17,8 +17,6 @@ Draw with `kinfed.report.drawing.marks` and `kinfed.report.drawing.chart`, in co
 (they follow the reader's light or dark theme); pass every text from outside through `chart.escape`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from kinfed.analysis import Method
@@ -31,9 +29,9 @@ PANELS: Registry[Callable[[Method], Panel | None]] = Registry("panel")
 
 # In the order of the page: name, where it is, what it shows.
 for _name, _location, _summary in (
-    ("kin", "kin_panel:shares", "Kin: how much each client learns alone, from all and from its group"),
-    ("recorded", "scalars_panel:scalars", "every plain number that a method records, over rounds"),
-    ("mixing", "apfl_panel:mixing", "APFL: how much of its own model each client keeps"),
+    ("kin", "shares_panel:shares", "Kin: how much each client learns alone, from all and from its group"),
+    ("recorded", "base:scalars", "every plain number that a method records, over rounds"),
+    ("mixing", "shares_panel:mixing", "APFL: how much of its own model each client keeps"),
     ("clusters", "clusters_panel:clusters", "who trains with whom, for methods with several server models"),
     ("context-distances", "cgpfl_panel:distances", "CGPFL: how far apart the context models are"),
     ("context-choice", "cgpfl_panel:choice_of_number", "CGPFL-Heur: how many contexts there should be"),

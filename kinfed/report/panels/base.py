@@ -1,5 +1,5 @@
-"""Parts of panels: what a method recorded, the clients of a seed, and figures that several panels draw; see
-`kinfed.report.panels`."""
+"""Parts of panels (see `kinfed.report.panels`): what a method recorded, the clients of a seed, figures that several
+panels draw; and the panel of every plain number that a method records."""
 
 from __future__ import annotations
 
@@ -10,17 +10,8 @@ from typing import Any
 
 from kinfed.analysis import Method, average
 from kinfed.data import Description
-from kinfed.report.drawing.chart import (
-    Figure,
-    Layout,
-    Trace,
-    client_label,
-    escape,
-    group_name,
-    group_ticks,
-    layout,
-    round_axis,
-)
+from kinfed.report.drawing import Figure, Layout, Trace, axis, escape, layout
+from kinfed.report.drawing.chart import client_label, group_name, group_ticks, round_axis
 from kinfed.report.drawing.marks import bars, curve
 from kinfed.report.drawing.palette import style_of
 
@@ -45,6 +36,16 @@ def series(method: Method, key: str) -> dict[int, dict[int, Any]]:
         for trial in method.complete_trials
     }
     return {seed: values for seed, values in by_seed.items() if values}
+
+
+def first_series(method: Method, key: str) -> tuple[int, dict[int, Any]] | None:
+    """(seed, {round: value}) of the first seed that recorded the figure."""
+    return min(series(method, key).items(), key=lambda entry: entry[0], default=None)
+
+
+def last_of_seeds(method: Method, key: str) -> list[Any]:
+    """The figure that every seed recorded last."""
+    return [by_round[max(by_round)] for by_round in series(method, key).values()]
 
 
 def numbers_by_round(method: Method, key: str, read: Callable[[Any], float | None]) -> ByRound:
@@ -134,3 +135,33 @@ class ClientGroups:
     @property
     def foreign(self) -> bool:
         return self.targets != self.groups
+
+
+MAX_SCALARS = 12
+
+
+def scalars(method: Method) -> Panel | None:
+    rounds = [entry.method for trial in method.complete_trials for entry in trial.rounds]
+    keys = dict.fromkeys(key for own in rounds for key, value in own.items() if _number(value) is not None)
+    figures: list[Figure] = []
+    constants: list[str] = []
+    for key in keys:
+        by_round = numbers_by_round(method, key, _number)
+        if is_constant(by_round):
+            constants.append(f"{key} = {next(iter(next(iter(by_round.values())).values())):.4g}")
+        else:
+            description = f"{key} of {method.label} over rounds."
+            figures.append(number_figure(description, method, by_round, axis(nticks=5), escape(key)))
+    if not figures and not constants:
+        return None
+    text = "The numbers that the method itself recorded after each round"
+    text += ", mean over seeds." if len(method.complete_trials) > 1 else "."
+    if len(figures) > MAX_SCALARS:
+        text += f" The first {MAX_SCALARS} of {len(figures)} are shown."
+    if constants:
+        text += " Unchanged throughout: " + ", ".join(constants) + "."
+    return Panel("Recorded figures", text, tuple(figures[:MAX_SCALARS]))
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None

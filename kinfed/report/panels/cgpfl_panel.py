@@ -4,8 +4,6 @@ Figure 3 (a) of Tang, Guo, Guo, "Personalized Federated Learning with Contextual
 the number of contexts, the one chosen by CGPFL-Heur marked), Eq. (11), and the terms of its Theorem 4.2.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,26 +14,25 @@ import numpy as np
 
 from kinfed.algorithms import complexity, confidence, label_discrepancy
 from kinfed.analysis import Average, Method, average, family
-from kinfed.data import Description
 from kinfed.records import RunRecord
 from kinfed.report.drawing.chart import Figure, Layout, axis, escape, layout, round_axis, subsampled
 from kinfed.report.drawing.formats import plural
 from kinfed.report.drawing.marks import dots, heat, line
 from kinfed.report.drawing.palette import LOCAL, MUTED, style_of
-from kinfed.report.panels.base import Panel, seed_note, series
+from kinfed.report.panels.base import Panel, first_series, seed_note, series
 
 MAX_CONTEXTS = 40  # in the map of distances
 DELTA = 0.05  # of the bound
 
 
 def distances(method: Method) -> Panel | None:
-    recorded = series(method, "distances")
-    if not recorded:
+    if (recorded := first_series(method, "distances")) is None:
         return None
-    seed = min(recorded)
-    last = max(recorded[seed])
-    matrix = recorded[seed][last]
-    if not _is_square(matrix):
+    seed, rounds = recorded
+    last = max(rounds)
+    matrix = rounds[last]
+    is_matrix = isinstance(matrix, list) and bool(matrix) and all(isinstance(row, list) for row in matrix)
+    if not is_matrix or any(len(row) != len(matrix) for row in matrix):
         return None
     figures = [_map(method, matrix, last)] if 1 < len(matrix) <= MAX_CONTEXTS else []
     costs = dict(_costs(method, seed))
@@ -43,10 +40,6 @@ def distances(method: Method) -> Panel | None:
         figures.append(_cost_curve(method, costs))
     text = _distances_sentence(matrix, costs.get(last)) + _bound_sentence(method, seed, len(matrix), costs.get(last))
     return Panel("Context models", text.strip() + seed_note(method, seed), tuple(figures)) if figures else None
-
-
-def _is_square(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(r, list) and len(r) == len(value) for r in value)
 
 
 def _map(method: Method, matrix: list[list[float]], last: int) -> Figure:
@@ -97,23 +90,15 @@ def _bound_sentence(method: Method, seed: int, count: int, cost: float | None) -
     if federation is None or size is None or not sum(federation.sizes()):
         return ""
     m = sum(federation.sizes())
-    text = (
-        f" Of the paper’s bound on the generalization error, with {plural(count, 'context')}: "
-        f"confidence {confidence(len(federation.names), m, DELTA):.2g}, complexity "
-        f"{complexity(count, size, m):.2g}"
-    )
+    terms = f"confidence {confidence(len(federation.names), m, DELTA):.2g}, complexity {complexity(count, size, m):.2g}"
+    text = f" Of the paper’s bound on the generalization error, with {plural(count, 'context')}: {terms}"
     text += "" if cost is None else f", cost at most {cost:.2g} times an unknown constant"
-    apart = _discrepancy(federation)
-    if apart is not None:
+    by_client = label_discrepancy(federation.train, federation.test)
+    known = np.isfinite(by_client)  # of clients that have test examples
+    if known.any():
+        apart = np.average(by_client[known], weights=np.array(federation.sizes())[known])
         text += f"; labels of training and test examples differ by {apart:.2f} on average (0 if alike, 1 if disjoint)"
     return text + "."
-
-
-def _discrepancy(federation: Description) -> float | None:
-    """Mean over clients, weighted by their examples, of those that have test examples."""
-    by_client = label_discrepancy(federation.train, federation.test)
-    known = np.isfinite(by_client)
-    return float(np.average(by_client[known], weights=np.array(federation.sizes())[known])) if known.any() else None
 
 
 # How many there should be.
@@ -121,11 +106,12 @@ def _discrepancy(federation: Description) -> float | None:
 
 def choice_of_number(method: Method) -> Panel | None:
     """Eq. (11) of the first complete trial."""
-    by_seed: dict[int, ContextChoice] = {}
-    for trial in method.complete_trials:
-        for entry in trial.rounds:
-            if trial.seed not in by_seed and (one := _context_choice(entry.method)) is not None:
-                by_seed[trial.seed] = one
+    by_seed = {
+        trial.seed: one
+        for trial in method.complete_trials
+        for entry in reversed(trial.rounds)
+        if (one := _context_choice(entry.method)) is not None
+    }
     if not by_seed:
         return None
     seed = min(by_seed)
@@ -196,10 +182,8 @@ def accuracy_by_number(method: Method) -> Panel | None:
     if method.algorithm != next(iter([*choosing, *fixed]), None) or len({p.contexts for p in points.values()}) < 2:
         return None
     best = max(points.values(), key=lambda point: point.accuracy.mean)
-    text = (
-        f"Of the numbers of contexts that were tried, {best.contexts:g} did best, with "
-        f"{100 * best.accuracy.mean:.1f} % personal accuracy."
-    )
+    reached = f"{100 * best.accuracy.mean:.1f} % personal accuracy"
+    text = f"Of the numbers of contexts that were tried, {best.contexts:g} did best, with {reached}."
     for point in stars.values():
         number = f"{point.contexts:g}" if point.contexts.is_integer() else f"{point.contexts:.1f} (mean over seeds)"
         text += f" CGPFL-Heur chose {number} and reached {100 * point.accuracy.mean:.1f} % (★)."

@@ -4,19 +4,16 @@ A run records, at evaluated rounds, which server model every client has (`assign
 holds several. A method may record it itself, with −1 for a client that has none yet.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from kinfed.analysis import Method, adjusted_rand
 from kinfed.report.drawing.chart import Figure, Trace, axis, layout, note, round_axis, subsampled
 from kinfed.report.drawing.formats import plural
 from kinfed.report.drawing.marks import flat, heat, line, stacked
 from kinfed.report.drawing.palette import GRID, HUES, INK, MUTED, faded
-from kinfed.report.panels.base import ClientGroups, Panel, seed_note, series
+from kinfed.report.panels.base import ClientGroups, Panel, first_series, seed_note, series
 
 MAX_ROWS = 150  # clients shown one by one
 MAX_COLUMNS = 120  # rounds
@@ -67,16 +64,15 @@ def clusters(method: Method) -> Panel | None:
 
 def cluster_history(method: Method) -> ClusterHistory | None:
     """Clusters of the first complete trial; rounds with anything but one whole number per client are left out."""
-    by_seed = series(method, "assignment")
-    if not by_seed:
+    if (recorded := first_series(method, "assignment")) is None:
         return None
-    seed = min(by_seed)
+    seed, by_round = recorded
     noun = "context" if series(method, "contexts") else "cluster"
     number = series(method, f"{noun}s").get(seed, {})
     rows = [
         (n, tuple(NONE if label == number.get(n) else label for label in assignment))
-        for n, assignment in sorted(by_seed[seed].items())
-        if _is_assignment(assignment)
+        for n, assignment in sorted(by_round.items())
+        if isinstance(assignment, list) and assignment and all(type(m) is int and m >= NONE for m in assignment)
     ]
     if not rows:
         return None
@@ -85,17 +81,12 @@ def cluster_history(method: Method) -> ClusterHistory | None:
     return ClusterHistory(seed, rounds, labels, ClientGroups.of(method.run.federations.get(seed), count), noun)
 
 
-def _is_assignment(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(label) is int and label >= NONE for label in value)
-
-
 def _sentence(history: ClusterHistory) -> str:
     sizes = sorted(Counter(label for label in history.last if label != NONE).values(), reverse=True)
     noun, groups = history.noun, history.clients.groups
     text = f"After round {history.rounds[-1]} the clients form {plural(len(sizes), noun)}"
-    if len(sizes) > 1:
-        text += f", the largest with {sizes[0]} and the smallest with {sizes[-1]} of {len(history.last)} clients"
-    text += "."
+    ends = f", the largest with {sizes[0]} and the smallest with {sizes[-1]}" if len(sizes) > 1 else ""
+    text += f"{ends} of {len(history.last)} clients." if ends else "."
     if waiting := history.last.count(NONE):
         text += f" {plural(waiting, 'client')} had no {noun} yet."
     moves = [sum(a != b for a, b in zip(*pair, strict=True)) for pair in pairwise(history.labels)]

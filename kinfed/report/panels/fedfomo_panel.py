@@ -5,15 +5,13 @@ affinities over time) and 4, 6 and 7 (one client's view of all others), as far a
 rounds. Clients stand in the order of their groups, in rows of the group that they are judged on.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from kinfed.analysis import Method
 from kinfed.report.drawing.chart import Figure, Layout, Trace, axis, escape, layout, numbers, round_axis, subsampled
 from kinfed.report.drawing.marks import heat, line, ramp, stacked
 from kinfed.report.drawing.palette import AXIS, DASHES, GRID, HUES, LOCAL, MUTED, faded, style_of
-from kinfed.report.panels.base import ClientGroups, Panel, seed_note, series
+from kinfed.report.panels.base import ClientGroups, Panel, first_series, seed_note, series
 
 MAX_STEPS = 25  # rounds, or clients, that a slider stops at
 MAX_CLIENTS = 100  # squares of more would be too small to see
@@ -22,11 +20,10 @@ Matrix = list[list[float]]
 
 
 def who_helps_whom(method: Method) -> Panel | None:
-    recorded = series(method, "affinity")
-    if not recorded:
+    if (recorded := first_series(method, "affinity")) is None:
         return None
-    seed = min(recorded)
-    rounds = dict(subsampled(sorted(recorded[seed].items()), MAX_STEPS))
+    seed = recorded[0]
+    rounds = dict(subsampled(sorted(recorded[1].items()), MAX_STEPS))
     last = max(rounds)
     count = len(rounds[last])
     if not 1 < count <= MAX_CLIENTS:
@@ -58,10 +55,9 @@ def kin_found(affinity: Matrix, clients: ClientGroups) -> tuple[int, int]:
     judged on, where m is the number of such clients. The server's list was taught by losses alone."""
     hits = places = 0
     for i, row in enumerate(affinity):
-        others = [n for n in range(len(row)) if n != i]
+        others = sorted((n for n in range(len(row)) if n != i), key=lambda n: -row[n])
         kin = {n for n in others if clients.kin(i, n)}
-        top = sorted(others, key=lambda n: -row[n])[: len(kin)]
-        hits += len(kin & set(top))
+        hits += len(kin & set(others[: len(kin)]))
         places += len(kin)
     return hits, places
 
@@ -105,7 +101,8 @@ def _views(method: Method, rounds: dict[int, Matrix], clients: ClientGroups) -> 
 
     def one_line(n: int) -> Trace:
         color, dash = _look(clients, n)
-        hover = f"{clients.client(n)}{_of_group(clients, n)}<br>round %{{x}}: %{{y:.3g}}"
+        group = "" if clients.groups is None else f", {clients.group(clients.groups[n])}"
+        hover = f"{clients.client(n)}{group}<br>round %{{x}}: %{{y:.3g}}"
         return line(x, first["y"][n], color, hover, name=clients.names[n], width=first["line.width"][n], dash=dash)
 
     base = layout(round_axis(x), axis(nticks=6), "One client’s affinity to all others")
@@ -119,10 +116,6 @@ def _view_name(clients: ClientGroups, i: int) -> str:
         return name
     home, target = clients.group(clients.groups[i]), clients.group(clients.targets[i])
     return f"{name}: trains in {home}, judged on {target}" if clients.foreign else f"{name}, {home}"
-
-
-def _of_group(clients: ClientGroups, n: int) -> str:
-    return "" if clients.groups is None else f", {clients.group(clients.groups[n])}"
 
 
 def _look(clients: ClientGroups, n: int) -> tuple[str, str]:
@@ -160,13 +153,8 @@ def _with_slider(base: Layout, prefix: str, steps: dict[str, dict[str, Any]], ac
     slider = {
         "active": active,
         "currentvalue": {"prefix": prefix, "xanchor": "left", "font": {"size": 13, "color": MUTED}},
-        "pad": {"t": 44, "b": 4},
-        "len": 1,
-        "bgcolor": GRID,
-        "activebgcolor": AXIS,
-        "bordercolor": AXIS,
-        "tickcolor": AXIS,
-        "ticklen": 4,
+        **{"pad": {"t": 44, "b": 4}, "len": 1, "bgcolor": GRID, "activebgcolor": AXIS, "bordercolor": AXIS},
+        **{"tickcolor": AXIS, "ticklen": 4},
         # Numbers fit below the slider; names do not, and only the chosen one is shown, above it.
         "font": {"size": 11, "color": MUTED if prefix else "rgba(0,0,0,0)"},
         "steps": [

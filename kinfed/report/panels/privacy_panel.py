@@ -1,7 +1,5 @@
 """Privacy: the promises of a private run to examples and to users, and their cost in accuracy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any
@@ -11,22 +9,21 @@ from kinfed.records import ClientRecord, Kind
 from kinfed.report.charts.figures import metric_figure, over_rounds, reading
 from kinfed.report.drawing.chart import Figure, Trace, axis, client_label, escape, layout, log_axis
 from kinfed.report.drawing.marks import curve, method_level
-from kinfed.report.panels.base import Panel, is_constant, number_figure, numbers_by_round, ranked_bars, series
+from kinfed.report.panels.base import Panel, is_constant, last_of_seeds, number_figure, numbers_by_round, ranked_bars
 
 
 def privacy(method: Method) -> Panel | None:
-    recorded = series(method, "privacy")
-    if not recorded:
+    if not (last := last_of_seeds(method, "privacy")):
         return None
-    last = [by_round[max(by_round)] for by_round in recorded.values()]
     clients = [client for trial in method.complete_trials for client in trial.clients if "epsilon" in client.values]
     return Panel("Privacy", _sentence(last, clients), (_each_client(method, clients),) if clients else ())
 
 
 def _sentence(last: Sequence[dict[str, Any]], clients: Sequence[ClientRecord]) -> str:
     """`last`: what every seed recorded at its last evaluation."""
-    one = last[0]
-    settings = f"clipping norm {one['clip']:g}, noise {_range([float(entry['noise']) for entry in last])} times that"
+    one, noises = last[0], [float(entry["noise"]) for entry in last]
+    noise = " to ".join(dict.fromkeys(f"{value:.3g}" for value in (min(noises), max(noises))))
+    settings = f"clipping norm {one['clip']:g}, noise {noise} times that"
     largest = [entry["epsilon_max"] for entry in last]
     if None in largest:
         text = f"Gradients were clipped, but no noise was added ({settings}): there is no privacy, ε is infinite."
@@ -39,9 +36,8 @@ def _sentence(last: Sequence[dict[str, Any]], clients: Sequence[ClientRecord]) -
             "everything the client sent, and its model."
         )
     if refused := max(int(entry["refused"]) for entry in last):
-        text += (
-            f" {'One client' if refused == 1 else f'{refused} clients'} had to stop early to stay within the budget."
-        )
+        who = "One client" if refused == 1 else f"{refused} clients"
+        text += f" {who} had to stop early to stay within the budget."
     if one["not_covered"]:
         text += f" Not covered by ε: {'; '.join(map(str, one['not_covered']))}."
     return text
@@ -49,11 +45,6 @@ def _sentence(last: Sequence[dict[str, Any]], clients: Sequence[ClientRecord]) -
 
 def _delta(figures: dict[str, Any]) -> str:
     return f"{figures['delta']:g}".replace("e-0", "e-")
-
-
-def _range(values: Sequence[float]) -> str:
-    low, high = f"{min(values):.3g}", f"{max(values):.3g}"
-    return low if low == high else f"{low} to {high}"
 
 
 def _each_client(method: Method, clients: Sequence[ClientRecord]) -> Figure:
@@ -97,11 +88,8 @@ def _spent(method: Method) -> dict[int, float]:
 
 
 def user_privacy(method: Method) -> Panel | None:
-    recorded = series(method, "user_privacy")
-    if not recorded:
-        return None
-    last = [by_round[max(by_round)] for by_round in recorded.values()]
-    return Panel("User-level privacy", _user_sentence(last), tuple(_user_figures(method)))
+    last = last_of_seeds(method, "user_privacy")
+    return Panel("User-level privacy", _user_sentence(last), tuple(_user_figures(method))) if last else None
 
 
 def _user_sentence(last: Sequence[dict[str, Any]]) -> str:

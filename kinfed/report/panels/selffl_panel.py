@@ -4,8 +4,6 @@ Figures 10 and 11 of Chen et al., "Self-Aware Personalized Federated Learning", 
 paper's histogram is over the active clients of a round, this one over every client's latest decision.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -92,27 +90,22 @@ def _decisions_by_round(method: Method) -> dict[int, list[Decision]]:
     needed = ("sigma_m_sq", "weight_of_others", "raw_steps", "steps")
     for seed, rounds in series(method, "clients").items():
         for number, figures in rounds.items():
-            if not isinstance(figures, dict) or any(key not in figures for key in needed):
-                continue
-            names = client_names(method, seed, len(figures["steps"]))
-            for name, variance, weight, raw, steps in zip(names, *(figures[key] for key in needed), strict=True):
-                decision = Decision(name, seed, float(variance), float(weight), float(raw), int(steps))
-                by_round.setdefault(number, []).append(decision)
+            if isinstance(figures, dict) and all(key in figures for key in needed):
+                names = client_names(method, seed, len(figures["steps"]))
+                for name, variance, weight, raw, steps in zip(names, *(figures[key] for key in needed), strict=True):
+                    decision = Decision(name, seed, float(variance), float(weight), float(raw), int(steps))
+                    by_round.setdefault(number, []).append(decision)
     return dict(sorted(by_round.items()))
 
 
 def _histogram(method: Method, decisions: Sequence[Decision], last: int) -> Figure:
     values = [d.raw for d in decisions]
     cap, top = method.options.get("l_max", 40), _nice_top(max(values))
-    histogram, edges = np.histogram(values, bins=BINS, range=(0, top))
-    counts = histogram.tolist()
-    data = [
-        bars(
-            [(a + b) / 2 for a, b in pairwise(edges.tolist())], counts, style_of(method).color,
-            "%{text} steps: %{y} clients", name=method.label, width=0.92 * top / BINS,
-            text=[f"{a:.3g} to {b:.3g}" for a, b in pairwise(edges.tolist())],
-        )
-    ]  # fmt: skip
+    counts, edges = (part.tolist() for part in np.histogram(values, bins=BINS, range=(0, top)))
+    middles = [(a + b) / 2 for a, b in pairwise(edges)]
+    texts, width = [f"{a:.3g} to {b:.3g}" for a, b in pairwise(edges)], 0.92 * top / BINS
+    hover, color = "%{text} steps: %{y} clients", style_of(method).color
+    data = [bars(middles, counts, color, hover, name=method.label, width=width, text=texts)]
     if isinstance(cap, int) and not isinstance(cap, bool) and cap < top:
         hover = f"no client trains more than {cap} steps"
         data.append(line([cap, cap], [0, max(counts)], INK, hover, name="cap", width=1.5, dash="dash"))

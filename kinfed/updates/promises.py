@@ -1,12 +1,13 @@
-"""The promise of user-level privacy: its settings, which methods admit it, and what rounds of sampled clients cost.
+"""The promises of user-level privacy and of secure aggregation: their settings, which methods and rounds admit them,
+and what rounds of sampled clients cost. kinfed.updates.user_level and secure_sum keep them.
 
-The mechanism that keeps the promise is kinfed.updates.user_level. The settings are also those of a run, whose options
-the command line shows: what needs torch is imported where it is used.
+The settings are also those of a run, whose options the command line shows: what needs torch is imported where it is
+used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -22,6 +23,10 @@ Sampling = Literal["fixed", "poisson"]
 NO_ROBUST_RULE = (
     "user-level privacy needs a sum that one client changes by the clipping norm at most, which no robust rule "
     "guarantees; leave out robust (clipping also limits hostile clients) or the user_ settings"
+)
+LEAST_CLIENTS = 3  # the fewest in a sum that nodes ever agree to: with two, each would know the other's update
+NO_SINGLE_UPDATES = (
+    "{} judges single updates, and with secure_sum the server sees only their sum; leave out one of the two"
 )
 
 
@@ -70,7 +75,6 @@ class UserPrivacy:
         return fields
 
     def notes(self, label: str, algorithm: AnyAlgorithm, num_clients: int, sampling: ClientSampling) -> Iterator[str]:
-        """Notes for a reader of the results."""
         if not algorithm.sends:
             yield f"{label}: nothing leaves the clients, so user-level privacy has nothing to do"
             return
@@ -128,3 +132,36 @@ class ClientSampling:
         if self.replaces:
             return fixed_size_noise(target, self.rate, rounds, delta)
         return noise_for(target, [(Event(self.rate, 1, rounds),)], delta)
+
+
+@dataclass(frozen=True)
+class SecureSettings:
+    largest: float = option(1000.0, "Secure aggregation: largest number that an update may hold.", ge=1e-6, le=1e9)
+    least: int = option(LEAST_CLIENTS, "Secure aggregation: minimum number of clients in a sum.", ge=LEAST_CLIENTS)
+
+    def __post_init__(self) -> None:
+        check_options(self, "secure_sum")
+
+    def averaged_fields(self, label: str, algorithm: AnyAlgorithm) -> tuple[str, ...]:
+        """The fields of updates that are added up. Refuses methods whose server does more than to average them."""
+        from kinfed.algorithms import required_averaging
+
+        reason = "its server needs single updates, which secure_sum hides"
+        return required_averaging(algorithm, label, reason, "secure_sum").fields
+
+    def check_update(self, label: str, algorithm: AnyAlgorithm, fields: Collection[str], called: int) -> None:
+        """Refuse updates with fields that are not averaged, and rounds that call too few clients."""
+        from kinfed.algorithms import COUNT
+
+        averages = self.averaged_fields(label, algorithm)
+        others = sorted({*fields} - {*averages, COUNT})
+        if averages and others:
+            raise ConfigError(
+                f"{label} also sends {', '.join(others)}, which is neither averaged nor a number of examples; leave "
+                "out the method or secure_sum"
+            )
+        if averages and called < self.least:
+            raise ConfigError(
+                f"secure_sum adds up {self.least} updates at least (secure_least), and {called} client(s) are called "
+                "in a round; raise participation"
+            )

@@ -1,23 +1,23 @@
-"""Kin: how much every client learns alone, from all or from its group, and what that gains.
+"""Shares of what clients learn alone. Kin: how much every client learns alone, from all or from its group, and what
+that gains; APFL: the part of its own model that each client keeps, over rounds and by the size of its data.
 
-Shares are those that a client measured last; the gain is that of its test examples over training alone, where the run
-has both.
+Shares of Kin are those that a client measured last; the gain is that of its test examples over training alone, where
+the run has both.
 """
-
-from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median, quantiles
 from typing import Any
 
 from kinfed.analysis import Interval, Method, gains, single_run
-from kinfed.report.drawing.chart import Figure, axis, escape, layout
+from kinfed.report.drawing import Figure, Layout, axis, escape, layout
+from kinfed.report.drawing.chart import client_label, round_axis, size_axis, subsampled
 from kinfed.report.drawing.formats import plural
-from kinfed.report.drawing.marks import bars
-from kinfed.report.drawing.palette import LOCAL, faded, style_of
+from kinfed.report.drawing.marks import band, bars, dots, line
+from kinfed.report.drawing.palette import INK, LOCAL, faded, style_of
 from kinfed.report.panels.base import MAX_BARS, Panel, client_names, seed_note, series
 
 LEAST_SHOWN = 0.005  # share; below it is 0 %
@@ -69,10 +69,11 @@ def shares(method: Method) -> Panel | None:
         return None
     seed = min(by_seed)
     ordered = sorted(by_seed[seed], key=lambda answer: answer.alone)
-    groups = {answer.kin for answer in ordered if answer.kin}
-    text = " ".join(map(str, [_found_groups(method, seed, bool(groups)), ordered[0], *ordered[1:][-1:]]))
-    judged = [answer for answer in ordered if answer.gain is not None]
-    if judged:
+    groups, found = _last(method, "groups", seed), "No groups proved better than one model for all."
+    if any(answer.kin for answer in ordered) and isinstance(groups, int):
+        found = f"Clients were divided into {plural(groups, 'group')}, whose models proved better than one for all."
+    text = " ".join(map(str, [found, ordered[0], *ordered[1:][-1:]]))
+    if judged := [answer for answer in ordered if answer.gain is not None]:
         helped, hurt = sum(a.is_helped for a in judged), sum(a.is_hurt for a in judged)
         text += (
             f" {helped} of {plural(len(judged), 'client')} gain and {hurt} lose against training alone by more than "
@@ -103,8 +104,7 @@ def shares_in_short(label: str, by_seed: Mapping[int, Sequence[ClientShares]]) -
 
 def answers(method: Method) -> dict[int, list[ClientShares]]:
     """The last shares of every client, by seed; {} where the method recorded none."""
-    recorded = series(method, "clients")
-    by_seed = {seed: _answers(method, seed, rounds) for seed, rounds in recorded.items()}
+    by_seed = {seed: _answers(method, seed, rounds) for seed, rounds in series(method, "clients").items()}
     return {seed: clients for seed, clients in by_seed.items() if clients}
 
 
@@ -134,19 +134,8 @@ def _gains(method: Method, seed: int) -> dict[str, Interval]:
     """Gains over Local in the same run, by client and in the shown unit, where the run knows how sure it is."""
     comparison = single_run(method.run)
     scale = comparison.style.scale
-    own = {g.client: g.likely for g in gains(comparison, method) if g.seed == seed}
-    return {
-        client: Interval(scale * one.mean, scale * one.low, scale * one.high, one.n)
-        for client, one in own.items()
-        if one is not None
-    }
-
-
-def _found_groups(method: Method, seed: int, has_groups: bool) -> str:
-    groups = _last(method, "groups", seed)
-    if has_groups and isinstance(groups, int):
-        return f"Clients were divided into {plural(groups, 'group')}, whose models proved better than one for all."
-    return "No groups proved better than one model for all."
+    own = {g.client: one for g in gains(comparison, method) if g.seed == seed and (one := g.likely) is not None}
+    return {name: Interval(scale * g.mean, scale * g.low, scale * g.high, g.n) for name, g in own.items()}
 
 
 def _bars(method: Method, answers: Sequence[ClientShares]) -> Figure:
@@ -164,3 +153,91 @@ def _bars(method: Method, answers: Sequence[ClientShares]) -> Figure:
     above = "Share of a client’s predictions: alone (grey), from others (pale), adapted (full)"
     description = f"Shares of every client’s predictions in {method.label}: alone, from others, adapted."
     return Figure(description, data, layout(x, axis(range=[0, 1], tickformat=".0%"), above), 300)
+
+
+MAX_LINES = 60  # clients drawn one by one; beyond, the middle 80 %
+ALPHA: Layout = {"range": [-0.03, 1.03], "nticks": 6}  # its axis
+
+
+@dataclass(frozen=True)
+class MixingShares:
+    """α of all clients of one seed, at every evaluated round."""
+
+    seed: int
+    rounds: tuple[int, ...]
+    alpha: tuple[tuple[float, ...], ...]  # by round, then by client
+    names: tuple[str, ...]
+    sizes: tuple[int, ...] | None
+
+
+def mixing(method: Method) -> Panel | None:
+    shares = _recorded_shares(method)
+    if shares is None:
+        return None
+    last = shares.alpha[-1]
+    least, most = (choose(range(len(last)), key=lambda m: last[m]) for choose in (min, max))
+    text = (
+        f"α is the part of a client’s own model in the mixture it uses; the rest is the model of all. After round "
+        f"{shares.rounds[-1]} it is {_percent(median(last))} for the median client"
+    )
+    if len(last) > 1:
+        low, high = (f"{_percent(last[m])} at {shares.names[m]}" for m in (least, most))
+        text += f", from {low} to {high}"
+    figures = [_over_rounds(method, shares)]
+    if shares.sizes is not None and len(set(shares.sizes)) > 1:
+        figures.append(_by_size(method, shares, shares.sizes))
+    return Panel("Own or server model", f"{text}.{seed_note(method, shares.seed)}", tuple(figures))
+
+
+def _recorded_shares(method: Method) -> MixingShares | None:
+    if method.family != "apfl":
+        return None
+    for seed, rounds in sorted(series(method, "clients").items()):
+        rows = [
+            (number, tuple(map(float, figures["alpha"])))
+            for number, figures in sorted(rounds.items())
+            if isinstance(figures, dict) and figures.get("alpha")
+        ]
+        if not rows:
+            continue
+        count = len(rows[-1][1])
+        numbers, alpha = zip(*(row for row in rows if len(row[1]) == count), strict=True)
+        federation = method.run.federations.get(seed)
+        if federation is not None and len(federation.names) == count:
+            return MixingShares(seed, numbers, alpha, tuple(federation.names), tuple(federation.sizes()))
+        return MixingShares(seed, numbers, alpha, tuple(f"client {m}" for m in range(count)), None)
+    return None
+
+
+def _over_rounds(method: Method, shares: MixingShares) -> Figure:
+    columns = subsampled(list(zip(shares.rounds, shares.alpha, strict=True)), 200)
+    x = [number for number, _ in columns]
+    if len(shares.names) <= MAX_LINES:
+        above = "one line per client"
+        data = [
+            line(
+                x, [alpha[m] for _, alpha in columns], style_of(method).faded(0.35),
+                f"{client_label(name)}, round %{{x}}: α = %{{y:.2f}}", name=name, width=1.2, size=5,
+            )
+            for m, name in enumerate(shares.names)
+        ]  # fmt: skip
+    else:
+        above = "band: four of five clients"
+        tenths = [quantiles(alpha, n=10, method="inclusive") for _, alpha in columns]
+        data = [band(x, [q[0] for q in tenths], [q[-1] for q in tenths], style_of(method).faded(0.2), above)]
+    medians = [median(alpha) for _, alpha in columns]
+    data.append(line(x, medians, INK, "round %{x}: median α = %{y:.2f}", name="median", width=2.2, size=5, dots=True))
+    shape = layout(round_axis(x), axis(**ALPHA), f"α; {above}; thick: median")
+    return Figure("α of the clients over rounds, and its median.", data, shape, 290)
+
+
+def _by_size(method: Method, shares: MixingShares, sizes: tuple[int, ...]) -> Figure:
+    points = subsampled(list(zip(sizes, shares.alpha[-1], shares.names, strict=True)), 1500)
+    marks = dots(
+        [size for size, _, _ in points], [alpha for _, alpha, _ in points], style_of(method).faded(0.5),
+        "%{text}: α = %{y:.2f}", name=method.label, outline={"width": 0.5, "color": faded(INK, 0.3)},
+        text=[f"{client_label(name)}, {size} training examples" for size, _, name in points],
+    )  # fmt: skip
+    description = "α of every client after the last evaluated round, against the number of its training examples."
+    shape = layout(size_axis(sizes), axis(**ALPHA), f"α after round {shares.rounds[-1]}")
+    return Figure(description, [marks], shape, 290)

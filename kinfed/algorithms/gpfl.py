@@ -4,7 +4,7 @@ common ones, a head of one's own reads the personal ones.
 Zhang, Hua, Wang, Song, Xue, Ma, Cao, Guan: GPFL: Simultaneously Learning Global and Personalized Feature Information
 for Personalized Federated Learning, ICCV 2023.
 
-    CoV(φ, k) = ReLU(φ (1 + γ(k)) + β(k))      the valve ν (kinfed.algorithms.gpfl.feature_valve)
+    CoV(φ, k) = ReLU(φ (1 + γ(k)) + β(k))      the valve ν (`FeatureValve`)
     k_g = mean_c E_c,   k_m = Σ_c (share of class c) E_c      of the received embeddings, fixed in a round
     client m:  min over body, head_m, E and ν
                CE(head_m(CoV(φ, k_m))) + CE(cos(CoV(φ, k_g), E_c)) + λ ‖CoV(φ, k_g) − E^received_y‖ + (μ/2) |E, ν|²
@@ -21,22 +21,50 @@ The personal model is the current body, valve and embeddings' condition with the
 is no server model. Not private: the norm of a batch is no sum over its examples, and class shares set the valve.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, RoundInfo
-from kinfed.algorithms.common.averaging import Weights, example_counts
-from kinfed.algorithms.common.heads import class_counts, linear_start, required_body
-from kinfed.algorithms.gpfl.feature_valve import FeatureValve, through_valve, valve_size
-from kinfed.author import Batch, Cohort, ColumnSplit, Population, Range, Task, Tree, cross_entropy, option, rng, sgd
-from kinfed.engine import ExtendedTask, extended_rows
+from kinfed.algorithms.base import AveragingAlgorithm
+from kinfed.algorithms.common.heads import affine_norm, class_counts, linear_start
+from kinfed.algorithms.common.partial import SharesPart
+from kinfed.author import Batch, Cohort, Population, Range, Tree, Weights, cross_entropy, example_counts, option, rng
+from kinfed.engine import ExtendedTask, Task, extended_rows, sgd
 
 TINY = 1e-12  # under a root, whose slope at 0 is infinite
+
+
+class FeatureValve:
+    """Extension of a row: the valve's two networks, each LayerNorm(ReLU(Linear(d_f → d_f))), and the client's k."""
+
+    mark = -2
+
+    def logits(self, phi: Tensor, weight: Tensor, bias: Tensor | None, extra: Tensor) -> Tensor:
+        size = valve_size(phi.shape[-1])
+        out = torch.bmm(through_valve(phi, extra[:, size:], extra[:, :size]), weight.mT)
+        return out if bias is None else out + bias.unsqueeze(1)
+
+
+def valve_size(width: int) -> int:
+    """R: the numbers of a valve on `width` features."""
+    return 2 * (width * width + width) + 4 * width
+
+
+def through_valve(phi: Tensor, condition: Tensor, valve: Tensor) -> Tensor:
+    """CoV [n, B, d_f] of φ [n, B, d_f] and k [n, d_f]."""
+    width = phi.shape[-1]
+    gamma, beta = (_setting(condition, part, width).unsqueeze(1) for part in valve.chunk(2, 1))
+    return torch.relu(phi * (1 + gamma) + beta)
+
+
+def _setting(condition: Tensor, network: Tensor, width: int) -> Tensor:
+    """[n, d_f] what one of the two networks makes of k."""
+    square = width * width
+    weight = network[:, :square].view(-1, width, width)
+    hidden = torch.bmm(condition.unsqueeze(1), weight).squeeze(1) + network[:, square : square + width]
+    return affine_norm(torch.relu(hidden).unsqueeze(1), network[:, square + width :]).squeeze(1)
 
 
 @dataclass
@@ -51,11 +79,7 @@ class Client(Tree):
     head: Tensor  # [n, H] never leaves the client
 
 
-@dataclass
-class Down(Tree):
-    shared: Tensor  # [n, G]
-    valve: Tensor  # [n, R]
-    embeddings: Tensor  # [n, C, d_f]
+Down = Server  # [n, G], [n, R] and [n, C, d_f]
 
 
 @dataclass
@@ -95,7 +119,7 @@ class ValveLoss:
 
 
 @dataclass(frozen=True)
-class GPFL(AveragingAlgorithm[Server, Client, Down, Up]):
+class GPFL(SharesPart[Server, Client, Down, Up], AveragingAlgorithm[Server, Client, Down, Up]):
     lam: float = option(
         0.01, "λ: how firmly common features are held at the embedding of their class", ge=0, tune=Range(1e-4, 0.1)
     )
@@ -105,12 +129,8 @@ class GPFL(AveragingAlgorithm[Server, Client, Down, Up]):
 
     traits = frozenset({"needs classes"})
     fields = ("delta", "valve", "embeddings")
-
-    def check(self, task: Task, population: Population) -> None:
-        required_body("GPFL", task)
-
-    def sent_columns(self, task: Task) -> Tensor:
-        return ~task.head.mask
+    acts_at = "body"
+    leaks = "its shares of classes, which set the valve,"
 
     def init_server(self, task: Task, population: Population) -> Server:
         head, key = task.head, population.key("valve-start")
@@ -118,31 +138,23 @@ class GPFL(AveragingAlgorithm[Server, Client, Down, Up]):
         norm = torch.cat([torch.ones(width), torch.zeros(width)])
         networks = [torch.cat([linear_start(rng.fold(key, part), width, width), norm]) for part in (0, 1)]
         embeddings = rng.normal(rng.fold(key, 2), C * width).reshape(C, width)
-        body = ColumnSplit.from_mask(head.mask).take_shared(task.init(population.seed)).clone()
+        body = self.split(task).take_shared(task.init(population.seed)).clone()
         return Server(body, torch.cat(networks).to(task.device), embeddings.to(body))
 
     def init_client(self, task: Task, data: Cohort) -> Client:
-        head = ColumnSplit.from_mask(task.head.mask).take_own(task.init(data.seed))
+        head = self.split(task).take_own(task.init(data.seed))
         return Client(head.expand(len(data), -1))
 
-    def download(self, server: Server, ids: Tensor) -> Down:
-        n = len(ids)
-        return Down(server.shared.expand(n, -1), server.valve.expand(n, -1), server.embeddings.expand(n, -1, -1))
-
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
-        split, P, R = ColumnSplit.from_mask(task.head.mask), task.num_params, down.valve.shape[1]
+        split, P, R = self.split(task), task.num_params, down.valve.shape[1]
         extra = torch.cat([down.valve, down.embeddings.flatten(1)], 1)
         loss = ValveLoss(down.embeddings, self._condition(task, down, data), self.lam, self.mu, self.guide)
         own = ExtendedTask(task, FeatureValve(), extra.shape[1], loss)
         rows = extended_rows(split.join(client.head, down.shared), extra, FeatureValve())
         theta = sgd(own, rows, data.train.batches(self.training), mask=own.trained_columns())
         moved = theta[:, P:-1] - extra
-        up = Up(
-            split.take_shared(theta[:, :P]) - down.shared,
-            moved[:, :R],
-            moved[:, R:].reshape(down.embeddings.shape),
-            example_counts(self.weights, data),
-        )
+        delta, embeddings = split.take_shared(theta[:, :P]) - down.shared, moved[:, R:].reshape(down.embeddings.shape)
+        up = Up(delta, moved[:, :R], embeddings, example_counts(self.weights, data))
         return Client(split.take_own(theta[:, :P])), up
 
     def _condition(self, task: Task, down: Down, data: Cohort) -> Tensor:
@@ -151,12 +163,6 @@ class GPFL(AveragingAlgorithm[Server, Client, Down, Up]):
         share = count / count.sum(1, keepdim=True).clamp_min(1)
         return torch.einsum("nc,ncd->nd", share, down.embeddings)
 
-    def step(self, server: Server, mean: Up, round: RoundInfo) -> Server:
-        return Server(server.shared + mean.delta, server.valve + mean.valve, server.embeddings + mean.embeddings)
-
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
-        model = ColumnSplit.from_mask(task.head.mask).join(client.head, down.shared)
+        model = self.split(task).join(client.head, down.shared)
         return extended_rows(model, torch.cat([down.valve, self._condition(task, down, data)], 1), FeatureValve())
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return PrivacyProfile(None, impossible="its shares of classes, which set the valve,")

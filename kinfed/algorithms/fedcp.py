@@ -4,7 +4,7 @@ Zhang, Hua, Wang, Song, Xue, Ma, Guan: FedCP: Separating Feature Information for
 Conditional Policy, KDD 2023.
 
     z = W_p (φ r) + b_p + W_g (φ s) + b_g,   (r, s) = Gumbel-softmax over the pair of the gate ψ(φ v)
-        (kinfed.algorithms.fedcp.feature_gate), v = Σ_c W_p[c] of length 1, from the head as the round begins
+        (`FeatureGate`), v = Σ_c W_p[c] of length 1, from the head as the round begins
     client m:  min over body, head_p and ψ   CE(z, y) + λ MMD²(φ, φ of the received body),   head_g fixed
     sends:     body, ψ, and (head_p + head_g)/2 as its share in the new head_g;   the server averages all by examples
 
@@ -13,32 +13,73 @@ code). In the first step of a round it and its gradient are 0, up to rounding. �
 at r = 1 (a bias of its network that is large enough) head_p learns as FedPer's.
 
 Decisions. The noise of the gate is a draw of (seed, round, client, step, example, feature): of the pair only its
-difference matters, a logistic draw. Evaluation is without noise (released code draws there, too, so that its
-accuracies are random). The features of the received body are those of evaluation. A client that has not trained yet
-has the received head_g as its head_p. Biases of both heads count, as in the released code, so z at equal heads is Wφ +
-2b.
+difference matters, a logistic draw. Evaluation is without noise (released code draws there, too, so that its accuracies
+are random). The features of the received body are those of evaluation. A client that has not trained yet has the
+received head_g as its head_p. Biases of both heads count, as in the released code, so z at equal heads is Wφ + 2b.
 
 The personal model is the current body, ψ and head_g with the client's head_p: an extended row. The server's model is
 (body, head_g). The upload carries half of the personal head. Not private: MMD compares the examples of a batch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from kinfed.algorithms.base import AveragingAlgorithm, PrivacyProfile, RoundInfo, ServerModels
+from kinfed.algorithms.base import AveragingAlgorithm
 from kinfed.algorithms.common.averaging import Weights, example_counts
-from kinfed.algorithms.common.heads import linear_start, required_body
-from kinfed.algorithms.fedcp.feature_gate import FeatureGate, context, gate_logits, gated_logits, split_gate
-from kinfed.author import ColumnSplit, Head, Range, Task, Tree, cross_entropy, option, rng, sgd
-from kinfed.data import Batch, Cohort, Population
-from kinfed.engine import ExtendedTask, extended_rows
+from kinfed.algorithms.common.heads import affine_norm, linear_start
+from kinfed.author import Batch, Cohort, ColumnSplit, Population, Range, ServerModels, Tree, cross_entropy, option, rng
+from kinfed.engine import ExtendedTask, Head, Task, extended_rows, sgd
 
 KERNELS = (10.0, 15.0, 20.0, 50.0)  # a
 LEAST = 1e-9  # of a uniform draw and its complement, whose logit is taken
+
+
+class FeatureGate:
+    """Extension of a row, whose head is the personal one: the common head, then the gate's network ψ, with
+    a = ReLU(LayerNorm(Linear(d_f → 2 d_f))) for the pair."""
+
+    mark = -1
+
+    def logits(self, phi: Tensor, weight: Tensor, bias: Tensor | None, extra: Tensor) -> Tensor:
+        common, policy = split_gate(extra, weight, bias)
+        share = torch.sigmoid(gate_logits(phi * context(weight).unsqueeze(1), policy))  # without noise
+        return gated_logits(phi, share, weight, bias, common)
+
+
+def policy_size(width: int) -> int:
+    """R: the numbers of a gate on `width` features."""
+    return 2 * width * (width + 1) + 4 * width
+
+
+def split_gate(extra: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The common head [n, H], W before b, and the gate's network [n, R]."""
+    common = weight[0].numel() + (0 if bias is None else bias.shape[1])
+    return extra[:, :common], extra[:, common:]
+
+
+def context(weight: Tensor) -> Tensor:
+    """v [n, d_f] of heads W [n, C, d_f]."""
+    return normalize(weight.sum(1), dim=-1)
+
+
+def gate_logits(phi: Tensor, policy: Tensor) -> Tensor:
+    """[n, B, d_f]: a of the personal part minus a of the common one; r is their sigmoid."""
+    width = phi.shape[-1]
+    square = 2 * width * width
+    bias, weight = policy[:, None, square : square + 2 * width], policy[:, :square].view(-1, width, 2 * width)
+    hidden = torch.baddbmm(bias, phi, weight)
+    own, common = torch.relu(affine_norm(hidden, policy[:, square + 2 * width :])).chunk(2, -1)
+    return own - common
+
+
+def gated_logits(phi: Tensor, share: Tensor, weight: Tensor, bias: Tensor | None, common: Tensor) -> Tensor:
+    """z [n, B, C] for the personal share r [n, B, d_f] of each feature."""
+    common_weight = common[:, : weight[0].numel()].view_as(weight)
+    z = torch.bmm(phi * share, weight.mT) + torch.bmm(phi * (1 - share), common_weight.mT)
+    return z if bias is None else z + (bias + common[:, weight[0].numel() :]).unsqueeze(1)
 
 
 @dataclass
@@ -53,10 +94,7 @@ class Client(Tree):
     seen: Tensor  # [n] bool: has trained
 
 
-@dataclass
-class Down(Tree):
-    w: Tensor  # [n, P]
-    policy: Tensor  # [n, R]
+Down = Server  # [n, P] and [n, R]
 
 
 @dataclass
@@ -119,9 +157,8 @@ class FedCP(AveragingAlgorithm[Server, Client, Down, Up]):
 
     traits = frozenset({"needs classes", "draws by client"})
     fields = ("delta", "policy")
-
-    def check(self, task: Task, population: Population) -> None:
-        required_body("FedCP", task)
+    acts_at = "body"
+    leaks = "how the examples of a batch lie to each other, in its loss,"
 
     def init_server(self, task: Task, population: Population) -> Server:
         width = task.head.inputs
@@ -132,9 +169,6 @@ class FedCP(AveragingAlgorithm[Server, Client, Down, Up]):
     def init_client(self, task: Task, data: Cohort) -> Client:
         head = _split(task.head).take_own(task.init(data.seed))
         return Client(head.expand(len(data), -1), torch.zeros(len(data), dtype=torch.bool))
-
-    def download(self, server: Server, ids: Tensor) -> Down:
-        return Down(server.w.expand(len(ids), -1), server.policy.expand(len(ids), -1))
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         split, rows = _split(task.head), self._rows(task, client, down)
@@ -158,21 +192,14 @@ class FedCP(AveragingAlgorithm[Server, Client, Down, Up]):
         # The extension has W before b, wherever they lie in a row.
         weight, bias = task.head.split(down.w)
         parts = [weight.flatten(1)] if bias is None else [weight.flatten(1), bias]
-        return extended_rows(
-            split.join(head, split.take_shared(down.w)), torch.cat([*parts, down.policy], 1), FeatureGate()
-        )
-
-    def step(self, server: Server, mean: Up, round: RoundInfo) -> Server:
-        return Server(server.w + mean.delta, server.policy + mean.policy)
+        model = split.join(head, split.take_shared(down.w))
+        return extended_rows(model, torch.cat([*parts, down.policy], 1), FeatureGate())
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return self._rows(task, client, down)
 
     def server_models(self, server: Server) -> ServerModels:
         return ServerModels(server.w[None])
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return PrivacyProfile(None, impossible="how the examples of a batch lie to each other, in its loss,")
 
 
 def _split(head: Head) -> ColumnSplit:

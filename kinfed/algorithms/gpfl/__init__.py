@@ -1,1 +1,0 @@
-"""GPFL, and the valve that its personal models have between features and logits."""
