@@ -70,8 +70,8 @@ def _say_what_next(out: Path, sites: list[Site]) -> None:
     say(f"  kinfed deploy status {shlex.quote(str(out / 'run'))}          rounds, clients, bytes")
     say(f"  kinfed vault list --vault {vault}         the personal model of {sites[0].client}")
     say("  kinfed deploy init study                 on real machines: an app to edit, then")
-    say("  kinfed deploy certs certs --host SERVER --node NAME ...   keys, and for every site")
-    say("  kinfed deploy kit --client NAME --server SERVER:8000      a folder with one command to start the node")
+    say("  kinfed deploy certs certs --host SERVER  the server's certificate, and for every site")
+    say("  kinfed deploy key NAME                   there: its key; kinfed deploy enrol and kit, here")
 
 
 def server(
@@ -103,7 +103,7 @@ def node(
 
 
 def kit(
-    client: Annotated[str, Option(help="Name of the client, as in kinfed deploy certs --node.")],
+    client: Annotated[str, Option(help="Name of the client, as in kinfed deploy enrol.")],
     server: Annotated[str, Option(help="The superlink as the site reaches it: host:port.")],
     certs: Annotated[Path, Option(help="Folder of kinfed deploy certs.")] = Path("certs"),
     out: Annotated[
@@ -113,14 +113,13 @@ def kit(
     label: Annotated[str, Option(help="Column with the class, if the site uses another name.")] = "",
     peers: Annotated[bool, Option(help="Include the public keys of all clients, for secure aggregation.")] = True,
 ) -> None:
-    """Write what a site needs to join: CA certificate, its key, a configuration and one command to start the node."""
+    """Write what a site needs beside its own key: CA certificate, configuration, peers, a command to start the node."""
     from kinfed.deploy import kit_files, write_kit
 
     files = kit_files(certs, client, server, {"data": data, "label": label}, peers)
     for path in write_kit(out or Path(f"kit-{client}"), files):
         say(f"wrote    {path}")
-    say(f"SECRET   {client} is the site's private key (mode 600): send it over a channel you trust")
-    say(f"before the node starts: flwr supernode register {certs / client}.pub <superlink>")
+    say(f"nothing in it is secret; before the node starts: flwr supernode register {certs / client}.pub <superlink>")
 
 
 def status(

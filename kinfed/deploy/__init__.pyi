@@ -1,4 +1,5 @@
 from kinfed.deploy.node.vault import Vault as Vault
+from kinfed.deploy.operator import members as members
 from kinfed.deploy.operator.certs import make_certificates as make_certificates
 from kinfed.deploy.operator.services import NodeFile as NodeFile
 from kinfed.deploy.operator.services import ServerPlace as ServerPlace

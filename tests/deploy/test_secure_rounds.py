@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kinfed.data.federations.federation import Federation
 from kinfed.deploy.node.node import Node
-from kinfed.deploy.node.node_settings import Refused
+from kinfed.deploy.node.node_settings import NodeSettings, Refused
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.server.deployment_server import TooFewClients, serve
 from kinfed.deploy.settings import Deployment
@@ -369,7 +369,7 @@ def test_an_update_out_of_range_stays_at_its_client(tmp_path: Path) -> None:
 
 def test_owners_may_insist_on_secure_sums(tmp_path: Path) -> None:
     net = make(tmp_path, rounds=1, secure_sum=False)
-    net.nodes_[100]["require_secure_aggregation"] = "yes"
+    net.nodes_[100] |= {"require_secure_aggregation": "yes", "peers": str(tmp_path)}
     folder = run(net)
     assert any("without a: Refused: a sends updates in secure sums only" in line for line in net.log)
     assert records(folder)[0]["dropped"] == 1
@@ -378,6 +378,12 @@ def test_owners_may_insist_on_secure_sums(tmp_path: Path) -> None:
     folder = run(net)
     assert any("share: without b: Refused: 5 clients with 5 keys take part; b adds up 6" in line for line in net.log)
     assert records(folder)[0]["dropped"] == 1
+
+
+def test_an_owner_who_insists_on_secure_sums_says_with_whom() -> None:
+    """A server could invent all others of a sum."""
+    with pytest.raises(ConfigError, match="a server could invent the others"):
+        NodeSettings.parse({"client": "a", "data": "a.csv", "require_secure_aggregation": "yes"})
 
 
 @pytest.mark.parametrize(("settings", "reason"), [

@@ -13,6 +13,7 @@ pytest.importorskip("cryptography", reason="the extra flower is not installed: p
 from command_line import kinfed
 
 from kinfed.deploy.operator.certs import make_certificates
+from kinfed.deploy.operator.members import make_key
 from kinfed.deploy.operator.services import NodeFile
 from kinfed.deploy.operator.site_kit import kit_files, node_toml, write_kit
 from kinfed.deploy.transport.client_keys import read_public_keys
@@ -29,23 +30,23 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_kit_holds_what_its_site_needs_and_no_other_secret(tmp_path: Path, certs: Path) -> None:
+def test_a_kit_holds_what_its_site_needs_and_no_secret(tmp_path: Path, certs: Path) -> None:
     done = kinfed("deploy", "kit", "--client", "a", "--server", "fl.example.org:8000", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     kit = tmp_path / "kit-a"
-    assert {path.name for path in kit.iterdir()} == {"ca.crt", "a", "node.toml", "start.sh", "README.txt", "peers"}
-    assert (kit / "a").read_bytes() == (certs / "a").read_bytes()
-    assert mode(kit / "a") == 0o600
+    assert {path.name for path in kit.iterdir()} == {"ca.crt", "node.toml", "start.sh", "README.txt", "peers"}
     assert mode(kit / "start.sh") == 0o755
-    assert "a is the site's private key (mode 600)" in done.stdout
-    secrets = [(certs / name).read_bytes() for name in ("ca.key", "server.key", "b")]
+    secrets = [(certs / name).read_bytes() for name in ("ca.key", "server.key", "a", "b")]
     files = [path for path in kit.rglob("*") if path.is_file()]
     assert not any(secret in path.read_bytes() for secret in secrets for path in files)
     assert "SECRET: the file a" in (kit / "README.txt").read_text()
 
 
-def test_a_kit_starts_as_it_is(tmp_path: Path, certs: Path) -> None:
+def test_a_kit_starts_with_the_key_that_the_site_has_made(tmp_path: Path, certs: Path) -> None:
     write_kit(tmp_path / "kit", kit_files(certs, "a", "fl.example.org:8000", {"data": "mine.csv", "label": "y"}))
+    with pytest.raises(StorageError, match="kinfed deploy key a"):
+        NodeFile.read(tmp_path / "kit" / "node.toml")
+    make_key(tmp_path / "kit", "a")
     file = NodeFile.read(tmp_path / "kit" / "node.toml")
     kit = (tmp_path / "kit").resolve()
     assert file.server == "fl.example.org:8000"
@@ -60,20 +61,18 @@ def test_a_kit_knows_the_other_clients_by_their_keys(tmp_path: Path, certs: Path
     """Not those of a server that lies; a site that trusts whoever comes first has a kit without them."""
     write_kit(tmp_path / "kit", kit_files(certs, "a", "host:8000", {}))
     assert read_public_keys(tmp_path / "kit" / "peers") == read_public_keys(certs)
-    assert "compare them with the other sites" in (tmp_path / "kit" / "README.txt").read_text()
+    assert "compare fingerprints with the other sites" in (tmp_path / "kit" / "README.txt").read_text()
     done = kinfed("deploy", "kit", "--client", "b", "--server", "host:8000", "--no-peers", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    make_key(tmp_path / "kit-b", "b")
     assert "peers" not in NodeFile.read(tmp_path / "kit-b" / "node.toml").node
     assert "peers holds" not in (tmp_path / "kit-b" / "README.txt").read_text()
 
 
-def test_a_kit_as_one_file_keeps_modes_and_is_for_its_owner(tmp_path: Path, certs: Path) -> None:
+def test_a_kit_as_one_file_keeps_modes(tmp_path: Path, certs: Path) -> None:
     (path,) = write_kit(tmp_path / "site.zip", kit_files(certs, "a", "host:8000", {}))
-    assert mode(path) == 0o600
     with zipfile.ZipFile(path) as archive:
         modes = {info.filename: info.external_attr >> 16 & 0o777 for info in archive.infolist()}
-        assert archive.read("site/a") == (certs / "a").read_bytes()
-    assert modes["site/a"] == 0o600
     assert modes["site/start.sh"] == 0o755
 
 
@@ -91,7 +90,7 @@ def test_what_a_site_may_have_edited_is_not_overwritten(tmp_path: Path, certs: P
         ("a", ":8000", "host:port"),
         ("ca", "host:8000", "cannot be the name"),
         ("../a", "host:8000", "cannot be the name"),
-        ("c", "host:8000", "kinfed deploy certs .* --host host --node c"),
+        ("c", "host:8000", "kinfed deploy enrol .* c.pub"),
     ],
 )
 def test_a_kit_that_cannot_be_made(certs: Path, client: str, server: str, said: str) -> None:

@@ -163,6 +163,11 @@ class NodeSettings:
                 f"text={self.text!r} in --node-config needs a tokenizer: a folder of this machine with "
                 "tokenizer.json or vocab.txt"
             )
+        if self.rules.require_secure_aggregation and not self.peers:
+            raise ConfigError(
+                f'{self.client}: require_secure_aggregation needs peers="...", a folder with the public keys of all '
+                "clients: without it a server could invent the others of a sum, and subtract them"
+            )
 
     @classmethod
     def parse_all(cls, table: Mapping[str, Any]) -> list[NodeSettings]:

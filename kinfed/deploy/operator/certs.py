@@ -1,8 +1,9 @@
-"""Keys and certificates for a deployment of one's own: a CA, the server's certificate, and one key pair per node.
+"""Certificates for a deployment of one's own: a CA and the server's certificate. Sites make their own keys
+(`kinfed.deploy.operator.members`); only for a trial on one machine are those made here, too.
 
     ca.crt, ca.key            the authority; ca.key signs and stays with the operator, ca.crt goes everywhere
     server.crt, server.key    of the superlink, valid for the names and addresses it is reached under
-    <client>, <client>.pub    a node's key for authentication (ECDSA P-384, OpenSSH format); the .pub is registered
+    <client>.pub              keys of sites that were enrolled (ECDSA P-384, OpenSSH format)
 
 All are elliptic-curve keys (P-384). Private files are for their owner only (mode 600).
 """
@@ -19,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from kinfed.core import storage
+from kinfed.deploy.operator.members import enrol, make_key
 from kinfed.deploy.operator.site_kit import check_key_name, write_with_mode
-from kinfed.deploy.transport import client_keys
 from kinfed.errors import ConfigError, StorageError
 
 Key = ec.EllipticCurvePrivateKey
@@ -28,9 +29,9 @@ CA_YEARS, SERVER_DAYS = 10, 825  # clients of TLS refuse server certificates tha
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")  # a name, or an address of IPv4 or IPv6
 
 
-def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) -> list[Path]:
+def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str] = ()) -> list[Path]:
     """Make the missing files, and return their paths: an existing CA goes on signing, existing keys stay. `hosts`:
-    names and addresses of the server; `nodes`: clients that need a key."""
+    names and addresses of the server; `nodes`: clients of a trial, whose keys are made here and enrolled."""
     if not hosts:
         raise ConfigError("name the host names or addresses under which nodes reach the server, e.g. --host localhost")
     for host in hosts:
@@ -48,9 +49,9 @@ def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) 
     for name in nodes:
         if (folder / name).exists():
             continue
-        key = ec.generate_private_key(ec.SECP384R1())
-        _write(folder / name, client_keys.private_text(key), paths, secret=True)
-        _write(folder / f"{name}.pub", f"{client_keys.public_text(key)} {name}\n".encode(), paths)
+        make_key(folder, name)
+        enrol(folder, folder / f"{name}.pub")
+        paths += [folder / name, folder / f"{name}.pub"]
     return paths
 
 

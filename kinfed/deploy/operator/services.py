@@ -51,7 +51,7 @@ _GATE_ENDED = "If it says that the address is in use, another process listens th
 
 
 @dataclass(frozen=True)
-class Program:
+class Supervised:
     name: str  # for people
     command: Callable[[], list[str]]  # asked for at every start
     restart_seconds: float  # between an end and the next start
@@ -59,7 +59,7 @@ class Program:
 
 
 def run_service(
-    programs: Sequence[Program], task: str, say: Say, should_stop: ShouldStop, *, warm: bool, home: Path
+    programs: Sequence[Supervised], task: str, say: Say, should_stop: ShouldStop, *, warm: bool, home: Path
 ) -> None:
     """Keep programs running until it should stop, and do the tasks that Flower starts as the program `task`. `home`:
     the folder of Flower's own files."""
@@ -86,7 +86,7 @@ def run_service(
 
 
 class _Process:
-    def __init__(self, program: Program, programs: Path, say: Say) -> None:
+    def __init__(self, program: Supervised, programs: Path, say: Say) -> None:
         self._program, self._programs, self._say = program, programs, say
         self._process: subprocess.Popen[bytes] | None = None
         self._start_at = 0.0
@@ -157,7 +157,7 @@ class NodeFile:
 
 def run_node(file: NodeFile, say: Say, should_stop: ShouldStop, *, warm: bool = True, home: Path | None = None) -> None:
     """Run the node until it should stop. `home`: the folder of Flower's own files (default: beside the node's)."""
-    program = Program("supernode", lambda: file.command(free_port()), NODE_RESTART_SECONDS, _NODE_ENDED)
+    program = Supervised("supernode", lambda: file.command(free_port()), NODE_RESTART_SECONDS, _NODE_ENDED)
     say(f"node of {file.node['client']}: connects to {file.server}; Ctrl-C stops it")
     say("runs the installed kinfed for every message, and no code that a run brings")
     run_service([program], CLIENT_PROGRAM, say, should_stop, warm=warm, home=home or file.folder / "flower")
@@ -169,7 +169,8 @@ def _existing(folder: Path, table: Mapping[str, Any], name: str, path: Path) -> 
         return None
     file = folder / str(table[name])
     if not file.is_file():
-        raise StorageError(f"{path} says {name} = {str(table[name])!r}, and {file} is no file")
+        advice = f"; make it with: kinfed deploy key {file.name} --folder {file.parent}" if name == "key" else ""
+        raise StorageError(f"{path} says {name} = {str(table[name])!r}, and {file} is no file{advice}")
     return file
 
 
@@ -227,8 +228,8 @@ def run_server(place: ServerPlace, say: Say, should_stop: ShouldStop, *, warm: b
     place.check()
     storage.make_folder(place.folder)
     programs = [
-        Program("superlink", place.superlink, SERVER_RESTART_SECONDS, _SERVER_ENDED),
-        Program("door for nodes", place.gate, SERVER_RESTART_SECONDS, _GATE_ENDED),
+        Supervised("superlink", place.superlink, SERVER_RESTART_SECONDS, _SERVER_ENDED),
+        Supervised("door for nodes", place.gate, SERVER_RESTART_SECONDS, _GATE_ENDED),
     ]
     who = "this machine" if place.host in (LOOPBACK, "localhost", "::1") else "every machine that reaches this address"
     say(

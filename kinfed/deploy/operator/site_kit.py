@@ -1,13 +1,12 @@
 """Kit for a site that joins: one folder, or one .zip file, with one command to start the node.
 
-    ca.crt        the server's certificate authority; no secret
-    <client>      the site's private key: a secret, for its owner only (mode 600)
+    ca.crt        the server's certificate authority
     node.toml     the server's address, and where the data and the vault are: to be edited by the site
-    peers/        the public keys of all clients, by which the node knows the others in a secure sum; no secret
+    peers/        the public keys of all clients, by which the node knows the others in a secure sum
     start.sh      starts the node
     README.txt    says all this
 
-Nothing in it comes from the operator's other secrets: ca.key and server.key stay where they are.
+Nothing in it is secret. The site's private key was made by the site (`kinfed deploy key`) and has never left it.
 """
 
 import io
@@ -42,15 +41,19 @@ The node of {client}
 {line}
 
 1. Install the version that the server has:  pip install 'kinfed[flower]=={version}'
-2. Edit node.toml: where your data are (data, label), and where the personal model is to be kept (vault).
+2. Put your private key, the file {client} of `kinfed deploy key {client}`, into this folder. The operator knows you by
+       {fingerprint}
+   and so should you: `kinfed deploy key {client} --show`. Compare it by telephone if you have not yet.
+3. Edit node.toml: where your data are (data, label), and where the personal model is to be kept (vault).
    What this node will ever answer is yours to say there, too: min_noise, epsilon, methods, evaluate.
-3. Start it:  sh start.sh        (on Windows:  kinfed deploy node node.toml)
-   Under systemd:  ExecStart=kinfed deploy node /path/to/node.toml,  Restart=always
+4. Start it:  sh start.sh        (Linux, macOS, or WSL)
+   Under systemd:  ExecStart=kinfed deploy node /path/to/node.toml,  Restart=always,  User= one for it alone
 
 SECRET: the file {client} is this site's private key. Whoever has it can take part as {client}. It is readable for its
-owner only (mode 600); keep it so, do not mail it, and delete other copies. If it may have leaked, tell the operator,
-who makes a new one. The vault, which the node makes, is personal and stays here; back it up.
+owner only (mode 600); nobody else needs it, the operator least of all. If it may have leaked, tell the operator, who
+revokes it, and make another. The vault, which the node makes, is personal and stays here; back it up.
 Not secret: ca.crt, by which the node knows the server; node.toml; start.sh; peers.
+This node runs the kinfed that you have installed, and no code that comes with a run.
 {peers}
 After an upgrade of kinfed, stop and start the node: a running one goes on with what it has imported.
 To leave: stop the node, and tell the operator. Your personal model stays in the vault and needs no server.
@@ -59,9 +62,10 @@ To leave: stop the node, and tell the operator. Your personal model stays in the
 _PEERS = """\
 
 peers holds the public keys of all clients. In a secure sum this node takes part with these clients only, and no server
-can put others in their place. Where it counts, compare them with the other sites: sha256sum peers/*.pub
-When a site joins, the operator sends its .pub: put it there. Without `peers` in node.toml the keys that come first are
-believed. To send updates in secure sums only, add require_secure_aggregation = "yes" to node.toml.
+can put others in their place. Where it counts, compare fingerprints with the other sites: kinfed deploy members peers
+When a site joins, it sends its .pub: kinfed deploy enrol peers SITE.pub; when one leaves: kinfed deploy revoke.
+Without `peers` in node.toml the keys that come first are believed. With it, updates can be sent in secure sums only:
+add require_secure_aggregation = "yes" to node.toml.
 """
 
 
@@ -82,31 +86,35 @@ def node_toml(server: str, node: Mapping[str, str], *, ca: str = "", key: str = 
 def kit_files(certs: Path, client: str, server: str, node: Mapping[str, str], peers: bool = True) -> list[KitFile]:
     """Files of a kit. `certs`: the folder of `kinfed deploy certs`. `node`: keys of [node] that are known already.
     `peers`: with the public keys of all clients that the folder knows."""
-    from kinfed.deploy.transport.client_keys import read_public_keys
+    from kinfed.deploy.transport.client_keys import read_members
 
     host, colon, port = server.rpartition(":")
     if not (host and colon and port.isdigit()):
         raise ConfigError(f"--server is the superlink as the site reaches it, host:port; got {server!r}")
     check_key_name(client, "client")
-    for name in ("ca.crt", client):
-        if not (certs / name).is_file():
-            command = f"kinfed deploy certs {certs} --host {host} --node {client}"
-            raise StorageError(f"{certs / name} does not exist; make it with: {command}")
-    with storage.storage_errors("read the keys in", certs):
-        ca, key = (certs / "ca.crt").read_bytes(), (certs / client).read_bytes()
-    known = read_public_keys(certs) if peers else {}
+    if not (certs / "ca.crt").is_file():
+        raise StorageError(
+            f"{certs / 'ca.crt'} does not exist; make it with: kinfed deploy certs {certs} --host {host}"
+        )
+    with storage.storage_errors("read the certificate in", certs):
+        ca = (certs / "ca.crt").read_bytes()
+    known = {key.client: key for key in read_members(certs)}
+    if client not in known:
+        raise ConfigError(
+            f"{certs} does not know the key of {client}; the site makes one (kinfed deploy key {client}) and sends "
+            f"{client}.pub, then: kinfed deploy enrol {certs} {client}.pub"
+        )
     table = {"client": client, "data": "data.csv", "label": "", "vault": "vault"}
     table |= ({"peers": "peers"} if peers else {}) | dict(node)
     text = node_toml(server, {name: value for name, value in table.items() if value}, ca="ca.crt", key=client)
     about = {"client": client, "line": "=" * (12 + len(client)), "version": __version__}
-    about["peers"] = _PEERS if peers else ""
+    about |= {"peers": _PEERS if peers else "", "fingerprint": known[client].fingerprint}
     return [
         KitFile("ca.crt", ca, 0o644),
-        KitFile(client, key, 0o600),
         KitFile("node.toml", text.encode(), 0o644),
         KitFile("start.sh", _START.format(**about).encode(), 0o755),
         KitFile("README.txt", _README.format(**about).encode(), 0o644),
-        *(KitFile(f"peers/{name}.pub", f"{public}\n".encode(), 0o644) for name, public in known.items()),
+        *(KitFile(f"peers/{name}.pub", f"{key.line}\n".encode(), 0o644) for name, key in known.items() if peers),
     ]
 
 
@@ -125,7 +133,7 @@ def write_kit(out: Path, files: list[KitFile]) -> list[Path]:
         raise StorageError(f"{out} exists already; choose another name with --out")
     if out.suffix == ".zip":
         storage.make_folder(out.parent)
-        storage.write_atomically(out, _zip(out.stem, files), private=True)
+        storage.write_atomically(out, _zip(out.stem, files))
         return [out]
     storage.make_folder(out)
     for file in files:

@@ -58,10 +58,11 @@ def enrol_clients(deployment: Deployment, exchange: Exchange, path: Path) -> tup
     if deployment.keys:
         from kinfed.deploy.transport.client_keys import read_public_keys
 
-        exchange.keys, exchange.only_known = read_public_keys(Path(deployment.keys).expanduser()), True
+        exchange.keys, exchange.only_known = read_public_keys(Path(deployment.keys).expanduser(), exchange.say), True
     if path.exists():
         run, roster = _load_roster(path)
-        exchange.keys = dict(zip(roster.names, roster.keys, strict=True)) | exchange.keys
+        if not exchange.only_known:  # else a key that was revoked since would be believed again
+            exchange.keys = dict(zip(roster.names, roster.keys, strict=True))
         return run, roster
     roster = _enrol(deployment, exchange)
     run = secrets.token_hex(8)

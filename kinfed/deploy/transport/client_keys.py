@@ -9,9 +9,12 @@ The signature covers the greeting together with a number that the server has jus
 Flower knows the node: an old greeting proves nothing, nor does one that was made on another node.
 """
 
+import base64
+import datetime
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,9 @@ from kinfed.core import storage
 from kinfed.errors import ConfigError
 
 _HASH = ec.ECDSA(hashes.SHA384())
+REVOKED = "revoked"  # the folder of keys that are never believed again, beside those that are
+WARNING_DAYS = 30  # before a key expires
+_UNTIL = "until="  # before the last day of a key, in its comment
 _NUMBER_BYTES = 48  # of each of the two numbers of a signature
 
 
@@ -39,6 +45,11 @@ def private_text(key: ec.EllipticCurvePrivateKey) -> bytes:
 def public_text(key: ec.EllipticCurvePrivateKey) -> str:
     openssh = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     return key.public_key().public_bytes(*openssh).decode()
+
+
+def public_of(private: bytes, where: Path) -> str:
+    """The public half of a private key, in OpenSSH's form."""
+    return public_text(_private_key(private, where))
 
 
 def sign_greeting(private: bytes, where: Path, greeting: Mapping[str, Any], nonce: str, node: int) -> dict[str, Any]:
@@ -76,36 +87,105 @@ def _private_key(private: bytes, where: Path) -> ec.EllipticCurvePrivateKey:
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"{where} is no private key in OpenSSH's format without a passphrase ({error})") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{where} is no elliptic-curve key; kinfed deploy certs makes the keys of nodes")
+        raise ConfigError(f"{where} is no elliptic-curve key; kinfed deploy key makes one")
     return key
 
 
-def _verifies(public: str, signature: bytes, text: bytes) -> bool:
+def _public_key(text: str) -> ec.EllipticCurvePublicKey | None:
     try:
-        key = serialization.load_ssh_public_key(public.encode())
-        if not isinstance(key, ec.EllipticCurvePublicKey):
-            return False
+        key = serialization.load_ssh_public_key(text.encode())
+    except (ValueError, UnsupportedAlgorithm):
+        return None
+    return key if isinstance(key, ec.EllipticCurvePublicKey) else None
+
+
+def is_public_key(text: str) -> bool:
+    """Say whether the text is the public half of a key as kinfed makes them."""
+    key = _public_key(text)
+    return key is not None and isinstance(key.curve, ec.SECP384R1)
+
+
+def _verifies(public: str, signature: bytes, text: bytes) -> bool:
+    key = _public_key(public)
+    if key is None:
+        return False
+    try:
         key.verify(signature, text, _HASH)
-    except (ValueError, UnsupportedAlgorithm, InvalidSignature):
+    except InvalidSignature:
         return False
     return True
 
 
-def read_public_keys(folder: Path) -> dict[str, str]:
-    """Keys by client: <client>.pub of a folder, as `kinfed deploy certs` writes them."""
-    keys = {}
+@dataclass(frozen=True)
+class PublicKey:
+    """The key that a client is known by, and the last day on which it is believed."""
+
+    client: str
+    text: str  # in OpenSSH's form, without a comment
+    until: datetime.date | None = None  # None: the file names no day
+
+    @property
+    def line(self) -> str:
+        """The key as a file holds it."""
+        return f"{self.text} {self.client}" + ("" if self.until is None else f" {_UNTIL}{self.until}")
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.text)
+
+    @property
+    def days_left(self) -> int | None:
+        today = datetime.datetime.now(datetime.UTC).date()
+        return None if self.until is None else (self.until - today).days
+
+    @property
+    def warning(self) -> str:
+        """A sentence where the key has expired or soon will; else ""."""
+        if self.days_left is None or self.days_left > WARNING_DAYS:
+            return ""
+        if self.days_left < 0:
+            return f"the key of {self.client} has expired on {self.until}: it is not believed"
+        return f"the key of {self.client} expires on {self.until}; renew it: kinfed deploy key {self.client} --renew"
+
+
+def read_members(folder: Path) -> list[PublicKey]:
+    """Keys of a folder, sorted by file; none where it does not exist."""
+    if not folder.is_dir():
+        return []
     with storage.storage_errors("read the keys of clients in", folder):
-        for path in sorted(folder.iterdir()):
-            if path.suffix == ".pub":
-                keys[path.stem] = " ".join(path.read_text("utf-8").split()[:2])  # without the comment
-    if not keys:
-        raise ConfigError(f"keys: {folder} holds no file <client>.pub; name the folder of kinfed deploy certs")
-    return keys
+        texts = {path: path.read_text("utf-8") for path in sorted(folder.glob("*.pub"))}
+    members = []
+    for path, text in texts.items():
+        parts = text.split()
+        day = next((part.removeprefix(_UNTIL) for part in parts[2:] if part.startswith(_UNTIL)), "")
+        try:
+            until = datetime.date.fromisoformat(day) if day else None
+        except ValueError:
+            raise ConfigError(f"{path}: {_UNTIL}{day} is no day such as 2028-11-17") from None
+        members.append(PublicKey(path.stem, " ".join(parts[:2]), until))
+    return members
+
+
+def read_public_keys(folder: Path, say: Callable[[str], None] = lambda _: None) -> dict[str, str]:
+    """Keys by client: <client>.pub of a folder of `kinfed deploy enrol`, without those that have expired. `say` is told
+    of these, and of keys that soon will."""
+    members = read_members(folder)
+    for member in members:
+        if member.warning:
+            say(member.warning)
+    if not members:
+        raise ConfigError(f"keys: {folder} holds no file <client>.pub; name the folder of kinfed deploy enrol")
+    return {member.client: member.text for member in members if (member.days_left or 0) >= 0}
 
 
 def fingerprint(key: str) -> str:
-    """Eight digits by which people can tell keys apart."""
-    return hashlib.sha256(key.encode()).hexdigest()[:8]
+    """What people compare: SHA256:..., as ssh-keygen prints it of the same key."""
+    parts = key.split()
+    try:
+        blob = base64.b64decode(parts[1], validate=True)
+    except (IndexError, ValueError):
+        return "SHA256:?"
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
 def _text(greeting: Mapping[str, Any], nonce: str, node: int) -> bytes:
