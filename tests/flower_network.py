@@ -128,6 +128,10 @@ class Network:
             time.sleep(0.2)
         return said
 
+    def text(self, out: Path) -> str:
+        """The log of a run."""
+        return _read(out / "log.txt")
+
     def wait_done(self, out: Path, seconds: float = 420) -> str:
         return self.wait_text(out, " done; ", seconds)
 
@@ -150,6 +154,13 @@ class Network:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, how)
         process.wait(30)
+
+    def kill_program(self, name: str, text: str) -> None:
+        """Of all that a process has started, what has this text in its command line."""
+        for pid in _descendants(self.processes[name].pid):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                if text in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode():
+                    os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
         """What has others to end, and files to remove, is asked first."""

@@ -30,7 +30,8 @@ from typing import Any
 from kinfed.core import storage
 from kinfed.deploy.node.node_settings import NodeSettings
 from kinfed.deploy.programs.processes import end_group, flower_environment, flower_program, free_port, start_group
-from kinfed.deploy.programs.task_programs import CLIENT_PROGRAM, SERVER_PROGRAM
+from kinfed.deploy.programs.task_programs import CLIENT_PROGRAM, SERVER_PROGRAM, UNFINISHED
+from kinfed.deploy.programs.unfinished_runs import Resumer
 from kinfed.deploy.programs.warm_worker import WarmWorker, load_task, reason_against
 from kinfed.errors import ConfigError, StorageError
 
@@ -45,7 +46,7 @@ _NODE_ENDED = (
     "believes that the former node with this key is alive, which lasts about a minute"
 )
 _SERVER_ENDED = (
-    "If it says that the address is in use, another process listens there. Current runs have ended: start them again"
+    "If it says that the address is in use, another process listens there. Runs are started again when it listens"
 )
 _GATE_ENDED = "If it says that the address is in use, another process listens there; nodes wait meanwhile"
 
@@ -59,10 +60,11 @@ class Supervised:
 
 
 def run_service(
-    programs: Sequence[Supervised], task: str, say: Say, should_stop: ShouldStop, *, warm: bool, home: Path
-) -> None:
+    programs: Sequence[Supervised], task: str, say: Say, should_stop: ShouldStop, *, warm: bool, home: Path,
+    also: Callable[[], None] = lambda: None,
+) -> None:  # fmt: skip
     """Keep programs running until it should stop, and do the tasks that Flower starts as the program `task`. `home`:
-    the folder of Flower's own files."""
+    the folder of Flower's own files; `also` is called several times a second."""
     os.environ.update(flower_environment(home))
     if reason := reason_against():
         raise ConfigError(f"{reason}, by which tasks are held to the installed kinfed; use Linux, macOS or WSL")
@@ -74,6 +76,7 @@ def run_service(
     def watch() -> bool:
         for process in processes:
             process.watch()
+        also()
         return should_stop()
 
     try:
@@ -240,5 +243,8 @@ def run_server(place: ServerPlace, say: Say, should_stop: ShouldStop, *, warm: b
         "the installed kinfed and register nodes, without a key"
     )
     say("Ctrl-C stops it")
-    run_service(programs, SERVER_PROGRAM, say, should_stop, warm=warm, home=place.folder / "flower")
+    home, unfinished = place.folder.resolve() / "flower", place.folder.resolve() / "unfinished"
+    os.environ[UNFINISHED] = str(unfinished)
+    resumer = Resumer(unfinished, home, place.control_port, place.certs / "ca.crt", say)
+    run_service(programs, SERVER_PROGRAM, say, should_stop, warm=warm, home=home, also=resumer.watch)
     say("server: stopped")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import sys
 import tomllib
 import zipfile
@@ -24,10 +25,12 @@ from typing import Any
 
 from kinfed.deploy.node.node_settings import Refused
 from kinfed.deploy.programs.app_folder import COMPONENTS, SHIM, SHIM_FILE
+from kinfed.deploy.programs.unfinished_runs import unfinished
 from kinfed.errors import ConfigError, PoolError
 
 CLIENT_PROGRAM = "flwr-clientapp"  # answers one message at a node
 SERVER_PROGRAM = "flwr-serverapp"  # the server's part of one run
+UNFINISHED = "KINFED_UNFINISHED_RUNS"  # the variable with the folder of their notes
 _LARGEST_FILE = 1 << 20  # bytes of a file of an app that is read
 
 
@@ -98,7 +101,8 @@ def server_task() -> None:
         return install(content, **options)
 
     def run(*, grid: Any, context: Any, **_app: Any) -> Any:
-        server_app(grid, context)
+        with unfinished(Path(os.environ[UNFINISHED]), context.run_id, context.run_config):
+            server_app(grid, context)
         return context
 
     _replace(module, "install_from_fab", install_checked)
