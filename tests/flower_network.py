@@ -11,13 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from kinfed.deploy.operator.site_kit import node_toml
 from kinfed.deploy.programs.app_folder import make_app
-from kinfed.deploy.programs.processes import free_port, is_listening
+from kinfed.deploy.programs.processes import free_port
 
 BIN = Path(sys.executable).parent
 CONNECTION = "net"
@@ -25,10 +25,13 @@ _LIBC = ctypes.CDLL(None)  # loaded here, for between fork and exec nothing may 
 
 
 class Network:
-    """A server and its nodes. `certs`: a folder of `kinfed deploy certs`."""
+    """A server and its nodes. `certs`: a folder of `kinfed deploy certs`; `inside` gives what comes before a command
+    that runs at "server" or at a node; `host` is the server's address for nodes."""
 
-    def __init__(self, folder: Path, *, certs: Path) -> None:
-        self.folder, self.certs = folder, certs
+    def __init__(
+        self, folder: Path, *, certs: Path, host: str = "127.0.0.1", inside: Callable[[str], list[str]] = lambda _: []
+    ) -> None:
+        self.folder, self.certs, self.host, self.inside = folder, certs, host, inside
         self.port, self.control_port = free_port(), free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.logs: dict[str, Path] = {}
@@ -46,33 +49,36 @@ class Network:
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         }  # fmt: skip
 
-    def start(self, name: str, *command: str, home: str) -> None:
+    def start(self, name: str, *command: str, home: str, at: str = "server") -> None:
         (self.folder / home).mkdir(exist_ok=True)
         log = self.folder / f"{name}.log"
         with log.open("ab") as file:
             self.processes[name] = subprocess.Popen(
-                [_program(command[0]), *command[1:]], stdout=file, stderr=subprocess.STDOUT, cwd=self.folder,
+                [*self.inside(at), _program(command[0]), *command[1:]], cwd=self.folder, stdout=file,
+                stderr=subprocess.STDOUT,
                 env=self.environment(home), start_new_session=True, preexec_fn=_die_with_the_tests,
             )  # fmt: skip
         self.logs[name] = log
 
     def start_server(self, *, faults: str = "") -> None:
         """`kinfed deploy server`, which starts its superlink again when that ends."""
-        ports = ["--port", str(self.port), "--control-port", str(self.control_port)]
+        ports = ["--host", self.host, "--port", str(self.port), "--control-port", str(self.control_port)]
         place = [str(self.certs), *ports, "--folder", str(self.folder / "superlink")]
         self.start("superlink", *self._kinfed("server", faults), "deploy", "server", *place, home="home-server")
         self.wait_for(self._listening, 400, "the server to listen")
 
-    def start_node(self, client: str, config: Mapping[str, Any], *, key: Path | None = None, faults: str = "") -> None:
+    def start_node(
+        self, client: str, config: Mapping[str, Any], *, key: Path | None = None, faults: str = "", address: str = ""
+    ) -> None:
         """`kinfed deploy node`, which starts its supernode again when that ends. `faults`: Python that the node's owner
-        runs before it, in the same process."""
+        runs before it, in the same process; `address`: another than the server's."""
         path = self.folder / f"{client}.toml"
         keys = {"ca": str(self.certs / "ca.crt"), "key": str(key or self.certs / client)}
         node = {name: str(value) for name, value in config.items()}
-        path.write_text(node_toml(f"127.0.0.1:{self.port}", node, **keys))
+        path.write_text(node_toml(address or f"{self.host}:{self.port}", node, **keys))
         home = f"home-{client}"
         command = ["deploy", "node", str(path), "--home", str(self.folder / home)]
-        self.start(f"node-{client}", *self._kinfed(client, faults), *command, home=home)
+        self.start(f"node-{client}", *self._kinfed(client, faults), *command, home=home, at=client)
 
     def _kinfed(self, name: str, faults: str) -> list[str]:
         if not faults:
@@ -83,11 +89,15 @@ class Network:
 
     def _listening(self) -> bool:
         assert self.processes["superlink"].poll() is None, self.log("superlink")
-        return all(is_listening("127.0.0.1", port) for port in (self.port, self.control_port))
+        code = "import socket, sys; [socket.create_connection((sys.argv[1], int(p)), 1) for p in sys.argv[2:]]"
+        command = [*self.inside("server"), sys.executable, "-c", code]
+        places = ([self.host, str(self.port)], ["127.0.0.1", str(self.control_port)])
+        return all(subprocess.run([*command, *place], capture_output=True).returncode == 0 for place in places)
 
     def flwr(self, *arguments: str, check: bool = True) -> str:
         done = subprocess.run(
-            [str(BIN / "flwr"), *arguments], cwd=self.folder, env=self.environment("home"), capture_output=True,
+            [*self.inside("server"), str(BIN / "flwr"), *arguments], cwd=self.folder, env=self.environment("home"),
+            capture_output=True,
             text=True, timeout=400, check=False,
         )  # fmt: skip
         assert not check or done.returncode == 0, done.stdout + done.stderr
