@@ -138,16 +138,13 @@ class ColumnGraph:
             elif isinstance(one, encodings.CategoryEncoding):
                 blocks += self._category(one)
             else:
-                blocks += self._text(one)
+                blocks.append(self._input(f"{one.name} hash", TensorProto.FLOAT, one.buckets))
         self._node("Concat", blocks, output=output, axis=1)
-
-    # ---- kinds of columns ----
 
     def _number(self, one: encodings.NumberEncoding) -> list[str]:
         cells = self._input(one.name, TensorProto.DOUBLE, 1)
-        parts, missing = [], self._node("IsNaN", [cells])
-        if not one.constant:
-            parts.append(self._float(self._filled(cells, missing, one.mean or 0.0)))
+        missing = self._node("IsNaN", [cells])
+        parts = [] if one.constant else [self._float(self._filled(cells, missing, one.mean or 0.0))]
         return [*parts, *([self._float(missing)] if one.gaps else [])]
 
     def _date(self, one: encodings.DateEncoding) -> list[str]:
@@ -173,11 +170,6 @@ class ColumnGraph:
         )
         every = self._constant(np.arange(len(one.features)), np.int64)
         return [self._float(self._node("Equal", [place, every]))]
-
-    def _text(self, one: encodings.TextEncoding) -> list[str]:
-        return [self._input(f"{one.name} hash", TensorProto.FLOAT, one.buckets)]
-
-    # ---- parts of the graph ----
 
     def _filled(self, cells: str, missing: str, value: float) -> str:
         return self._node("Where", [missing, self._constant(value), cells])

@@ -107,8 +107,6 @@ class ModelPipeline:
         """Names of the classes; none of a regression."""
         return self.inputs.classes
 
-    # ---- from rows to predictions ----
-
     def encode(self, rows: Any, where: str = "the table") -> tuple[Features, list[str]]:
         """Rows as features that are scaled when they are gathered, and notes on values that training has not seen.
 
@@ -162,8 +160,6 @@ class ModelPipeline:
     def predict_proba(self, rows: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
         """[n, C] in the order of `classes`."""
         return self.predictions(rows).probabilities.numpy()
-
-    # ---- files ----
 
     def save(self, path: Path | str) -> None:
         tensors = {name: tensor.detach().contiguous().clone() for name, tensor in self.module.state_dict().items()}

@@ -10,7 +10,7 @@ import numpy as np
 
 from kinfed.engine.compiled.fused_steps import ABSENT, BIAS, INPUTS, OUTPUTS, PLACE, WEIGHT, compiled, floats, shift
 from kinfed.engine.compiled.products import add_panel_products, add_products, pack, products_of_rows, turn
-from kinfed.engine.compiled.vector_functions import backward_cell, forward_cell
+from kinfed.engine.compiled.vector_functions import add_to_rows, backward_cell, forward_cell
 
 # Columns of the table beside those of kinfed.engine.compiled.fused_steps, whose OUTPUTS are the units H of a layer:
 # PLACE is in numbers per example of the batch.
@@ -63,10 +63,7 @@ def _head_forward(table, row, features, hidden, batch):
     logits = hidden + 4 * batch * table[head, PLACE]
     products_of_rows(batch, classes, inputs, features, inputs, row + 4 * table[head, WEIGHT], inputs, logits, classes)
     if bias != ABSENT:
-        z, more = floats(logits, batch * classes), floats(row + 4 * bias, classes)
-        for b in range(batch):
-            for c in range(classes):
-                z[b * classes + c] += more[c]
+        add_to_rows(logits, batch, classes, row + 4 * bias)
     return logits
 
 

@@ -109,13 +109,11 @@ class FusedTask(StackedTask):
         rates, lams, steps = args.by_client(rate, n), args.by_client(lam, n), batches.steps.numpy()
         kernel, source, rule = self._compiled("train"), args.source_of(split, shape), _rule(training, plain)
 
-        def moments_of(rows: slice) -> tuple[args.Rows, args.Rows]:
-            return args.rows_of(first, rows), args.rows_of(second, rows)
-
         def train_rows(rows: slice) -> None:
             start, count, epochs = windows.start[rows], windows.count[rows], windows.epochs[rows]
             work = args.WorkMemory(self._fused, shape, min(training.batch, int(count.max(initial=0))), split.labels)
             gradient = np.empty(0 if plain else self.num_params, np.float32)
+            memory = args.rows_of(first, rows), args.rows_of(second, rows)
             order = np.empty(int((count * epochs).max(initial=0)), np.int64)
             kernel(
                 self._network(shape, trains),
@@ -124,7 +122,7 @@ class FusedTask(StackedTask):
                 args.windows_of(split, start, count, steps[rows], training.batch, windows.by_epoch),
                 args.OrderDraws(windows.key[rows], epochs, order, np.empty_like(order)),
                 args.ClientTerms(rates[rows], lams[rows], args.rows_of(center, rows), args.rows_of(drift, rows)),
-                args.OptimizerMemory(rule, columns, *moments_of(rows), taken[rows], gradient.ctypes.data),
+                args.OptimizerMemory(rule, columns, *memory, taken[rows], gradient.ctypes.data),
                 work.argument,
             )
 

@@ -48,14 +48,11 @@ def scorer_metric(name: str) -> Metric | None:
     if name not in scorer_names() or name in CLUSTERINGS or name.endswith(SAMPLES):
         return None
     return Metric(
-        name=name,
-        title=name,
+        name=name, title=name,
         definition=f"scikit-learn's scorer {name}: higher is better; of all clients the mean by test rows.",
-        function=lambda judged: _sums(name, judged),
-        of="examples",
-        kinds=("regression",) if name in NUMBERS else _CLASSES,
-        slow=True,
-    )
+        function=lambda judged: _sums(name, judged), of="examples",
+        kinds=("regression",) if name in NUMBERS else _CLASSES, slow=True,
+    )  # fmt: skip
 
 
 def check_scorer(name: str, problem: Problem) -> None:
