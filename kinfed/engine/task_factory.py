@@ -19,13 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.data import Batch
-from kinfed.engine.backends.functional_tasks import BatchedTask, few_positions
-from kinfed.engine.backends.functional_tasks import VmapTask as VmapTask
+from kinfed.engine.backends.joint_tasks import BatchedTask, VmapTask, few_positions, stacked_net
+from kinfed.engine.backends.joint_tasks import StackedTask as StackedTask
 from kinfed.engine.backends.rows_task import RowsTask as RowsTask
-from kinfed.engine.backends.stacked_task import StackedTask as StackedTask
-from kinfed.engine.backends.stacked_task import stacked_net
-from kinfed.engine.compiled.fused_task import FusedTask as FusedTask
-from kinfed.engine.compiled.fused_task import compiles, is_installed
+from kinfed.engine.compiled.fused_task import FusedTask, compiles, is_installed
 from kinfed.engine.contract.linear import runs_batched
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.contract.task import Task as Task
@@ -35,7 +32,6 @@ from kinfed.engine.rows.model_trial import example_like, failures_as_model_error
 from kinfed.engine.rows.module_checks import check_values
 from kinfed.engine.rows.module_task import Build, build_seeded, checked_module
 from kinfed.engine.rows.module_task import ModuleTask as ModuleTask
-from kinfed.engine.scoring.score import Score as Score
 from kinfed.errors import ModelError
 
 # Of a module, up to which vmap is faster than rows. Processor time of rows / vmap for two dense layers, 20 clients,

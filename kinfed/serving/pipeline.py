@@ -223,16 +223,6 @@ class _Scaling(nn.Module):
         return (x - self.mean) * (1.0 / self.std)
 
 
-def plain_rows(table: Any, ignore: tuple[str, ...], where: str) -> Tensor:
-    """[n, columns] all columns but those to `ignore`, which must be numbers: for models of arrays without names."""
-    names = [name for name in table.column_names if name not in ignore]
-    if not names:
-        raise DataError(f"{where} has no feature columns left")
-    from kinfed.data import TablePreprocessing  # with pyarrow, which only tables need
-
-    return TablePreprocessing.plain(names).encode(table, where).raw
-
-
 def _numbers(rows: Any, where: str) -> np.ndarray[Any, Any]:
     array = np.asarray(rows)
     if array.dtype.kind not in "biuf" or array.ndim < 2 or not array.size:

@@ -90,10 +90,8 @@ class FeedForwardNet:
                 f"the model takes {wanted} numbers per example; got {got} {kind} (shape {list(x.shape[2:])})"
             )
         for layer, (_, activation) in zip(layers, self.steps, strict=True):
-            if layer.bias_row is None:
-                h = torch.bmm(values[-1], layer.weight_t)
-            else:
-                h = torch.baddbmm(layer.bias_row, values[-1], layer.weight_t)
+            below, w, b = values[-1], layer.weight_t, layer.bias_row
+            h = torch.bmm(below, w) if b is None else torch.baddbmm(b, below, w)
             if activation == "relu":
                 h = h.relu_()
             elif activation == "tanh":

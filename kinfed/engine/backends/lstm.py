@@ -166,8 +166,10 @@ def _forward(layer: LSTMLayer, theta: Tensor, x: Tensor) -> Activations:
     """x [T, n, B, D]."""
     steps, n, batch, _ = x.shape
     hidden = layer.hidden
-    bias = _present(layer.x.bias_of(theta)) + _present(layer.h.bias_of(theta))
-    z = torch.baddbmm(bias.unsqueeze(1), _by_client(x), layer.x.weight_of(theta).transpose(1, 2))
+    of_x, of_h = layer.x.bias_of(theta), layer.h.bias_of(theta)
+    assert of_x is not None  # `from_module` takes no LSTM without biases
+    assert of_h is not None
+    z = torch.baddbmm((of_x + of_h).unsqueeze(1), _by_client(x), layer.x.weight_of(theta).transpose(1, 2))
     gates = _by_time(z, steps)  # of the input alone; the loop adds what the last output says
     recurrent = layer.h.weight_of(theta).transpose(1, 2).contiguous()  # used in every step: transposed once
     h = x.new_zeros(steps + 1, n, batch, hidden)
@@ -229,8 +231,3 @@ def _by_client(x: Tensor) -> Tensor:
 def _by_time(x: Tensor, steps: int) -> Tensor:
     """[n, T B, F] to [T, n, B, F], contiguous."""
     return x.reshape(len(x), steps, -1, x.shape[2]).transpose(0, 1).contiguous()
-
-
-def _present(bias: Tensor | None) -> Tensor:
-    assert bias is not None  # LSTM layers without biases are not compiled
-    return bias

@@ -146,9 +146,8 @@ def run_program(
     """All steps of an update program (kinfed.engine.contract.update_program) with every batch of every client; streams
     have batches of the same sizes. tables.address becomes that of the next client, and of the next."""
     nothing, columns, spare = np.int64(0), network.columns, work.spare
-    what, amount, address, numbers, gradient = (
-        tables.what, tables.amount, tables.address, tables.numbers, tables.gradient
-    )  # fmt: skip
+    what, amount, address = tables.what, tables.amount, tables.address
+    numbers, gradient = tables.numbers, tables.gradient
     for i in range(len(windows.steps)):
         for s in range(windows.steps[i]):
             size, stream = nothing, np.int64(-1)
@@ -207,9 +206,8 @@ def compile_kernel(name: str, network: str, target: str) -> MachineCode:
 
 def compile_function(function: Callable[..., Any], arguments: tuple[Any, ...]) -> MachineCode:
     """Machine code of a function with arguments of these types (numba's)."""
-    described_arguments = {
-        name: described(kind) for name, kind in zip(signature(function).parameters, arguments, strict=True)
-    }
+    names = signature(function).parameters
+    described_arguments = {name: described(kind) for name, kind in zip(names, arguments, strict=True)}
     kernel, read = njit(nogil=True, error_model="numpy")(function), make_reader(arguments)
 
     def entry(words):
@@ -253,9 +251,8 @@ def step(
     work: args.Work,
 ) -> None:  # fmt: skip
     """The gradient on one batch per client, or a step of plain descent in place."""
-    length, width, labels, weights, y, weight = (
-        batch.length, batch.width, batch.labels, batch.weights, work.y, work.weight
-    )  # fmt: skip
+    length, width, labels, weights = batch.length, batch.width, batch.labels, batch.weights
+    y, weight = work.y, work.weight
     for i in range(len(labels)):
         row, values, target = row_of(theta, i), row_of(batch.examples, i), row_of(gradient, i)
         size = np.int64(0)

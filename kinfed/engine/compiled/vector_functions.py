@@ -188,9 +188,8 @@ def backward_cell(emit, builder, gates, tanh_c, c, at_h, through_c, units):
         i, f, g, o = (emit.load(place, mask) for place in places)
         squashed, before = number(tanh_c), number(c)
         dh = number(at_h)
-        dc = builder.fadd(
-            number(through_c), multiply(dh, multiply(o, builder.fsub(one, multiply(squashed, squashed))))
-        )  # ∂h/∂c' = o (1 − tanh² c')
+        h_by_c = multiply(o, builder.fsub(one, multiply(squashed, squashed)))  # ∂h/∂c' = o (1 − tanh² c')
+        dc = builder.fadd(number(through_c), multiply(dh, h_by_c))
 
         def slope(gate: Value) -> Value:
             return multiply(gate, builder.fsub(one, gate))  # σ' = σ (1 − σ)

@@ -5,9 +5,8 @@
 A value has scikit-learn's sign (higher is better). A scorer knows no sums, so the value of all clients is the mean of
 theirs, weighted by test rows; where it cannot be computed (a client with one class, a prediction outside of its domain)
 it is undefined at that client. Weights of rows are its `sample_weight`; scorers without one are refused where rows have
-weights. Those that kinfed computes itself, as sums, are in kinfed.engine.scoring.metric_catalogue.
-
-Refused by name: scorers of clusterings, of several labels per row, and of the other kind of problem.
+weights. Those that kinfed computes itself, as sums, are in kinfed.engine.scoring.metric_catalogue. Refused by name:
+scorers of clusterings, of several labels per row, and of the other kind of problem.
 """
 
 import warnings

@@ -148,15 +148,14 @@ def image_shape(name: str, shape: tuple[int, ...], side: int) -> tuple[int, int,
     return shape[0], shape[1], shape[2]
 
 
-NormName = Literal["batch", "group"]
-
-
 @dataclass(frozen=True)
 class NormOptions:
     """Normalization of images: BatchNorm2d, whose running statistics are part of a client's model, or GroupNorm, which
     has none."""
 
-    norm: NormName = option("batch", "group needs no running statistics and is usual in federated learning")
+    norm: Literal["batch", "group"] = option(
+        "batch", "group needs no running statistics and is usual in federated learning"
+    )
     groups: int = option(2, "groups of every group normalization", ge=1)
 
     def layer(self, channels: int) -> nn.Module:

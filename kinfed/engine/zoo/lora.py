@@ -310,11 +310,8 @@ def load_adapter(model: nn.Module, folder: Path | str) -> nn.Module:
 
 def _trained_beside(model: nn.Module) -> list[str]:
     """Names of the layers that have trained parameters but no adapter."""
-    return [
-        name
-        for name, layer in model.named_modules()
-        if not isinstance(layer, LoRALinear) and any(p.requires_grad for p in layer.parameters(recurse=False))
-    ]
+    others = ((name, layer) for name, layer in model.named_modules() if not isinstance(layer, LoRALinear))
+    return [name for name, layer in others if any(p.requires_grad for p in layer.parameters(recurse=False))]
 
 
 def _read(path: Path) -> dict[str, Tensor]:
