@@ -198,8 +198,10 @@ def _delta_below(net, layer, row, hidden, delta, below, batch):
 
 
 @compiled
-def shift(row, begin, count, terms):
-    """x <- x - rate * (lam * (x - center) + drift + decay * x) for some columns."""
+def shift(row, target, begin, count, terms):
+    """x <- x - rate * (lam * (x - center) + drift + decay * x) for some columns, where the target is the row itself."""
+    if target != row:
+        return
     x, step = floats(row + 4 * begin, count), np.float32(terms.rate)
     kappa, hold = np.float32(terms.decay), np.float32(terms.lam)
     if terms.center != 0:
@@ -227,14 +229,12 @@ def dense_backward(network, row, target, scale, x, work, batch, terms):
             _delta_below(net, layer, row, hidden, delta, spare, batch)
         if trains[layer, 0]:
             begin = net[layer, WEIGHT]
-            if target == row:
-                shift(row, begin, inputs * outputs, terms)
+            shift(row, target, begin, inputs * outputs, terms)
             add_products(
                 outputs, inputs, batch, scale, delta, np.int64(1), outputs, values, inputs, target + 4 * begin, inputs
             )
         if bias != ABSENT and trains[layer, 1]:
-            if target == row:
-                shift(row, bias, outputs, terms)
+            shift(row, target, bias, outputs, terms)
             add_sum_of_rows(delta, batch, outputs, np.float32(scale), target + 4 * bias)
         delta, spare = spare, delta
 
