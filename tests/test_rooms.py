@@ -54,7 +54,8 @@ OPTIONAL: dict[str, set[str]] = {
 
 # Files that others import only where they need an optional package, and that use its files themselves.
 BESIDE_OPTIONAL = {f"deploy.secure.secure_{part}" for part in ("messages", "session", "round")} | {
-    "engine.compiled.fused_recurrent"
+    "engine.compiled.fused_recurrent",
+    "engine.compiled.vector_functions",
 }
 
 
