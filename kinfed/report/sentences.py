@@ -22,7 +22,7 @@ from kinfed.analysis import (
 from kinfed.config import PresetUse
 from kinfed.data import Description
 from kinfed.records import Kind, RunRecord
-from kinfed.report.drawing.formats import format_number, plural, shown
+from kinfed.report.drawing.looks import format_number, plural, shown
 from kinfed.report.panels.shares_panel import in_short
 
 FEW_NAMES = 4  # clients that a sentence names
@@ -46,17 +46,13 @@ def brief(value: Any) -> str:
 def facts(run: RunRecord) -> dict[str, str]:
     """The main settings of a run, by heading; whatever else was configured is in the fold below them."""
     config = run.config
+    work = {key: config.get(key) for key in _WORK if _WITHOUT_EFFECT.get(key) != config.get(key)}
     entries = {
-        "Data": brief(config.get("dataset")),
-        "Split among clients": brief(_partition(run)),
-        "Clients": brief(_clients(run)),
-        "Model": brief(config.get("model")),
-        "Rounds": brief(config.get("rounds")),
-        "Participation": _participation(config.get("participation")),
-        "Local work": brief({key: config.get(key) for key in _WORK if _WITHOUT_EFFECT.get(key) != config.get(key)}),
-        "Seeds": brief(config.get("seeds")),
-        "Folds": brief(config.get("folds")),
-    }
+        "Data": brief(config.get("dataset")), "Split among clients": brief(_partition(run)),
+        "Clients": brief(_clients(run)), "Model": brief(config.get("model")), "Rounds": brief(config.get("rounds")),
+        "Participation": _participation(config.get("participation")), "Local work": brief(work),
+        "Seeds": brief(config.get("seeds")), "Folds": brief(config.get("folds")),
+    }  # fmt: skip
     methods, algorithms = [], config.get("algorithms")
     for name in algorithms if isinstance(algorithms, dict) else ():
         options = {key: value for key, value in options_of(run, name).items() if (key, value) != ("method", name)}

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
 from kinfed.core import escape_formula
-from kinfed.report.drawing.palette import Style
+from kinfed.report.drawing.looks import Style
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -20,17 +20,16 @@ from kinfed.data.examples.arrays import as_features, encode, groups_of, name_key
 from kinfed.data.examples.batches import Split
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.problem import HasProblem, Problem, TaskName
-from kinfed.data.examples.ragged import SPLITS, Ragged, hold_out
+from kinfed.data.examples.ragged import SPLITS, Ragged, hold_out, split_stratified
 from kinfed.data.examples.target import read_target
 from kinfed.data.federations import example_weights, federation_files
 from kinfed.data.federations.cohort import Cohort, Population
 from kinfed.data.federations.example_weights import BALANCED, BY_CLIENT
-from kinfed.data.federations.stratified import split_stratified
 from kinfed.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from kinfed.data.descriptions.description import Description
-    from kinfed.data.federations.torch_datasets import Datasets
+    from kinfed.data.examples.arrays import Datasets
+    from kinfed.data.federations.description import Description
     from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing
 
 PUBLIC_EXAMPLES = "public_examples"  # in a description: how many of the clients' own examples were made public
@@ -80,7 +79,7 @@ class Federation(HasProblem):
 
     def describe(self) -> Description:
         """Describe who holds what: sizes, classes, how far clients are from the whole. A notebook draws it."""
-        from kinfed.data.descriptions.describe import describe
+        from kinfed.data.federations.description import describe
 
         return describe(self)
 
@@ -234,23 +233,11 @@ class Federation(HasProblem):
 
     @classmethod
     def from_arrays(
-        cls,
-        x: Any,
-        y: Any,
-        clients: Any,
-        *,
-        test_fraction: float = 0.25,
-        test_rows: Any = None,
-        num_classes: int | None = None,
-        task: TaskName = "auto",
-        groups: Mapping[Any, Any] | None = None,
-        tokens: bool = False,
-        standardize: bool = False,
-        weights: Any = None,
-        stratify: bool = False,
-        seed: int = 0,
+        cls, x: Any, y: Any, clients: Any, *, test_fraction: float = 0.25, test_rows: Any = None,
+        num_classes: int | None = None, task: TaskName = "auto", groups: Mapping[Any, Any] | None = None,
+        tokens: bool = False, standardize: bool = False, weights: Any = None, stratify: bool = False, seed: int = 0,
         name: str = "arrays",
-    ) -> Federation:
+    ) -> Federation:  # fmt: skip
         """A federation from the caller's own arrays.
 
         x [N, ...] numbers (uint8 stays as it is until a batch is made; whole numbers are token ids only with
@@ -328,7 +315,7 @@ class Federation(HasProblem):
 
         Where there are no data sets for testing, a share `test_fraction` of each client's examples is. `options` are
         those of `from_arrays`. Examples are read once, in order: random transforms are fixed then."""
-        from kinfed.data.federations.torch_datasets import read_datasets
+        from kinfed.data.examples.arrays import read_datasets
 
         return cls.from_arrays(**{"name": "datasets", **options, **read_datasets(train, test)})
 
