@@ -34,9 +34,9 @@ from kinfed.data.examples.batches import Batch as Batch
 from kinfed.data.examples.batches import Batches as Batches
 from kinfed.data.examples.batches import Split as Split
 from kinfed.data.examples.local_training import LocalTraining as LocalTraining
-from kinfed.data.federations.cohort import Cohort as Cohort
-from kinfed.data.federations.cohort import Population as Population
+from kinfed.data.federations.federation import Cohort as Cohort
 from kinfed.data.federations.federation import Federation as Federation
+from kinfed.data.federations.federation import Population as Population
 from kinfed.engine.contract.columns import ColumnSplit as ColumnSplit
 from kinfed.engine.contract.columns import last_layers as last_layers
 from kinfed.engine.contract.columns import parse_patterns as parse_patterns

@@ -330,13 +330,10 @@ def unescape_formula(cell: str) -> str:
 
 
 def _is_formula(text: str) -> bool:
-    """Apostrophes in front do not count, so that every text comes back."""
-    return text.lstrip("'").startswith(_FORMULA_STARTS) and not _is_number(text)
-
-
-def _is_number(text: str) -> bool:
-    try:
+    """Apostrophes in front do not count, so that every text comes back; numbers are no formulas."""
+    if not text.lstrip("'").startswith(_FORMULA_STARTS):
+        return False
+    with contextlib.suppress(ValueError):
         float(text)
-    except ValueError:
         return False
     return True

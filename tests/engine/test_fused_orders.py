@@ -1,4 +1,4 @@
-"""Orders of examples that compiled loops draw are those of kinfed.data.examples.batches."""
+"""Orders of examples that compiled loops draw are those of kinfed.data.examples.windows."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinfed.data.examples import batches
-from kinfed.data.examples.batches import Windows
+from kinfed.data.examples import windows
+from kinfed.data.examples.windows import Windows
 from kinfed.engine.compiled.fused_steps import draw_orders
 
 pytestmark = pytest.mark.timeout(400)  # the first of these tests on a machine compiles
@@ -47,5 +47,5 @@ def test_a_long_order_is_a_permutation() -> None:
 def test_more_orders_than_a_word_can_number_are_sorted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     counts, steps = [7, 0, 30, 4, 12], [9, 3, 12, 1, 5]
     together = windows_of(counts, steps, by_epoch=True).order
-    monkeypatch.setattr(batches, "MOST_EXAMPLES", 9)
+    monkeypatch.setattr(windows, "MOST_EXAMPLES", 9)
     assert windows_of(counts, steps, by_epoch=True).order.tolist() == together.tolist()

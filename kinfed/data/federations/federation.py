@@ -23,7 +23,6 @@ from kinfed.data.examples.problem import HasProblem, Problem, TaskName
 from kinfed.data.examples.ragged import SPLITS, Ragged, hold_out, split_stratified
 from kinfed.data.examples.target import read_target
 from kinfed.data.federations import example_weights, federation_files
-from kinfed.data.federations.cohort import Cohort, Population
 from kinfed.data.federations.example_weights import BALANCED, BY_CLIENT
 from kinfed.errors import ConfigError, DataError
 
@@ -31,6 +30,9 @@ if TYPE_CHECKING:
     from kinfed.data.examples.arrays import Datasets
     from kinfed.data.federations.description import Description
     from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing
+
+
+from kinfed.data.examples.optimizer_state import LoopMemory, MemoryView
 
 PUBLIC_EXAMPLES = "public_examples"  # in a description: how many of the clients' own examples were made public
 
@@ -381,3 +383,42 @@ class Federation(HasProblem):
 def _outside(rows: Tensor, examples: int) -> bool:
     """Whether some are no rows of so many examples."""
     return bool(len(rows)) and bool(rows.min() < 0 or rows.max() >= examples)
+
+
+@dataclass
+class Cohort:
+    """The data of some clients in one round: what the client side of an algorithm sees."""
+
+    ids: Tensor  # [n]
+    train: Split
+    val: Split
+    test: Split
+    seed: int
+    round: int
+    groups: Tensor | None = None  # [n] device type, latent distribution, ...: known to the client
+    public: Split | None = None  # examples that everyone knows, the same for all clients
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def with_memory(cohort: Cohort, memory: LoopMemory | None) -> Cohort:
+    """The cohort in a round of training, whose optimizers go on from `memory` and leave there what they end with."""
+    return cohort if memory is None else replace(cohort, train=replace(cohort.train, memory=MemoryView(memory)))
+
+
+@dataclass(frozen=True)
+class Population:
+    """Facts that a server may know before training: how many clients there are, and how many take part in a round."""
+
+    num_clients: int
+    seed: int
+    participation: float = 1.0
+    groups: Tensor | None = None  # [K] public group labels, such as device types
+    num_groups: int = 0
+    pool: Split | None = None  # examples that the server holds: public ones, or what a method had clients share
+    exchanged: tuple[int, int] = (0, 0)  # bytes down and up before the first round
+    weighs_examples: bool = False  # whether some examples count more than others in training
+
+    def key(self, purpose: str) -> Tensor:
+        return rng.root(self.seed, purpose)

@@ -33,8 +33,7 @@ from kinfed.core import cache, option, rng, storage
 from kinfed.data.examples.augment import AUGMENTATIONS
 from kinfed.data.examples.features import Features, fingerprint
 from kinfed.data.examples.ragged import Ragged
-from kinfed.data.partitions import dealing
-from kinfed.data.partitions.base import Assignment, Partition, check_has_classes
+from kinfed.data.partitions.base import Assignment, Partition, by_class, check_has_classes, deal, evenly
 from kinfed.data.sources.source import Source
 from kinfed.errors import ConfigError
 
@@ -100,12 +99,12 @@ class Latent(Partition):
 
     def _deal(self, rows: Tensor, distribution: Tensor, member_of: Tensor, key: Tensor) -> Ragged:
         """The rows of every distribution, in random order, in equal parts to its clients."""
-        piles = dealing.by_class(rows, distribution, self.groups, key)
+        piles = by_class(rows, distribution, self.groups, key)
         counts = torch.zeros(len(member_of), self.groups, dtype=torch.int64)
         for group in range(self.groups):
             members = (member_of == group).nonzero().squeeze(1)
-            counts[members, group] = dealing.evenly(piles.count[group : group + 1], len(members))[0]
-        return dealing.deal(counts, piles)
+            counts[members, group] = evenly(piles.count[group : group + 1], len(members))[0]
+        return deal(counts, piles)
 
     def _clusters(self, source: Source) -> tuple[Tensor, list[str]]:
         """[N] the cluster of every example, and what a reader should know about the embedding."""

@@ -95,8 +95,8 @@ for _name, _location, _summary in (
     ("pfedme_split", "label_skew:FirstComeFirstServed",
      "3 neighbouring classes, first come first served (pFedMe generator, Self-FL CIFAR-10)"),
     ("lognormal", "label_skew:Lognormal", "k neighbouring classes in equal shares, lognormal sizes (FedProx FEMNIST)"),
-    ("iid", "iid:Iid", "equal random parts: every client sees the same distribution"),
-    ("column", "iid:NaturalClients", "the clients that the data set itself names"),
+    ("iid", "base:Iid", "equal random parts: every client sees the same distribution"),
+    ("column", "base:NaturalClients", "the clients that the data set itself names"),
     ("latent", "latent:Latent",
      "groups of clients share clusters of similar examples (FedFomo's latent distributions)"),
 ):  # fmt: skip

@@ -244,7 +244,7 @@ def train(
     network: args.Network, theta: args.Rows, source: args.ExampleSource, windows: args.BatchWindows,
     draws: args.OrderDraws, terms: args.ClientTerms, optimizer: args.OptimizerMemory, work: args.Work,
 ) -> None:  # fmt: skip
-    """All local steps of every client, on the windows of kinfed.data.examples.batches: theta changes in place."""
+    """All local steps of every client, on the windows of kinfed.data.examples.windows: theta changes in place."""
     rule, nothing = optimizer.rule, np.int64(0)
     for i in range(len(windows.steps)):
         row, rate = row_of(theta, i), terms.rates[i]

@@ -94,7 +94,7 @@ def prefetch_example(source, number):
 
 @compiled
 def read_batch(source, windows, order, offset, i, s, work):
-    """Write the examples of client i's step s to x, y and weight of `work`, as kinfed.data.examples.batches says, and
+    """Write the examples of client i's step s to x, y and weight of `work`, as kinfed.data.examples.windows says, and
     return how many there are. The client's orders begin at `offset`."""
     start, count, batch, rows = windows.start[i], windows.counts[i], windows.batch, windows.rows
     labels, importance, y, weight = source.labels, windows.importance, work.y, work.weight

@@ -71,7 +71,7 @@ class ExampleSource(NamedTuple):
 
 
 class BatchWindows(NamedTuple):
-    """Which examples make up the batches of each client (kinfed.data.examples.batches)."""
+    """Which examples make up the batches of each client (kinfed.data.examples.windows)."""
 
     rows: Ints  # numbers of examples, client after client
     start: Ints
