@@ -80,11 +80,9 @@ class Method:
     @property
     def participation(self) -> dict[int, tuple[int, int]]:
         """(clients that took part in a round, all clients) by seed, where both are known."""
-        return {
-            trial.seed: (trial.final.took_part, self.run.federations[trial.seed].num_clients)
-            for trial in self.complete_trials
-            if trial.final.took_part is not None and trial.seed in self.run.federations
-        }
+        counts = {trial.seed: trial.final.took_part for trial in self.complete_trials}
+        all_clients = {seed: federation.num_clients for seed, federation in self.run.federations.items()}
+        return {seed: (n, all_clients[seed]) for seed, n in counts.items() if n is not None and seed in all_clients}
 
     def final_of_all(self, kind: Kind, metric: str) -> dict[int, float]:
         """The metric of all clients after the final round, by seed; clients that never took part count too."""
@@ -289,12 +287,9 @@ def _shared_seeds(one: RunRecord, other: RunRecord) -> list[tuple[Description, D
 def cautions(comparison: Comparison) -> list[str]:
     """Notes that a reader must know before comparing the methods' figures."""
     chosen = {run.config.get("metric") for run in comparison.runs} - {None}
-    notes = [
-        f"No metric {name} is known here, so methods are compared by {comparison.style.noun}: give the file that "
-        "registers it with --plugin."
-        for name in sorted(map(str, chosen))
-        if METRICS.find(name) is None
-    ]
+    fallback = f"is known here, so methods are compared by {comparison.style.noun}"
+    unknown = [name for name in sorted(map(str, chosen)) if METRICS.find(name) is None]
+    notes = [f"No metric {name} {fallback}: give the file that registers it with --plugin." for name in unknown]
     if differences := _differences(comparison.runs):
         notes.append("The runs share their data but differ in " + "; ".join(differences) + ".")
     for method in comparison.methods:

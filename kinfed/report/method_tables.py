@@ -176,18 +176,14 @@ def _baseline_row(comparison: Comparison, columns: Sequence[MethodColumn]) -> li
 def participation_table(comparison: Comparison) -> TextTable:
     """One row per method: who took part, and the headline figure of these clients beside that of all."""
     metric, style = comparison.metric, comparison.style
-
     rows: list[list[TableCell | str]] = []
     for method in comparison.methods:
         counts = dict.fromkeys(f"{took_part} of {clients}" for took_part, clients in method.participation.values())
         means = [average(of(kind, metric)) for kind in comparison.kinds for of in (method.final, method.final_of_all)]
         figures = ["–" if mean is None else shown(mean.mean, style) for mean in means]
         rows.append([method_cell(method), ", ".join(counts) or "–", *figures])
-    groups = [
-        TableColumn(heading, "figure", KIND_NAMES[kind], style.unit.strip())
-        for kind in comparison.kinds
-        for heading in ("took part", "all clients")
-    ]
+    heads = [(heading, KIND_NAMES[kind]) for kind in comparison.kinds for heading in ("took part", "all clients")]
+    groups = [TableColumn(heading, "figure", name, style.unit.strip()) for heading, name in heads]
     return TextTable.of("Clients that took part, and all", [METHOD, TableColumn("Clients", "text"), *groups], rows)
 
 

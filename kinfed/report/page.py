@@ -69,14 +69,10 @@ def report_page(runs: list[RunRecord], comparisons: list[Comparison]) -> str:
 
 def _part(comparison: Comparison, number: int, one_of_several: bool) -> Values:
     """Runs on the same data. Runs on different data stand apart, in parts of their own."""
-    return {
-        "title": f"{sentences.headline(comparison.runs)} ({', '.join(run.label for run in comparison.runs)})",
-        "id": f"part{number}",
-        "prefix": f"part{number}-" if one_of_several else "",  # of the ids of its sections
-        "findings": sentences.findings(comparison),
-        "cautions": cautions(comparison),
-        "sections": sections(comparison),
-    }
+    title = f"{sentences.headline(comparison.runs)} ({', '.join(run.label for run in comparison.runs)})"
+    prefix = f"part{number}-" if one_of_several else ""  # of the ids of its sections
+    texts = {"findings": sentences.findings(comparison), "cautions": cautions(comparison)}
+    return {"title": title, "id": f"part{number}", "prefix": prefix, **texts, "sections": sections(comparison)}
 
 
 def _provenance(run: RunRecord) -> str:

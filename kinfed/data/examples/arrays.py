@@ -101,11 +101,8 @@ def read_datasets(train: Datasets, test: Datasets | None) -> dict[str, np.ndarra
         raise DataError("the data sets are empty; a federation needs at least one example")
     sizes = [len(x) for _, (x, _), _ in parts]
     marks = {} if test is None else {"test_rows": np.repeat([is_test for _, _, is_test in parts], sizes)}
-    return marks | {
-        "x": np.concatenate([x for _, (x, _), _ in parts]),
-        "y": np.concatenate([y for _, (_, y), _ in parts]),
-        "clients": np.repeat([client for client, _, _ in parts], sizes),
-    }
+    x, y = (np.concatenate([pair[place] for _, pair, _ in parts]) for place in (0, 1))
+    return marks | {"x": x, "y": y, "clients": np.repeat([client for client, _, _ in parts], sizes)}
 
 
 def _read(dataset: Dataset[Any], client: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

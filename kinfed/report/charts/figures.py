@@ -82,11 +82,8 @@ def learning_curves(comparison: Comparison) -> Figure | None:
 def bytes_against_accuracy(comparison: Comparison) -> Figure | None:
     """Methods that send nothing appear as level lines at their final accuracy: the others must rise above them."""
     metric = comparison.metric
-    totals = [
-        entry.mean / 1e6
-        for method in comparison.methods
-        if (entry := average({t.seed: t.final.bytes for t in method.complete_trials})) and entry.mean
-    ]
+    sent = [average({trial.seed: trial.final.bytes for trial in one.complete_trials}) for one in comparison.methods]
+    totals = [entry.mean / 1e6 for entry in sent if entry and entry.mean]
     if not totals:
         return None
     logarithmic = max(totals) > 20 * min(totals)

@@ -100,17 +100,10 @@ def _bound_sentence(method: Method, seed: int, count: int, cost: float | None) -
     return text + "."
 
 
-# How many there should be.
-
-
 def choice_of_number(method: Method) -> Panel | None:
     """Eq. (11) of the first complete trial."""
-    by_seed = {
-        trial.seed: one
-        for trial in method.complete_trials
-        for entry in reversed(trial.rounds)
-        if (one := _context_choice(entry.method)) is not None
-    }
+    rounds = [(trial.seed, entry) for trial in method.complete_trials for entry in reversed(trial.rounds)]
+    by_seed = {seed: one for seed, entry in rounds if (one := _context_choice(entry.method)) is not None}
     if not by_seed:
         return None
     seed = min(by_seed)

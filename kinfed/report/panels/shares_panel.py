@@ -192,11 +192,10 @@ def _recorded_shares(method: Method) -> MixingShares | None:
     if method.family != "apfl":
         return None
     for seed, rounds in sorted(series(method, "clients").items()):
-        rows = [
-            (number, tuple(map(float, figures["alpha"])))
-            for number, figures in sorted(rounds.items())
-            if isinstance(figures, dict) and figures.get("alpha")
-        ]
+        known = {
+            n: figures["alpha"] for n, figures in rounds.items() if isinstance(figures, dict) and "alpha" in figures
+        }
+        rows = [(number, tuple(map(float, alpha))) for number, alpha in sorted(known.items()) if alpha]
         if not rows:
             continue
         count = len(rows[-1][1])
