@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -290,8 +290,10 @@ def processor() -> str:
     return f"{names[0] if names else platform.processor()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
-def measure(tree: Path, pattern: str) -> dict[str, Any]:
-    """All cells whose name matches, with the package in `tree`."""
+def measure(
+    tree: Path, pattern: str, seen: Callable[[dict[str, Any], str], None] = lambda results, cell: None
+) -> dict[str, Any]:
+    """All cells whose name matches, with the package in `tree`; `seen` is called after each."""
     results: dict[str, Any] = {}
     with _working_folder() as folder:
         runner = Runner(tree, folder)
@@ -302,6 +304,7 @@ def measure(tree: Path, pattern: str) -> dict[str, Any]:
                 print(f"{cell.name:30} {len(results[cell.name]):5} {time.perf_counter() - begun:6.1f} s", flush=True)
                 if "failed" in results[cell.name]:
                     print(f"  {results[cell.name]['failed']}", flush=True)
+                seen(results, cell.name)
     return results
 
 
@@ -319,9 +322,10 @@ def _working_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def differences(wanted: Mapping[str, Any], got: Mapping[str, Any], exact: bool) -> Iterator[str]:
-    """A line for every value of a cell that is another one, only in one of the two, or too far away."""
-    for cell in got.keys() & wanted.keys():
+def differences(wanted: Mapping[str, Any], got: Mapping[str, Any], exact: bool, cell: str) -> Iterator[str]:
+    """A line for every value of a cell that is another one, only in one of the two, or too far away; and for results
+    that should be those of an earlier cell and are not."""
+    if cell in wanted:
         for what in sorted(wanted[cell].keys() | got[cell].keys()):
             old, new = wanted[cell].get(what, "absent"), got[cell].get(what, "absent")
             numbers = isinstance(old, list) and isinstance(new, list)
@@ -332,7 +336,7 @@ def differences(wanted: Mapping[str, Any], got: Mapping[str, Any], exact: bool) 
             if not same:
                 yield f"{cell}: {what}: {old} -> {new}"
     for twin in cells():
-        if twin.equal_to and {twin.name, twin.equal_to} <= got.keys():
+        if twin.name == cell and twin.equal_to in got:
             whole, again = _results(got[twin.equal_to]), _results(got[twin.name])
             yield from (f"{twin.name}: {what} is not that of {twin.equal_to}" for what in _unequal(whole, again))
 
@@ -390,8 +394,7 @@ def main() -> None:
     parser.add_argument("--file", type=Path, default=FILE)
     options = parser.parse_args()
     if options.what == "record":
-        cells_ = measure(ROOT, options.only)
-        write(options.file, cells_)
+        measure(ROOT, options.only, lambda results, _: write(options.file, results))
         return
     if options.against:
         with tempfile.TemporaryDirectory(prefix="golden-tree-") as folder:
@@ -399,9 +402,17 @@ def main() -> None:
     else:
         made_on, wanted = read(options.file)
         exact = made_on == processor()
-    lines = list(differences(wanted, measure(ROOT, options.only), exact))
-    print("\n".join(lines) or "no differences" + ("" if exact else " beyond 1 %: another kind of processor"))
-    sys.exit(bool(lines))
+    found = 0
+
+    def compare(results: dict[str, Any], cell: str) -> None:
+        nonlocal found
+        for line in differences(wanted, results, exact, cell):
+            print(line, flush=True)
+            found += 1
+
+    measure(ROOT, options.only, compare)
+    print(f"{found or 'no'} differences" + ("" if exact else " beyond 1 %: another kind of processor"))
+    sys.exit(bool(found))
 
 
 if __name__ == "__main__":

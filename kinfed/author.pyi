@@ -17,8 +17,8 @@ from kinfed.algorithms.common.averaging import mean_losses as mean_losses
 from kinfed.algorithms.common.averaging import mean_update as mean_update
 from kinfed.algorithms.common.averaging import own_or_server as own_or_server
 from kinfed.core import rng as rng
-from kinfed.core.buffers import difference as difference
 from kinfed.core.kernels import cosines as cosines
+from kinfed.core.kernels import difference as difference
 from kinfed.core.kernels import pairwise_squared_distances as pairwise_squared_distances
 from kinfed.core.kernels import weighted_mean as weighted_mean
 from kinfed.core.kernels import weighted_sum as weighted_sum
@@ -34,9 +34,9 @@ from kinfed.data.examples.batches import Batch as Batch
 from kinfed.data.examples.batches import Batches as Batches
 from kinfed.data.examples.batches import Split as Split
 from kinfed.data.examples.local_training import LocalTraining as LocalTraining
-from kinfed.data.federations.cohort import Cohort as Cohort
-from kinfed.data.federations.cohort import Population as Population
+from kinfed.data.federations.federation import Cohort as Cohort
 from kinfed.data.federations.federation import Federation as Federation
+from kinfed.data.federations.federation import Population as Population
 from kinfed.engine.contract.columns import ColumnSplit as ColumnSplit
 from kinfed.engine.contract.columns import last_layers as last_layers
 from kinfed.engine.contract.columns import parse_patterns as parse_patterns

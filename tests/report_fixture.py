@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from kinfed.data.descriptions.description import Description
 from kinfed.data.examples.problem import Problem
+from kinfed.data.federations.description import Description
 
 # What a method adds to local training (in accuracy), how fast, and how many models it moves per client and round.
 CHARACTER = {

@@ -56,6 +56,7 @@ OPTIONAL: dict[str, set[str]] = {
 BESIDE_OPTIONAL = {f"deploy.secure.secure_{part}" for part in ("messages", "session", "round")} | {
     "engine.compiled.fused_recurrent",
     "deploy.operator.members",
+    "engine.compiled.vector_functions",
 }
 
 

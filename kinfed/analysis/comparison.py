@@ -1,4 +1,4 @@
-"""Decides what may be compared with what, and which runs are parts of one.
+"""Decides what may be compared with what, which runs are parts of one, and how metrics are written.
 
 Methods stand in one comparison only if their runs share the data: the same settings of data, and, where both wrote
 down who holds what, the same number of examples per client and class for every shared seed.
@@ -8,14 +8,17 @@ everything but seeds and methods are parts of one run, averaged and compared as 
 and seed is in two folders, they are left apart: one is a repetition of the other, and no second seed.
 """
 
+from __future__ import annotations
+
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, product
+from math import floor, isfinite, log10
+from statistics import median
 from typing import Any
 
 from kinfed.algorithms import ALGORITHMS
-from kinfed.analysis.metric_styles import MetricStyle, headline_of, metric_style
 from kinfed.config import NON_RESULT_SETTINGS
 from kinfed.data import Description
 from kinfed.engine import METRICS
@@ -77,27 +80,78 @@ class Method:
     @property
     def participation(self) -> dict[int, tuple[int, int]]:
         """(clients that took part in a round, all clients) by seed, where both are known."""
-        return {
-            trial.seed: (trial.final.took_part, self.run.federations[trial.seed].num_clients)
-            for trial in self.complete_trials
-            if trial.final.took_part is not None and trial.seed in self.run.federations
-        }
+        counts = {trial.seed: trial.final.took_part for trial in self.complete_trials}
+        all_clients = {seed: federation.num_clients for seed, federation in self.run.federations.items()}
+        return {seed: (n, all_clients[seed]) for seed, n in counts.items() if n is not None and seed in all_clients}
 
     def final_of_all(self, kind: Kind, metric: str) -> dict[int, float]:
         """The metric of all clients after the final round, by seed; clients that never took part count too."""
-        return {
-            trial.seed: trial.final.all_clients[kind][metric]
-            for trial in self.complete_trials
-            if metric in (trial.final.all_clients.get(kind) or {})
-        }
+        finals = {trial.seed: trial.final.all_clients.get(kind) or {} for trial in self.complete_trials}
+        return {seed: final[metric] for seed, final in finals.items() if metric in final}
 
     def final(self, kind: Kind, metric: str) -> dict[int, float]:
         """The metric of the clients that took part, after the final round, by seed."""
-        return {
-            trial.seed: trial.final.metrics[kind][metric]
-            for trial in self.complete_trials
-            if metric in trial.final.metrics.get(kind, {})
-        }
+        finals = {trial.seed: trial.final.metrics.get(kind, {}) for trial in self.complete_trials}
+        return {seed: final[metric] for seed, final in finals.items() if metric in final}
+
+
+@dataclass(frozen=True)
+class MetricStyle:
+    """Name of a metric, its unit and digits, and which way is better."""
+
+    name: str
+    title: str
+    scale: float  # from the stored to the shown unit
+    unit: str  # behind a number: " %", or another of a metric that has one
+    digits: int
+    lower_is_better: bool
+
+    @property
+    def in_percent(self) -> bool:
+        return self.unit == " %"
+
+    @property
+    def gain_unit(self) -> str:
+        """The unit of a difference of two values."""
+        return "percentage points" if self.in_percent else self.unit.strip() or self.title
+
+    @property
+    def axis_title(self) -> str:
+        is_word = self.title[1:2].islower() and self.name != "brier"  # and no acronym, nor a person's name
+        title = self.title[0].lower() + self.title[1:] if is_word else self.title
+        return f"{title},{self.unit}" if self.unit else title
+
+    @property
+    def noun(self) -> str:
+        """The name in a sentence: accuracy, AUROC, RMSE."""
+        return self.axis_title.removesuffix(f",{self.unit}") if self.unit else self.axis_title
+
+    def for_values(self, values: Iterable[float]) -> MetricStyle:
+        """The style with three digits that count for values of this size: 0.729, 7.29, 72.9. Shares keep theirs."""
+        sizes = [abs(value) for value in values if isfinite(value) and value]
+        if self.in_percent or not sizes:
+            return self
+        return replace(self, digits=max(0, 2 - floor(log10(median(sizes)))))
+
+    def gain(self, own: float, other: float) -> float:
+        """The lead of `own` over `other` in the stored unit; positive is better."""
+        return other - own if self.lower_is_better else own - other
+
+
+def metric_style(name: str) -> MetricStyle:
+    one = METRICS.find(name)
+    if one is None:
+        return MetricStyle(name, "loss", 1.0, "", 3, lower_is_better=True)
+    scale, digits = (100.0, 1) if one.percent else (1.0, 3)
+    return MetricStyle(name, one.title, scale, f" {one.unit}".rstrip(), digits, not one.higher_is_better)
+
+
+def headline_of(config: Mapping[str, Any], present: Collection[str]) -> str:
+    """The metric that a run was configured to be judged by, or accuracy, RMSE or loss, whichever it has."""
+    name = config.get("metric")
+    chosen = METRICS.find(name) if isinstance(name, str) else None
+    names = [] if chosen is None else [chosen.name]
+    return next((name for name in (*names, "accuracy", "rmse") if name in present), "loss")
 
 
 @dataclass(frozen=True)
@@ -233,12 +287,9 @@ def _shared_seeds(one: RunRecord, other: RunRecord) -> list[tuple[Description, D
 def cautions(comparison: Comparison) -> list[str]:
     """Notes that a reader must know before comparing the methods' figures."""
     chosen = {run.config.get("metric") for run in comparison.runs} - {None}
-    notes = [
-        f"No metric {name} is known here, so methods are compared by {comparison.style.noun}: give the file that "
-        "registers it with --plugin."
-        for name in sorted(map(str, chosen))
-        if METRICS.find(name) is None
-    ]
+    fallback = f"is known here, so methods are compared by {comparison.style.noun}"
+    unknown = [name for name in sorted(map(str, chosen)) if METRICS.find(name) is None]
+    notes = [f"No metric {name} {fallback}: give the file that registers it with --plugin." for name in unknown]
     if differences := _differences(comparison.runs):
         notes.append("The runs share their data but differ in " + "; ".join(differences) + ".")
     for method in comparison.methods:

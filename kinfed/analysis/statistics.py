@@ -15,6 +15,8 @@ A method is marked best if it leads every other method clearly. Seeds change the
 data: what is clear here may be otherwise on other clients.
 """
 
+from __future__ import annotations
+
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence

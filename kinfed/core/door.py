@@ -30,10 +30,6 @@ def open_door(room: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
 def read_stub(path: Path) -> dict[str, str]:
     """The module, or for a whole file the folder, that every name of a stub is imported from."""
     statements = ast.parse(path.read_text(encoding="utf-8")).body
-    return {
-        alias.name: str(statement.module)
-        for statement in statements
-        if isinstance(statement, ast.ImportFrom)
-        for alias in statement.names
-        if not alias.name.startswith("__")
-    }
+    imports = [statement for statement in statements if isinstance(statement, ast.ImportFrom)]
+    names = ((one.name, str(found.module)) for found in imports for one in found.names)
+    return {name: home for name, home in names if not name.startswith("__")}

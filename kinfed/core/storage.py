@@ -31,6 +31,7 @@ from kinfed.errors import StorageError
 if TYPE_CHECKING:
     from torch import Tensor
 
+
 BLOCK_BYTES = 1 << 24
 CHECKSUM = "digest"  # its name in the metadata of a tensor file
 
@@ -296,8 +297,7 @@ _REMEDY = {
     errno.EDQUOT: "your quota is used up; free some space or choose another folder; what was written before is intact",
     errno.EFBIG: "raise the limit of file sizes (ulimit -f); what was written before is intact",
     errno.EROFS: "choose a folder on a disk that can be written",
-    errno.EACCES: "choose a folder that you may write and read",
-    errno.EPERM: "choose a folder that you may write and read",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "choose a folder that you may write and read"),
     errno.ENOENT: "check the path",
     errno.ENOTDIR: "a part of this path is a file; choose another folder",
     errno.ENAMETOOLONG: "choose a shorter name",
@@ -313,3 +313,27 @@ def storage_errors(action: str, path: Path) -> Iterator[None]:
         remedy = _REMEDY.get(error.errno or 0)
         reason = error.strerror or str(error)
         raise StorageError(f"cannot {action} {path}: {reason}" + (f"; {remedy}" if remedy else "")) from error
+
+
+# Starts of texts that a spreadsheet reads as formulas, and runs, in a CSV file that people open with one.
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+
+
+def escape_formula(text: str) -> str:
+    """The text, led by an apostrophe where a spreadsheet would read a formula; numbers stay as they are."""
+    return f"'{text}" if _is_formula(text) else text
+
+
+def unescape_formula(cell: str) -> str:
+    """The text that `escape_formula` made this cell of."""
+    return cell[1:] if cell.startswith("'") and _is_formula(cell[1:]) else cell
+
+
+def _is_formula(text: str) -> bool:
+    """Apostrophes in front do not count, so that every text comes back; numbers are no formulas."""
+    if not text.lstrip("'").startswith(_FORMULA_STARTS):
+        return False
+    with contextlib.suppress(ValueError):
+        float(text)
+        return False
+    return True

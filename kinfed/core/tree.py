@@ -25,7 +25,7 @@ from typing import Any, Self, TypeGuard
 import torch
 from torch import Tensor
 
-from kinfed.core.bitpack import count_bits
+from kinfed.core.kernels import count_bits
 
 # In the metadata of a field.
 MASKED_BY = "masked_by"
@@ -36,7 +36,7 @@ EXAMPLES = "examples"
 
 def masked_by(name: str) -> dict[str, str]:
     """Metadata of a field [n, P] of a message of which only some numbers travel, and are counted: those whose bit is
-    set in the field `name`, [n, ⌈P/8⌉] uint8 (kinfed.core.bitpack). All others are zero.
+    set in the field `name`, [n, ⌈P/8⌉] uint8 (kinfed.core.kernels). All others are zero.
 
     w: Tensor = field(metadata=masked_by("bits"))"""
     return {MASKED_BY: name}

@@ -1,5 +1,5 @@
 from kinfed.engine.backends.dense import FeedForwardNet as FeedForwardNet
-from kinfed.engine.backends.stacked_task import StackedTask as StackedTask
+from kinfed.engine.backends.joint_tasks import StackedTask as StackedTask
 from kinfed.engine.compiled.fused_task import begin_compiling as begin_compiling
 from kinfed.engine.compiled.fused_task import compiles as compiles
 from kinfed.engine.compiled.fused_task import is_installed as is_installed

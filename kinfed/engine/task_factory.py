@@ -19,13 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.data import Batch
-from kinfed.engine.backends.functional_tasks import BatchedTask, few_positions
-from kinfed.engine.backends.functional_tasks import VmapTask as VmapTask
+from kinfed.engine.backends.joint_tasks import BatchedTask, VmapTask, few_positions, stacked_net
+from kinfed.engine.backends.joint_tasks import StackedTask as StackedTask
 from kinfed.engine.backends.rows_task import RowsTask as RowsTask
-from kinfed.engine.backends.stacked_task import StackedTask as StackedTask
-from kinfed.engine.backends.stacked_task import stacked_net
-from kinfed.engine.compiled.fused_task import FusedTask as FusedTask
-from kinfed.engine.compiled.fused_task import compiles, is_installed
+from kinfed.engine.compiled.fused_task import FusedTask, compiles, is_installed
 from kinfed.engine.contract.linear import runs_batched
 from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.contract.task import Task as Task
@@ -35,7 +32,6 @@ from kinfed.engine.rows.model_trial import example_like, failures_as_model_error
 from kinfed.engine.rows.module_checks import check_values
 from kinfed.engine.rows.module_task import Build, build_seeded, checked_module
 from kinfed.engine.rows.module_task import ModuleTask as ModuleTask
-from kinfed.engine.scoring.score import Score as Score
 from kinfed.errors import ModelError
 
 # Of a module, up to which vmap is faster than rows. Processor time of rows / vmap for two dense layers, 20 clients,
@@ -47,29 +43,15 @@ FEW_PARAMETERS = 30_000
 FUSED_FROM = 2e9
 LONG_RUN = 2e10  # from which a run without numba says so: two to three seconds
 _ROW_BY_ROW = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase, nn.MultiheadAttention)
-_BACKENDS: dict[str, type[ModuleTask]] = {
-    "fused": FusedTask,
-    "stacked": StackedTask,
-    "rows": RowsTask,
-    "batched": BatchedTask,
-    "vmap": VmapTask,
-}
+_KINDS: tuple[type[ModuleTask], ...] = (FusedTask, StackedTask, RowsTask, BatchedTask, VmapTask)
+_BACKENDS = {kind.backend: kind for kind in _KINDS}
 
 
 def make_task(
-    build: Build,
-    *,
-    backend: str = "auto",
-    device: torch.device | str = "cpu",
-    frozen: tuple[str, ...] = (),
-    head: str | None = None,
-    example: Tensor | None = None,
-    shape: tuple[int, ...] | None = None,
-    batch: int | None = None,
-    outputs: int | None = None,
-    objective: Objective = CROSS_ENTROPY,
-    examples: float = 0,
-) -> ModuleTask:
+    build: Build, *, backend: str = "auto", device: torch.device | str = "cpu", frozen: tuple[str, ...] = (),
+    head: str | None = None, example: Tensor | None = None, shape: tuple[int, ...] | None = None,
+    batch: int | None = None, outputs: int | None = None, objective: Objective = CROSS_ENTROPY, examples: float = 0,
+) -> ModuleTask:  # fmt: skip
     """The task for the module that `build()` makes; `backend` forces one of fused, stacked, rows, batched, vmap;
     `frozen` are patterns of parameters that are not trained; `head` names the last linear layer where the module does
     not declare it last; `shape` is that of an example, where none is given; `batch` is how many examples a step has, by
@@ -124,19 +106,17 @@ def upper_task(
 
 def _that_works(task: ModuleTask, example: Tensor, backend: str) -> ModuleTask:
     """The task, or, unless the backend was chosen, one in rows where many clients at once fail or gain nothing."""
-    if isinstance(task, VmapTask) and backend == "auto" and not _gains_from_vmap(task, example):
-        return RowsTask(task.build, task.device, module=task.module, objective=task.objective)
-    if isinstance(task, BatchedTask):
-        rows = RowsTask(task.build, task.device, module=task.module, objective=task.objective)
-        if not _agree(task, rows, example):
-            if backend != "auto":
-                raise ModelError(
-                    "the batched path gives other gradients than one client after the other: between the model's "
-                    "layers the examples of a batch must stay on the first axis, each by itself; use "
-                    'backend="rows" or "auto"'
-                )
-            return rows
-    return task
+    if not isinstance(task, VmapTask | BatchedTask) or (isinstance(task, VmapTask) and backend != "auto"):
+        return task
+    rows = RowsTask(task.build, task.device, module=task.module, objective=task.objective)
+    if _gains_from_vmap(task, example) if isinstance(task, VmapTask) else _agree(task, rows, example):
+        return task
+    if backend != "auto":
+        raise ModelError(
+            "the batched path gives other gradients than one client after the other: between the model's layers the "
+            'examples of a batch must stay on the first axis, each by itself; use backend="rows" or "auto"'
+        )
+    return rows
 
 
 def _agree(many: ModuleTask, single: ModuleTask, example: Tensor) -> bool:
@@ -144,8 +124,7 @@ def _agree(many: ModuleTask, single: ModuleTask, example: Tensor) -> bool:
     start = many.flatten(many.module.state_dict()).to(many.device)
     theta = torch.stack([start, start + 0.1 * torch.sin(torch.arange(len(start), device=start.device))])
     x = torch.stack([example, example.flip(0)]).to(many.device)
-    y = torch.zeros(x.shape[:2], dtype=_label_type(many), device=many.device)
-    batch = Batch(x, y, torch.full(y.shape, 1 / len(example), device=many.device), torch.arange(2))
+    batch = _batch(many, x)
     try:
         ours = many.grad(theta, batch)
     except (ModelError, RuntimeError):
@@ -156,19 +135,18 @@ def _agree(many: ModuleTask, single: ModuleTask, example: Tensor) -> bool:
 
 def _try(task: ModuleTask, example: Tensor, clients: int) -> None:
     """Compute one gradient of `clients` clients on the example batch."""
-    x = example.to(task.device).expand(clients, *example.shape)
-    y = torch.zeros(clients, len(example), dtype=_label_type(task), device=task.device)
-    weight = torch.full(y.shape, 1 / len(example), device=task.device)
     theta = task.flatten(task.module.state_dict()).repeat(clients, 1)
-    batch = Batch(x, y, weight, torch.arange(clients))
+    batch = _batch(task, example.to(task.device).expand(clients, *example.shape))
     if isinstance(task, FusedTask):  # by torch, which says the same and needs no compiler
         StackedTask.grad(task, theta, batch)
     else:
         task.grad(theta, batch)
 
 
-def _label_type(task: ModuleTask) -> torch.dtype:
-    return torch.int64 if task.classifies else torch.float32
+def _batch(task: ModuleTask, x: Tensor) -> Batch:
+    """Examples x [n, B, ...] with labels of 0."""
+    y = torch.zeros(x.shape[:2], dtype=torch.int64 if task.classifies else torch.float32, device=task.device)
+    return Batch(x, y, torch.full(y.shape, 1 / y.shape[1], device=task.device), torch.arange(len(x)))
 
 
 def _gains_from_vmap(task: ModuleTask, example: Tensor) -> bool:

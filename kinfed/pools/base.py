@@ -31,9 +31,7 @@ class Evaluation:
     personal: Score | None
     server_model: Score | None  # the server's model for the client
     figures: dict[str, Tensor] = field(default_factory=dict)
-    models: Tensor | None = (
-        None  # [n, P] personal models, with `keep_models`; wider rows: kinfed.engine.personal.personal_models
-    )
+    models: Tensor | None = None  # [n, P], with `keep_models`; wider rows: kinfed.engine.personal.personal_models
     alternatives: dict[str, Score] = field(default_factory=dict)  # other models that the method reports, by name
     record: Record | None = None  # as in a reply
     took_part: Tensor | None = None  # bool [n]: whose update has come back in some round; filled in by the server loop

@@ -79,10 +79,9 @@ class LocalPool:
     def train(
         self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None, *, hold: bool = False
     ) -> Updates:
-        """One round at the clients `ids` (ascending). Finite new states are kept, or held until `commit`."""
         pieces = self._pieces(self.federation.train, ids)
         self._held = []
-        updates = OrderedUpdates(ids, self._hold if hold else self._put)
+        updates = OrderedUpdates(ids, (lambda *results: self._held.append(results)) if hold else self._put)
 
         def train_chunk(number: int) -> None:
             piece = pieces[number]
@@ -117,9 +116,6 @@ class LocalPool:
                 self._put(who[taken], client.take(taken), rows)
         self._held = []
 
-    def _hold(self, ids: Tensor, client: Tree, beside: dict[str, Moments]) -> None:
-        self._held.append((ids, client, beside))
-
     def _put(self, ids: Tensor, client: Tree, beside: Mapping[str, Moments]) -> None:
         """Take over new states of these clients, and what else they keep."""
         if self._keeps is None:
@@ -142,7 +138,6 @@ class LocalPool:
         self, ids: Tensor, download: Download, round: int, *, split: str = "test",
         server_model: ServerModelOf | None = None, keep_models: bool = False,
     ) -> Evaluation:  # fmt: skip
-        """Personal models (and the server's, through `server_model(ids) -> [n, P]`) on one split. Changes nothing."""
         pieces = self._pieces(self.federation.split(split), ids)
 
         def evaluate_chunk(piece: Tensor) -> Evaluation:

@@ -68,7 +68,7 @@ class ClientStore(Generic[Client]):
             self._rows.put(slot, rows.apart_from(self._rows))  # a method may hand back what it borrowed
 
     def _reserve(self, capacity: int, like: Client) -> None:
-        capacity_before = 0 if self._rows is None else _length(self._rows)
+        capacity_before = 0 if self._rows is None else next(map(len, self._rows.named().values()), 0)
         if not like.named() or capacity <= capacity_before:
             self._rows = like if self._rows is None else self._rows
             return
@@ -161,8 +161,3 @@ def _check_rows(rows: Mapping[str, Tensor], like: Tree, count: int) -> None:
                 f"client state {name} is {tensor.dtype} of shape {list(tensor.shape)}; "
                 f"this method and model keep {dtype} of shape {shape}"
             )
-
-
-def _length(rows: Tree) -> int:
-    named = rows.named()
-    return len(next(iter(named.values()))) if named else 0

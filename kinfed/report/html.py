@@ -30,8 +30,7 @@ from markupsafe import Markup
 from kinfed.core import cache as code_cache
 from kinfed.core import storage
 from kinfed.errors import StorageError
-from kinfed.report.drawing.formats import plural
-from kinfed.report.drawing.palette import DARK, style_of
+from kinfed.report.drawing.looks import DARK, plural, style_of
 from kinfed.report.drawing.svg import palette_rules, still_picture
 
 REPORT = "kinfed.report"

@@ -27,8 +27,7 @@ from kinfed.engine import METRICS
 from kinfed.errors import ConfigError
 from kinfed.records import KINDS, Baseline, Kind, TrialRecord, finite, load_runs
 from kinfed.report.charts.figures import KIND_NAMES
-from kinfed.report.drawing.formats import format_number, natural_order, shown, signed
-from kinfed.report.drawing.palette import style_of
+from kinfed.report.drawing.looks import format_number, natural_order, shown, signed, style_of
 from kinfed.report.html import Download
 from kinfed.report.sentences import best_federated
 from kinfed.report.tables import TableCell, TableColumn, TextTable, csv_text
@@ -50,7 +49,7 @@ CLIENT_FIGURES = {
               "weighted by test examples."),
     "loss": ("Loss", "Average loss on the test examples; lower is better."),
 }  # fmt: skip
-LOSS = MetricStyle("loss", "loss", 1.0, "", 3, lower_is_better=True)
+LOSS = MetricStyle("loss", "loss", 1.0, "", 3, lower_is_better=True)  # looking a loss up asks scikit-learn for it
 MB = "Megabytes (10⁶ bytes) sent"
 
 METHOD = TableColumn("Method", "name")
@@ -132,13 +131,14 @@ def _chosen_column(kind: Kind, figure: str) -> MethodColumn:
     """The column of a metric, or of its mean or worst tenth over clients."""
     name = figure.removesuffix("_worst10").removesuffix("_mean")
     style = metric_style(name)
-    heading, definition = style.title, METRICS.named(name).definition
-    if figure.endswith("_worst10"):
-        heading = "Worst 10 %"
-        definition = f"Mean {style.title} of the tenth of the clients (rounded up) that are served worst."
-    elif figure.endswith("_mean"):
-        heading = "Client mean"
-        definition = f"Plain average of the clients' {style.title}: every client counts the same."
+    heading, definition = {
+        "": (style.title, METRICS.named(name).definition),
+        "_mean": ("Client mean", f"Plain average of the clients' {style.title}: every client counts the same."),
+        "_worst10": (
+            "Worst 10 %",
+            f"Mean {style.title} of the tenth of the clients (rounded up) that are served worst.",
+        ),
+    }[figure.removeprefix(name)]
     return _figure_column(kind, figure, heading, definition, style, style.lower_is_better)
 
 
@@ -176,18 +176,14 @@ def _baseline_row(comparison: Comparison, columns: Sequence[MethodColumn]) -> li
 def participation_table(comparison: Comparison) -> TextTable:
     """One row per method: who took part, and the headline figure of these clients beside that of all."""
     metric, style = comparison.metric, comparison.style
-
     rows: list[list[TableCell | str]] = []
     for method in comparison.methods:
         counts = dict.fromkeys(f"{took_part} of {clients}" for took_part, clients in method.participation.values())
         means = [average(of(kind, metric)) for kind in comparison.kinds for of in (method.final, method.final_of_all)]
         figures = ["–" if mean is None else shown(mean.mean, style) for mean in means]
         rows.append([method_cell(method), ", ".join(counts) or "–", *figures])
-    groups = [
-        TableColumn(heading, "figure", KIND_NAMES[kind], style.unit.strip())
-        for kind in comparison.kinds
-        for heading in ("took part", "all clients")
-    ]
+    heads = [(heading, KIND_NAMES[kind]) for kind in comparison.kinds for heading in ("took part", "all clients")]
+    groups = [TableColumn(heading, "figure", name, style.unit.strip()) for heading, name in heads]
     return TextTable.of("Clients that took part, and all", [METHOD, TableColumn("Clients", "text"), *groups], rows)
 
 
@@ -264,8 +260,7 @@ def sites_table(
         TableColumn("Client", "name", sortable=True),
         *(TableColumn(name, sortable=True) for name in ("Training rows", "Test rows")),
         *(TableColumn(name, unit=style.unit.strip(), sortable=True) for name in figures),
-        TableColumn("Gain", sortable=True),
-        TableColumn("95 % interval", "text", sortable=True),
+        *(TableColumn("Gain", sortable=True), TableColumn("95 % interval", "text", sortable=True)),
         TableColumn("Verdict", "text"),
     ]
     return TextTable.of(f"Every client: {style.title} alone and with {method.label}", columns, rows)
@@ -280,12 +275,11 @@ _METRIC_KEYS = [(kind, metric) for kind in KINDS for metric in CLIENT_FIGURES]
 
 
 def downloads(comparison: Comparison) -> list[Download]:
-    return [
-        Download("methods.csv", "one line per method", results_csv(comparison)),
-        Download("seeds.csv", "one line per method and seed", seeds_csv(comparison)),
-        Download("rounds.csv", "one line per method, seed and round", rounds_csv(comparison)),
-        Download("clients.csv", "one line per method, seed and client", clients_csv(comparison)),
-    ]
+    files = {
+        ("methods.csv", "method"): results_csv, ("seeds.csv", "method and seed"): seeds_csv,
+        ("rounds.csv", "method, seed and round"): rounds_csv, ("clients.csv", "method, seed and client"): clients_csv,
+    }  # fmt: skip
+    return [Download(name, f"one line per {each}", text(comparison)) for (name, each), text in files.items()]
 
 
 def results_csv(comparison: Comparison) -> str:
@@ -320,15 +314,11 @@ def rounds_csv(comparison: Comparison) -> str:
     """One line per method, seed and round."""
     header = ["run", "algorithm", "seed", "round", "seconds", "active", "dropped", "bytes_down", "bytes_up"]
     rows = [
-        [
-            *(method.run.label, method.algorithm, trial.seed, entry.number, _number(entry.seconds)),
-            *(entry.active, entry.dropped, _number(entry.bytes_down), _number(entry.bytes_up)),
-            *(_number(entry.metrics.get(kind, {}).get(metric)) for kind, metric in _METRIC_KEYS),
-        ]
-        for method in comparison.methods
-        for trial in method.trials
-        for entry in trial.rounds
-    ]
+        [method.run.label, method.algorithm, trial.seed, entry.number, _number(entry.seconds), entry.active,
+         entry.dropped, _number(entry.bytes_down), _number(entry.bytes_up),
+         *(_number(entry.metrics.get(kind, {}).get(metric)) for kind, metric in _METRIC_KEYS)]
+        for method in comparison.methods for trial in method.trials for entry in trial.rounds
+    ]  # fmt: skip
     return csv_text([*header, *(f"{kind}_{metric}" for kind, metric in _METRIC_KEYS)], rows)
 
 
@@ -337,13 +327,10 @@ def clients_csv(comparison: Comparison) -> str:
     pairs = [(method, trial) for method in comparison.methods for trial in method.trials]
     names = list(dict.fromkeys(name for _, trial in pairs for client in trial.clients for name in client.values))
     rows = [
-        [
-            *(method.run.label, method.algorithm, trial.seed, client.client, client.n_train, client.n_test),
-            *(_number(client.values.get(name)) for name in names),
-        ]
-        for method, trial in pairs
-        for client in trial.clients
-    ]
+        [method.run.label, method.algorithm, trial.seed, client.client, client.n_train, client.n_test,
+         *(_number(client.values.get(name)) for name in names)]
+        for method, trial in pairs for client in trial.clients
+    ]  # fmt: skip
     return csv_text(["run", "algorithm", "seed", "client", "n_train", "n_test", *names], rows)
 
 

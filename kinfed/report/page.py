@@ -69,14 +69,10 @@ def report_page(runs: list[RunRecord], comparisons: list[Comparison]) -> str:
 
 def _part(comparison: Comparison, number: int, one_of_several: bool) -> Values:
     """Runs on the same data. Runs on different data stand apart, in parts of their own."""
-    return {
-        "title": f"{sentences.headline(comparison.runs)} ({', '.join(run.label for run in comparison.runs)})",
-        "id": f"part{number}",
-        "prefix": f"part{number}-" if one_of_several else "",  # of the ids of its sections
-        "findings": sentences.findings(comparison),
-        "cautions": cautions(comparison),
-        "sections": sections(comparison),
-    }
+    title = f"{sentences.headline(comparison.runs)} ({', '.join(run.label for run in comparison.runs)})"
+    prefix = f"part{number}-" if one_of_several else ""  # of the ids of its sections
+    texts = {"findings": sentences.findings(comparison), "cautions": cautions(comparison)}
+    return {"title": title, "id": f"part{number}", "prefix": prefix, **texts, "sections": sections(comparison)}
 
 
 def _provenance(run: RunRecord) -> str:
@@ -128,19 +124,16 @@ def _results(comparison: Comparison) -> Values | None:
     title = f"How clear is the lead of {lead[0].label} in {kind} {comparison.style.noun}?" if lead else ""
     return {
         "final_rounds": sorted({method.final_round for method in comparison.methods}),
-        "same_seeds": comparison.same_seeds,
-        "seeds": seeds,
-        "table": method_tables.results_table(comparison),
+        **{"same_seeds": comparison.same_seeds, "seeds": seeds, "table": method_tables.results_table(comparison)},
         "leads": method_tables.leads_table(title, lead[1], comparison.style) if lead else None,
         "server_table": method_tables.results_table(comparison, method_tables.SERVER_COLUMNS) if has_server else None,
         "every_metric": method_tables.every_metric_table(comparison),
-        "one_class": sentences.one_class_sentence(comparison),
         "in_percent": f"{comparison.style.noun} in %" if comparison.style.in_percent else "",
-        "outsiders": sentences.outsiders_sentence(comparison),
+        "one_class": sentences.one_class_sentence(comparison), "outsiders": sentences.outsiders_sentence(comparison),
         "all_took_part": any(method.participation for method in comparison.methods),
         "participation": method_tables.participation_table(comparison),
         "definitions": {one.column.heading: one.column.definition for one in method_tables.main_columns(comparison)},
-    }
+    }  # fmt: skip
 
 
 def _rounds(comparison: Comparison) -> Values | None:
@@ -167,15 +160,14 @@ def _gains(comparison: Comparison) -> Values | None:
         return values
     best = sentences.best_federated(comparison)
     first, own = next((pair for pair in by_method if pair[0] is best), by_method[0])
+    style = comparison.style
     return values | {
-        "balance": method_tables.balance_table(by_method, comparison.style),
-        "sites": method_tables.sites_table(first, own, comparison.style, comparison.baselines),
-        "most_named": method_tables.MOST_NAMED_CLIENTS,
-        "metric": comparison.style.noun,
-        "bars": figures.sorted_gains(by_method, first, comparison.style),
-        "sizes": figures.gain_against_size(by_method, first, comparison.style),
+        "balance": method_tables.balance_table(by_method, style), "metric": style.noun,
+        "sites": method_tables.sites_table(first, own, style, comparison.baselines),
+        "most_named": method_tables.MOST_NAMED_CLIENTS, "bars": figures.sorted_gains(by_method, first, style),
+        "sizes": figures.gain_against_size(by_method, first, style),
         "seeds": max(len(method.complete_trials) for method, _ in by_method),
-    }
+    }  # fmt: skip
 
 
 def _curves(comparison: Comparison) -> Values | None:
@@ -202,13 +194,9 @@ def _data(comparison: Comparison) -> Values | None:
     if figure is None:
         return None
     federation = next(one for _, one in sorted(federations.items()) if one.names)
-    return {
-        "figure": figure,
-        "texts": [sentences.data_sentence(federation), *sentences.data_notes(federations)],
-        "clients": len(federation.names),
-        "pooled": len(federation.names) > class_map.MAX_COLUMNS,
-        "grouped": bool(federation.groups),
-    }
+    clients, texts = len(federation.names), [sentences.data_sentence(federation), *sentences.data_notes(federations)]
+    shown = {"figure": figure, "texts": texts, "clients": clients}
+    return shown | {"pooled": clients > class_map.MAX_COLUMNS, "grouped": bool(federation.groups)}
 
 
 def _method_panels(comparison: Comparison) -> Values | None:

@@ -1,6 +1,6 @@
 """The sentences of the report: what was run, and what came out. Plain text, escaped by the page."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -22,8 +22,10 @@ from kinfed.analysis import (
 from kinfed.config import PresetUse
 from kinfed.data import Description
 from kinfed.records import Kind, RunRecord
-from kinfed.report.drawing.formats import format_number, plural, shown
+from kinfed.report.drawing.looks import format_number, plural, shown
 from kinfed.report.panels.shares_panel import in_short
+
+FinalValues = dict[int, dict[int, float]]  # of a metric, by method and seed
 
 FEW_NAMES = 4  # clients that a sentence names
 MOSTLY_ONE_CLASS = 0.8  # of test examples in their client's most frequent class
@@ -46,17 +48,13 @@ def brief(value: Any) -> str:
 def facts(run: RunRecord) -> dict[str, str]:
     """The main settings of a run, by heading; whatever else was configured is in the fold below them."""
     config = run.config
+    work = {key: config.get(key) for key in _WORK if _WITHOUT_EFFECT.get(key) != config.get(key)}
     entries = {
-        "Data": brief(config.get("dataset")),
-        "Split among clients": brief(_partition(run)),
-        "Clients": brief(_clients(run)),
-        "Model": brief(config.get("model")),
-        "Rounds": brief(config.get("rounds")),
-        "Participation": _participation(config.get("participation")),
-        "Local work": brief({key: config.get(key) for key in _WORK if _WITHOUT_EFFECT.get(key) != config.get(key)}),
-        "Seeds": brief(config.get("seeds")),
-        "Folds": brief(config.get("folds")),
-    }
+        "Data": brief(config.get("dataset")), "Split among clients": brief(_partition(run)),
+        "Clients": brief(_clients(run)), "Model": brief(config.get("model")), "Rounds": brief(config.get("rounds")),
+        "Participation": _participation(config.get("participation")), "Local work": brief(work),
+        "Seeds": brief(config.get("seeds")), "Folds": brief(config.get("folds")),
+    }  # fmt: skip
     methods, algorithms = [], config.get("algorithms")
     for name in algorithms if isinstance(algorithms, dict) else ():
         options = {key: value for key, value in options_of(run, name).items() if (key, value) != ("method", name)}
@@ -157,11 +155,15 @@ def one_class_sentence(comparison: Comparison) -> str:
 
 def best_federated(comparison: Comparison) -> Method | None:
     """The method in which clients do learn from each other that ranks first."""
-    if (kind := headline_kind(comparison)) is None:
-        return None
-    federated = {m.index: m.final(kind, comparison.metric) for m in comparison.methods if m.family != "local"}
-    first = leader(federated, comparison.style.lower_is_better)
-    return next((method for method in comparison.methods if method.index == first), None)
+    federated = [method for method in comparison.methods if method.family != "local"]
+    return None if (kind := headline_kind(comparison)) is None else _leader(comparison, kind, federated)[0]
+
+
+def _leader(comparison: Comparison, kind: Kind, methods: Sequence[Method]) -> tuple[Method | None, FinalValues]:
+    """The first of the methods by the headline metric, and the metric of each by seed."""
+    values = {method.index: method.final(kind, comparison.metric) for method in methods}
+    first = leader(values, comparison.style.lower_is_better)
+    return next((method for method in methods if method.index == first), None), values
 
 
 def headline_kind(comparison: Comparison) -> Kind | None:
@@ -172,25 +174,22 @@ def _ranking(comparison: Comparison) -> str:
     kind = headline_kind(comparison)
     if kind is None or len(comparison.methods) < 2:
         return ""
-    metric, lower = comparison.metric, comparison.style.lower_is_better
-    values = {method.index: method.final(kind, metric) for method in comparison.methods}
-    first = leader(values, lower)
+    first, values = _leader(comparison, kind, comparison.methods)
     if first is None:
         return ""
-    labels = {method.index: method.label for method in comparison.methods}
-    models = "personal models" if kind == "personal" else "the server model"
-    level = _level(values[first], metric)
-    start = f"{labels[first]} has the {'lowest' if lower else 'highest'} {comparison.style.noun} of {models}, {level}"
+    lower, models = comparison.style.lower_is_better, "personal models" if kind == "personal" else "the server model"
+    is_clear, level = clear_winner(values, lower) == first.index, _level(values[first.index], comparison.metric)
+    start = f"{first.label} has the {'lowest' if lower else 'highest'} {comparison.style.noun} of {models}, {level}"
     if not comparison.same_final_round:
         return start + ", but the methods have reached different rounds, so this is no verdict."
-    if not comparison.same_seeds and clear_winner(values, lower) != first:
+    if not comparison.same_seeds and not is_clear:
         return start + ", but the methods do not rest on the same seeds, so this is no verdict."
     if seeds_of(comparison) < 2:
         return start + ". One seed gives no spread to judge the difference by: run at least three before naming a best."
-    if clear_winner(values, lower) == first:
+    if is_clear:
         return start + f", and leads every other method clearly over {seeds_of(comparison)} seeds."
-    rivals = {key: difference(values[first], entry, lower) for key, entry in values.items() if key != first and entry}
-    close = [labels[key] for key, lead in rivals.items() if lead is None or not lead.clear]
+    rivals = found[1] if (found := leads(comparison, kind)) else []
+    close = [method.label for method, lead in rivals if lead is None or not lead.clear]
     return start + f", but its lead over {_join_names(close)} may be due to the seeds: no clear best."
 
 
@@ -211,13 +210,12 @@ def _join_names(names: list[str]) -> str:
 
 def leads(comparison: Comparison, kind: Kind) -> tuple[Method, list[tuple[Method, Difference | None]]] | None:
     """The best method by the headline metric and how far it is ahead of each of the others."""
-    lower, methods = comparison.style.lower_is_better, {method.index: method for method in comparison.methods}
-    values = {index: method.final(kind, comparison.metric) for index, method in methods.items()}
-    first = leader(values, lower)
-    others = [index for index in methods if index != first and values[index]]
+    first, values = _leader(comparison, kind, comparison.methods)
+    others = [method for method in comparison.methods if method is not first and values[method.index]]
     if first is None or not others:
         return None
-    return methods[first], [(methods[one], difference(values[first], values[one], lower)) for one in others]
+    own, lower = values[first.index], comparison.style.lower_is_better
+    return first, [(one, difference(own, values[one.index], lower)) for one in others]
 
 
 def data_sentence(federation: Description) -> str:

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
 from kinfed.core import escape_formula
-from kinfed.report.drawing.palette import Style
+from kinfed.report.drawing.looks import Style
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -92,11 +92,9 @@ class TextTable:
         cls, title: str, columns: Iterable[TableColumn | str], rows: Iterable[Iterable[TableCell | str]]
     ) -> TextTable:
         """Texts stand for plain columns of figures and for plain cells."""
-        return cls(
-            title,
-            tuple(TableColumn(column) if isinstance(column, str) else column for column in columns),
-            tuple(tuple(TableCell(cell) if isinstance(cell, str) else cell for cell in row) for row in rows),
-        )
+        heads = (TableColumn(column) if isinstance(column, str) else column for column in columns)
+        cells = ((TableCell(cell) if isinstance(cell, str) else cell for cell in row) for row in rows)
+        return cls(title, tuple(heads), tuple(map(tuple, cells)))
 
     @property
     def groups(self) -> list[tuple[str, int]]:

@@ -7,9 +7,7 @@
 The file's metadata say what belongs to it: `classes`, `features` (what columns become, names such as `cp=2`), `inputs`
 (the whole of it, as in kinfed's own files) and all that the model says of itself. PyTorch's exporter (torch.onnx, by
 onnxscript) writes scaling and network, the helpers of the package onnx what columns become; nothing is checked with a
-runtime here.
-
-The columns of a table inside an ONNX graph: raw cells in, what a network is fed out.
+runtime here. The inputs of a table are called as their columns:
 
     number     float64 [rows, 1]     NaN is a missing cell; false and true are 0 and 1
     date       float64 [rows, 1]     days since 1970-01-01, with the time of day as a fraction; NaN is a missing cell
@@ -17,8 +15,8 @@ The columns of a table inside an ONNX graph: raw cells in, what a network is fed
     text       float32 [rows, 32]    `ModelPipeline.encode` hashes words by BLAKE2b, which ONNX does not know
 
 The graph is what kinfed.data.preprocessing.encodings does, in the standard operators and, for categories, LabelEncoder
-of ai.onnx.ml, which runtimes for classical models have. Inputs are called as their columns. Texts are compared as they
-are: trim blanks around them first. All inputs are needed; a column that a table lacks is one of missing cells.
+of ai.onnx.ml, which runtimes for classical models have. Texts are compared as they are: trim blanks around them first.
+All inputs are needed; a column that a table lacks is one of missing cells.
 """
 
 import json
@@ -138,16 +136,13 @@ class ColumnGraph:
             elif isinstance(one, encodings.CategoryEncoding):
                 blocks += self._category(one)
             else:
-                blocks += self._text(one)
+                blocks.append(self._input(f"{one.name} hash", TensorProto.FLOAT, one.buckets))
         self._node("Concat", blocks, output=output, axis=1)
-
-    # ---- kinds of columns ----
 
     def _number(self, one: encodings.NumberEncoding) -> list[str]:
         cells = self._input(one.name, TensorProto.DOUBLE, 1)
-        parts, missing = [], self._node("IsNaN", [cells])
-        if not one.constant:
-            parts.append(self._float(self._filled(cells, missing, one.mean or 0.0)))
+        missing = self._node("IsNaN", [cells])
+        parts = [] if one.constant else [self._float(self._filled(cells, missing, one.mean or 0.0))]
         return [*parts, *([self._float(missing)] if one.gaps else [])]
 
     def _date(self, one: encodings.DateEncoding) -> list[str]:
@@ -173,11 +168,6 @@ class ColumnGraph:
         )
         every = self._constant(np.arange(len(one.features)), np.int64)
         return [self._float(self._node("Equal", [place, every]))]
-
-    def _text(self, one: encodings.TextEncoding) -> list[str]:
-        return [self._input(f"{one.name} hash", TensorProto.FLOAT, one.buckets)]
-
-    # ---- parts of the graph ----
 
     def _filled(self, cells: str, missing: str, value: float) -> str:
         return self._node("Where", [missing, self._constant(value), cells])

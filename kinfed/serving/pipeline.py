@@ -107,8 +107,6 @@ class ModelPipeline:
         """Names of the classes; none of a regression."""
         return self.inputs.classes
 
-    # ---- from rows to predictions ----
-
     def encode(self, rows: Any, where: str = "the table") -> tuple[Features, list[str]]:
         """Rows as features that are scaled when they are gathered, and notes on values that training has not seen.
 
@@ -162,8 +160,6 @@ class ModelPipeline:
     def predict_proba(self, rows: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
         """[n, C] in the order of `classes`."""
         return self.predictions(rows).probabilities.numpy()
-
-    # ---- files ----
 
     def save(self, path: Path | str) -> None:
         tensors = {name: tensor.detach().contiguous().clone() for name, tensor in self.module.state_dict().items()}
@@ -225,16 +221,6 @@ class _Scaling(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return (x - self.mean) * (1.0 / self.std)
-
-
-def plain_rows(table: Any, ignore: tuple[str, ...], where: str) -> Tensor:
-    """[n, columns] all columns but those to `ignore`, which must be numbers: for models of arrays without names."""
-    names = [name for name in table.column_names if name not in ignore]
-    if not names:
-        raise DataError(f"{where} has no feature columns left")
-    from kinfed.data import TablePreprocessing  # with pyarrow, which only tables need
-
-    return TablePreprocessing.plain(names).encode(table, where).raw
 
 
 def _numbers(rows: Any, where: str) -> np.ndarray[Any, Any]:

@@ -14,11 +14,12 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from kinfed.data import TablePreprocessing
 from kinfed.data.sources import is_table, load_inputs, read_table
 from kinfed.engine import Builder
 from kinfed.errors import DataError
 from kinfed.serving.export import TrainedModels
-from kinfed.serving.pipeline import ModelPipeline, Predictions, plain_rows
+from kinfed.serving.pipeline import ModelPipeline, Predictions
 
 
 def model_of_run(
@@ -102,7 +103,10 @@ def _examples(
     if model.inputs.preprocessing is not None:
         return rows
     left_out = tuple(name.strip() for name in ignore.split(",")) if isinstance(ignore, str) else ignore
-    return plain_rows(rows, left_out, str(path))
+    names = [name for name in rows.column_names if name not in left_out]  # of a model of arrays without names: numbers
+    if not names:
+        raise DataError(f"{path} has no feature columns left")
+    return TablePreprocessing.plain(names).encode(rows, str(path)).raw
 
 
 def _array(path: Path) -> np.ndarray[Any, Any]:

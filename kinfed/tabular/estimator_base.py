@@ -20,9 +20,8 @@ from kinfed.runs import run
 from kinfed.serving import WIDTH, ModelPipeline
 from kinfed.tabular.fit_result import FittedModels, Newcomer
 from kinfed.tabular.fit_settings import FitSettings
-from kinfed.tabular.fitting import SiteFit
+from kinfed.tabular.fitting import SiteFit, load_sites
 from kinfed.tabular.portfolio import Contender
-from kinfed.tabular.site_files import load_sites
 
 Array = npt.NDArray[Any]
 ONLY = "all rows"  # the client of rows without one

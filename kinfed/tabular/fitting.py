@@ -15,18 +15,19 @@ search/ (finished folds, for --resume) and plan.json (what of them counts).
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
 
 from kinfed.algorithms import make_algorithm, sample_update
-from kinfed.core import storage
-from kinfed.data import Federation, Resplit, example_weights, make_federation
-from kinfed.data.sources import Source
-from kinfed.errors import ConfigError
+from kinfed.core import make_options, storage
+from kinfed.data import Federation, Resplit, as_table, example_weights, make_federation
+from kinfed.data.sources import SOURCES, Source, TableOptions, load_source, read_table, source_from_table
+from kinfed.errors import ConfigError, DataError
 from kinfed.newcomers import RunInMemory
 from kinfed.records import JobFolder
 from kinfed.runs import Interrupted, RunOutcome, baseline_name, run
@@ -36,9 +37,9 @@ from kinfed.tabular.fit_result import RECORD, RUNS, ContenderRecord, FitResult, 
 from kinfed.tabular.fit_settings import FitSettings
 from kinfed.tabular.portfolio import ALONE, LOCAL, ONE_MODEL, Contender, methods_of, run_name
 from kinfed.tabular.search import FitObserver, FoldStore, Search, TimeBudget, Tries, Unobserved, method_config
-from kinfed.tabular.site_files import load_sites
 
 PLAN = "plan.json"
+SITE = "site"  # the column that names the file of a row, where a table is several files
 
 
 def fit(
@@ -235,3 +236,67 @@ def sent_message(result: RunOutcome, label: str) -> dict[str, Any]:
     size = (method.bytes_up - data.statistics_bytes[1]) / (method.rounds * data.num_clients)
     hands_on = "hands models on" in algorithm.traits
     return {"bytes_up": round(size), "sends": tuple(up.named()), "hands_on": hands_on}
+
+
+def load_sites(table: Any, options: Mapping[str, Any], data: Path | None, seed: int) -> Source:
+    """`options` are those of a table, or of the data set. Several files are one site each, called as the file is."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if isinstance(table, str) and table in SOURCES:
+        source = load_source(table, data, seed, given)
+        if source.owners is None:
+            raise ConfigError(f"{table} names no sites; fit takes a table with a column of sites (--client-column)")
+        return source
+    named = (table,) if isinstance(table, str | Path) else table
+    is_files = isinstance(named, Sequence) and len(named) > 0 and all(isinstance(one, str | Path) for one in named)
+    files = [Path(one) for one in named] if is_files else None
+    if files is not None and len(files) > 1:
+        if "client_column" in given:
+            raise ConfigError("several files are one site each, called as the files are; leave --client-column out")
+        options_of_files = make_options(TableOptions, {**given, "client_column": SITE}, "fit")
+        name = ", ".join(str(file) for file in files)
+        return source_from_table(join_files(files), options_of_files, name, files[0].parent)
+    chosen = make_options(TableOptions, given, "fit")
+    rows, name = (as_table(table), "the table") if files is None else (read_table(files[0]), str(files[0]))
+    if chosen.client_column is None:
+        raise ConfigError(
+            f"which column of {name} names the site of each row? Give it with --client-column, or give one file per "
+            f"site; columns: {', '.join(rows.column_names)}"
+        )
+    return source_from_table(rows, chosen, name, None if files is None else files[0].parent)
+
+
+def join_files(files: Sequence[Path]) -> pa.Table:
+    """The rows of all files, with the column `site`. A column that a file lacks is missing in its rows; where files do
+    not agree whether a column holds numbers, it holds text."""
+    names = [file.name.partition(".")[0] for file in files]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise DataError(f"two files are called {twice[0]}; every site needs a name of its own: rename one")
+    parts = []
+    for name, file in zip(names, files, strict=True):
+        part = read_table(file)
+        if SITE in part.column_names:
+            raise DataError(f"{file} has a column {SITE!r} already; join the files, and give --client-column {SITE}")
+        parts.append(part.append_column(SITE, pa.array([name] * part.num_rows)))
+    try:
+        return pa.concat_tables(parts, promote_options="permissive")
+    except pa.ArrowTypeError:
+        return pa.concat_tables([_as_text(part, _disputed(parts)) for part in parts], promote_options="permissive")
+
+
+def _disputed(parts: Sequence[pa.Table]) -> set[str]:
+    """Columns of which the parts have types that no common one holds."""
+    disputed = set()
+    for name in {name for part in parts for name in part.column_names}:
+        schemas = [pa.schema([part.schema.field(name)]) for part in parts if name in part.column_names]
+        try:
+            pa.unify_schemas(schemas, promote_options="permissive")
+        except pa.ArrowTypeError:
+            disputed.add(name)
+    return disputed
+
+
+def _as_text(part: pa.Table, names: set[str]) -> pa.Table:
+    for name in names & set(part.column_names):
+        place = part.column_names.index(name)
+        part = part.set_column(place, name, part[name].cast(pa.string()))
+    return part

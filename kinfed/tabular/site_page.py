@@ -67,12 +67,8 @@ def cautions(result: FitResult, words: Wording) -> list[str]:
         sentences.append(
             f"The figures of {some(few)} come from fewer than {FEW_ROWS} test rows: read them with their intervals."
         )
-    rare = [
-        f"{site.site} ({site.rare_rows} of class {site.rare_class})"
-        for site in result.sites
-        if site.test_rows >= FEW_ROWS and words.has_few(site)
-    ]
-    if rare:
+    one_sided = [site for site in result.sites if site.test_rows >= FEW_ROWS and words.has_few(site)]
+    if rare := [f"{site.site} ({site.rare_rows} of class {site.rare_class})" for site in one_sided]:
         sentences.append(
             f"One class has fewer than {FEW_OF_A_CLASS} test rows at {some(rare)}, and the figures depend on them."
         )

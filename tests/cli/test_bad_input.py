@@ -15,7 +15,7 @@ from command_line import Done, kinfed
 from torch import nn
 
 from kinfed.config.config_reading import make_config
-from kinfed.core.csv_safety import escape_formula, unescape_formula
+from kinfed.core.storage import escape_formula, unescape_formula
 from kinfed.data.federations.federation import Federation
 from kinfed.errors import ConfigError
 from kinfed.privacy.policy import Privacy

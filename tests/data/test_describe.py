@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from kinfed.cli.federation_view import MOST_CLIENTS, FederationView
-from kinfed.data.descriptions.describe import describe, emd, emd_code
-from kinfed.data.descriptions.description import Description
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.problem import Problem
 from kinfed.data.examples.ragged import Ragged
+from kinfed.data.federations.description import Description, describe, emd, emd_code
 from kinfed.data.federations.federation import Federation
 from kinfed.data.partitions import make_federation
 from kinfed.data.sources import load_source

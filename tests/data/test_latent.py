@@ -16,12 +16,11 @@ from realdata import real_data
 from sklearn.decomposition import PCA
 from torch import Tensor
 
-from kinfed.data.descriptions.describe import describe
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.problem import Problem
-from kinfed.data.partitions import embedding, latent, make_federation
-from kinfed.data.partitions.embedding import Embedder, principal_components, small_cnn, vgg11
-from kinfed.data.partitions.latent import Latent
+from kinfed.data.federations.description import describe
+from kinfed.data.partitions import latent, make_federation
+from kinfed.data.partitions.latent import Embedder, Latent, principal_components, small_cnn, vgg11
 from kinfed.data.sources import load_source
 from kinfed.data.sources.source import Source
 from kinfed.errors import ConfigError
@@ -164,7 +163,7 @@ def test_principal_components_are_scikit_learns(n: int, width: int, components: 
 def test_principal_components_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.from_numpy(np.random.default_rng(2).normal(size=(50, 6)).astype(np.float32))
     whole = principal_components(lambda rows: x[rows], 50, 3)
-    monkeypatch.setattr(embedding, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(latent, "ROWS_AT_ONCE", 7)
     parts = principal_components(lambda rows: x[rows], 50, 3)
     torch.testing.assert_close(parts.abs(), whole.abs(), rtol=1e-4, atol=1e-5)
 

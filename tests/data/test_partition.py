@@ -14,7 +14,8 @@ from kinfed.core import rng
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.problem import Problem
 from kinfed.data.examples.ragged import Ragged
-from kinfed.data.partitions import PARTITIONS, dealing, make_federation
+from kinfed.data.partitions import PARTITIONS, make_federation
+from kinfed.data.partitions.base import deal, evenly, matching
 from kinfed.data.partitions.label_skew import (
     Classes,
     Dirichlet,
@@ -23,6 +24,7 @@ from kinfed.data.partitions.label_skew import (
     Pathological,
     Powerlaw,
     _dirichlet,
+    consecutive_classes,
 )
 from kinfed.data.sources import load_source
 from kinfed.data.sources.source import Source
@@ -253,12 +255,12 @@ def test_a_partition_may_be_an_object():
 def test_deal_hands_out_in_order():
     classes = Ragged.of([[5, 3, 1], [0, 2, 4, 6]])
     counts = torch.tensor([[1, 2], [2, 0], [0, 1]])
-    assert lists(dealing.deal(counts, classes)) == [[0, 2, 5], [1, 3], [4]]
+    assert lists(deal(counts, classes)) == [[0, 2, 5], [1, 3], [4]]
 
 
 def test_matching_gives_the_same_proportions():
     counts = torch.tensor([[10, 0], [20, 5], [30, 0]])
-    matched = dealing.matching(counts, torch.tensor([60, 10]), torch.tensor([12, 4]))
+    matched = matching(counts, torch.tensor([60, 10]), torch.tensor([12, 4]))
     assert matched.tolist() == [[2, 0], [4, 2], [6, 0]], "class 1 is dealt half in both"
 
 
@@ -267,15 +269,15 @@ def test_matching_never_exceeds_the_pool(counts, other):
     counts = torch.tensor(counts)
     pool = torch.full((2,), other)
     exact = counts * other / counts.sum(0).clamp_min(1)
-    matched = dealing.matching(counts, counts.sum(0), pool)
+    matched = matching(counts, counts.sum(0), pool)
     assert bool((matched.sum(0) <= pool).all())
     assert bool((matched >= 0).all())
     assert float((matched - exact).abs().max()) < 1
 
 
 def test_evenly_and_consecutive_classes():
-    assert dealing.evenly(torch.tensor([7, 3, 0]), 3).tolist() == [[3, 2, 2], [1, 1, 1], [0, 0, 0]]
-    slots = dealing.consecutive_classes(4, 3, source_of([1] * 4))
+    assert evenly(torch.tensor([7, 3, 0]), 3).tolist() == [[3, 2, 2], [1, 1, 1], [0, 0, 0]]
+    slots = consecutive_classes(4, 3, source_of([1] * 4))
     assert slots.tolist() == [[0, 1, 2], [1, 2, 3], [2, 3, 0], [3, 0, 1]]
 
 
@@ -491,7 +493,7 @@ def test_pfedme_on_cifar10_resembles_the_replayed_generator():
     totals, skips = [], []
     for seed in range(20):
         counts, _ = FirstComeFirstServed().counts(torch.tensor([6000] * 10), 20, seed, source_of([1] * 10))
-        slots = dealing.consecutive_classes(20, 3, source_of([1] * 10))
+        slots = consecutive_classes(20, 3, source_of([1] * 10))
         skips.append(int((torch.gather(counts, 1, slots) == 10).sum()))
         totals.append(int(counts.sum()))
     assert min(totals) < 54_572 < max(totals)

@@ -20,7 +20,7 @@ from sklearn.datasets import load_digits
 from kinfed.core.cache import cache_folder
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.problem import Problem
-from kinfed.data.sources import SOURCES, hub, image_sets, images, load_source
+from kinfed.data.sources import SOURCES, hub, image_sets, load_source
 from kinfed.data.sources.image_sets import standardized
 from kinfed.data.sources.registered import names_clients
 from kinfed.data.sources.source import Source
@@ -239,8 +239,8 @@ def test_cache_and_data_folders(monkeypatch, tmp_path):
 def decodings(monkeypatch):
     """How often images were decoded."""
     calls = []
-    original = images.decode
-    monkeypatch.setattr(images, "decode", lambda *args: calls.append(args[1]) or original(*args))
+    original = image_sets.decode
+    monkeypatch.setattr(image_sets, "decode", lambda *args: calls.append(args[1]) or original(*args))
     return calls
 
 
@@ -332,7 +332,7 @@ def test_files_with_other_image_sizes_are_refused(tiny_mnist):
 )
 def test_bad_images_are_named(bad, message):
     with pytest.raises(DataError, match=f"here: .*{message}"):
-        images.decode([encoded(np.zeros((3, 3), np.uint8)), bad], "here")
+        image_sets.decode([encoded(np.zeros((3, 3), np.uint8)), bad], "here")
 
 
 # The catalogue.

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from kinfed.core import rng
 from kinfed.data.examples.problem import Problem
-from kinfed.data.examples.ragged import Ragged
+from kinfed.data.examples.ragged import Ragged, fold_numbers, split_stratified
 from kinfed.data.federations.federation import Federation
-from kinfed.data.federations.stratified import fold_numbers, split_stratified
 from kinfed.data.partitions.partition import Resplit, fold_of_federation, make_federation
 from kinfed.data.preprocessing.frames import as_table
 from kinfed.data.sources.table import source_from_table

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from kinfed.algorithms.base import ServerModels
 from kinfed.core.storage import to_json
-from kinfed.data.descriptions.describe import describe
+from kinfed.data.federations.description import describe
 from kinfed.errors import StorageError
 from kinfed.records.compare import same_results, strip_times
 from kinfed.records.run_files import RunFiles

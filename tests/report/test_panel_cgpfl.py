@@ -14,7 +14,7 @@ from plotly import graph_objects
 from kinfed.analysis.comparison import Comparison, Method, compare
 from kinfed.records.reader import load_runs, read_parameters
 from kinfed.report import build
-from kinfed.report.drawing import palette
+from kinfed.report.drawing import looks
 from kinfed.report.panels import Panel, method_panels
 from kinfed.report.panels.cgpfl_panel import accuracy_by_number, choice_of_number, distances
 from kinfed.report.panels.clusters_panel import clusters
@@ -173,7 +173,7 @@ def test_other_methods_have_none_of_these(comparison: Comparison) -> None:
 
 
 def test_figures_obey_plotlys_schema_and_the_palette(comparison: Comparison) -> None:
-    known = {*palette.DARK, *palette.DARK.values()}
+    known = {*looks.DARK, *looks.DARK.values()}
 
     def colours(value: Any) -> list[str]:
         if isinstance(value, str):

@@ -21,9 +21,9 @@ from kinfed.analysis.statistics import adjusted_rand
 from kinfed.records.reader import load_runs
 from kinfed.records.run_record import FinalRecord, RoundRecord, RunRecord, TrialRecord
 from kinfed.report import build
-from kinfed.report.drawing import palette
+from kinfed.report.drawing import looks
 from kinfed.report.drawing.chart import Figure
-from kinfed.report.drawing.palette import HUES
+from kinfed.report.drawing.looks import HUES
 from kinfed.report.panels import method_panels
 from kinfed.report.panels.clusters_panel import MAX_ROWS, cluster_history, clusters, color
 from kinfed.report.panels.shares_panel import mixing
@@ -60,7 +60,7 @@ def drawable(figures: tuple[Figure, ...]) -> None:
         json.dumps([figure.data, figure.layout], allow_nan=False)
         for text in _strings([figure.data, figure.layout]):
             assert "<b>" not in text
-            assert not text.startswith("#") or text[:7] in palette.DARK
+            assert not text.startswith("#") or text[:7] in looks.DARK
 
 
 def _strings(value: Any) -> Iterator[str]:

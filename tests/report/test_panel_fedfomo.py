@@ -12,10 +12,10 @@ from report_fixture import described
 
 import kinfed
 from kinfed.analysis.comparison import Method, slots
-from kinfed.data.descriptions.description import Description
+from kinfed.data.federations.description import Description
 from kinfed.records.run_record import FinalRecord, RoundRecord, RunRecord, TrialRecord
 from kinfed.report import build
-from kinfed.report.drawing import palette
+from kinfed.report.drawing import looks
 from kinfed.report.panels import Panel
 from kinfed.report.panels.base import ClientGroups
 from kinfed.report.panels.fedfomo_panel import MAX_STEPS, kin_found, who_helps_whom
@@ -68,7 +68,7 @@ def test_figures_obey_plotlys_schema_and_the_palette(groups: tuple[int, ...] | N
         graph_objects.Figure(data=figure.data, layout=figure.layout)
         json.dumps([figure.data, figure.layout], allow_nan=False)
         texts = strings([figure.data, figure.layout])
-        assert all(text[:7] in palette.DARK for text in texts if text.startswith("#"))
+        assert all(text[:7] in looks.DARK for text in texts if text.startswith("#"))
         assert not any("client <" in text for text in texts)
 
 

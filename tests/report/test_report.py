@@ -28,7 +28,7 @@ from report_fixture import described, stop_early, write_run
 
 from kinfed.analysis.comparison import Comparison, Method, cautions, compare
 from kinfed.analysis.statistics import average, clear_winner, difference, gains, leader, summarize_gains
-from kinfed.data.descriptions.description import Description
+from kinfed.data.federations.description import Description
 from kinfed.errors import KinfedError, StorageError
 from kinfed.records.reader import load_run, load_runs
 from kinfed.records.run_record import ClientRecord, FinalRecord, RunRecord, TrialRecord
@@ -36,9 +36,9 @@ from kinfed.report import build, method_tables
 from kinfed.report.charts import figures
 from kinfed.report.charts.class_map import MAX_COLUMNS, class_map, client_columns
 from kinfed.report.charts.figures import gain_against_size, sorted_gains
-from kinfed.report.drawing import palette, style_of
+from kinfed.report.drawing import looks, style_of
 from kinfed.report.drawing.chart import Figure, axis, escape, layout, log_axis, numbers, short, subsampled
-from kinfed.report.drawing.formats import format_number
+from kinfed.report.drawing.looks import format_number
 from kinfed.report.panels import PANELS, Panel, method_panels, series
 from kinfed.report.sentences import brief, data_notes, facts, findings
 
@@ -537,22 +537,22 @@ VISION = {
 @pytest.mark.parametrize("dark", [False, True])
 def test_methods_differ_for_every_eye_and_stand_out_from_the_page(vision: str, dark: bool) -> None:
     def in_theme(color: str) -> str:
-        return palette.DARK[color] if dark else color
+        return looks.DARK[color] if dark else color
 
-    colors = [in_theme(color) for color in (*palette.HUES, palette.LOCAL)]
+    colors = [in_theme(color) for color in (*looks.HUES, looks.LOCAL)]
     seen = [_lab(np.array(VISION[vision]) @ _linear(color)) for color in colors]
     assert min(np.linalg.norm(a - b) for a, b in combinations(seen, 2)) > 15
-    assert min(_contrast(color, in_theme(palette.BACKGROUND)) for color in colors) >= 3
+    assert min(_contrast(color, in_theme(looks.BACKGROUND)) for color in colors) >= 3
 
 
 def test_styles_are_told_apart_and_local_is_gray() -> None:
     names = ["local", "selffl", *(f"method{i}" for i in range(26)), "fedavg"]
-    made = palette.styles(names)
+    made = looks.styles(names)
     assert len({(style.color, style.dash) for style in made}) == len(names)
-    assert made[0].color == palette.LOCAL
-    assert palette.LOCAL not in {style.color for style in made[1:]}
-    assert made[-1] == palette.styles(["fedavg"])[0]
-    assert len(set(palette.styles(["fedavg", "fedavg", "local", "local"]))) == 4
+    assert made[0].color == looks.LOCAL
+    assert looks.LOCAL not in {style.color for style in made[1:]}
+    assert made[-1] == looks.styles(["fedavg"])[0]
+    assert len(set(looks.styles(["fedavg", "fedavg", "local", "local"]))) == 4
 
 
 # Figures
@@ -590,7 +590,7 @@ def test_figures_obey_plotlys_schema_and_take_their_colours_from_the_palette(com
         json.dumps([figure.data, figure.layout], allow_nan=False)
         for text in _strings([figure.data, figure.layout]):
             if text.startswith("#"):
-                assert text[:7] in palette.DARK, figure.description
+                assert text[:7] in looks.DARK, figure.description
         keys = {view.key for view in figure.views}
         assert {trace["meta"]["view"] for trace in figure.data if "view" in trace.get("meta", {})} <= keys
 
@@ -884,8 +884,8 @@ def test_figures_follow_a_dark_system(finished: Path, page: str, tmp_path: Path)
         red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
         return f"stroke: rgb({red}, {green}, {blue})" in dom
 
-    for method_color in (palette.HUES[0], palette.LOCAL):
-        assert drawn_with(palette.DARK[method_color])
+    for method_color in (looks.HUES[0], looks.LOCAL):
+        assert drawn_with(looks.DARK[method_color])
         assert not drawn_with(method_color)
 
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfed.report.drawing.chart import Figure, Trace, View, axis, escape, layout, log_axis
+from kinfed.report.drawing.looks import HUES, INK
 from kinfed.report.drawing.marks import area, band, bars, dots, heat, in_view, line, spread, stacked
-from kinfed.report.drawing.palette import HUES, INK
 from kinfed.report.drawing.svg import css_color, make_scale, nice_numbers, palette_rules, stepped, still_picture
 
 BLUE, ORANGE = HUES[:2]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from kinfed.report.drawing.palette import HUES, Style
+from kinfed.report.drawing.looks import HUES, Style
 from kinfed.report.html import environment
 from kinfed.report.tables import TableCell, TableColumn, TextTable, csv_text
 

@@ -19,7 +19,7 @@ from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.local import Local
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.federations.federation import Federation
-from kinfed.engine.task_factory import Score
+from kinfed.engine.scoring.score import Score
 from kinfed.pools.base import Evaluation
 from kinfed.records.run_files import RunFiles
 from kinfed.records.run_folder import RunFolder

@@ -14,7 +14,7 @@ from rich.console import Console
 
 import kinfed
 from kinfed.cli.federation_view import picture
-from kinfed.data.descriptions.describe import describe
+from kinfed.data.federations.description import describe
 from kinfed.data.partitions import make_federation
 from kinfed.data.sources import load_source
 from kinfed.records.compare import same_results

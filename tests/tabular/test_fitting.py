@@ -26,10 +26,9 @@ from kinfed.tabular import search
 from kinfed.tabular.decision import decide
 from kinfed.tabular.fit_result import Estimate, FitResult
 from kinfed.tabular.fit_settings import FitSettings
-from kinfed.tabular.fitting import SiteFit, sent_message
+from kinfed.tabular.fitting import SiteFit, load_sites, sent_message
 from kinfed.tabular.portfolio import contenders_of, make_try, methods_of
 from kinfed.tabular.search import NEVER, assign_folds, fold_federation, fold_rows, outputs_on_test
-from kinfed.tabular.site_files import load_sites
 from kinfed.tabular.site_page import common_reach, write_page
 from kinfed.tabular.site_sentences import Wording
 from tests.command_line import kinfed as command

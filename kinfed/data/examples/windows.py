@@ -19,16 +19,9 @@ class Windows:
     examples; `by_epoch`: a batch never reaches into the next epoch; `weights` are of every entry of `rows`."""
 
     def __init__(
-        self,
-        rows: Tensor,
-        start: Tensor,
-        count: Tensor,
-        steps: Tensor,
-        key: Tensor,
-        batch: int,
-        by_epoch: bool,
+        self, rows: Tensor, start: Tensor, count: Tensor, steps: Tensor, key: Tensor, batch: int, by_epoch: bool,
         weights: Tensor | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.rows, self.start, self.count, self.weights = rows, start.numpy(), count.numpy(), weights
         self.batch, self.by_epoch = batch, by_epoch
         self.size = torch.from_numpy(np.minimum(self.batch, self.count))  # [n] examples of a batch, the largest ones

@@ -20,18 +20,19 @@ from kinfed.data.examples.arrays import as_features, encode, groups_of, name_key
 from kinfed.data.examples.batches import Split
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.problem import HasProblem, Problem, TaskName
-from kinfed.data.examples.ragged import SPLITS, Ragged, hold_out
+from kinfed.data.examples.ragged import SPLITS, Ragged, hold_out, split_stratified
 from kinfed.data.examples.target import read_target
 from kinfed.data.federations import example_weights, federation_files
-from kinfed.data.federations.cohort import Cohort, Population
 from kinfed.data.federations.example_weights import BALANCED, BY_CLIENT
-from kinfed.data.federations.stratified import split_stratified
 from kinfed.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from kinfed.data.descriptions.description import Description
-    from kinfed.data.federations.torch_datasets import Datasets
+    from kinfed.data.examples.arrays import Datasets
+    from kinfed.data.federations.description import Description
     from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing
+
+
+from kinfed.data.examples.optimizer_state import LoopMemory, MemoryView
 
 PUBLIC_EXAMPLES = "public_examples"  # in a description: how many of the clients' own examples were made public
 
@@ -80,7 +81,7 @@ class Federation(HasProblem):
 
     def describe(self) -> Description:
         """Describe who holds what: sizes, classes, how far clients are from the whole. A notebook draws it."""
-        from kinfed.data.descriptions.describe import describe
+        from kinfed.data.federations.description import describe
 
         return describe(self)
 
@@ -234,23 +235,11 @@ class Federation(HasProblem):
 
     @classmethod
     def from_arrays(
-        cls,
-        x: Any,
-        y: Any,
-        clients: Any,
-        *,
-        test_fraction: float = 0.25,
-        test_rows: Any = None,
-        num_classes: int | None = None,
-        task: TaskName = "auto",
-        groups: Mapping[Any, Any] | None = None,
-        tokens: bool = False,
-        standardize: bool = False,
-        weights: Any = None,
-        stratify: bool = False,
-        seed: int = 0,
+        cls, x: Any, y: Any, clients: Any, *, test_fraction: float = 0.25, test_rows: Any = None,
+        num_classes: int | None = None, task: TaskName = "auto", groups: Mapping[Any, Any] | None = None,
+        tokens: bool = False, standardize: bool = False, weights: Any = None, stratify: bool = False, seed: int = 0,
         name: str = "arrays",
-    ) -> Federation:
+    ) -> Federation:  # fmt: skip
         """A federation from the caller's own arrays.
 
         x [N, ...] numbers (uint8 stays as it is until a batch is made; whole numbers are token ids only with
@@ -328,7 +317,7 @@ class Federation(HasProblem):
 
         Where there are no data sets for testing, a share `test_fraction` of each client's examples is. `options` are
         those of `from_arrays`. Examples are read once, in order: random transforms are fixed then."""
-        from kinfed.data.federations.torch_datasets import read_datasets
+        from kinfed.data.examples.arrays import read_datasets
 
         return cls.from_arrays(**{"name": "datasets", **options, **read_datasets(train, test)})
 
@@ -394,3 +383,42 @@ class Federation(HasProblem):
 def _outside(rows: Tensor, examples: int) -> bool:
     """Whether some are no rows of the examples."""
     return bool(len(rows)) and bool(rows.min() < 0 or rows.max() >= examples)
+
+
+@dataclass
+class Cohort:
+    """The data of some clients in one round: what the client side of an algorithm sees."""
+
+    ids: Tensor  # [n]
+    train: Split
+    val: Split
+    test: Split
+    seed: int
+    round: int
+    groups: Tensor | None = None  # [n] device type, latent distribution, ...: known to the client
+    public: Split | None = None  # examples that everyone knows, the same for all clients
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def with_memory(cohort: Cohort, memory: LoopMemory | None) -> Cohort:
+    """The cohort in a round of training, whose optimizers go on from `memory` and leave there what they end with."""
+    return cohort if memory is None else replace(cohort, train=replace(cohort.train, memory=MemoryView(memory)))
+
+
+@dataclass(frozen=True)
+class Population:
+    """Facts that a server may know before training: how many clients there are, and how many take part in a round."""
+
+    num_clients: int
+    seed: int
+    participation: float = 1.0
+    groups: Tensor | None = None  # [K] public group labels, such as device types
+    num_groups: int = 0
+    pool: Split | None = None  # examples that the server holds: public ones, or what a method had clients share
+    exchanged: tuple[int, int] = (0, 0)  # bytes down and up before the first round
+    weighs_examples: bool = False  # whether some examples count more than others in training
+
+    def key(self, purpose: str) -> Tensor:
+        return rng.root(self.seed, purpose)

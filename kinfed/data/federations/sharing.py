@@ -14,8 +14,7 @@ from kinfed.core import rng
 from kinfed.data.examples.batches import Split
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.ragged import Ragged
-from kinfed.data.federations.cohort import Population
-from kinfed.data.federations.federation import Federation
+from kinfed.data.federations.federation import Federation, Population
 from kinfed.errors import ConfigError
 
 

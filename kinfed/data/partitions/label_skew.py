@@ -1,6 +1,7 @@
 """Clients that hold few classes: neighbouring ones, with uniform sizes (CGPFL) or those of the generators of the
 FedProx and pFedMe repositories, or single-class shards (FedAvg, FedFomo); and label skew by Dirichlet proportions."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,8 +11,7 @@ from torch import Tensor
 
 from kinfed.core import option, rng
 from kinfed.data.examples.ragged import Ragged
-from kinfed.data.partitions import dealing
-from kinfed.data.partitions.base import HOLDOUT_TEXT, OVERLAP_TEXT, SPLIT_TEXT, CountPartition, TestRows
+from kinfed.data.partitions.base import HOLDOUT_TEXT, OVERLAP_TEXT, SPLIT_TEXT, CountPartition, TestRows, evenly
 from kinfed.data.sources.source import Source
 from kinfed.errors import ConfigError
 
@@ -25,16 +25,16 @@ class NeighbouringClasses(CountPartition):
 
     def with_base(self, base: int, available: Tensor, clients: int, source: Source) -> tuple[Tensor, Tensor]:
         """The class [K, k] of every slot, and what is left of each class [C] once every slot has `base` examples."""
-        slots = dealing.consecutive_classes(clients, self.classes, source)
-        reserved = base * dealing.holders(slots, source.num_classes)
+        slots = consecutive_classes(clients, self.classes, source)
+        reserved = base * holders(slots, source.num_classes)
         what = f"partition {self.name} with {clients} clients and base {base}"
-        dealing.require(reserved, available, source.class_names, what, "use fewer clients or a smaller base")
+        require(reserved, available, source.class_names, what, "use fewer clients or a smaller base")
         return slots, available - reserved
 
     def sharing(self, slots: Tensor, sizes: Tensor, available: Tensor) -> tuple[Tensor, list[str]]:
         """Counts where clients may hold the same examples, and a note."""
-        counts = dealing.table(slots, sizes, len(available)).minimum(available)
-        return counts, [f"clients share examples; sizes {dealing.size_range(counts)}"]
+        counts = table(slots, sizes, len(available)).minimum(available)
+        return counts, [f"clients share examples; sizes {size_range(counts)}"]
 
 
 @dataclass(frozen=True)
@@ -63,28 +63,28 @@ class Classes(NeighbouringClasses):
 
     def counts(self, available: Tensor, clients: int, seed: int, source: Source) -> tuple[Tensor, list[str]]:
         low, high = self._bounds
-        slots = dealing.consecutive_classes(clients, self.classes, source)
+        slots = consecutive_classes(clients, self.classes, source)
         raw_sizes = low + (rng.uniform(self.key(seed, "sizes"), clients) * (high - low + 1)).to(torch.int64)
         if self.overlap:
-            return self.sharing(slots, dealing.evenly(raw_sizes, self.classes), available)
+            return self.sharing(slots, evenly(raw_sizes, self.classes), available)
         floor = self.classes if self.min_size is None else self.min_size
 
         def needed(factor: float) -> Tensor:
             sizes = (raw_sizes.to(torch.float64) * factor).to(torch.int64).clamp_min(floor)
-            return dealing.table(slots, dealing.evenly(sizes, self.classes), source.num_classes)
+            return table(slots, evenly(sizes, self.classes), source.num_classes)
 
-        dealing.require(
+        require(
             needed(0.0).sum(0), available, source.class_names,
             f"partition classes with {clients} clients of at least {floor} examples",
             "use fewer clients, a smaller min_size, or overlap = true",
         )  # fmt: skip
-        factor = dealing.largest_factor(lambda f: bool((needed(f).sum(0) <= available).all()))
+        factor = largest_factor(lambda f: bool((needed(f).sum(0) <= available).all()))
         counts = needed(factor)
         if factor == 1:
             return counts, []
         note = (
             f"client sizes drawn from {low}-{high} were multiplied by {factor:.3f} so that every class suffices: "
-            f"{dealing.size_range(counts)}, {int(counts.sum()):,} of {int(available.sum()):,} examples used"
+            f"{size_range(counts)}, {int(counts.sum()):,} of {int(available.sum()):,} examples used"
         )
         return counts, [note]
 
@@ -105,7 +105,7 @@ class Powerlaw(NeighbouringClasses):
         weight = torch.exp(self.sigma * rng.normal(self.key(seed, "weights"), slots.numel())).reshape(slots.shape)
         total = torch.zeros(len(left), dtype=torch.float64).scatter_add_(0, slots.reshape(-1), weight.reshape(-1))
         extra = (weight * (left / total)[slots]).to(torch.int64)
-        return dealing.table(slots, self.base + extra, source.num_classes), []
+        return table(slots, self.base + extra, source.num_classes), []
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class FirstComeFirstServed(NeighbouringClasses):
                     taken[client, slot] = size
         skipped = int((taken == 0).sum())
         note = f"{skipped} of {slots.numel()} blocks found too few examples and were left out, as in the original"
-        return dealing.table(slots, self.base + taken, source.num_classes), [note] if skipped else []
+        return table(slots, self.base + taken, source.num_classes), [note] if skipped else []
 
 
 @dataclass(frozen=True)
@@ -160,23 +160,23 @@ class Lognormal(NeighbouringClasses):
     overlap: bool = option(False, OVERLAP_TEXT)
 
     def counts(self, available: Tensor, clients: int, seed: int, source: Source) -> tuple[Tensor, list[str]]:
-        slots = dealing.consecutive_classes(clients, self.classes, source)
+        slots = consecutive_classes(clients, self.classes, source)
         draw = rng.normal(self.key(seed, "sizes"), clients)
         sizes = torch.exp(self.mean + self.sigma * draw).clamp_max(1e12).to(torch.int64) + 5
         wanted = (sizes // self.classes).clamp_min(2)[:, None].expand(slots.shape)
         if self.overlap:
             return self.sharing(slots, wanted, available)
-        dealing.require(
-            dealing.holders(slots, source.num_classes), available, source.class_names,
+        require(
+            holders(slots, source.num_classes), available, source.class_names,
             f"partition lognormal with {clients} clients", "use fewer clients or overlap = true",
         )  # fmt: skip
-        counts = dealing.table(slots, wanted, source.num_classes)
+        counts = table(slots, wanted, source.num_classes)
         scarce = (counts.sum(0) > available).nonzero().squeeze(1).tolist()
         for label in scarce:
             counts[:, label] = _reduced(counts[:, label], int(available[label]))
         names = ", ".join(source.class_names[c] if source.class_names else str(c) for c in scarce)
         note = f"too few examples of {names}: the clients that hold them got a fraction; sizes "
-        return counts, [note + dealing.size_range(counts)] if scarce else []
+        return counts, [note + size_range(counts)] if scarce else []
 
 
 def _reduced(column: Tensor, most: int) -> Tensor:
@@ -186,7 +186,7 @@ def _reduced(column: Tensor, most: int) -> Tensor:
     def times(factor: float) -> Tensor:
         return (column.to(torch.float64) * factor).to(torch.int64).maximum(held)
 
-    return times(dealing.largest_factor(lambda factor: int(times(factor).sum()) <= most))
+    return times(largest_factor(lambda factor: int(times(factor).sum()) <= most))
 
 
 @dataclass(frozen=True)
@@ -204,8 +204,8 @@ class Pathological(CountPartition):
         extra = rng.choose(self.key(seed, "extra"), len(present), places % len(present))
         deck = torch.cat([present.repeat(places // len(present)), present[extra]])
         slots = deck[rng.permutation(self.key(seed, "deck"), places)].reshape(clients, self.shards)
-        per_class = dealing.holders(slots, source.num_classes)
-        dealing.require(
+        per_class = holders(slots, source.num_classes)
+        require(
             per_class, available, source.class_names, f"partition pathological with {places} shards",
             "use fewer clients or shards",
         )  # fmt: skip
@@ -215,7 +215,7 @@ class Pathological(CountPartition):
         number = torch.empty(places, dtype=torch.int64)
         number[shard.rows] = shard.position
         size = available[flat] // per_class[flat] + (number < available[flat] % per_class[flat])
-        counts = dealing.table(slots, size.reshape(clients, self.shards), source.num_classes)
+        counts = table(slots, size.reshape(clients, self.shards), source.num_classes)
         left = int(available.sum() - counts.sum())
         return counts, [f"{left:,} examples of classes without a shard are unused"] if left else []
 
@@ -293,3 +293,48 @@ def _dirichlet(alpha: float, key: Tensor, draws: int, parts: int) -> Tensor:
     u = rng.uniform(keys, 2 * parts)
     gamma = torch.from_numpy(gammaincinv(alpha + 1.0, u[:, :parts].clamp_min(2.0**-53).numpy()))
     return torch.softmax(torch.log(gamma) + torch.log1p(-u[:, parts:]) / alpha, 1)
+
+
+def consecutive_classes(clients: int, per_client: int, source: Source) -> Tensor:
+    """[K, k]: client u holds classes u, u+1, ..., u+k-1 modulo C, of the C classes of the source."""
+    num_classes = source.num_classes
+    if per_client > num_classes:
+        raise ConfigError(f"classes = {per_client}, but {source.name} has {num_classes} classes")
+    return (torch.arange(clients)[:, None] + torch.arange(per_client)) % num_classes
+
+
+def table(slots: Tensor, slot_counts: Tensor, num_classes: int) -> Tensor:
+    """[K, C] from the class [K, k] and the count [K, k] of every slot; a class held twice adds up."""
+    counts = torch.zeros(len(slots), num_classes, dtype=torch.int64)
+    return counts.scatter_add_(1, slots, slot_counts)
+
+
+def holders(slots: Tensor, num_classes: int) -> Tensor:
+    """[C] how many slots every class fills."""
+    return torch.bincount(slots.reshape(-1), minlength=num_classes)
+
+
+def require(needed: Tensor, available: Tensor, class_names: Sequence[str] | None, what: str, remedy: str) -> None:
+    """ConfigError where a class cannot supply what is needed of it; needed and available are [C]."""
+    short = (needed > available).nonzero().squeeze(1)
+    if len(short):
+        worst = int(short[torch.argmax((needed - available)[short])])
+        name, least = class_names[worst] if class_names else str(worst), int(needed[worst])
+        there = f"there are {int(available[worst]):,}"
+        raise ConfigError(f"{what} needs {least:,} examples of class {name}, but {there}; {remedy}")
+
+
+def largest_factor(fits: Callable[[float], bool]) -> float:
+    """The largest factor in [0, 1] for which a monotone condition holds; it must hold for 0."""
+    if fits(1.0):
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def size_range(counts: Tensor) -> str:
+    sizes = counts.sum(1)
+    return f"{int(sizes.min()):,}-{int(sizes.max()):,}"

@@ -19,10 +19,9 @@ import torch
 from kinfed.core import make_options, rng
 from kinfed.data.examples.arrays import name_keys
 from kinfed.data.examples.features import Features
-from kinfed.data.examples.ragged import Ragged
+from kinfed.data.examples.ragged import Ragged, split_fold, split_stratified
 from kinfed.data.federations.example_weights import scaled_weights
 from kinfed.data.federations.federation import Federation
-from kinfed.data.federations.stratified import split_fold, split_stratified
 from kinfed.data.partitions.base import Assignment, Partition
 from kinfed.data.sources.registered import PARTITIONS
 from kinfed.data.sources.source import Source
@@ -73,14 +72,9 @@ class Resplit:
 
 
 def make_federation(
-    source: Source,
-    partition: str | Partition,
-    num_clients: int | None,
-    options: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    *,
-    resplit: Resplit | None = None,
-) -> Federation:
+    source: Source, partition: str | Partition, num_clients: int | None, options: Mapping[str, Any] | None = None,
+    seed: int = 0, *, resplit: Resplit | None = None,
+) -> Federation:  # fmt: skip
     """Share `source` out by a partition, given by name and options or as an object.
 
     `num_clients` may be None only where the data set knows its clients (partition column). `resplit` says how each

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from kinfed.core import option, rng
-from kinfed.data.partitions.base import Assignment, check_has_classes
-from kinfed.data.partitions.iid import Iid
+from kinfed.data.partitions.base import Assignment, Iid, check_has_classes
 from kinfed.data.partitions.label_skew import Dirichlet
 from kinfed.data.sources.source import Source
 from kinfed.errors import ConfigError

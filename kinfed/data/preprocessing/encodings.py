@@ -43,9 +43,6 @@ class ColumnEncoding:
         """[n, F] unscaled features, and a note where a reader of predictions should know something."""
         raise NotImplementedError
 
-    def _missing(self, gaps: bool) -> tuple[str, ...]:
-        return (f"{self.name} missing",) if gaps else ()
-
     def _texts(self, cells: Cells, where: str, what: str) -> tuple[Codes, list[str]]:
         """The number [n] of every cell's text, and the texts."""
         if cells.form == "unreadable":
@@ -71,7 +68,7 @@ class NumberEncoding(ColumnEncoding):
 
     @property
     def features(self) -> tuple[str, ...]:
-        return (*(() if self.constant else (self.name,)), *self._missing(self.gaps))
+        return (*[self.name] * (not self.constant), *[f"{self.name} missing"] * self.gaps)
 
     @property
     def scale(self) -> list[tuple[float, float]]:
@@ -130,7 +127,7 @@ class CategoryEncoding(ColumnEncoding):
     @property
     def features(self) -> tuple[str, ...]:
         names = [f"{self.name}={category}" for category in self.categories]
-        return (*names, *((f"{self.name} other",) if self.other else ()), *self._missing(self.gaps))
+        return (*names, *[f"{self.name} other"] * self.other, *[f"{self.name} missing"] * self.gaps)
 
     def encode(self, cells: Cells, where: str) -> tuple[Matrix, str]:
         codes, values = self._texts(cells, where, "categories")
@@ -181,7 +178,7 @@ class DateEncoding(ColumnEncoding):
     @property
     def features(self) -> tuple[str, ...]:
         circles = [f"{self.name} {period} {part}" for period, _ in self.periods for part in ("sin", "cos")]
-        return (f"{self.name} day", *circles, *self._missing(self.gaps))
+        return (f"{self.name} day", *circles, *[f"{self.name} missing"] * self.gaps)
 
     @property
     def scale(self) -> list[tuple[float, float]]:

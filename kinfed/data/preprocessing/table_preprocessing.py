@@ -54,14 +54,9 @@ class TablePreprocessing:
 
     @classmethod
     def learn(
-        cls,
-        rows: Any,
-        *,
-        columns: Mapping[str, Kind] | str | None = None,
-        train_rows: Any = None,
-        sites: Any = None,
+        cls, rows: Any, *, columns: Mapping[str, Kind] | str | None = None, train_rows: Any = None, sites: Any = None,
         standardize: bool = True,
-    ) -> TablePreprocessing:
+    ) -> TablePreprocessing:  # fmt: skip
         """Learn from a frame, or whatever `as_table` takes. `columns` declares kinds of columns, `train_rows` [n] marks
         rows to learn from (default: all), `sites` [n] names the site of every row: identifiers differ within a site."""
         table, declared = as_table(rows), parse_kinds(columns)
@@ -85,12 +80,9 @@ class TablePreprocessing:
 
     @classmethod
     def from_statistics(
-        cls,
-        statistics: TableStatistics,
-        declared: Mapping[str, Kind],
-        standardize: bool = True,
+        cls, statistics: TableStatistics, declared: Mapping[str, Kind], standardize: bool = True,
         message_bytes: int | None = None,
-    ) -> TablePreprocessing:
+    ) -> TablePreprocessing:  # fmt: skip
         """Choose encodings by the merged messages of all sites."""
         if statistics.rows < 1:
             raise DataError("columns are learnt from training rows, and there is none")

@@ -1,9 +1,9 @@
 from kinfed.data.sources import hub as hub
-from kinfed.data.sources import images as images
 from kinfed.data.sources.client_rows import LabelledRows as LabelledRows
 from kinfed.data.sources.client_rows import load_like as load_like
 from kinfed.data.sources.hub import data_folder as data_folder
 from kinfed.data.sources.image_sets import ImageSet as ImageSet
+from kinfed.data.sources.image_sets import encoded_values as encoded_values
 from kinfed.data.sources.registered import PARTITIONS as PARTITIONS
 from kinfed.data.sources.registered import SOURCES as SOURCES
 from kinfed.data.sources.registered import load_source as load_source

@@ -59,16 +59,9 @@ class LabelledRows:
         return Features(preprocessing.encode_cells(self.read.cells, self.read.rows, where).raw)
 
     def federation(
-        self,
-        client: str,
-        problem: Problem,
-        features: Features,
-        test_fraction: float,
-        seed: int,
-        *,
-        preprocessing: TablePreprocessing | None = None,
-        keyed_by_name: bool = True,
-    ) -> Federation:
+        self, client: str, problem: Problem, features: Features, test_fraction: float, seed: int, *,
+        preprocessing: TablePreprocessing | None = None, keyed_by_name: bool = True,
+    ) -> Federation:  # fmt: skip
         """The client as a federation of one. Where no rows are marked for testing, a share `test_fraction` is drawn,
         keyed by the client's name or by `seed` alone. Weights are scaled to mean one over its own training rows."""
         rest, val = Ragged.of([np.arange(len(features))]), Ragged.empty(1)

@@ -92,19 +92,12 @@ for _name, _location, _summary in (
     ("feature_shift", "shifts:FeatureShift", "dirichlet, with a contrast and brightness for every client"),
     ("hidden_groups", "shifts:HiddenGroups", "iid, in hidden groups with rotated images or renamed classes (IFCA)"),
     ("powerlaw", "label_skew:Powerlaw", "k neighbouring classes, lognormal sizes over the whole data (FedProx MNIST)"),
-    (
-        "pfedme_split", "label_skew:FirstComeFirstServed",
-        "3 neighbouring classes, first come first served (pFedMe generator, Self-FL CIFAR-10)",
-    ),
-    (
-        "lognormal", "label_skew:Lognormal",
-        "k neighbouring classes in equal shares, lognormal sizes (FedProx FEMNIST)",
-    ),
-    ("iid", "iid:Iid", "equal random parts: every client sees the same distribution"),
-    ("column", "iid:NaturalClients", "the clients that the data set itself names"),
-    (
-        "latent", "latent:Latent",
-        "groups of clients share clusters of similar examples (FedFomo's latent distributions)",
-    ),
+    ("pfedme_split", "label_skew:FirstComeFirstServed",
+     "3 neighbouring classes, first come first served (pFedMe generator, Self-FL CIFAR-10)"),
+    ("lognormal", "label_skew:Lognormal", "k neighbouring classes in equal shares, lognormal sizes (FedProx FEMNIST)"),
+    ("iid", "base:Iid", "equal random parts: every client sees the same distribution"),
+    ("column", "base:NaturalClients", "the clients that the data set itself names"),
+    ("latent", "latent:Latent",
+     "groups of clients share clusters of similar examples (FedFomo's latent distributions)"),
 ):  # fmt: skip
     PARTITIONS.register(_name, f"kinfed.data.partitions.{_location}", summary=_summary)

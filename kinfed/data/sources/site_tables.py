@@ -128,32 +128,25 @@ SITE_TABLES = {
     table.name: table
     for table in (
         SiteTable("heart_disease", "target", ("num",)),
-        SiteTable(
-            "parkinsons_telemonitoring", "total_UPDRS", ("total_UPDRS", "motor_UPDRS"), split="time",
-            split_by="test_time",
-            notes=("UPDRS was measured at three visits and interpolated in between: a patient's own level and slope "
-                   "explain nearly all of it",),
-        ),
+        SiteTable("parkinsons_telemonitoring", "total_UPDRS", ("total_UPDRS", "motor_UPDRS"), split="time",
+                  split_by="test_time",
+                  notes=("UPDRS was measured at three visits and interpolated in between: a patient's own level and "
+                         "slope explain nearly all of it",)),
         SiteTable("london_schools", "exam_score"),
         SiteTable("wisdm_ar_v1", "activity", ("UNIQUE_ID",)),
         SiteTable("exam65_london", "normexam"),
         SiteTable("chem97", "score", ("gcsecnt",), "lea=category", task="regression"),
         SiteTable("insteval", "rating", (), "lecturer=text", task="regression"),
         SiteTable("contraception", "label"),
-        SiteTable(
-            "beijing_air", "pm25", ("PM10", "SO2", "NO2", "CO", "O3"), split="time", split_by="time", has_hours=True,
-            notes=("other pollutants are measured with PM2.5 and are left out; hours without PM2.5 too",),
-        ),
-        SiteTable(
-            "diabetes_130", "readmitted_30d", ("encounter_id", "patient_nbr", "readmitted"), split="patient",
-            split_by="patient_nbr",
-            notes=("clients are medical specialties: the data do not say which hospital; patients who died cannot "
-                   "return, and discharge_disposition_id tells",),
-        ),
-        SiteTable(
-            "adult", "label", ("education", "education-num", "fnlwgt"), split="official", split_by="official_split",
-            notes=("clients are levels of education: there are no sites",),
-        ),
+        SiteTable("beijing_air", "pm25", ("PM10", "SO2", "NO2", "CO", "O3"), split="time", split_by="time",
+                  has_hours=True,
+                  notes=("other pollutants are measured with PM2.5 and are left out; hours without PM2.5 too",)),
+        SiteTable("diabetes_130", "readmitted_30d", ("encounter_id", "patient_nbr", "readmitted"), split="patient",
+                  split_by="patient_nbr",
+                  notes=("clients are medical specialties: the data do not say which hospital; patients who died "
+                         "cannot return, and discharge_disposition_id tells",)),
+        SiteTable("adult", "label", ("education", "education-num", "fnlwgt"), split="official",
+                  split_by="official_split", notes=("clients are levels of education: there are no sites",)),
     )
 }  # fmt: skip
 

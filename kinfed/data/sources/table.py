@@ -34,7 +34,7 @@ from kinfed.data.preprocessing.cells import format_hint
 from kinfed.data.preprocessing.column_statistics import ReadTable
 from kinfed.data.preprocessing.frames import as_table
 from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing
-from kinfed.data.sources import images
+from kinfed.data.sources.image_sets import decode, encoded_values
 from kinfed.data.sources.source import Source
 from kinfed.data.sources.table_files import read_table
 from kinfed.data.sources.table_options import TableOptions
@@ -221,8 +221,8 @@ def values_of(table: pa.Table, column: str, path: str) -> np.ndarray[Any, Any]:
 def images_or_tokens(table: pa.Table, options: TableOptions, where: str, folder: Path | None) -> Features:
     if options.image_column is not None:
         column = f"column {options.image_column} of {where}"
-        encoded = images.encoded_values(table[options.image_column], folder or Path(), column)
-        return Features(images.decode(encoded, column), None, torch.tensor(255.0))
+        encoded = encoded_values(table[options.image_column], folder or Path(), column)
+        return Features(decode(encoded, column), None, torch.tensor(255.0))
     assert options.text is not None
     texts = table[options.text.column]
     if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):

@@ -90,10 +90,8 @@ class FeedForwardNet:
                 f"the model takes {wanted} numbers per example; got {got} {kind} (shape {list(x.shape[2:])})"
             )
         for layer, (_, activation) in zip(layers, self.steps, strict=True):
-            if layer.bias_row is None:
-                h = torch.bmm(values[-1], layer.weight_t)
-            else:
-                h = torch.baddbmm(layer.bias_row, values[-1], layer.weight_t)
+            below, w, b = values[-1], layer.weight_t, layer.bias_row
+            h = torch.bmm(below, w) if b is None else torch.baddbmm(b, below, w)
             if activation == "relu":
                 h = h.relu_()
             elif activation == "tanh":
@@ -101,12 +99,14 @@ class FeedForwardNet:
             values.append(h)
         return values
 
-    def _backward(
-        self, layers: list[Params], values: list[Tensor], delta: Tensor, at_features: Tensor | None, lowest: int = 0
-    ) -> Iterator[tuple[int, Tensor]]:
-        """Yield (number of the layer, delta at its output) from the last layer to the `lowest`; its input is
-        values[number]. `at_features` joins the delta below the last layer. The consumer may overwrite a layer's weights
-        when it has it in hand: what lies below is already propagated."""
+    def _outer_gradients(
+        self, layers: list[Params], batch: Batch, feature_loss: FeatureLoss | None, step: DenseStep | None = None,
+        lowest: int = 0,
+    ) -> Iterator[tuple[int, Tensor, Tensor]]:  # fmt: skip
+        """Yield (number of the layer, delta at its output, its input) from the last layer to the `lowest`. The consumer
+        may overwrite a layer's weights when it has it in hand: what lies below is already propagated."""
+        values = self._forward(layers, batch.x)
+        delta, at_features = top_deltas(self.objective, feature_loss, values[-2], values[-1], batch, step)
         for number in range(len(self.steps) - 1, lowest, -1):
             below = torch.bmm(delta, layers[number].weight)
             if at_features is not None and number == len(self.steps) - 1:
@@ -116,20 +116,17 @@ class FeedForwardNet:
                 relu_backward_(below, output)
             elif activation == "tanh":
                 below = below.mul_(1 - output * output)
-            yield number, delta
+            yield number, delta, values[number]
             delta = below
-        yield lowest, delta
+        yield lowest, delta, values[lowest]
 
     @torch.no_grad()
     def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
         """[n, P] gradient of sum_b weight_b * loss_b for every row, with the deltas of the feature loss."""
-        layers = self.layers_of(theta)
-        values = self._forward(layers, batch.x)
         out = torch.empty_like(theta, memory_format=torch.contiguous_format)
         slots = self.layers_of(out)
-        tops = top_deltas(self.objective, feature_loss, values[-2], values[-1], batch)
-        for number, delta in self._backward(layers, values, *tops):
-            write_gradient(slots[number], delta, values[number])
+        for number, delta, x in self._outer_gradients(self.layers_of(theta), batch, feature_loss):
+            write_gradient(slots[number], delta, x)
         return out
 
     def take_step_(self, theta: Tensor, batch: Batch, lr: float | Tensor, terms: Terms) -> None:
@@ -157,25 +154,19 @@ class FeedForwardNet:
     ) -> None:  # fmt: skip
         """A step on layers, or on those that are trained."""
         lam, center = (None, None) if proximal is None else proximal
-        values = self._forward(layers, batch.x)
-        step = DenseStep(lr, lam, values[-1].dtype)
-        tops = top_deltas(self.objective, feature_loss, values[-2], values[-1], batch, step)
+        step = DenseStep(lr, lam, layers[0].weight.dtype)
         lowest = 0 if trained is None else trained.index(True)
-        for number, delta in self._backward(layers, values, *tops, lowest):
-            if trained is not None and not trained[number]:
-                continue
-            step.apply_(layers[number], delta, values[number], None if center is None else center[number])
+        for number, delta, x in self._outer_gradients(layers, batch, feature_loss, step, lowest):
+            if trained is None or trained[number]:
+                step.apply_(layers[number], delta, x, None if center is None else center[number])
 
     @torch.no_grad()
     def example_norms(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
         """[n, B]: a dense layer's gradient is an outer product of delta and input, so its norm is the product of
         theirs (Goodfellow 2015) and the gradient itself is never formed."""
-        layers = self.layers_of(theta)
-        values = self._forward(layers, batch.x)
         ones = torch.ones(batch.y.shape, dtype=theta.dtype, device=theta.device)
-        square = torch.zeros_like(ones)
-        tops = top_deltas(self.objective, feature_loss, values[-2], values[-1], replace(batch, weight=ones))
-        for number, delta in self._backward(layers, values, *tops):
-            below = values[number].square().sum(-1)
+        square, batch = torch.zeros_like(ones), replace(batch, weight=ones)
+        for number, delta, x in self._outer_gradients(self.layers_of(theta), batch, feature_loss):
+            below = x.square().sum(-1)
             square += delta.square().sum(-1) * (below if self.steps[number][0].bias is None else below + 1)
         return square.sqrt_()

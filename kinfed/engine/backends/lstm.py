@@ -101,15 +101,12 @@ class RecurrentNet:
 
     @torch.no_grad()
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
-        return self._logits(theta, self._forward_all(theta, x)[-1])
+        return self.features_and_logits(theta, x)[1]
 
     @torch.no_grad()
     def features_and_logits(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        top = self._forward_all(theta, x)[-1]
-        return top.h[-1], self._logits(theta, top)
-
-    def _logits(self, theta: Tensor, top: Activations) -> Tensor:
-        return self.head.apply(theta, top.h[-1])
+        phi = self._forward_all(theta, x)[-1].h[-1]
+        return phi, self.head.apply(theta, phi)
 
     def _forward_all(self, theta: Tensor, x: Tensor) -> list[Activations]:
         """Activations of every LSTM layer, from the first to the last."""
@@ -127,18 +124,20 @@ class RecurrentNet:
         return activations
 
     def _outer_gradients(
-        self, theta: Tensor, activations: list[Activations], delta: Tensor, at_features: Tensor | None
+        self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None, step: DenseStep | None = None
     ) -> Iterator[OuterGradient]:
-        """The gradients of all dense maps, from the last layer to the first, for delta [n, B, C] at the logits and
-        a further one [n, B, H] at the features.
-
-        The consumer may overwrite the parameters of the map it was handed: what lies below is already propagated."""
+        """The gradients of all dense maps, from the last layer to the first. The consumer may overwrite the parameters
+        of the map it was handed: what lies below is already propagated."""
+        activations = self._forward_all(theta, batch.x)
         top = activations[-1]
+        phi = top.h[-1]
+        z = self.head.apply(theta, phi)
+        delta, at_features = top_deltas(self.objective, feature_loss, phi, z, batch, step)
         below = torch.zeros_like(top.tanh_c)
         torch.bmm(delta, self.head.weight_of(theta), out=below[-1])
         if at_features is not None:
             below[-1] += at_features
-        yield self.head, delta, top.h[-1]
+        yield self.head, delta, phi
         for number in range(len(self.layers) - 1, -1, -1):
             layer, values = self.layers[number], activations[number]
             d = _backward(layer, theta, values, below)
@@ -150,21 +149,16 @@ class RecurrentNet:
 
     @torch.no_grad()
     def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
-        activations = self._forward_all(theta, batch.x)
         out = torch.empty_like(theta, memory_format=torch.contiguous_format)
-        top = activations[-1]
-        tops = top_deltas(self.objective, feature_loss, top.h[-1], self._logits(theta, top), batch)
-        for dense, delta, x in self._outer_gradients(theta, activations, *tops):
+        for dense, delta, x in self._outer_gradients(theta, batch, feature_loss):
             write_gradient(dense.params_of(out), delta, x)
         return out
 
     @torch.no_grad()
     def take_step_(self, theta: Tensor, batch: Batch, lr: float | Tensor, terms: Terms) -> None:
         lam, center = terms.proximal or (None, None)
-        activations = self._forward_all(theta, batch.x)
-        step, top = DenseStep(lr, lam, theta.dtype), activations[-1]
-        tops = top_deltas(self.objective, terms.feature_loss, top.h[-1], self._logits(theta, top), batch, step)
-        for dense, delta, x in self._outer_gradients(theta, activations, *tops):
+        step = DenseStep(lr, lam, theta.dtype)
+        for dense, delta, x in self._outer_gradients(theta, batch, terms.feature_loss, step):
             step.apply_(dense.params_of(theta), delta, x, None if center is None else dense.params_of(center))
 
 
@@ -172,8 +166,10 @@ def _forward(layer: LSTMLayer, theta: Tensor, x: Tensor) -> Activations:
     """x [T, n, B, D]."""
     steps, n, batch, _ = x.shape
     hidden = layer.hidden
-    bias = _present(layer.x.bias_of(theta)) + _present(layer.h.bias_of(theta))
-    z = torch.baddbmm(bias.unsqueeze(1), _by_client(x), layer.x.weight_of(theta).transpose(1, 2))
+    of_x, of_h = layer.x.bias_of(theta), layer.h.bias_of(theta)
+    assert of_x is not None  # `from_module` takes no LSTM without biases
+    assert of_h is not None
+    z = torch.baddbmm((of_x + of_h).unsqueeze(1), _by_client(x), layer.x.weight_of(theta).transpose(1, 2))
     gates = _by_time(z, steps)  # of the input alone; the loop adds what the last output says
     recurrent = layer.h.weight_of(theta).transpose(1, 2).contiguous()  # used in every step: transposed once
     h = x.new_zeros(steps + 1, n, batch, hidden)
@@ -235,8 +231,3 @@ def _by_client(x: Tensor) -> Tensor:
 def _by_time(x: Tensor, steps: int) -> Tensor:
     """[n, T B, F] to [T, n, B, F], contiguous."""
     return x.reshape(len(x), steps, -1, x.shape[2]).transpose(0, 1).contiguous()
-
-
-def _present(bias: Tensor | None) -> Tensor:
-    assert bias is not None  # LSTM layers without biases are not compiled
-    return bias

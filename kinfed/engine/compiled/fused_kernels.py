@@ -33,24 +33,20 @@ from kinfed.engine.compiled.vector_code import Builder, Value, whole_number
 _OPTIONS = {"nogil": True, "error_model": "numpy"}
 
 
-def forward(network, row, x, work, batch):
-    """The address of the outputs for x [T, B, D], with T = 1 for dense layers; `work` keeps what `backward` needs."""
-    raise NotImplementedError
+def _chosen(is_first: Callable[[Mapping[str, Any]], bool], first: Any, second: Any) -> Callable[..., Any]:
+    """A function for compiled code: `first` or `second`, which take the same arguments, by the types of these."""
+    form = signature(first)
 
+    def function(*arguments: Any) -> Any:
+        raise NotImplementedError
 
-def backward(network, row, target, scale, x, work, batch, terms):
-    """Add scale * gradient to `target`; where that is the row itself, its columns make the rest of the step before."""
-    raise NotImplementedError
+    def choose(*kinds: Any) -> Any:
+        return first if is_first(dict(zip(form.parameters, kinds, strict=True))) else second
 
-
-def delta_of_loss(network, outputs, work, batch):
-    """weight * ∂loss/∂z [B, C]."""
-    raise NotImplementedError
-
-
-def add_losses(network, outputs, work, batch, scores, i):
-    """Add the losses of a batch, and how many predictions are right, to entry i."""
-    raise NotImplementedError
+    for one in (function, choose):
+        one.__signature__ = form  # type: ignore[attr-defined]  # which numba reads
+    overload(function, jit_options=_OPTIONS)(choose)
+    return function
 
 
 def _type_of(kind: Any, name: str) -> Any:
@@ -58,33 +54,22 @@ def _type_of(kind: Any, name: str) -> Any:
     return kind.types[kind.fields.index(name)]
 
 
-def _is_dense(network: Any) -> bool:
-    return isinstance(_type_of(network, "layers"), types.Array)
+def _is_dense(kinds: Mapping[str, Any]) -> bool:
+    return isinstance(_type_of(kinds["network"], "layers"), types.Array)
 
 
-def _has_classes(work: Any) -> bool:
-    return isinstance(_type_of(work, "y").dtype, types.Integer)
+def _has_classes(kinds: Mapping[str, Any]) -> bool:
+    return isinstance(_type_of(kinds["work"], "y").dtype, types.Integer)
 
 
-@overload(forward, jit_options=_OPTIONS)
-def _forward(network, row, x, work, batch):
-    return steps.dense_forward if _is_dense(network) else recurrent_forward
-
-
-@overload(backward, jit_options=_OPTIONS)
-def _backward(network, row, target, scale, x, work, batch, terms):
-    return steps.dense_backward if _is_dense(network) else recurrent_backward
-
-
-@overload(delta_of_loss, jit_options=_OPTIONS)
-def _delta_of_loss(network, outputs, work, batch):
-    return steps.delta_of_cross_entropy if _has_classes(work) else steps.delta_of_residuals
-
-
-@overload(add_losses, jit_options=_OPTIONS)
-def _add_losses(network, outputs, work, batch, scores, i):
-    return steps.add_cross_entropies if _has_classes(work) else steps.add_residual_losses
-
+# The address of the outputs for x [T, B, D], with T = 1 for dense layers; `work` keeps what `backward` needs.
+forward = _chosen(_is_dense, steps.dense_forward, recurrent_forward)
+# Adds scale * gradient to `target`; where that is the row itself, its columns make the rest of the step before.
+backward = _chosen(_is_dense, steps.dense_backward, recurrent_backward)
+# weight * ∂loss/∂z [B, C].
+delta_of_loss = _chosen(_has_classes, steps.delta_of_cross_entropy, steps.delta_of_residuals)
+# Adds the losses of a batch, and how many predictions are right, to entry i.
+add_losses = _chosen(_has_classes, steps.add_cross_entropies, steps.add_residual_losses)
 
 TOGETHER = 4096  # numbers whose products are summed in their own type
 
@@ -161,9 +146,8 @@ def run_program(
     """All steps of an update program (kinfed.engine.contract.update_program) with every batch of every client; streams
     have batches of the same sizes. tables.address becomes that of the next client, and of the next."""
     nothing, columns, spare = np.int64(0), network.columns, work.spare
-    what, amount, address, numbers, gradient = (
-        tables.what, tables.amount, tables.address, tables.numbers, tables.gradient
-    )  # fmt: skip
+    what, amount, address = tables.what, tables.amount, tables.address
+    numbers, gradient = tables.numbers, tables.gradient
     for i in range(len(windows.steps)):
         for s in range(windows.steps[i]):
             size, stream = nothing, np.int64(-1)
@@ -222,9 +206,8 @@ def compile_kernel(name: str, network: str, target: str) -> MachineCode:
 
 def compile_function(function: Callable[..., Any], arguments: tuple[Any, ...]) -> MachineCode:
     """Machine code of a function with arguments of these types (numba's)."""
-    described_arguments = {
-        name: described(kind) for name, kind in zip(signature(function).parameters, arguments, strict=True)
-    }
+    names = signature(function).parameters
+    described_arguments = {name: described(kind) for name, kind in zip(names, arguments, strict=True)}
     kernel, read = njit(nogil=True, error_model="numpy")(function), make_reader(arguments)
 
     def entry(words):
@@ -268,9 +251,8 @@ def step(
     work: args.Work,
 ) -> None:  # fmt: skip
     """The gradient on one batch per client, or a step of plain descent in place."""
-    length, width, labels, weights, y, weight = (
-        batch.length, batch.width, batch.labels, batch.weights, work.y, work.weight
-    )  # fmt: skip
+    length, width, labels, weights = batch.length, batch.width, batch.labels, batch.weights
+    y, weight = work.y, work.weight
     for i in range(len(labels)):
         row, values, target = row_of(theta, i), row_of(batch.examples, i), row_of(gradient, i)
         size = np.int64(0)

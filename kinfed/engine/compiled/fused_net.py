@@ -75,13 +75,11 @@ class DenseTable(FusedNet):
         self.layers = [[dense] for dense, _ in net.steps]
         sizes = [dense.outputs for dense, _ in net.steps]
         self.outputs, self._in_all, self._widest = sizes[-1], sum(sizes), max(sizes)
-        self._table = np.array(
-            [
-                (d.inputs, d.outputs, d.weight, _bias(d), _ACTIVATIONS[activation], sum(sizes[:i]))
-                for i, (d, activation) in enumerate(net.steps)
-            ],
-            dtype=np.int64,
-        )
+        rows = [
+            (d.inputs, d.outputs, d.weight, _bias(d), _ACTIVATIONS[activation], sum(sizes[:i]))
+            for i, (d, activation) in enumerate(net.steps)
+        ]
+        self._table = np.array(rows, dtype=np.int64)
 
     def shape_of(self, example: tuple[int, ...]) -> Shape | None:
         inputs = self.layers[0][0].inputs

@@ -10,7 +10,7 @@ import numpy as np
 
 from kinfed.engine.compiled.fused_steps import ABSENT, BIAS, INPUTS, OUTPUTS, PLACE, WEIGHT, compiled, floats, shift
 from kinfed.engine.compiled.products import add_panel_products, add_products, pack, products_of_rows, turn
-from kinfed.engine.compiled.vector_functions import backward_cell, forward_cell
+from kinfed.engine.compiled.vector_functions import add_to_rows, backward_cell, forward_cell
 
 # Columns of the table beside those of kinfed.engine.compiled.fused_steps, whose OUTPUTS are the units H of a layer:
 # PLACE is in numbers per example of the batch.
@@ -63,10 +63,7 @@ def _head_forward(table, row, features, hidden, batch):
     logits = hidden + 4 * batch * table[head, PLACE]
     products_of_rows(batch, classes, inputs, features, inputs, row + 4 * table[head, WEIGHT], inputs, logits, classes)
     if bias != ABSENT:
-        z, more = floats(logits, batch * classes), floats(row + 4 * bias, classes)
-        for b in range(batch):
-            for c in range(classes):
-                z[b * classes + c] += more[c]
+        add_to_rows(logits, batch, classes, row + 4 * bias)
     return logits
 
 
@@ -128,13 +125,11 @@ def recurrent_backward(network, row, target, scale, x, work, batch, terms):
     features = top_h + 4 * length * batch * inputs
     if trains[head, 0]:
         begin = table[head, WEIGHT]
-        if target == row:
-            shift(row, begin, inputs * classes, terms)
+        shift(row, target, begin, inputs * classes, terms)
         add_products(classes, inputs, batch, scale, delta, np.int64(1), classes, features, inputs,
                      target + 4 * begin, inputs)  # fmt: skip
     if table[head, BIAS] != ABSENT and trains[head, 1]:
-        if target == row:
-            shift(row, table[head, BIAS], classes, terms)
+        shift(row, target, table[head, BIAS], classes, terms)
         _add_sums(delta, batch, classes, scale, target + 4 * table[head, BIAS])
     for layer in range(head - 1, lowest - 1, -1):
         inputs, units = table[layer, INPUTS], table[layer, OUTPUTS]
@@ -150,16 +145,13 @@ def recurrent_backward(network, row, target, scale, x, work, batch, terms):
             add_panel_products(rows, inputs, 4 * units, 1.0, gates, 4 * units, panels, at_h, inputs)
         turn(rows, 4 * units, gates, 4 * units, turned, rows)
         if trains[layer, 0]:
-            if target == row:
-                shift(row, weight, 4 * units * inputs, terms)
+            shift(row, target, weight, 4 * units * inputs, terms)
             _add_outer(rows, 4 * units, inputs, scale, (turned, rows), values, panels, target + 4 * weight)
         if trains[layer, 2]:  # at the first time step there was no output before
-            if target == row:
-                shift(row, again, 4 * units * units, terms)
+            shift(row, target, again, 4 * units * units, terms)
             _add_outer(rows - batch, 4 * units, units, scale, (turned + 4 * batch, rows), h + 4 * batch * units,
                        panels, target + 4 * again)  # fmt: skip
         for column, place in ((1, BIAS), (3, AGAIN_BIAS)):
             if trains[layer, column]:
-                if target == row:
-                    shift(row, table[layer, place], 4 * units, terms)
+                shift(row, target, table[layer, place], 4 * units, terms)
                 _add_sums(gates, rows, 4 * units, scale, target + 4 * table[layer, place])

@@ -12,13 +12,7 @@ from numba import carray, njit
 from kinfed.core import rng
 from kinfed.data import DRAW_BITS, MOST_EXAMPLES
 from kinfed.engine.compiled.products import add_products, products_of_rows
-from kinfed.engine.compiled.vector_code import (
-    pointer_to_bytes,
-    pointer_to_floats,
-    pointer_to_ints,
-    pointer_to_longs,
-    prefetch,
-)
+from kinfed.engine.compiled.vector_code import bytes_at, floats_at, ints_at, longs_at, prefetch
 from kinfed.engine.compiled.vector_functions import add_sum_of_rows, add_to_rows, softmax_of, tanh_of
 
 INPUTS, OUTPUTS, WEIGHT, BIAS, ACTIVATION, PLACE = range(6)  # PLACE: outputs of all layers below it
@@ -39,7 +33,7 @@ inlined = njit(nogil=True, error_model="numpy", inline="always")  # in what call
 @compiled
 def floats(address, count):
     """The array of `count` numbers at an address."""
-    return carray(pointer_to_floats(address), count)
+    return carray(floats_at(address), count)
 
 
 @compiled
@@ -66,7 +60,7 @@ def read_example(source, number, distance, x):
     for t in range(length):
         out = floats(x + 4 * t * distance, width)
         if kind == BYTES:
-            whole = carray(pointer_to_bytes(raw + number * size + t * width), width)
+            whole = carray(bytes_at(raw + number * size + t * width), width)
             for d in range(width):
                 out[d] = (np.float32(whole[d]) - mean[t * width + d]) * factor[t * width + d]
         elif kind == FLOATS:
@@ -76,9 +70,9 @@ def read_example(source, number, distance, x):
         else:
             place = number * length + t
             if kind == INTS:
-                which = np.int64(carray(pointer_to_ints(raw + 4 * place), 1)[0])
+                which = np.int64(carray(ints_at(raw + 4 * place), 1)[0])
             else:
-                which = carray(pointer_to_longs(raw + 8 * place), 1)[0]
+                which = carray(longs_at(raw + 8 * place), 1)[0]
             copy(source.vectors + 4 * which * width, x + 4 * t * distance, width)
 
 
@@ -204,8 +198,10 @@ def _delta_below(net, layer, row, hidden, delta, below, batch):
 
 
 @compiled
-def shift(row, begin, count, terms):
-    """x <- x - rate * (lam * (x - center) + drift + decay * x) for some columns."""
+def shift(row, target, begin, count, terms):
+    """x <- x - rate * (lam * (x - center) + drift + decay * x) for some columns, where the target is the row itself."""
+    if target != row:
+        return
     x, step = floats(row + 4 * begin, count), np.float32(terms.rate)
     kappa, hold = np.float32(terms.decay), np.float32(terms.lam)
     if terms.center != 0:
@@ -233,14 +229,12 @@ def dense_backward(network, row, target, scale, x, work, batch, terms):
             _delta_below(net, layer, row, hidden, delta, spare, batch)
         if trains[layer, 0]:
             begin = net[layer, WEIGHT]
-            if target == row:
-                shift(row, begin, inputs * outputs, terms)
+            shift(row, target, begin, inputs * outputs, terms)
             add_products(
                 outputs, inputs, batch, scale, delta, np.int64(1), outputs, values, inputs, target + 4 * begin, inputs
             )
         if bias != ABSENT and trains[layer, 1]:
-            if target == row:
-                shift(row, bias, outputs, terms)
+            shift(row, target, bias, outputs, terms)
             add_sum_of_rows(delta, batch, outputs, np.float32(scale), target + 4 * bias)
         delta, spare = spare, delta
 
@@ -317,8 +311,6 @@ RUN = 8  # examples that are sorted one by one, before runs are merged
 (_SHIFT_1, _FACTOR_1), (_SHIFT_2, _FACTOR_2), (_SHIFT_3, _) = rng.ROUNDS
 _DROPPED = np.uint64(64 - DRAW_BITS)
 _PLACES = np.int64(MOST_EXAMPLES - 1)
-
-compiled = njit(nogil=True, error_model="numpy")
 
 
 @compiled

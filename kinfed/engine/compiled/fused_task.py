@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kinfed.core import threads
 from kinfed.data import MOST_EXAMPLES, Batch, Batches, Features, LocalTraining, Split
-from kinfed.engine.backends.stacked_task import StackedNet, StackedTask
+from kinfed.engine.backends.joint_tasks import StackedNet, StackedTask
 from kinfed.engine.compiled import kernel_arguments as args
 from kinfed.engine.compiled.fused_net import Shape, fused_net, make_program
 from kinfed.engine.compiled.machine_code import compiled_kernel, is_compiled
@@ -109,24 +109,19 @@ class FusedTask(StackedTask):
         rates, lams, steps = args.by_client(rate, n), args.by_client(lam, n), batches.steps.numpy()
         kernel, source, rule = self._compiled("train"), args.source_of(split, shape), _rule(training, plain)
 
-        def moments_of(rows: slice) -> tuple[args.Rows, args.Rows]:
-            return args.rows_of(first, rows), args.rows_of(second, rows)
-
         def train_rows(rows: slice) -> None:
             start, count, epochs = windows.start[rows], windows.count[rows], windows.epochs[rows]
             work = args.WorkMemory(self._fused, shape, min(training.batch, int(count.max(initial=0))), split.labels)
             gradient = np.empty(0 if plain else self.num_params, np.float32)
+            memory = args.rows_of(first, rows), args.rows_of(second, rows)
             order = np.empty(int((count * epochs).max(initial=0)), np.int64)
             kernel(
-                self._network(shape, trains),
-                args.rows_of(theta, rows),
-                source,
+                self._network(shape, trains), args.rows_of(theta, rows), source,
                 args.windows_of(split, start, count, steps[rows], training.batch, windows.by_epoch),
                 args.OrderDraws(windows.key[rows], epochs, order, np.empty_like(order)),
                 args.ClientTerms(rates[rows], lams[rows], args.rows_of(center, rows), args.rows_of(drift, rows)),
-                args.OptimizerMemory(rule, columns, *moments_of(rows), taken[rows], gradient.ctypes.data),
-                work.argument,
-            )
+                args.OptimizerMemory(rule, columns, *memory, taken[rows], gradient.ctypes.data), work.argument,
+            )  # fmt: skip
 
         threads.share_rows(train_rows, steps * self._operations(shape, training.batch))
 
@@ -152,13 +147,11 @@ class FusedTask(StackedTask):
                 value[:] = number[rows].numpy()
             gradient = passing[-1][0] if program.learns else 0
             kernel(
-                self._network(shape, self._all_train),
-                source,
+                self._network(shape, self._all_train), source,
                 args.windows_of(split, batches_of.start[rows], count, steps[rows], training.batch, batches_of.by_epoch),
                 args.OrderStreams(order, batches_of.offset[rows]),
-                args.ProgramTables(program.what, program.amount, address, distance, values, gradient),
-                work.argument,
-            )
+                args.ProgramTables(program.what, program.amount, address, distance, values, gradient), work.argument,
+            )  # fmt: skip
             for number, value in zip(numbers.values(), values, strict=False):
                 number[rows] = torch.from_numpy(value)
 
@@ -194,13 +187,11 @@ class FusedTask(StackedTask):
         def score_rows(rows: slice) -> None:
             work = args.WorkMemory(self._fused, shape, min(SCORED_TOGETHER, int(count[rows].max())), part.labels)
             kernel(
-                self._network(shape, self._all_train),
-                args.rows_of(theta, rows),
-                source,
+                self._network(shape, self._all_train), args.rows_of(theta, rows), source,
                 args.ScoredPart(part.rows.numpy(), start[rows], count[rows], work.width),
                 args.Scores(correct[rows], loss[rows], 0 if z is None else z[before[rows.start] :].ctypes.data),
                 work.argument,
-            )
+            )  # fmt: skip
 
         threads.share_rows(score_rows, count * (self._operations(shape, 1) // 3))
         if z is not None and outputs is not None:
@@ -228,13 +219,11 @@ class FusedTask(StackedTask):
         work = args.WorkMemory(self._fused, shape, batch.y.shape[1], batch.y)
         labels, weights = batch.y.contiguous().numpy(), batch.weight.contiguous().numpy()
         self._compiled("step")(
-            self._network(shape, self._all_train),
-            args.rows_of(theta),
+            self._network(shape, self._all_train), args.rows_of(theta),
             args.GivenBatch(args.Rows(x.data_ptr(), x[0].numel()), shape.length, shape.width, labels, weights),
             args.ClientTerms(args.by_client(lr, n), args.by_client(lam, n), args.rows_of(center), args.NOWHERE),
-            args.rows_of(out),
-            work.argument,
-        )
+            args.rows_of(out), work.argument,
+        )  # fmt: skip
 
     def is_compiled(self) -> bool:
         """Whether training and scoring begin without waiting for the compiler."""

@@ -13,39 +13,34 @@ in numbers.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-from numba import carray, njit, types
-from numba.extending import intrinsic
+from numba import carray, njit
 
-from kinfed.engine.compiled.vector_code import LANES, ZERO, Value, calling, pointer_to_floats, whole_number
+from kinfed.engine.compiled.vector_code import LANES, ZERO, Value, emitted, floats_at, whole_number
 
 
 def dot_tile(m: int, n: int) -> Callable[..., None]:
     """Sums of lane l are over k = l, l + 8, ...; then lanes are added in pairs."""
 
-    @intrinsic
-    def tile(context: Any, a: Any, a_row: Any, b: Any, b_row: Any, k: Any, c: Any, c_row: Any) -> Any:
-        def body(emit, builder, a, a_row, b, b_row, k, c, c_row):
-            a_rows = [emit.row(emit.pointer(a), a_row, i) for i in range(m)]
-            b_rows = [emit.row(emit.pointer(b), b_row, j) for j in range(n)]
+    @emitted(f"dot_{m}_{n}")
+    def tile(emit, builder, a, a_row, b, b_row, k, c, c_row):
+        a_rows = [emit.row(emit.pointer(a), a_row, i) for i in range(m)]
+        b_rows = [emit.row(emit.pointer(b), b_row, j) for j in range(n)]
 
-            def products(at: Value, sums: list[Value], mask: Value | None) -> list[Value]:
-                lefts, changed = [emit.load(emit.at(row, at), mask) for row in a_rows], list(sums)
-                for j, row in enumerate(b_rows):  # one at a time: m + m n + 1 vectors are in registers
-                    right = emit.load(emit.at(row, at), mask)
-                    for i, left in enumerate(lefts):
-                        changed[i * n + j] = emit.multiply_add(left, right, sums[i * n + j])
-                return changed
+        def products(at: Value, sums: list[Value], mask: Value | None) -> list[Value]:
+            lefts, changed = [emit.load(emit.at(row, at), mask) for row in a_rows], list(sums)
+            for j, row in enumerate(b_rows):  # one at a time: m + m n + 1 vectors are in registers
+                right = emit.load(emit.at(row, at), mask)
+                for i, left in enumerate(lefts):
+                    changed[i * n + j] = emit.multiply_add(left, right, sums[i * n + j])
+            return changed
 
-            sums = emit.over(k, [ZERO] * (m * n), products)
-            for i in range(m):
-                row = emit.row(emit.pointer(c), c_row, i)
-                for j in range(n):
-                    builder.store(emit.sum_of_lanes(sums[i * n + j]), emit.at(row, whole_number(j)))
-
-        return types.void(*[types.intp] * 7), calling(f"kinfed_dot_{m}_{n}", body)
+        sums = emit.over(k, [ZERO] * (m * n), products)
+        for i in range(m):
+            row = emit.row(emit.pointer(c), c_row, i)
+            for j in range(n):
+                builder.store(emit.sum_of_lanes(sums[i * n + j]), emit.at(row, whole_number(j)))
 
     return tile
 
@@ -53,82 +48,67 @@ def dot_tile(m: int, n: int) -> Callable[..., None]:
 def outer_tile(m: int, vectors: int, masked: bool = False) -> Callable[..., None]:
     """A[i, k] lies at a + i * a_row + k * a_step; a `masked` tile of one vector has `width` columns only."""
 
-    @intrinsic
-    def tile(
-        context: Any, c: Any, c_row: Any, a: Any, a_row: Any, a_step: Any, b: Any, b_row: Any, k: Any, scale: Any,
-        width: Any,
-    ) -> Any:  # fmt: skip
-        def body(emit, builder, c, c_row, a, a_row, a_step, b, b_row, k, scale, width):
-            mask = emit.first_lanes(width) if masked else None
-            left, right, target = emit.pointer(a), emit.pointer(b), emit.pointer(c)
+    @emitted(f"outer_{m}_{vectors}{'_masked' * masked}", real="scale")
+    def tile(emit, builder, c, c_row, a, a_row, a_step, b, b_row, k, scale, width):
+        mask = emit.first_lanes(width) if masked else None
+        left, right, target = emit.pointer(a), emit.pointer(b), emit.pointer(c)
 
-            def products(at: Value, sums: list[Value]) -> list[Value]:
-                row, column = emit.at(right, builder.mul(at, b_row)), emit.at(left, builder.mul(at, a_step))
-                rights = [emit.load(emit.at(row, whole_number(LANES * v)), mask) for v in range(vectors)]
-                changed = []
-                for i in range(m):  # one at a time: m vectors + vectors + 1 are in registers
-                    factor = emit.broadcast(builder.load(emit.row(column, a_row, i)))
-                    changed += [emit.multiply_add(factor, rights[v], sums[i * vectors + v]) for v in range(vectors)]
-                return changed
+        def products(at: Value, sums: list[Value]) -> list[Value]:
+            row, column = emit.at(right, builder.mul(at, b_row)), emit.at(left, builder.mul(at, a_step))
+            rights = [emit.load(emit.at(row, whole_number(LANES * v)), mask) for v in range(vectors)]
+            changed = []
+            for i in range(m):  # one at a time: m vectors + vectors + 1 are in registers
+                factor = emit.broadcast(builder.load(emit.row(column, a_row, i)))
+                changed += [emit.multiply_add(factor, rights[v], sums[i * vectors + v]) for v in range(vectors)]
+            return changed
 
-            sums = emit.loop(k, 1, [ZERO] * (m * vectors), products)
-            amount = emit.broadcast(scale)
-            for i in range(m):
-                for v in range(vectors):
-                    place = emit.at(emit.row(target, c_row, i), whole_number(LANES * v))
-                    emit.store(emit.multiply_add(amount, sums[i * vectors + v], emit.load(place, mask)), place, mask)
-
-        name = f"kinfed_outer_{m}_{vectors}{'_masked' * masked}"
-        return types.void(*[types.intp] * 8, types.float32, types.intp), calling(name, body)
+        sums = emit.loop(k, 1, [ZERO] * (m * vectors), products)
+        amount = emit.broadcast(scale)
+        for i in range(m):
+            for v in range(vectors):
+                place = emit.at(emit.row(target, c_row, i), whole_number(LANES * v))
+                emit.store(emit.multiply_add(amount, sums[i * vectors + v], emit.load(place, mask)), place, mask)
 
     return tile
 
 
-@intrinsic
-def turned_tile(context: Any, a: Any, a_row: Any, c: Any, c_row: Any) -> Any:
+@emitted("turned_8_8")
+def turned_tile(emit, builder, a, a_row, c, c_row):
     """Rows become columns in three exchanges of halves, between vectors 1, 2 and 4 apart."""
-
-    def body(emit, builder, a, a_row, c, c_row):
-        rows = [emit.load(emit.row(emit.pointer(a), a_row, i), None) for i in range(LANES)]
-        for distance in (1, 2, 4):
-            low = [lane if not lane & distance else lane - distance + LANES for lane in range(LANES)]
-            high = [lane + distance if not lane & distance else lane + LANES for lane in range(LANES)]
-            for i in range(LANES):
-                if not i & distance:
-                    one, other = rows[i], rows[i + distance]
-                    rows[i], rows[i + distance] = emit.mixed(one, other, low), emit.mixed(one, other, high)
-        for j, row in enumerate(rows):
-            emit.store(row, emit.row(emit.pointer(c), c_row, j), None)
-
-    return types.void(*[types.intp] * 4), calling("kinfed_turned_8_8", body)
+    rows = [emit.load(emit.row(emit.pointer(a), a_row, i), None) for i in range(LANES)]
+    for distance in (1, 2, 4):
+        low = [lane if not lane & distance else lane - distance + LANES for lane in range(LANES)]
+        high = [lane + distance if not lane & distance else lane + LANES for lane in range(LANES)]
+        for i in range(LANES):
+            if not i & distance:
+                one, other = rows[i], rows[i + distance]
+                rows[i], rows[i + distance] = emit.mixed(one, other, low), emit.mixed(one, other, high)
+    for j, row in enumerate(rows):
+        emit.store(row, emit.row(emit.pointer(c), c_row, j), None)
 
 
-@intrinsic
-def slope_tile(context: Any, g: Any, a: Any, b: Any, count: Any, out: Any) -> Any:
+@emitted("slope")
+def slope_tile(emit, builder, g, a, b, count, out):
     """Four vectors of sums, which do not wait for each other; the numbers behind the last four go to the first one."""
+    pointers = [emit.pointer(address) for address in (g, a, b)]
+    whole = builder.and_(count, whole_number(-4 * LANES))
 
-    def body(emit, builder, g, a, b, count, out):
-        pointers = [emit.pointer(address) for address in (g, a, b)]
-        whole = builder.and_(count, whole_number(-4 * LANES))
+    def term(at: Value, total: Value, mask: Value | None) -> Value:
+        along, base, toward = (emit.load(emit.at(pointer, at), mask) for pointer in pointers)
+        return emit.multiply_add(along, builder.fsub(toward, base), total)
 
-        def term(at: Value, total: Value, mask: Value | None) -> Value:
-            along, base, toward = (emit.load(emit.at(pointer, at), mask) for pointer in pointers)
-            return emit.multiply_add(along, builder.fsub(toward, base), total)
+    def four(at: Value, sums: list[Value]) -> list[Value]:
+        return [term(builder.add(at, whole_number(LANES * v)), total, None) for v, total in enumerate(sums)]
 
-        def four(at: Value, sums: list[Value]) -> list[Value]:
-            return [term(builder.add(at, whole_number(LANES * v)), total, None) for v, total in enumerate(sums)]
+    def one(at: Value, sums: list[Value]) -> list[Value]:
+        left = emit.first_lanes(builder.sub(rest, at))
+        return [term(builder.add(whole, at), sums[0], left)]
 
-        def one(at: Value, sums: list[Value]) -> list[Value]:
-            left = emit.first_lanes(builder.sub(rest, at))
-            return [term(builder.add(whole, at), sums[0], left)]
-
-        sums = emit.loop(whole, 4 * LANES, [ZERO] * 4, four)
-        rest = builder.sub(count, whole)
-        (first,) = emit.loop(rest, LANES, sums[:1], one)
-        total = builder.fadd(builder.fadd(first, sums[1]), builder.fadd(sums[2], sums[3]))
-        builder.store(emit.sum_of_lanes(total), emit.pointer(out))
-
-    return types.void(*[types.intp] * 5), calling("kinfed_slope", body)
+    sums = emit.loop(whole, 4 * LANES, [ZERO] * 4, four)
+    rest = builder.sub(count, whole)
+    (first,) = emit.loop(rest, LANES, sums[:1], one)
+    total = builder.fadd(builder.fadd(first, sums[1]), builder.fadd(sums[2], sums[3]))
+    builder.store(emit.sum_of_lanes(total), emit.pointer(out))
 
 
 # Of what is read again and again while the other matrix passes by: a quarter of a cache of the second level.
@@ -226,7 +206,7 @@ def add_products(m, n, k, scale, a, a_row, a_step, b, b_row, c, c_row):
 @njit(nogil=True)
 def turn(m, n, a, a_row, c, c_row):
     """C [n, m] = A [m, n]'."""
-    left, out = carray(pointer_to_floats(a), m * a_row), carray(pointer_to_floats(c), n * c_row)
+    left, out = carray(floats_at(a), m * a_row), carray(floats_at(c), n * c_row)
     for i in range(0, m, 8):
         for j in range(0, n, 8):
             if m - i >= 8 and n - j >= 8:
@@ -246,7 +226,7 @@ def pack(k, n, b, b_row, b_step, panels):
         if b_step == 1:
             turn(columns, k, b + 4 * j * b_row, b_row, out, np.int64(PANEL))
         else:
-            source, target = carray(pointer_to_floats(b), k * b_step), carray(pointer_to_floats(out), k * PANEL)
+            source, target = carray(floats_at(b), k * b_step), carray(floats_at(out), k * PANEL)
             for row in range(k):
                 for column in range(columns):
                     target[row * PANEL + column] = source[row * b_step + j + column]

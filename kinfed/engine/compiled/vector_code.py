@@ -3,6 +3,7 @@ compiler makes of them. What is summed, and in which order, does not depend on h
 """
 
 from collections.abc import Callable
+from inspect import Parameter, Signature, signature
 from typing import Any
 
 from llvmlite import ir
@@ -34,8 +35,8 @@ def _pointer_to(kind: Any) -> Callable[..., Any]:
     return pointer
 
 
-pointer_to_floats, pointer_to_bytes = _pointer_to(types.float32), _pointer_to(types.uint8)
-pointer_to_ints, pointer_to_longs = _pointer_to(types.int32), _pointer_to(types.int64)
+floats_at, bytes_at = _pointer_to(types.float32), _pointer_to(types.uint8)
+ints_at, longs_at = _pointer_to(types.int32), _pointer_to(types.int64)
 
 
 @intrinsic
@@ -53,10 +54,27 @@ def prefetch(context: Any, address: Any) -> Any:
     return types.void(types.intp), generate
 
 
-def calling(name: str, body: Callable[..., None]) -> Callable[..., Value]:
-    """The code of an intrinsic that calls a function of this name, whose body `body(emit, builder, *arguments)` writes;
-    never part of its callers: compiling a tile at every place that needs it took three times as long in all."""
+def emitted(name: str, real: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator that makes a compiled function of this name from `body(emit, builder, *arguments)`, which writes its
+    code. Arguments are whole numbers, but for that called `real`, a float32. It is never part of its callers: compiling
+    a tile at every place that needs it took three times as long in all."""
 
+    def decorate(body: Callable[..., None]) -> Callable[..., None]:
+        arguments = list(signature(body).parameters.values())[2:]
+        kinds = [types.float32 if one.name == real else types.intp for one in arguments]
+
+        def declare(context: Any, *given: Any) -> Any:
+            return types.void(*kinds), _calling(f"kinfed_{name}", body)
+
+        context = Parameter("context", Parameter.POSITIONAL_OR_KEYWORD)
+        declare.__signature__ = Signature([context, *arguments])  # type: ignore[attr-defined]  # which numba reads
+        function: Callable[..., None] = intrinsic(declare)
+        return function
+
+    return decorate
+
+
+def _calling(name: str, body: Callable[..., None]) -> Callable[..., Value]:
     def generate(context: Any, builder: Builder, signature: Any, args: list[Value]) -> Value:
         kind = ir.FunctionType(ir.VoidType(), [value.type for value in args])
         function = cgutils.get_or_insert_function(builder.module, kind, name)

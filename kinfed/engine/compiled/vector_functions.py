@@ -13,13 +13,10 @@ Arguments are addresses of float32, rows lie one behind the other; `units` is H.
 """
 
 from math import inf
-from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
-from kinfed.engine.compiled.vector_code import LANES, VECTOR, ZERO, Builder, Emitter, Value, calling, whole_number
+from kinfed.engine.compiled.vector_code import LANES, VECTOR, ZERO, Builder, Emitter, Value, emitted, whole_number
 
 # tanh(x) = x P(x²) / Q(x²), fitted to the least largest relative error (2e-8) up to TANH_ENDS, where tanh is 1 to the
 # last bit but one; rounding to float32 makes that 4e-7.
@@ -84,154 +81,128 @@ def _between(builder: Builder, x: Value, least: float, most: float) -> Value:
     return x
 
 
-@intrinsic
-def tanh_of(context: Any, x: Any, count: Any) -> Any:
-    def body(emit, builder, x, count):
+@emitted("tanh_of")
+def tanh_of(emit, builder, x, count):
+    def piece(at: Value, _: list[Value], mask: Value | None) -> list[Value]:
+        place = emit.at(emit.pointer(x), at)
+        emit.store(tanh(emit, builder, emit.load(place, mask)), place, mask)
+        return []
 
-        def piece(at: Value, _: list[Value], mask: Value | None) -> list[Value]:
-            place = emit.at(emit.pointer(x), at)
-            emit.store(tanh(emit, builder, emit.load(place, mask)), place, mask)
-            return []
-
-        emit.over(count, [], piece)
-
-    return types.void(types.intp, types.intp), calling("kinfed_tanh_of", body)
+    emit.over(count, [], piece)
 
 
-@intrinsic
-def softmax_of(context: Any, z: Any, count: Any, weight: Any, p: Any) -> Any:
+@emitted("softmax_of", real="weight")
+def softmax_of(emit, builder, z, count, weight, p):
     """The softmax of z less the largest z, so that nothing overflows. No branch depends on a value: a processor cannot
     guess which logit is the largest. NaN anywhere makes all of it NaN."""
+    z, p = emit.pointer(z), emit.pointer(p)
+    lowest = constant(-inf)
 
-    def body(emit, builder, z, count, weight, p):
-        z, p = emit.pointer(z), emit.pointer(p)
-        lowest = constant(-inf)
+    def larger(at: Value, now: list[Value], mask: Value | None) -> list[Value]:
+        value = emit.load(emit.at(z, at), mask)
+        return [emit.larger(value if mask is None else builder.select(mask, value, lowest), now[0])]
 
-        def larger(at: Value, now: list[Value], mask: Value | None) -> list[Value]:
-            value = emit.load(emit.at(z, at), mask)
-            return [emit.larger(value if mask is None else builder.select(mask, value, lowest), now[0])]
+    def exps(at: Value, now: list[Value], mask: Value | None) -> list[Value]:
+        value = exp(emit, builder, builder.fsub(emit.load(emit.at(z, at), mask), largest))
+        emit.store(value, emit.at(p, at), mask)
+        return [builder.fadd(now[0], value if mask is None else builder.select(mask, value, ZERO))]
 
-        def exps(at: Value, now: list[Value], mask: Value | None) -> list[Value]:
-            value = exp(emit, builder, builder.fsub(emit.load(emit.at(z, at), mask), largest))
-            emit.store(value, emit.at(p, at), mask)
-            return [builder.fadd(now[0], value if mask is None else builder.select(mask, value, ZERO))]
+    def shares(at: Value, _: list[Value], mask: Value | None) -> list[Value]:
+        place = emit.at(p, at)
+        emit.store(builder.fmul(emit.load(place, mask), share), place, mask)
+        return []
 
-        def shares(at: Value, _: list[Value], mask: Value | None) -> list[Value]:
-            place = emit.at(p, at)
-            emit.store(builder.fmul(emit.load(place, mask), share), place, mask)
+    largest = emit.largest_lane(emit.over(count, [lowest], larger)[0])
+    (total,) = emit.over(count, [ZERO], exps)
+    share = emit.broadcast(builder.fdiv(weight, emit.sum_of_lanes(total)))
+    emit.over(count, [], shares)
+
+
+@emitted("add_to_rows")
+def add_to_rows(emit, builder, x, rows, count, y):
+    def piece(at: Value, _: list[Value], mask: Value | None) -> list[Value]:
+        amount = emit.load(emit.at(emit.pointer(y), at), mask)
+
+        def add(row: Value, _: list[Value]) -> list[Value]:
+            place = emit.at(emit.pointer(x), builder.add(builder.mul(row, count), at))
+            emit.store(builder.fadd(emit.load(place, mask), amount), place, mask)
             return []
 
-        largest = emit.largest_lane(emit.over(count, [lowest], larger)[0])
-        (total,) = emit.over(count, [ZERO], exps)
-        share = emit.broadcast(builder.fdiv(weight, emit.sum_of_lanes(total)))
-        emit.over(count, [], shares)
+        emit.loop(rows, 1, [], add)
+        return []
 
-    return types.void(types.intp, types.intp, types.float32, types.intp), calling("kinfed_softmax_of", body)
+    emit.over(count, [], piece)
 
 
-@intrinsic
-def add_to_rows(context: Any, x: Any, rows: Any, count: Any, y: Any) -> Any:
-    def body(emit, builder, x, rows, count, y):
+@emitted("add_sum_of_rows", real="by")
+def add_sum_of_rows(emit, builder, x, rows, count, by, y):
+    factor = emit.broadcast(by)
 
-        def piece(at: Value, _: list[Value], mask: Value | None) -> list[Value]:
-            amount = emit.load(emit.at(emit.pointer(y), at), mask)
+    def piece(at: Value, _: list[Value], mask: Value | None) -> list[Value]:
+        def add(row: Value, now: list[Value]) -> list[Value]:
+            place = emit.at(emit.pointer(x), builder.add(builder.mul(row, count), at))
+            return [builder.fadd(now[0], emit.load(place, mask))]
 
-            def add(row: Value, _: list[Value]) -> list[Value]:
-                place = emit.at(emit.pointer(x), builder.add(builder.mul(row, count), at))
-                emit.store(builder.fadd(emit.load(place, mask), amount), place, mask)
-                return []
+        (total,) = emit.loop(rows, 1, [ZERO], add)
+        place = emit.at(emit.pointer(y), at)
+        emit.store(emit.multiply_add(factor, total, emit.load(place, mask)), place, mask)
+        return []
 
-            emit.loop(rows, 1, [], add)
-            return []
-
-        emit.over(count, [], piece)
-
-    return types.void(*[types.intp] * 4), calling("kinfed_add_to_rows", body)
+    emit.over(count, [], piece)
 
 
-@intrinsic
-def add_sum_of_rows(context: Any, x: Any, rows: Any, count: Any, by: Any, y: Any) -> Any:
-    def body(emit, builder, x, rows, count, by, y):
-        factor = emit.broadcast(by)
-
-        def piece(at: Value, _: list[Value], mask: Value | None) -> list[Value]:
-            def add(row: Value, now: list[Value]) -> list[Value]:
-                place = emit.at(emit.pointer(x), builder.add(builder.mul(row, count), at))
-                return [builder.fadd(now[0], emit.load(place, mask))]
-
-            (total,) = emit.loop(rows, 1, [ZERO], add)
-            place = emit.at(emit.pointer(y), at)
-            emit.store(emit.multiply_add(factor, total, emit.load(place, mask)), place, mask)
-            return []
-
-        emit.over(count, [], piece)
-
-    kinds = types.intp, types.intp, types.intp, types.float32, types.intp
-    return types.void(*kinds), calling("kinfed_add_sum_of_rows", body)
-
-
-@intrinsic
-def forward_cell(context: Any, gates: Any, c: Any, c_next: Any, tanh_c: Any, h: Any, units: Any) -> Any:
+@emitted("lstm_forward_cell")
+def forward_cell(emit, builder, gates, c, c_next, tanh_c, h, units):
     """gates [4, H] of z <- i, f, g, o; c_next, tanh_c and h [H] of them and of c [H]."""
 
-    def body(emit, builder, gates, c, c_next, tanh_c, h, units):
+    def piece(at: Value, _: list[Value], mask: Value | None) -> list[Value]:
+        values = []
+        for gate in range(4):
+            place = builder.add(builder.mul(units, whole_number(gate)), at)
+            z = emit.load(emit.at(emit.pointer(gates), place), mask)
+            values.append(tanh(emit, builder, z) if gate == 2 else sigmoid(emit, builder, z))
+            emit.store(values[-1], emit.at(emit.pointer(gates), place), mask)
+        i, f, g, o = values
+        before = emit.load(emit.at(emit.pointer(c), at), mask)
+        after = builder.fadd(builder.fmul(f, before), builder.fmul(i, g))
+        squashed = tanh(emit, builder, after)
+        for value, target in ((after, c_next), (squashed, tanh_c), (builder.fmul(o, squashed), h)):
+            emit.store(value, emit.at(emit.pointer(target), at), mask)
+        return []
 
-        def piece(at: Value, _: list[Value], mask: Value | None) -> list[Value]:
-            values = []
-            for gate in range(4):
-                place = builder.add(builder.mul(units, whole_number(gate)), at)
-                z = emit.load(emit.at(emit.pointer(gates), place), mask)
-                values.append(tanh(emit, builder, z) if gate == 2 else sigmoid(emit, builder, z))
-                emit.store(values[-1], emit.at(emit.pointer(gates), place), mask)
-            i, f, g, o = values
-            before = emit.load(emit.at(emit.pointer(c), at), mask)
-            after = builder.fadd(builder.fmul(f, before), builder.fmul(i, g))
-            squashed = tanh(emit, builder, after)
-            for value, target in ((after, c_next), (squashed, tanh_c), (builder.fmul(o, squashed), h)):
-                emit.store(value, emit.at(emit.pointer(target), at), mask)
-            return []
-
-        emit.over(units, [], piece)
-
-    return types.void(*[types.intp] * 6), calling("kinfed_lstm_forward_cell", body)
+    emit.over(units, [], piece)
 
 
-@intrinsic
-def backward_cell(context: Any, gates: Any, tanh_c: Any, c: Any, at_h: Any, through_c: Any, units: Any) -> Any:
+@emitted("lstm_backward_cell")
+def backward_cell(emit, builder, gates, tanh_c, c, at_h, through_c, units):
     """gates [4, H] <- delta at z, from the deltas [H] at h and, in `through_c`, at c', which becomes that at c."""
+    multiply, one = builder.fmul, constant(1.0)
 
-    def body(emit, builder, gates, tanh_c, c, at_h, through_c, units):
-        multiply, one = builder.fmul, constant(1.0)
+    def piece(at: Value, _: list[Value], mask: Value | None) -> list[Value]:
+        def number(address: Value) -> Value:
+            return emit.load(emit.at(emit.pointer(address), at), mask)
 
-        def piece(at: Value, _: list[Value], mask: Value | None) -> list[Value]:
-            def number(address: Value) -> Value:
-                return emit.load(emit.at(emit.pointer(address), at), mask)
+        places = [
+            emit.at(emit.pointer(gates), builder.add(builder.mul(units, whole_number(gate)), at)) for gate in range(4)
+        ]
+        i, f, g, o = (emit.load(place, mask) for place in places)
+        squashed, before = number(tanh_c), number(c)
+        dh = number(at_h)
+        h_by_c = multiply(o, builder.fsub(one, multiply(squashed, squashed)))  # ∂h/∂c' = o (1 − tanh² c')
+        dc = builder.fadd(number(through_c), multiply(dh, h_by_c))
 
-            places = [
-                emit.at(emit.pointer(gates), builder.add(builder.mul(units, whole_number(gate)), at))
-                for gate in range(4)
-            ]
-            i, f, g, o = (emit.load(place, mask) for place in places)
-            squashed, before = number(tanh_c), number(c)
-            dh = number(at_h)
-            dc = builder.fadd(
-                number(through_c), multiply(dh, multiply(o, builder.fsub(one, multiply(squashed, squashed))))
-            )  # ∂h/∂c' = o (1 − tanh² c')
+        def slope(gate: Value) -> Value:
+            return multiply(gate, builder.fsub(one, gate))  # σ' = σ (1 − σ)
 
-            def slope(gate: Value) -> Value:
-                return multiply(gate, builder.fsub(one, gate))  # σ' = σ (1 − σ)
+        deltas = (
+            multiply(multiply(dc, g), slope(i)),
+            multiply(multiply(dc, before), slope(f)),
+            multiply(multiply(dc, i), builder.fsub(one, multiply(g, g))),
+            multiply(multiply(dh, squashed), slope(o)),
+        )
+        for value, place in zip(deltas, places, strict=True):
+            emit.store(value, place, mask)
+        emit.store(multiply(dc, f), emit.at(emit.pointer(through_c), at), mask)
+        return []
 
-            deltas = (
-                multiply(multiply(dc, g), slope(i)),
-                multiply(multiply(dc, before), slope(f)),
-                multiply(multiply(dc, i), builder.fsub(one, multiply(g, g))),
-                multiply(multiply(dh, squashed), slope(o)),
-            )
-            for value, place in zip(deltas, places, strict=True):
-                emit.store(value, place, mask)
-            emit.store(multiply(dc, f), emit.at(emit.pointer(through_c), at), mask)
-            return []
-
-        emit.over(units, [], piece)
-
-    return types.void(*[types.intp] * 6), calling("kinfed_lstm_backward_cell", body)
+    emit.over(units, [], piece)

@@ -70,20 +70,21 @@ def by_autograd(loss: ClientLoss) -> FeatureLoss:
 
 
 @dataclass(frozen=True)
-class SeparableFeatureLoss:
-    """A feature loss that was declared `separable`."""
+class _Wrapped:
+    """A feature loss that says whether it is separable; perhaps for some of its rows: row i is row positions[i]."""
 
     feature_loss: FeatureLoss
-    is_separable = True
+    is_separable: bool
+    positions: Tensor | None = None  # [n] int64
 
     def __call__(self, phi: Tensor, z: Tensor, batch: Batch, rows: Tensor) -> Deltas:
-        return self.feature_loss(phi, z, batch, rows)
+        return self.feature_loss(phi, z, batch, rows if self.positions is None else self.positions[rows])
 
 
 def separable(feature_loss: FeatureLoss) -> FeatureLoss:
     """Declare that the deltas of an example depend on no other example of the client, and that the loss changes
     nothing. Only such a loss can be clipped example by example: private training refuses others."""
-    return SeparableFeatureLoss(feature_loss)
+    return _Wrapped(feature_loss, True)
 
 
 def is_separable(feature_loss: FeatureLoss) -> bool:
@@ -91,24 +92,9 @@ def is_separable(feature_loss: FeatureLoss) -> bool:
     return bool(getattr(feature_loss, "is_separable", False))
 
 
-@dataclass(frozen=True)
-class FeatureLossOfRows:
-    """A feature loss for some of its rows: row i is row positions[i] of the loss."""
-
-    feature_loss: FeatureLoss
-    positions: Tensor  # [n] int64
-
-    @property
-    def is_separable(self) -> bool:
-        return is_separable(self.feature_loss)
-
-    def __call__(self, phi: Tensor, z: Tensor, batch: Batch, rows: Tensor) -> Deltas:
-        return self.feature_loss(phi, z, batch, self.positions[rows])
-
-
 def on_rows(feature_loss: FeatureLoss | None, positions: Tensor) -> FeatureLoss | None:
     """The feature loss for theta[positions], by a caller who hands in some of the rows, or all in another order."""
-    return None if feature_loss is None else FeatureLossOfRows(feature_loss, positions)
+    return None if feature_loss is None else _Wrapped(feature_loss, is_separable(feature_loss), positions)
 
 
 def answer(

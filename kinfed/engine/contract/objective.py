@@ -101,9 +101,7 @@ class Huber(_ByResidual):
         return r.clamp_(-self.threshold, self.threshold)
 
 
-CROSS_ENTROPY = CrossEntropy()
-SQUARED = Squared()
-ABSOLUTE = Absolute()
+CROSS_ENTROPY, SQUARED, ABSOLUTE = CrossEntropy(), Squared(), Absolute()
 LOSSES = ("auto", "cross_entropy", "squared", "absolute", "huber")
 
 

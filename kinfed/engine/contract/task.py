@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -28,16 +27,8 @@ from kinfed.engine.scoring.metrics import Judged
 from kinfed.engine.scoring.score import OutputCollector, Score, no_draws
 from kinfed.errors import ModelError
 
-
-class WholeLoop(Protocol):
-    """All steps of `sgd` (kinfed.engine.training.sgd) on some batches."""
-
-    def __call__(
-        self, theta: Tensor, rate: float, terms: Terms, mask: Tensor | None, moments: Mapping[str, Tensor]
-    ) -> None:
-        """Change theta and the moments of the optimizer in place. The terms have no feature loss."""
-
-
+# Theta, the rate, terms without a feature loss, the mask, and the optimizer's moments; theta and these change in place.
+WholeLoop = Callable[[Tensor, float, Terms, Tensor | None, Mapping[str, Tensor]], None]
 # A program, the models and the numbers that it changes in place.
 WholeProgram = Callable[[Sequence[Instruction], Mapping[str, Tensor], Mapping[str, Tensor]], None]
 
@@ -114,13 +105,9 @@ class Task(ABC):
         return class_sums(self.features, theta, split, self.head.inputs, self.head.outputs, scatter)
 
     def descend_(
-        self,
-        theta: Tensor,
-        batch: Batch,
-        lr: float | Tensor,
-        proximal: ProximalTerm | None = None,
+        self, theta: Tensor, batch: Batch, lr: float | Tensor, proximal: ProximalTerm | None = None,
         feature_loss: FeatureLoss | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """theta <- theta - lr * (grad + lam * (theta - center)), in place; running statistics move, too."""
         self.take_step_(theta, batch, lr, Terms(proximal, None, feature_loss))
 

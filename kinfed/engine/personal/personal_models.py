@@ -20,7 +20,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -311,9 +311,6 @@ def extended_rows(models: Tensor, extra: Tensor, extension: Extension) -> Tensor
     return torch.cat([models, extra.to(models), mark], 1)
 
 
-_Names: TypeAlias = Callable[[Tensor], dict[str, Tensor]]  # of the parameters of a plain model's row
-
-
 def _extension_of(row: Tensor) -> Extension | None:
     """The extension whose mark ends a row; None where there is no mark."""
     mark = float(row[-1])
@@ -370,7 +367,7 @@ def module_from(make: Callable[[], nn.Module], tensors: Mapping[str, Tensor]) ->
     return make()
 
 
-def named_parameters(row: Tensor, num_params: int, plain: _Names) -> dict[str, Tensor]:
+def named_parameters(row: Tensor, num_params: int, plain: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
     """The state dict of a row of a personal model, where `plain` names the parameters of a row [P] of a plain one."""
     form = _form(row, num_params)
     if form is None:

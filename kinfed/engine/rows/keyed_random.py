@@ -39,6 +39,8 @@ from kinfed.data import Batch
 from kinfed.errors import ModelError
 
 _KEY = "TESTING_ONLY_GenericMode"  # torch's key for modes of anyone; no other one is free
+_PARSED_KEY: Any = torch._C._parse_dispatch_key(_KEY)
+_KEY_SET: Any = torch._C.DispatchKeySet(_PARSED_KEY)
 _DRAWS = torch.Tag.nondeterministic_seeded
 # Marked as drawing by mistake: a softmax over sequences of unequal lengths (nn.TransformerEncoder with a padding mask).
 _DOES_NOT_DRAW = frozenset({"aten::_nested_tensor_softmax_with_shape"})
@@ -60,7 +62,7 @@ class KeyedDraws:
         if _kernels_are_there():
             self._outer = getattr(_thread, "keyed", None)
             _thread.keyed = self
-            self._catcher = torch._C._IncludeDispatchKeyGuard(_key())
+            self._catcher = torch._C._IncludeDispatchKeyGuard(_PARSED_KEY)
         else:
             self._catcher = _Mode(self)
         self._catcher.__enter__()
@@ -137,19 +139,9 @@ _installing = threading.Lock()
 _libraries: list[Any] = []  # of torch.library; what is registered lasts as long as they do
 
 
-@cache
-def _key() -> Any:
-    return torch._C._parse_dispatch_key(_KEY)
-
-
-@cache
-def _key_set() -> Any:
-    return torch._C.DispatchKeySet(_key())
-
-
 def uncaught() -> AbstractContextManager[object]:
     """A context in which nothing is caught: for the draws by key themselves."""
-    guard: AbstractContextManager[object] = torch._C._ExcludeDispatchKeyGuard(_key_set())
+    guard: AbstractContextManager[object] = torch._C._ExcludeDispatchKeyGuard(_KEY_SET)
     return guard
 
 

@@ -110,11 +110,8 @@ def statistics(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def still_buffers(module: nn.Module) -> list[str]:
     """Names of the buffers that kinfed.engine.rows.model_trial marked."""
-    return [
-        f"{layer}.{own}" if layer else own
-        for layer, child in module.named_modules()
-        for own in sorted(getattr(child, STILL, ()))
-    ]
+    marked = ((layer, own) for layer, child in module.named_modules() for own in sorted(getattr(child, STILL, ())))
+    return [f"{layer}.{own}" if layer else own for layer, own in marked]
 
 
 class WorkingCopy:

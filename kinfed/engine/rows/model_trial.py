@@ -20,10 +20,9 @@ import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
 from logging import Logger
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -240,8 +239,7 @@ STATE_ROUNDING = 1e-4  # share of the largest number by which a tensor may chang
 SHORT = 40  # characters of a value that an error shows
 
 
-@dataclass(frozen=True)
-class ChangedAttribute:
+class ChangedAttribute(NamedTuple):
     layer: str  # name in the model; "" for the model itself
     name: str  # of the attribute
     before: str
@@ -264,9 +262,8 @@ def python_state(module: nn.Module) -> State:
 def changed_attribute(before: State, after: State) -> ChangedAttribute | None:
     for place in dict.fromkeys([*before, *after]):
         old, new = before.get(place, []), after.get(place, [])
-        if len(old) == len(new) and all(a == b and _equal(x, y) for (a, x), (b, y) in zip(old, new, strict=True)):
-            continue
-        return ChangedAttribute(*place, *_texts(old, new))
+        if len(old) != len(new) or any(a != b or not _equal(x, y) for (a, x), (b, y) in zip(old, new, strict=True)):
+            return ChangedAttribute(*place, *_texts(old, new))
     return None
 
 

@@ -27,13 +27,9 @@ class ModuleTask(Task):
     """A task around a torch module: kinfed.engine.rows.layout says what of it is in the row."""
 
     def __init__(
-        self,
-        build: Build,
-        device: torch.device | str = "cpu",
-        *,
-        module: nn.Module | None = None,
+        self, build: Build, device: torch.device | str = "cpu", *, module: nn.Module | None = None,
         objective: Objective = CROSS_ENTROPY,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`module` is one that `build` made and `check_module` accepted, where there is one already."""
         self.device = torch.device(device)
         self.build = build

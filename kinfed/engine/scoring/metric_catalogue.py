@@ -1,19 +1,30 @@
 """The metrics that kinfed brings: their sums over a client's examples. Needs no torch."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from kinfed.data import Kind
 from kinfed.engine.scoring.metrics import Judged, MetricRegistry, Sums
 
 METRICS = MetricRegistry()
+_Function = Callable[[Judged], Sums]
 _CLASSES: tuple[Kind, ...] = ("binary", "multiclass")
 _NUMBERS: tuple[Kind, ...] = ("regression",)
+_SHARE = {"unit": "%", "kinds": _CLASSES}
+_LOWER = {"higher_is_better": False}
 
 
-@METRICS.register(
-    "accuracy", title="Accuracy", summary="Share of test examples that are classified correctly.",
-    of="examples", unit="%", kinds=_CLASSES, scorer=("accuracy",),
-)  # fmt: skip
+def _add(name: str, title: str, summary: str, *scorer: str, **about: Any) -> Callable[[_Function], _Function]:
+    """Register a metric of examples; `scorer`: what scikit-learn calls it."""
+    made: Callable[[_Function], _Function] = METRICS.register(
+        name, title=title, summary=summary, of="examples", scorer=scorer, **about
+    )
+    return made
+
+
+@_add("accuracy", "Accuracy", "Share of test examples that are classified correctly.", "accuracy", **_SHARE)
 def _accuracy(d: Judged) -> Sums:
     return d.total(d.predicted == d.target), d.count
 
@@ -32,12 +43,8 @@ def _recalls(d: Judged) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return hits, examples, predictions
 
 
-@METRICS.register(
-    "balanced_accuracy", title="Balanced accuracy",
-    summary="Mean over the classes of the share that is recognized, so that a rare class counts as much as a common "
-    "one.",
-    of="examples", unit="%", kinds=_CLASSES, scorer=("balanced_accuracy",), by_class=True,
-)  # fmt: skip
+@_add("balanced_accuracy", "Balanced accuracy", "Mean over the classes of the share that is recognized, so that a rare "
+      "class counts as much as a common one.", "balanced_accuracy", by_class=True, **_SHARE)  # fmt: skip
 def _balanced_accuracy(d: Judged) -> Sums:
     hits, examples, _ = _recalls(d)
     present = examples > 0
@@ -46,11 +53,8 @@ def _balanced_accuracy(d: Judged) -> Sums:
     return mean * d.count, d.count
 
 
-@METRICS.register(
-    "f1", title="F1",
-    summary="Harmonic mean of precision and recall of the second class; of several classes the mean.",
-    of="examples", unit="%", kinds=_CLASSES, scorer=("f1", "f1_macro"), by_class=True,
-)  # fmt: skip
+@_add("f1", "F1", "Harmonic mean of precision and recall of the second class; of several classes the mean.",
+      "f1", "f1_macro", by_class=True, **_SHARE)  # fmt: skip
 def _f1(d: Judged) -> Sums:
     hits, examples, predictions = _recalls(d)
     if d.problem.kind == "binary":  # of the second class: 2 TP / (2 TP + FP + FN), which adds up over clients
@@ -60,12 +64,9 @@ def _f1(d: Judged) -> Sums:
     return f1.sum(1) / (either > 0).sum(1).clip(1) * d.count, d.count
 
 
-@METRICS.register(
-    "auroc", title="AUROC",
-    summary="Share of pairs of a positive and a negative example of one client that the model puts in the right order: "
-    "50 % is guessing, 100 % perfect; undefined where a client has one class.",
-    of="examples", unit="%", kinds=_CLASSES, scorer=("roc_auc", "roc_auc_ovr"), by_class=True,
-)  # fmt: skip
+@_add("auroc", "AUROC", "Share of pairs of a positive and a negative example of one client that the model puts in the "
+      "right order: 50 % is guessing, 100 % perfect; undefined where a client has one class.",
+      "roc_auc", "roc_auc_ovr", by_class=True, **_SHARE)  # fmt: skip
 def _auroc(d: Judged) -> Sums:
     """Pairs in the right order, ties half (U of Mann and Whitney); the mean of a client's classes against others."""
     if d.problem.kind == "binary":
@@ -105,11 +106,8 @@ def _weight_below(d: Judged, score: np.ndarray, of: np.ndarray) -> np.ndarray:
     return below
 
 
-@METRICS.register(
-    "average_precision", title="Average precision",
-    summary="Mean precision over the positive examples, from the surest to the least sure.",
-    of="examples", unit="%", kinds=("binary",), scorer=("average_precision",), by_class=True,
-)  # fmt: skip
+@_add("average_precision", "Average precision", "Mean precision over the positive examples, from the surest to the "
+      "least sure.", "average_precision", by_class=True, unit="%", kinds=("binary",))  # fmt: skip
 def _average_precision(d: Judged) -> Sums:
     """Σ (recall step) · precision over thresholds, examples with equal scores together; weighted by positives."""
     score, positive = d.output[:, 1] - d.output[:, 0], d.target == 1
@@ -127,19 +125,15 @@ def _average_precision(d: Judged) -> Sums:
     return np.bincount(owner, weights=precision * hit, minlength=d.clients), d.total(positive)
 
 
-@METRICS.register(
-    "log_loss", title="Log loss", summary="Mean of −log of the probability given to the truth, in nats.",
-    of="examples", kinds=_CLASSES, higher_is_better=False, scorer=("neg_log_loss",),
-)  # fmt: skip
+@_add("log_loss", "Log loss", "Mean of −log of the probability given to the truth, in nats.", "neg_log_loss",
+      kinds=_CLASSES, **_LOWER)  # fmt: skip
 def _log_loss(d: Judged) -> Sums:
     with np.errstate(divide="ignore"):
         return d.total(-np.log(np.maximum(d.truth, 1e-300))), d.count
 
 
-@METRICS.register(
-    "brier", title="Brier score", summary="Mean squared distance of probabilities from the truth.",
-    of="examples", kinds=_CLASSES, higher_is_better=False, scorer=("neg_brier_score",),
-)  # fmt: skip
+@_add("brier", "Brier score", "Mean squared distance of probabilities from the truth.", "neg_brier_score",
+      kinds=_CLASSES, **_LOWER)  # fmt: skip
 def _brier(d: Judged) -> Sums:
     if d.problem.kind == "binary":
         return d.total((d.probability[:, 1] - d.target) ** 2), d.count
@@ -148,11 +142,8 @@ def _brier(d: Judged) -> Sums:
     return d.total((error**2).sum(1)), d.count
 
 
-@METRICS.register(
-    "calibration_error", title="Calibration error",
-    summary="How far the probability of the predicted class is from the share that is right, over ten bins.",
-    of="examples", unit="%", kinds=_CLASSES, higher_is_better=False,
-)  # fmt: skip
+@_add("calibration_error", "Calibration error", "How far the probability of the predicted class is from the share that "
+      "is right, over ten bins.", **_SHARE, **_LOWER)  # fmt: skip
 def _calibration_error(d: Judged) -> Sums:
     """|share that is right − mean probability| of the predicted class, over ten equal bins of probability."""
     sure = d.probability.max(1)
@@ -160,12 +151,9 @@ def _calibration_error(d: Judged) -> Sums:
     return np.abs(gap).sum(1), d.count
 
 
-@METRICS.register(
-    "relative_false_accepts", title="Relative false accepts",
-    summary="False accepts per false accept of the model that all methods start from, where both miss 5 % of the "
-    "positive rows.",
-    of="examples", kinds=("binary",), higher_is_better=False, slow=True, needs_start=True,
-)  # fmt: skip
+@_add("relative_false_accepts", "Relative false accepts", "False accepts per false accept of the model that all "
+      "methods start from, where both miss 5 % of the positive rows.",
+      kinds=("binary",), slow=True, needs_start=True, **_LOWER)  # fmt: skip
 def _relative_false_accepts(d: Judged) -> Sums:
     if d.start_output is None:  # of what has no start, such as a constant prediction
         return np.zeros(d.clients), np.zeros(d.clients)
@@ -175,28 +163,20 @@ def _relative_false_accepts(d: Judged) -> Sums:
     return relative_sums(scores, start, d.target == 1, d.owner, d.clients)
 
 
-@METRICS.register(
-    "rmse", title="RMSE", summary="Root of the mean squared error, in the target's own unit: lower is better.",
-    of="examples", kinds=_NUMBERS, higher_is_better=False, finish="root", scorer=("neg_root_mean_squared_error",),
-)  # fmt: skip
+@_add("rmse", "RMSE", "Root of the mean squared error, in the target's own unit: lower is better.",
+      "neg_root_mean_squared_error", kinds=_NUMBERS, finish="root", **_LOWER)  # fmt: skip
 def _squares(d: Judged) -> Sums:
     return d.total(d.residual**2), d.count
 
 
-@METRICS.register(
-    "mae", title="MAE", summary="Mean absolute error, in the target's own unit: lower is better.",
-    of="examples", kinds=_NUMBERS, higher_is_better=False, scorer=("neg_mean_absolute_error",),
-)  # fmt: skip
+@_add("mae", "MAE", "Mean absolute error, in the target's own unit: lower is better.", "neg_mean_absolute_error",
+      kinds=_NUMBERS, **_LOWER)  # fmt: skip
 def _absolutes(d: Judged) -> Sums:
     return d.total(np.abs(d.residual)), d.count
 
 
-@METRICS.register(
-    "r2", title="R²",
-    summary="Share of the variance inside a client that the model explains: 0 is as good as the client's own mean, "
-    "below 0 worse.",
-    of="examples", kinds=_NUMBERS, finish="complement", scorer=("r2",),
-)  # fmt: skip
+@_add("r2", "R²", "Share of the variance inside a client that the model explains: 0 is as good as the client's own "
+      "mean, below 0 worse.", "r2", kinds=_NUMBERS, finish="complement")  # fmt: skip
 def _unexplained(d: Judged) -> Sums:
     own = d.target * d.problem.scale
     mean = d.total(own) / np.maximum(d.count, 1e-300)

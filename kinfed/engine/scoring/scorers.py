@@ -5,9 +5,8 @@
 A value has scikit-learn's sign (higher is better). A scorer knows no sums, so the value of all clients is the mean of
 theirs, weighted by test rows; where it cannot be computed (a client with one class, a prediction outside of its domain)
 it is undefined at that client. Weights of rows are its `sample_weight`; scorers without one are refused where rows have
-weights. Those that kinfed computes itself, as sums, are in kinfed.engine.scoring.metric_catalogue.
-
-Refused by name: scorers of clusterings, of several labels per row, and of the other kind of problem.
+weights. Those that kinfed computes itself, as sums, are in kinfed.engine.scoring.metric_catalogue. Refused by name:
+scorers of clusterings, of several labels per row, and of the other kind of problem.
 """
 
 import warnings
@@ -48,14 +47,11 @@ def scorer_metric(name: str) -> Metric | None:
     if name not in scorer_names() or name in CLUSTERINGS or name.endswith(SAMPLES):
         return None
     return Metric(
-        name=name,
-        title=name,
+        name=name, title=name,
         definition=f"scikit-learn's scorer {name}: higher is better; of all clients the mean by test rows.",
-        function=lambda judged: _sums(name, judged),
-        of="examples",
-        kinds=("regression",) if name in NUMBERS else _CLASSES,
-        slow=True,
-    )
+        function=lambda judged: _sums(name, judged), of="examples",
+        kinds=("regression",) if name in NUMBERS else _CLASSES, slow=True,
+    )  # fmt: skip
 
 
 def check_scorer(name: str, problem: Problem) -> None:

@@ -70,18 +70,12 @@ class Momentum(Optimizer):
 
     def step(self, rows: slice, x: Tensor, gradient: Sequence[Tensor], lr: float) -> None:
         training = self._training
+        velocity: list[Tensor | None] = [*self._moments_of("velocity", rows)]
         sgd(
-            self._models(x),
-            _one_by_one(_readable_beside(x, g) for g in gradient),
-            [*self._moments_of("velocity", rows)],  # which may hold None for torch: a list of another type
-            fused=True,
-            weight_decay=training.weight_decay,
-            momentum=training.momentum,
-            lr=lr,
-            dampening=0.0,
-            nesterov=training.nesterov,
+            self._models(x), _one_by_one(_readable_beside(x, g) for g in gradient), velocity, fused=True, lr=lr,
+            weight_decay=training.weight_decay, momentum=training.momentum, nesterov=training.nesterov, dampening=0.0,
             maximize=False,
-        )
+        )  # fmt: skip
 
 
 class Adam(Optimizer):
@@ -94,23 +88,13 @@ class Adam(Optimizer):
 
     def step(self, rows: slice, x: Tensor, gradient: Sequence[Tensor], lr: float) -> None:
         training, steps = self._training, self._steps[rows]
+        taken = list(steps.repeat(len(gradient)).unbind())  # copies: the step of every block would count them up
         adam(
-            self._models(x),
-            _one_by_one(_readable_beside(x, g) for g in gradient),
-            self._moments_of("first", rows),
-            self._moments_of("second", rows),
-            [],
-            list(steps.repeat(len(gradient)).unbind()),  # copies: the step of every block would count them up
-            fused=True,
-            decoupled_weight_decay=training.optimizer == "adamw",
-            amsgrad=False,
-            beta1=training.betas[0],
-            beta2=training.betas[1],
-            lr=lr,
-            weight_decay=training.weight_decay,
-            eps=training.eps,
-            maximize=False,
-        )
+            self._models(x), _one_by_one(_readable_beside(x, g) for g in gradient), self._moments_of("first", rows),
+            self._moments_of("second", rows), [], taken, fused=True, lr=lr, weight_decay=training.weight_decay,
+            decoupled_weight_decay=training.optimizer == "adamw", beta1=training.betas[0], beta2=training.betas[1],
+            eps=training.eps, amsgrad=False, maximize=False,
+        )  # fmt: skip
         steps += 1
 
 

@@ -22,16 +22,9 @@ from kinfed.engine.training.optimizers import blank_moments, clipped, make_optim
 
 
 def sgd(
-    task: Task,
-    theta: Tensor,
-    batches: Batches,
-    *,
-    lr: float | None = None,
-    proximal: ProximalTerm | None = None,
-    drift: Tensor | None = None,
-    mask: Tensor | None = None,
-    feature_loss: FeatureLoss | None = None,
-) -> Tensor:
+    task: Task, theta: Tensor, batches: Batches, *, lr: float | None = None, proximal: ProximalTerm | None = None,
+    drift: Tensor | None = None, mask: Tensor | None = None, feature_loss: FeatureLoss | None = None,
+) -> Tensor:  # fmt: skip
     """theta [n, P] after local training; the argument is left as it was.
 
         for every batch:  g <- gradient + lam * (theta - center) + drift, of norm `clip` at most
@@ -162,12 +155,9 @@ def _longest_first(steps: Tensor) -> Tensor | None:
 
 
 def run_program(
-    task: Task,
-    streams: Sequence[Batches],
-    program: Sequence[Instruction],
-    models: Mapping[str, Tensor],
+    task: Task, streams: Sequence[Batches], program: Sequence[Instruction], models: Mapping[str, Tensor],
     numbers: Mapping[str, Tensor] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Run the program with every batch, in place; with several streams of batches, one of each at every step."""
     numbers = numbers or {}
     whole_program = task.whole_program(streams, models)

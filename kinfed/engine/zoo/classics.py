@@ -62,11 +62,12 @@ def lenet5(shape: tuple[int, ...], classes: int, **values: Any) -> nn.Module:
 
 
 def _convolutional(
-    shape: Sequence[int], classes: int, convolutions: Sequence[tuple[int, bool]], side: int, dense: Sequence[int],
-    padding: int = 0,
+    name: str, shape: tuple[int, ...], classes: int, least: int, convolutions: Sequence[tuple[int, bool]], side: int,
+    dense: Sequence[int], padding: int = 0,
 ) -> nn.Module:  # fmt: skip
-    """Convolutions (channels, whether 2x2 pooling follows) and dense layers that fit the image, each with ReLU."""
-    channels, *size = shape
+    """Convolutions (channels, whether 2x2 pooling follows) and dense layers that fit the image, each with ReLU; images
+    have at least `least` pixels each way."""
+    channels, *size = image_shape(name, shape, least)
     layers: list[nn.Module] = []
     for outputs, pooled in convolutions:
         layers += [nn.Conv2d(channels, outputs, side, padding=padding), *[nn.MaxPool2d(2)] * pooled, nn.ReLU()]
@@ -82,25 +83,22 @@ def _convolutional(
 
 def cnn_tutorial(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Self-FL's CIFAR-10 network: conv 6 and 16 (5x5), fully connected 120 and 84."""
-    image = image_shape("cnn_tutorial", shape, 16)
-    return _convolutional(image, classes, ((6, True), (16, True)), 5, (120, 84))
+    return _convolutional("cnn_tutorial", shape, classes, 16, ((6, True), (16, True)), 5, (120, 84))
 
 
 def cnn_fomo(shape: tuple[int, ...], classes: int) -> nn.Module:
     """FedFomo's network: conv 32, 64, 64 (3x3), fully connected 64; the first dense layer fits the image."""
-    image = image_shape("cnn_fomo", shape, 18)
-    return _convolutional(image, classes, ((32, True), (64, True), (64, False)), 3, (64,))
+    return _convolutional("cnn_fomo", shape, classes, 18, ((32, True), (64, True), (64, False)), 3, (64,))
 
 
 def cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
     """CGPFL's CIFAR-10 network: conv 32 and 64 (5x5), fully connected 512."""
-    return _convolutional(image_shape("cnn", shape, 16), classes, ((32, True), (64, True)), 5, (512,))
+    return _convolutional("cnn", shape, classes, 16, ((32, True), (64, True)), 5, (512,))
 
 
 def cnn_small(shape: tuple[int, ...], classes: int) -> nn.Module:
     """A light network for images from 8x8: conv 16 and 32 (3x3, padded), fully connected 64."""
-    image = image_shape("cnn_small", shape, 8)
-    return _convolutional(image, classes, ((16, True), (32, True)), 3, (64,), padding=1)
+    return _convolutional("cnn_small", shape, classes, 8, ((16, True), (32, True)), 3, (64,), padding=1)
 
 
 @dataclass(frozen=True)
@@ -150,18 +148,24 @@ def image_shape(name: str, shape: tuple[int, ...], side: int) -> tuple[int, int,
     return shape[0], shape[1], shape[2]
 
 
-NormName = Literal["batch", "group"]
+@dataclass(frozen=True)
+class NormOptions:
+    """Normalization of images: BatchNorm2d, whose running statistics are part of a client's model, or GroupNorm, which
+    has none."""
 
+    norm: Literal["batch", "group"] = option(
+        "batch", "group needs no running statistics and is usual in federated learning"
+    )
+    groups: int = option(2, "groups of every group normalization", ge=1)
 
-def image_norm(norm: NormName, channels: int, groups: int) -> nn.Module:
-    """BatchNorm2d, whose running statistics are part of a client's model, or GroupNorm, which has none."""
-    if norm == "batch":
-        return nn.BatchNorm2d(channels)
-    if channels % groups:
-        raise ModelError(
-            f"a layer of {channels} channels cannot be {groups} groups of equal size; change width or groups"
-        )
-    return nn.GroupNorm(groups, channels)
+    def layer(self, channels: int) -> nn.Module:
+        if self.norm == "batch":
+            return nn.BatchNorm2d(channels)
+        if channels % self.groups:
+            raise ModelError(
+                f"a layer of {channels} channels cannot be {self.groups} groups of equal size; change width or groups"
+            )
+        return nn.GroupNorm(self.groups, channels)
 
 
 def start_convolutions(module: nn.Module) -> None:
@@ -172,8 +176,7 @@ def start_convolutions(module: nn.Module) -> None:
 
 
 @dataclass(frozen=True)
-class ResNetOptions:
-    norm: NormName = option("batch", "group needs no running statistics and is usual in federated learning")
+class ResNetOptions(NormOptions):
     groups: int = option(2, "groups of every group normalization; 2 in Reddi et al. (2021)", ge=1)
     width: int = option(64, "channels of the first stage; the last has eight times as many", ge=1)
 
@@ -198,15 +201,14 @@ class Shortcut(nn.Module):
 class ResidualBlock(nn.Module):
     """Two 3x3 convolutions, and what came in added to what they give."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, norm: NormName, groups: int) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: NormOptions) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
-        self.norm1 = image_norm(norm, outputs, groups)
+        self.norm1 = norm.layer(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.norm2 = image_norm(norm, outputs, groups)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride > 1 or inputs != outputs:
-            self.shortcut = Shortcut(inputs, outputs, stride, image_norm(norm, outputs, groups))
+        self.norm2 = norm.layer(outputs)
+        fits = stride == 1 and inputs == outputs
+        self.shortcut = nn.Identity() if fits else Shortcut(inputs, outputs, stride, norm.layer(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.relu(self.norm1(self.conv1(x)))
@@ -214,16 +216,16 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    def __init__(self, channels: int, classes: int, norm: NormName, groups: int, width: int) -> None:
+    def __init__(self, channels: int, classes: int, options: ResNetOptions) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(channels, width, 3, padding=1, bias=False)
-        self.norm = image_norm(norm, width, groups)
+        inputs = options.width
+        self.conv = nn.Conv2d(channels, inputs, 3, padding=1, bias=False)
+        self.norm = options.layer(inputs)
         blocks: list[nn.Module] = []
-        inputs = width
         for stage in range(4):
-            outputs = width * 2**stage
+            outputs = options.width * 2**stage
             for stride in (1 if stage == 0 else 2, 1):
-                blocks.append(ResidualBlock(inputs, outputs, stride, norm, groups))
+                blocks.append(ResidualBlock(inputs, outputs, stride, options))
                 inputs = outputs
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(inputs, classes)
@@ -235,12 +237,9 @@ class ResNet(nn.Module):
         return out
 
 
-def resnet18(
-    shape: tuple[int, ...], classes: int, norm: NormName = "batch", groups: int = 2, width: int = 64
-) -> nn.Module:
+def resnet18(shape: tuple[int, ...], classes: int, **values: Any) -> nn.Module:
     """ResNet-18 for images of at least 8x8."""
-    channels, _, _ = image_shape("resnet18", shape, 8)
-    return ResNet(channels, classes, norm, groups, width)
+    return ResNet(image_shape("resnet18", shape, 8)[0], classes, ResNetOptions(**values))
 
 
 _STAGES = (  # expansion, channels, blocks, stride of the first
@@ -249,23 +248,21 @@ _STAGES = (  # expansion, channels, blocks, stride of the first
 
 
 @dataclass(frozen=True)
-class MobileNetOptions:
-    norm: NormName = option("batch", "group needs no running statistics and is usual in federated learning")
-    groups: int = option(2, "groups of every group normalization", ge=1)
+class MobileNetOptions(NormOptions):
     width: float = option(1.0, "factor on the channels of all layers but the last", gt=0)
 
 
 class InvertedResidual(nn.Module):
     """1x1 to many channels, 3x3 on each of them alone, 1x1 back to few; what came in is added where it fits."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, expansion: int, norm: NormName, groups: int) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, expansion: int, norm: NormOptions) -> None:
         super().__init__()
         inner = inputs * expansion
         layers: list[nn.Module] = []
         if expansion > 1:
-            layers += _convolution(inputs, inner, 1, 1, 1, norm, groups)
-        layers += _convolution(inner, inner, 3, stride, inner, norm, groups)
-        layers += [nn.Conv2d(inner, outputs, 1, bias=False), image_norm(norm, outputs, groups)]
+            layers += _convolution(inputs, inner, 1, 1, 1, norm)
+        layers += _convolution(inner, inner, 3, stride, inner, norm)
+        layers += [nn.Conv2d(inner, outputs, 1, bias=False), norm.layer(outputs)]
         self.layers = nn.Sequential(*layers)
         self.adds = stride == 1 and inputs == outputs
 
@@ -275,18 +272,19 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNet(nn.Module):
-    def __init__(self, channels: int, classes: int, norm: NormName, groups: int, width: float) -> None:
+    def __init__(self, channels: int, classes: int, options: MobileNetOptions) -> None:
         super().__init__()
+        width = options.width
         inputs = _scaled(32, width)
-        layers: list[nn.Module] = _convolution(channels, inputs, 3, 1, 1, norm, groups)
+        layers: list[nn.Module] = _convolution(channels, inputs, 3, 1, 1, options)
         for expansion, size, blocks, first_stride in _STAGES:
             outputs = _scaled(size, width)
             for block in range(blocks):
                 stride = first_stride if block == 0 else 1
-                layers.append(InvertedResidual(inputs, outputs, stride, expansion, norm, groups))
+                layers.append(InvertedResidual(inputs, outputs, stride, expansion, options))
                 inputs = outputs
         last = max(1280, _scaled(1280, width))
-        layers += _convolution(inputs, last, 1, 1, 1, norm, groups)
+        layers += _convolution(inputs, last, 1, 1, 1, options)
         self.layers = nn.Sequential(*layers)
         self.head = nn.Linear(last, classes)
         start_convolutions(self)
@@ -296,12 +294,10 @@ class MobileNet(nn.Module):
         return out
 
 
-def _convolution(
-    inputs: int, outputs: int, side: int, stride: int, parts: int, norm: NormName, groups: int
-) -> list[nn.Module]:
+def _convolution(inputs: int, outputs: int, side: int, stride: int, parts: int, norm: NormOptions) -> list[nn.Module]:
     """Convolution in `parts` groups of channels, normalization, ReLU up to 6."""
     conv = nn.Conv2d(inputs, outputs, side, stride, padding=side // 2, groups=parts, bias=False)
-    return [conv, image_norm(norm, outputs, groups), nn.ReLU6()]
+    return [conv, norm.layer(outputs), nn.ReLU6()]
 
 
 def _scaled(channels: int, width: float) -> int:
@@ -311,9 +307,6 @@ def _scaled(channels: int, width: float) -> int:
     return rounded + 8 if rounded < 0.9 * wanted else rounded
 
 
-def mobilenet(
-    shape: tuple[int, ...], classes: int, norm: NormName = "batch", groups: int = 2, width: float = 1.0
-) -> nn.Module:
+def mobilenet(shape: tuple[int, ...], classes: int, **values: Any) -> nn.Module:
     """MobileNetV2 for images of at least 8x8."""
-    channels, _, _ = image_shape("mobilenet", shape, 8)
-    return MobileNet(channels, classes, norm, groups, width)
+    return MobileNet(image_shape("mobilenet", shape, 8)[0], classes, MobileNetOptions(**values))

@@ -262,9 +262,9 @@ def minilm(shape: tuple[int, ...], classes: int, **values: Any) -> nn.Module:
     folder = Path(options.weights).expanduser()
     config = _read_config(folder)
     _check_shape(shape, int(config["max_position_embeddings"]))
-    net = _outline(config, classes)
-    weights = _weights(folder / "model.safetensors", _DTYPES[options.dtype])
-    _fill(net, weights, folder)
+    with torch.device("meta"):  # no memory: the weights take its place
+        net = _network(config, classes)
+    _fill(net, _weights(folder / "model.safetensors", _DTYPES[options.dtype]), folder)
     net.head = nn.Linear(int(config["hidden_size"]), classes)
     return _train_parts(net, options)
 
@@ -272,7 +272,7 @@ def minilm(shape: tuple[int, ...], classes: int, **values: Any) -> nn.Module:
 def minilm_outline(shape: tuple[int, ...], classes: int) -> nn.Module:
     """all-MiniLM-L6-v2 with the adapters and the head of the default options, without any weights."""
     with torch.device("meta"):
-        return _train_parts(_outline(_MINILM, classes), MiniLMOptions())
+        return _train_parts(_network(_MINILM, classes), MiniLMOptions())
 
 
 def random_minilm(shape: tuple[int, ...], classes: int, **values: Any) -> nn.Module:
@@ -306,12 +306,6 @@ def _adapted_names(net: EncoderNet, options: MiniLMOptions) -> list[str]:
     if not names:
         raise ModelError(f"lora_targets = {options.lora_targets!r} names no layer of the encoder; try query,value")
     return names
-
-
-def _outline(config: Mapping[str, Any], classes: int) -> EncoderNet:
-    """The network of this configuration on torch's device without memory."""
-    with torch.device("meta"):
-        return _network(config, classes)
 
 
 def _network(config: Mapping[str, Any], classes: int) -> EncoderNet:

@@ -65,9 +65,7 @@ class LoRALinear(ClientLinear):
         """An adapted layer around the parameters of `layer`, which are frozen."""
         own = cls.from_linear(layer)
         own.rank, own.alpha, own.adapters = rank, alpha, (SHARED, PERSONAL) if pair else (SHARED,)
-        for parameter in (own.weight, own.bias):
-            if parameter is not None:
-                parameter.requires_grad_(False)
+        own.requires_grad_(False)
         for adapter in own.adapters:
             a = torch.empty(rank, layer.in_features, device=layer.weight.device)
             nn.init.kaiming_uniform_(a, a=math.sqrt(5))
@@ -97,15 +95,9 @@ def _product(x: Tensor, matrix: Tensor) -> Tensor:
 
 
 def lora(
-    model: nn.Module,
-    targets: str | Sequence[str],
-    *,
-    rank: int = 8,
-    alpha: float = 16.0,
-    train: str | Sequence[str] = "head*",
-    freeze_a: bool = False,
-    pair: bool = False,
-) -> nn.Module:
+    model: nn.Module, targets: str | Sequence[str], *, rank: int = 8, alpha: float = 16.0,
+    train: str | Sequence[str] = "head*", freeze_a: bool = False, pair: bool = False,
+) -> nn.Module:  # fmt: skip
     """Freeze the model, give its linear layers that `targets` name adapters, and train these and what `train` names.
     The model is changed in place and returned.
 
@@ -128,8 +120,7 @@ def adapt(
     for name in names:
         _check_target(model, name)
     trained = _trained_parameters(model, _patterns(train))
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
+    model.requires_grad_(False)
     layers: dict[int, nn.Module] = {}  # a layer that is used twice keeps one adapter
     for name in names:
         layer = model.get_submodule(name)
@@ -148,8 +139,7 @@ def adapt(
 def freeze_but(model: nn.Module, train: str | Sequence[str]) -> nn.Module:
     """Freeze all that `train` does not name. The model is changed in place and returned."""
     trained = _trained_parameters(model, _patterns(train))
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
+    model.requires_grad_(False)
     for parameter in trained:
         parameter.requires_grad_(True)
     return model
@@ -157,10 +147,10 @@ def freeze_but(model: nn.Module, train: str | Sequence[str]) -> nn.Module:
 
 def _make_stackable(model: nn.Module) -> None:
     """Put ClientLinear in the place of plain linear layers that are trained, so that the model can run batched."""
-    plain = [(name, layer) for name, layer in _linear_layers(model) if type(layer) is nn.Linear]
     layers: dict[int, nn.Module] = {}
-    for name, layer in plain:
-        if any(p.requires_grad for p in layer.parameters()) and not _is_read_by_parent(model, name):
+    for name, layer in _linear_layers(model):
+        is_read = isinstance(_owner(model, name), _READ_WEIGHTS)  # and not called
+        if type(layer) is nn.Linear and any(p.requires_grad for p in layer.parameters()) and not is_read:
             _replace(model, name, layers.setdefault(id(layer), ClientLinear.from_linear(layer)))
 
 
@@ -182,7 +172,7 @@ def target_names(model: nn.Module, targets: str | Sequence[str]) -> list[str]:
 
 def _check_target(model: nn.Module, name: str) -> None:
     """Refuse layers whose adapter would be ignored, or would take the place of something else."""
-    layer, parent = model.get_submodule(name), model.get_submodule(name.rpartition(".")[0])
+    layer, parent = model.get_submodule(name), _owner(model, name)
     if isinstance(layer, LoRALinear):
         raise ModelError(f"{name} has an adapter already; call lora once, with pair=True for two adapters")
     if isinstance(parent, _READ_WEIGHTS):
@@ -211,13 +201,12 @@ def _linear_layers(model: nn.Module) -> list[tuple[str, nn.Linear]]:
     return [(name, layer) for name, layer in every if isinstance(layer, nn.Linear) and name]
 
 
-def _is_read_by_parent(model: nn.Module, name: str) -> bool:
-    return isinstance(model.get_submodule(name.rpartition(".")[0]), _READ_WEIGHTS)
+def _owner(model: nn.Module, name: str) -> nn.Module:
+    return model.get_submodule(name.rpartition(".")[0])
 
 
 def _replace(model: nn.Module, name: str, layer: nn.Module) -> None:
-    parent, _, own = name.rpartition(".")
-    setattr(model.get_submodule(parent), own, layer)
+    setattr(_owner(model, name), name.rpartition(".")[2], layer)
 
 
 def _trained_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Parameter]:
@@ -321,11 +310,8 @@ def load_adapter(model: nn.Module, folder: Path | str) -> nn.Module:
 
 def _trained_beside(model: nn.Module) -> list[str]:
     """Names of the layers that have trained parameters but no adapter."""
-    return [
-        name
-        for name, layer in model.named_modules()
-        if not isinstance(layer, LoRALinear) and any(p.requires_grad for p in layer.parameters(recurse=False))
-    ]
+    others = ((name, layer) for name, layer in model.named_modules() if not isinstance(layer, LoRALinear))
+    return [name for name, layer in others if any(p.requires_grad for p in layer.parameters(recurse=False))]
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -10,8 +10,8 @@ from typing import Any
 from kinfed.data import Description
 from kinfed.report.drawing import Figure, Layout, Trace, View, axis, escape, layout
 from kinfed.report.drawing.chart import client_label, group_name, group_ticks, short
+from kinfed.report.drawing.looks import MUTED, faded
 from kinfed.report.drawing.marks import bars, heat, in_view, ramp
-from kinfed.report.drawing.palette import MUTED, faded
 
 MAX_COLUMNS = 100  # clients shown one by one
 POOLED_COLUMNS = 50

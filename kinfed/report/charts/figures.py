@@ -11,8 +11,8 @@ from kinfed.analysis import Average, Comparison, Gain, Method, MetricStyle, aver
 from kinfed.records import Curves, Kind, finite
 from kinfed.report.drawing import Figure, Layout, Trace, View, axis, escape, layout, log_axis, y_title
 from kinfed.report.drawing.chart import client_label, note, round_axis, size_axis, subsampled
+from kinfed.report.drawing.looks import INK, LOCAL, MUTED, faded, style_of
 from kinfed.report.drawing.marks import area, bars, curve, dots, in_view, line, method_level, of_method, spread
-from kinfed.report.drawing.palette import INK, LOCAL, MUTED, faded, style_of
 
 KIND_NAMES: dict[Kind, str] = {"personal": "Personal models", "server": "Server model"}
 MAX_DOTS = 4000  # beyond this, shapes instead of single clients
@@ -82,11 +82,8 @@ def learning_curves(comparison: Comparison) -> Figure | None:
 def bytes_against_accuracy(comparison: Comparison) -> Figure | None:
     """Methods that send nothing appear as level lines at their final accuracy: the others must rise above them."""
     metric = comparison.metric
-    totals = [
-        entry.mean / 1e6
-        for method in comparison.methods
-        if (entry := average({t.seed: t.final.bytes for t in method.complete_trials})) and entry.mean
-    ]
+    sent = [average({trial.seed: trial.final.bytes for trial in one.complete_trials}) for one in comparison.methods]
+    totals = [entry.mean / 1e6 for entry in sent if entry and entry.mean]
     if not totals:
         return None
     logarithmic = max(totals) > 20 * min(totals)

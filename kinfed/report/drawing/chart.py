@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kinfed.analysis import Method
-from kinfed.report.drawing.palette import AXIS, GRID, INK, MUTED
+from kinfed.report.drawing.looks import AXIS, GRID, INK, MUTED
 
 Trace = dict[str, Any]
 Layout = dict[str, Any]
@@ -64,13 +64,9 @@ class Figure:
     @property
     def payload(self) -> dict[str, Any]:
         """The values that the page's script draws."""
-        return {
-            "data": self.data,
-            "layout": self.layout,
-            "height": self.height,
-            "views": [{"key": view.key, "patch": view.patch} for view in self.views],
-            "view": self.initial_view,
-        }
+        views = [{"key": view.key, "patch": view.patch} for view in self.views]
+        shape = {"data": self.data, "layout": self.layout, "height": self.height}
+        return shape | {"views": views, "view": self.initial_view}
 
 
 def escape(text: str) -> str:
@@ -112,12 +108,8 @@ def subsampled(values: Sequence[Any], limit: int = MAX_POINTS_OF_A_CURVE) -> lis
 def axis(title: str = "", **more: Any) -> Layout:
     base: Layout = {
         "title": {"text": title, "font": {"size": 13, "color": MUTED}, "standoff": 8},
-        "gridcolor": GRID,
-        "linecolor": AXIS,
-        "tickcolor": AXIS,
-        "tickfont": {"size": 12, "color": MUTED},
-        "zeroline": False,
-        "automargin": True,
+        **{"gridcolor": GRID, "linecolor": AXIS, "tickcolor": AXIS, "tickfont": {"size": 12, "color": MUTED}},
+        **{"zeroline": False, "automargin": True},
         "fixedrange": True,  # a finger that scrolls the page must not zoom the figure
     }
     return base | more
@@ -177,23 +169,16 @@ def layout(x: Layout, y: Layout, above: str, legend_below: bool = False, **more:
 
     legend_below: plotly's own legend, for figures whose lines are no methods.
     """
+    muted = {"size": 13, "color": MUTED}
     base: Layout = {
-        "font": {"family": FONT, "size": 13, "color": INK},
-        "paper_bgcolor": CLEAR,
-        "plot_bgcolor": CLEAR,
-        "margin": {"l": 44, "r": 16, "t": 30, "b": 80 if legend_below else 46},
-        "showlegend": legend_below,
+        **{"font": {"family": FONT, "size": 13, "color": INK}, "paper_bgcolor": CLEAR, "plot_bgcolor": CLEAR},
+        **{"margin": {"l": 44, "r": 16, "t": 30, "b": 80 if legend_below else 46}, "showlegend": legend_below},
         "legend": {"orientation": "h", "y": -0.24, "font": {"size": 12, "color": MUTED}},
         "modebar": {"bgcolor": CLEAR, "color": AXIS, "activecolor": MUTED},
-        "hovermode": "closest",
-        "barmode": "stack",
+        **{"hovermode": "closest", "barmode": "stack"},
         "hoverlabel": {"font": {"family": FONT, "size": 13}, "align": "left"},
-        "xaxis": {"showgrid": False, "ticks": "outside", "showline": True} | x,
-        "yaxis": y,
-        "annotations": [
-            note(above, 0, 1, xref="paper", yref="paper", yanchor="bottom", yshift=8)
-            | {"font": {"size": 13, "color": MUTED}}
-        ],
+        **{"xaxis": {"showgrid": False, "ticks": "outside", "showline": True} | x, "yaxis": y},
+        "annotations": [note(above, 0, 1, xref="paper", yref="paper", yanchor="bottom", yshift=8, font=muted)],
     }
     return base | more
 

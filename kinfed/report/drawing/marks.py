@@ -8,7 +8,7 @@
 
 `hover` is plotly's template of what pointing at a mark says; `%{text}` and `%{customdata}` in it stand for the entries
 of `text` and `details`. Names are escaped here; texts from outside within `hover`, `text` and `details` pass through
-`chart.escape` first. Colours come from `kinfed.report.drawing.palette`, so that they follow the reader's light or dark
+`chart.escape` first. Colours come from `kinfed.report.drawing.looks`, so that they follow the reader's light or dark
 theme.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from kinfed.analysis import Average, Method
 from kinfed.report.drawing.chart import Trace, escape, numbers, subsampled
-from kinfed.report.drawing.palette import HEAT_HIGH, HEAT_LOW, INK, MUTED, SURFACE, faded, style_of
+from kinfed.report.drawing.looks import HEAT_HIGH, HEAT_LOW, INK, MUTED, SURFACE, faded, style_of
 
 MAX_DOTTED = 25  # points of a line that are marked one by one
 MAX_GAPPED = 60  # rows or columns of a map with a gap between them

@@ -23,8 +23,8 @@ from typing import Any
 from markupsafe import Markup
 
 from kinfed.report.drawing.chart import Figure, Trace, axis, layout, tick_text
+from kinfed.report.drawing.looks import AXIS, DARK, GRID, HUES, INK, MUTED
 from kinfed.report.drawing.marks import ramp
-from kinfed.report.drawing.palette import AXIS, DARK, GRID, HUES, INK, MUTED
 
 DASH_LENGTHS = {"dash": "8 5", "dot": "2 4", "dashdot": "8 4 2 4"}
 LEVELS = 16  # of colour in a map
@@ -52,7 +52,7 @@ class _Still:
         margin = self.layout["margin"]
         self.left, self.right = margin["l"], width - margin["r"]
         self.top, self.bottom = margin["t"], figure.height - margin["b"]
-        self.x = make_scale(self.layout["xaxis"], self._values("x"), self.left, self.right, self._is_tight("x"))
+        self.x = make_scale(self.layout["xaxis"], self._values("x"), self.left, self.right, self._has_map("yaxis"))
         y_axes: tuple[str, ...] = ("yaxis", "yaxis2")
         self.y = {name: self._y_scale(name) for name in y_axes if name in self.layout}
 
@@ -93,16 +93,14 @@ class _Still:
         if tops or any(trace.get("fill") == "tozeroy" for trace in self.traces):
             yield from (0.0, *tops.values())
 
-    def _is_tight(self, letter: str) -> bool:
-        return any(trace["type"] == "heatmap" and axis_name(trace) == "yaxis" for trace in self.traces) or (
-            letter == "y" and any("stackgroup" in trace for trace in self.traces)
-        )
+    def _has_map(self, name: str) -> bool:
+        """Tell whether a map, which fills its axes to the edge, stands at a y axis."""
+        return any(trace["type"] == "heatmap" and axis_name(trace) == name for trace in self.traces)
 
     def _y_scale(self, name: str) -> Scale:
         shape, height = self.layout[name], self.bottom - self.top
         start, end = (self.bottom - share * height for share in shape.get("domain", (0, 1)))
-        tight = any(trace["type"] == "heatmap" and axis_name(trace) == name for trace in self.traces)
-        return make_scale(shape, self._values("y", name), start, end, tight)
+        return make_scale(shape, self._values("y", name), start, end, self._has_map(name))
 
     def _axes(self) -> Iterable[str]:
         grid, ink = (f'stroke="{color}" style="stroke:{css_color(color)}"' for color in (GRID, AXIS))

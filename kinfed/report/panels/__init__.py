@@ -13,7 +13,7 @@ what the panel needs. Registering it is all that is needed to have it on the pag
         figure = Figure(...)
         return Panel("Mixing weight", "How much of its own model each client keeps.", (figure,))
 
-Draw with `kinfed.report.drawing.marks` and `kinfed.report.drawing.chart`, in colours of `kinfed.report.drawing.palette`
+Draw with `kinfed.report.drawing.marks` and `kinfed.report.drawing.chart`, in colours of `kinfed.report.drawing.looks`
 (they follow the reader's light or dark theme); pass every text from outside through `chart.escape`.
 """
 

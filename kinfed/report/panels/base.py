@@ -12,8 +12,8 @@ from kinfed.analysis import Method, average
 from kinfed.data import Description
 from kinfed.report.drawing import Figure, Layout, Trace, axis, escape, layout
 from kinfed.report.drawing.chart import client_label, group_name, group_ticks, round_axis
+from kinfed.report.drawing.looks import style_of
 from kinfed.report.drawing.marks import bars, curve
-from kinfed.report.drawing.palette import style_of
 
 MAX_NAMED_GROUPS = 12  # along an axis
 MAX_NAMED_CLIENTS = 25

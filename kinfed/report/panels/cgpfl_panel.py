@@ -16,9 +16,8 @@ from kinfed.algorithms import complexity, confidence, label_discrepancy
 from kinfed.analysis import Average, Method, average, family
 from kinfed.records import RunRecord
 from kinfed.report.drawing.chart import Figure, Layout, axis, escape, layout, round_axis, subsampled
-from kinfed.report.drawing.formats import plural
+from kinfed.report.drawing.looks import LOCAL, MUTED, plural, style_of
 from kinfed.report.drawing.marks import dots, heat, line
-from kinfed.report.drawing.palette import LOCAL, MUTED, style_of
 from kinfed.report.panels.base import Panel, first_series, seed_note, series
 
 MAX_CONTEXTS = 40  # in the map of distances
@@ -101,17 +100,10 @@ def _bound_sentence(method: Method, seed: int, count: int, cost: float | None) -
     return text + "."
 
 
-# How many there should be.
-
-
 def choice_of_number(method: Method) -> Panel | None:
     """Eq. (11) of the first complete trial."""
-    by_seed = {
-        trial.seed: one
-        for trial in method.complete_trials
-        for entry in reversed(trial.rounds)
-        if (one := _context_choice(entry.method)) is not None
-    }
+    rounds = [(trial.seed, entry) for trial in method.complete_trials for entry in reversed(trial.rounds)]
+    by_seed = {seed: one for seed, entry in rounds if (one := _context_choice(entry.method)) is not None}
     if not by_seed:
         return None
     seed = min(by_seed)
@@ -216,10 +208,6 @@ def _against_number(method: Method, points: dict[str, ContextPoint], stars: dict
 
 
 def _coordinates(points: dict[str, ContextPoint]) -> dict[str, Any]:
-    return {
-        "x": [point.contexts for point in points.values()],
-        "y": [100 * point.accuracy.mean for point in points.values()],
-        "error": [100 * (point.accuracy.sd or 0.0) for point in points.values()],
-        "text": [escape(label) for label in points],
-        "hover": "%{text}: K = %{x:.3g}, %{y:.1f} %",
-    }
+    means = {"x": [p.contexts for p in points.values()], "y": [100 * p.accuracy.mean for p in points.values()]}
+    error, text = [100 * (p.accuracy.sd or 0.0) for p in points.values()], [escape(label) for label in points]
+    return means | {"error": error, "text": text, "hover": "%{text}: K = %{x:.3g}, %{y:.1f} %"}

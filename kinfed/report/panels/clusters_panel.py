@@ -10,9 +10,8 @@ from itertools import pairwise
 
 from kinfed.analysis import Method, adjusted_rand
 from kinfed.report.drawing.chart import Figure, Trace, axis, layout, note, round_axis, subsampled
-from kinfed.report.drawing.formats import plural
+from kinfed.report.drawing.looks import GRID, HUES, INK, MUTED, faded, plural
 from kinfed.report.drawing.marks import flat, heat, line, stacked
-from kinfed.report.drawing.palette import GRID, HUES, INK, MUTED, faded
 from kinfed.report.panels.base import ClientGroups, Panel, first_series, seed_note, series
 
 MAX_ROWS = 150  # clients shown one by one

@@ -9,8 +9,8 @@ from typing import Any
 
 from kinfed.analysis import Method
 from kinfed.report.drawing.chart import Figure, Layout, Trace, axis, escape, layout, numbers, round_axis, subsampled
+from kinfed.report.drawing.looks import AXIS, DASHES, GRID, HUES, LOCAL, MUTED, faded, style_of
 from kinfed.report.drawing.marks import heat, line, ramp, stacked
-from kinfed.report.drawing.palette import AXIS, DASHES, GRID, HUES, LOCAL, MUTED, faded, style_of
 from kinfed.report.panels.base import ClientGroups, Panel, first_series, seed_note, series
 
 MAX_STEPS = 25  # rounds, or clients, that a slider stops at

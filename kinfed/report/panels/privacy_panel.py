@@ -107,9 +107,8 @@ def _user_sentence(last: Sequence[dict[str, Any]]) -> str:
         return "Nothing leaves the clients: there is no server model to protect, and no noise."
     return (
         f"Server model private at (ε, δ) = ({max(largest):.3g}, {_delta(one)}) per client, over all rounds "
-        f"({settings}). "
-        "Personal models stay with their clients: they have no noise, and are not covered. The server itself sees "
-        "single updates and is trusted; scores and other figures on this page are not covered."
+        f"({settings}). Personal models stay with their clients: they have no noise, and are not covered. The server "
+        "itself sees single updates and is trusted; scores and other figures on this page are not covered."
     )
 
 

@@ -14,9 +14,8 @@ import numpy as np
 
 from kinfed.analysis import Method
 from kinfed.report.drawing.chart import Figure, axis, escape, layout, round_axis
-from kinfed.report.drawing.formats import plural
+from kinfed.report.drawing.looks import INK, faded, plural, style_of
 from kinfed.report.drawing.marks import bars, line
-from kinfed.report.drawing.palette import INK, faded, style_of
 from kinfed.report.panels.base import Panel, client_names, ranked_bars, series
 
 BINS = 20

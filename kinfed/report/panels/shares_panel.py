@@ -15,9 +15,8 @@ from typing import Any
 from kinfed.analysis import Interval, Method, gains, single_run
 from kinfed.report.drawing import Figure, Layout, axis, escape, layout
 from kinfed.report.drawing.chart import client_label, round_axis, size_axis, subsampled
-from kinfed.report.drawing.formats import plural
+from kinfed.report.drawing.looks import INK, LOCAL, faded, plural, style_of
 from kinfed.report.drawing.marks import band, bars, dots, line
-from kinfed.report.drawing.palette import INK, LOCAL, faded, style_of
 from kinfed.report.panels.base import MAX_BARS, Panel, client_names, seed_note, series
 
 LEAST_SHOWN = 0.005  # share; below it is 0 %
@@ -193,11 +192,10 @@ def _recorded_shares(method: Method) -> MixingShares | None:
     if method.family != "apfl":
         return None
     for seed, rounds in sorted(series(method, "clients").items()):
-        rows = [
-            (number, tuple(map(float, figures["alpha"])))
-            for number, figures in sorted(rounds.items())
-            if isinstance(figures, dict) and figures.get("alpha")
-        ]
+        known = {
+            n: figures["alpha"] for n, figures in rounds.items() if isinstance(figures, dict) and "alpha" in figures
+        }
+        rows = [(number, tuple(map(float, alpha))) for number, alpha in sorted(known.items()) if alpha]
         if not rows:
             continue
         count = len(rows[-1][1])

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kinfed.data.sources import hub, images
+from kinfed.data.sources import encoded_values, hub
 from kinfed.errors import DataError
 
 Speech = Literal["auto", "speech_commands", "speech_commands_8k_subset", "espeak"]
@@ -150,7 +150,7 @@ def _rows(table: Any, file: Path) -> Iterator[dict[str, Any]]:
     present = set(table.column_names)
     if not {"audio", "label"} <= present:
         raise DataError(f"{file} has no columns audio and label; it has {', '.join(table.column_names)}")
-    sounds = images.encoded_values(table["audio"], file.parent, str(file))
+    sounds = encoded_values(table["audio"], file.parent, str(file))
     split = hub.split_of(file)
     for number, sound in enumerate(sounds):
         label = table["label"][number].as_py()

@@ -1,4 +1,9 @@
-"""A federation in plain values: the content of federation-<seed>.json. Needs no torch; describe.py computes it."""
+"""A federation in plain values: the content of federation-<seed>.json. Reading and drawing it needs no torch.
+
+`emd` is the distance sum_y |p_k(y) - p(y)| between a client's class distribution and that of all training data,
+in [0, 2]. `emd_code` is what FedFomo's released function computes: classes that both distributions contain count
+twice, so one class of ten is 2.70 instead of 1.80. Published tables use `emd_code` (P-11); compare like with like.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +11,23 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from kinfed.data.examples.problem import HasProblem, Problem
 from kinfed.errors import DataError, StorageError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kinfed.data.federations.federation import Federation
+
 MOST_CLIENTS = 40  # rows; more clients are sampled by size
 MOST_CLASSES = 60  # columns; more classes are counted and not drawn
 _CELL, _LABEL, _BAR, _TOP = 16, 150, 160, 22  # pixels: a square, the names beside it, the longest bar, the head
 _COLOUR = "#2598e6"
+_SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,7 +67,7 @@ class Description(HasProblem):
 
     def in_words(self) -> str:
         dataset, partition = self.description.get("dataset", "data"), self.description.get("partition", "given")
-        sizes = ((split, sum(self.sizes(split))) for split in ("train", "val", "test"))
+        sizes = ((split, sum(self.sizes(split))) for split in _SPLITS)
         counts = " + ".join(f"{total:,} {split}" for split, total in sizes if total)
         clients = f"{self.num_clients:,} clients, {self.problem.in_words()}"
         return f"{dataset}, partition {partition}: {clients}, {counts} examples"
@@ -108,7 +119,7 @@ class Description(HasProblem):
             place = ".".join(map(str, problem["loc"]))
             raise StorageError(f"{where} does not describe a federation: {place}: {problem['msg']}") from None
         clients, classes = len(description.names), max(description.num_classes, 1)
-        for split in ("train", "val", "test"):
+        for split in _SPLITS:
             counts = getattr(description, split)
             widths = {len(row) for row in counts}
             if len(counts) != clients or widths - {classes}:
@@ -176,3 +187,53 @@ def _square(x: float, y: float, width: float, opacity: float, title: str, height
 
 def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: max(limit - 1, 1)] + "…"
+
+
+def describe(federation: Federation, ids: Tensor | None = None) -> Description:
+    """Describe all clients, or only those of `ids` [n], measured against all."""
+    everyone, regression = slice(None) if ids is None else ids, federation.problem.is_regression
+    counts = {split: federation.class_counts(split)[everyone].tolist() for split in _SPLITS}
+    trained = federation.class_counts()
+    return Description(
+        **counts, names=list(federation.names) if ids is None else [federation.names[k] for k in ids.tolist()],
+        problem=federation.problem, description=federation.description, notes=list(federation.notes),
+        groups=None if federation.groups is None else federation.groups[everyone].tolist(),
+        group_names=federation.group_names, inputs=_inputs(federation),
+        emd=None if regression else emd(trained)[everyone].tolist(),
+        emd_code=None if regression else emd_code(trained)[everyone].tolist(),
+        targets=_targets(federation, ids) if regression else None,
+        listed=None if ids is None else ids.tolist(), clients=None if ids is None else federation.num_clients,
+    )  # fmt: skip
+
+
+def _targets(federation: Federation, ids: Tensor | None) -> list[tuple[float, float]]:
+    lists = (federation.train if ids is None else federation.train.take(ids)).lists()
+    own = [federation.labels[rows].double() for rows in lists]
+    return [(float(y.mean()), float(y.std(correction=0))) for y in own]
+
+
+def _inputs(federation: Federation) -> dict[str, Any]:
+    features, learnt = federation.features, federation.preprocessing
+    scale = {"mean": features.mean, "std": features.std} if learnt is None else {"mean": None, "std": None}
+    plain = {name: None if value is None else value.tolist() for name, value in scale.items()}
+    columns = {} if learnt is None else {"preprocessing": learnt.to_json()}
+    return {"shape": list(features.shape), "tokens": features.is_tokens} | plain | columns
+
+
+def emd(counts: Tensor) -> Tensor:
+    """[K] distance of every client's class distribution from that of all clients together; counts [K, C]."""
+    own, whole = _distributions(counts)
+    return (own - whole).abs().sum(1)
+
+
+def emd_code(counts: Tensor) -> Tensor:
+    """[K] the same with classes in both supports counted twice, as FedFomo's released code does."""
+    own, whole = _distributions(counts)
+    times = (own > 0).double() + (whole > 0).double()
+    return ((own - whole).abs() * times).sum(1)
+
+
+def _distributions(counts: Tensor) -> tuple[Tensor, Tensor]:
+    exact = counts.double()
+    whole = exact.sum(0)
+    return exact / exact.sum(1, keepdim=True).clamp_min(1), whole / whole.sum().clamp_min(1)

@@ -1,4 +1,4 @@
-"""Colours of the report. One look per method, the same in every figure of a page.
+"""Colours of the report, and numbers as people write them. One look per method, the same in every figure of a page.
 
 Figures are written with the colours of the light theme. The page swaps every colour listed in `DARK` when the
 reader's system is dark, so a figure never needs to know about themes: it only has to take its colours from here.
@@ -6,11 +6,14 @@ The colours were chosen to differ under normal vision, protanopia, deuteranopia 
 from the background; beyond seven methods line dashes and markers tell apart those that share a colour.
 """
 
+import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kinfed.analysis import Method, Slot, slots
+from kinfed.analysis import Method, MetricStyle, Slot, slots
 
+MINUS, NARROW_SPACE = "\u2212", "\u202f"
 BACKGROUND = "#ffffff"
 SURFACE = "#f4f5f6"  # the empty end of heat maps
 INK = "#1c1f23"
@@ -64,3 +67,38 @@ def _style(slot: Slot) -> Style:
     if hue is None:
         return Style(LOCAL, DASHES[(2 + turn) % len(DASHES)], _SYMBOLS[turn % len(_SYMBOLS)])
     return Style(HUES[hue], DASHES[turn % len(DASHES)], _SYMBOLS[(hue + turn) % len(_SYMBOLS)])
+
+
+def format_number(value: float, digits: int) -> str:
+    """The number with a true minus and thousands apart; what is only small is never written as zero."""
+    if not math.isfinite(value):
+        return "not finite"
+    if value == 0:
+        return "0"
+    tiny = abs(value) < 0.5 * 10**-digits
+    text = f"{value:.1g}" if tiny else f"{value:,.{0 if abs(value) >= 1000 else digits}f}"
+    return text.replace(",", NARROW_SPACE).replace("-", MINUS)
+
+
+def shown(value: float, style: MetricStyle) -> str:
+    """A value of a metric in its shown unit, which does not follow."""
+    return format_number(style.scale * value, style.digits)
+
+
+def signed(value: float, style: MetricStyle) -> str:
+    """A difference of two values of a metric, with its sign."""
+    return ("+" if value > 0 else "") + shown(value, style)
+
+
+def plural(n: int, noun: str) -> str:
+    """1 client, 2 clients."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}".replace(",", NARROW_SPACE)
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.0f} seconds"
+
+
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """The key that sorts client 2 before client 10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part.casefold()) for part in re.split(r"(\d+)", name) if part]

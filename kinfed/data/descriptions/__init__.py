@@ -1,1 +1,0 @@
-"""Descriptions of federations in numbers, text and HTML."""
