@@ -85,7 +85,7 @@ def safe_shares(log_p: Floats, prior: Floats, weight: Floats | None = None) -> S
 
 
 def likely_shares(log_p: Floats, prior: Floats, strength: float = 10.0, steps: int = 50) -> Floats:
-    """[E] shares that maximize Σ_i log Σ_e π_e p_e(i) by EM; the prior shares [E] count like `strength` further rows."""
+    """[E] shares that maximize Σ_i log Σ_e π_e p_e(i) by EM; prior shares [E] count like `strength` further rows."""
     pi = prior
     p = np.exp(log_p - log_p.max(0, initial=-np.inf))
     for _ in range(steps):
