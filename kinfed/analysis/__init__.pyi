@@ -1,4 +1,3 @@
-from kinfed.analysis import certificates as certificates
 from kinfed.analysis import gain as gain
 from kinfed.analysis.comparison import Comparison as Comparison
 from kinfed.analysis.comparison import Method as Method

@@ -252,7 +252,7 @@ class ModelPipeline:
         return cls(module.eval(), first.inputs, about)
 
     def with_sets(self, thresholds: Mapping[float, float]) -> ModelPipeline:
-        """The same model with thresholds of prediction sets by level (kinfed.analysis.certificates)."""
+        """The same model with thresholds of prediction sets by level (kinfed.theory.certificates)."""
         known = {f"{level:g}": threshold if isfinite(threshold) else None for level, threshold in thresholds.items()}
         return replace(self, about={**self.about, "sets": json.dumps(known)})
 

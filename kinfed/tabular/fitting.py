@@ -40,7 +40,7 @@ from kinfed.tabular.handover import (
     CERTIFIED,
     SAFE,
     Handover,
-    Predictions,
+    OutputsOfAll,
     plain_handover,
     residual_variance,
     safe_handover,
@@ -211,9 +211,9 @@ class SiteFit:
         data, names, settings = self.data, list(outputs), self.settings
         rows, owner = data.train.rows[decision.places], data.train.owner[decision.places]
         variance = residual_variance(decision.outputs[ALONE], data, rows, owner) if data.problem.is_regression else None
-        test = Predictions.of_rows(outputs, names, data, data.test.rows, data.test.owner, variance)
+        test = OutputsOfAll.of_rows(outputs, names, data, data.test.rows, data.test.owner, variance)
         if settings.deploy == SAFE:
-            validated = Predictions.of_rows(decision.outputs, names, data, rows, owner, variance)
+            validated = OutputsOfAll.of_rows(decision.outputs, names, data, rows, owner, variance)
             return safe_handover(names, decision.chosen, validated, test, data, settings.seed, settings.alone_prior)
         taken = decision.chosen
         if settings.deploy == CERTIFIED:
@@ -273,8 +273,8 @@ class SiteFit:
                 models[site] = part(site, name)
                 continue
             shares = handed.shares_of(k)
-            one = ModelPipeline.mixture([part(site, name) for name in shares], list(shares.values()))
-            models[site] = one.with_sets(handed.sets[k].thresholds)
+            mixture = ModelPipeline.mixture([part(site, name) for name in shares], list(shares.values()))
+            models[site] = mixture.with_sets(handed.sets[k].thresholds)
         server = fitted[ONE_MODEL].server_model(ONE_MODEL) if ONE_MODEL in fitted else None
         if server is not None and handed is not None:
             server = server.with_sets(handed.new_site_sets)

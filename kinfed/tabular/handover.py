@@ -8,7 +8,7 @@
 
 Test rows train no model and choose none. With `safe`, half of them, drawn by a key of the site, set the shares; every
 one of these is judged by the shares that the rows before it left, so that all figures are of rows that a prediction had
-not seen. The other half calibrates the site's prediction sets (kinfed.analysis.certificates); their coverage is that of
+not seen. The other half calibrates the site's prediction sets (kinfed.theory.certificates); their coverage is that of
 each row by the threshold that the other rows set.
 
 The likely mixture maximizes the likelihood of the validated rows, Σ log Σ_m π_m p_m, by EM; shares of all sites
@@ -22,17 +22,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kinfed.analysis import certificates
 from kinfed.core import rng
 from kinfed.data import Federation
 from kinfed.tabular.portfolio import ALONE, ONE_MODEL
-from kinfed.theory import likely_shares, most_it_costs, prior_weights, safe_shares
+from kinfed.theory import certificates, safe_mixture
 
 Floats = NDArray[np.float64]
 SAFE, CHOSEN, CERTIFIED = "safe", "chosen", "certified"
@@ -66,12 +66,12 @@ class Handover:
 
 
 @dataclass(frozen=True)
-class Predictions:
+class OutputsOfAll:
     """Outputs [M, T, C] of all fitted contenders on rows of K sites, one site after the other, and their targets [T].
     A probability is that of the truth; where a number is predicted, its density with a variance per site [K]."""
 
     outputs: Floats
-    target: NDArray[np.generic]
+    target: NDArray[Any]
     owner: NDArray[np.int64]
     weight: Floats | None = None  # [T] how much every row counts
     variance: Floats | None = None
@@ -80,7 +80,7 @@ class Predictions:
     def of_rows(
         cls, outputs: Mapping[str, Tensor], names: list[str], data: Federation, rows: Tensor, owner: Tensor,
         variance: Floats | None = None,
-    ) -> Predictions:  # fmt: skip
+    ) -> OutputsOfAll:  # fmt: skip
         stacked = torch.stack([outputs[name].double() for name in names])
         if not data.problem.is_regression:
             stacked = torch.softmax(stacked, 2)
@@ -130,7 +130,7 @@ def residual_variance(alone: Tensor, data: Federation, rows: Tensor, owner: Tens
 
 
 def safe_handover(
-    names: list[str], chosen: list[str], validated: Predictions, test: Predictions, data: Federation, seed: int,
+    names: list[str], chosen: list[str], validated: OutputsOfAll, test: OutputsOfAll, data: Federation, seed: int,
     alone_prior: float,
 ) -> Handover:  # fmt: skip
     """Safe mixtures at all sites; `validated` are outputs of models of the folds, `test` of the fitted ones."""
@@ -139,38 +139,40 @@ def safe_handover(
     equal = np.full(M, 1 / M)
     everything = np.arange(len(validated.target))
     one_hot = np.eye(M)
-    population = likely_shares(validated.log_p(one_hot, everything), equal, strength=1.0)
+    population = safe_mixture.likely_shares(validated.log_p(one_hot, everything), equal, strength=1.0)
     population = 0.9 * population + 0.1 * equal
-    shares, costs = np.zeros((sites, M)), []
+    shares = np.zeros((sites, M))
+    costs: list[float | None] = []
     row_shares = np.zeros((len(test.target), M))
     calibration: list[NDArray[np.int64]] = []
     for k in range(sites):
         own = np.flatnonzero(validated.owner == k)
-        likely = likely_shares(validated.log_p(one_hot, own), population, PRIOR_ROWS)
+        likely = safe_mixture.likely_shares(validated.log_p(one_hot, own), population, PRIOR_ROWS)
         # Learning alone first; what the folds chose only where that is something else.
         pure = [alone] if chosen[k] == ALONE else [alone, names.index(chosen[k])]
         experts = np.stack([*(one_hot[m] for m in pure), likely])
         learning, setting = _halves(np.flatnonzero(test.owner == k), seed, k)
         counted = test.weights(learning)
-        result = safe_shares(test.log_p(experts, learning), prior_weights(len(experts), alone_prior), counted)
+        prior = safe_mixture.prior_weights(len(experts), alone_prior)
+        result = safe_mixture.safe_shares(test.log_p(experts, learning), prior, counted)
         shares[k] = result.shares @ experts
         row_shares[learning], row_shares[setting] = result.row_shares @ experts, shares[k]
-        costs.append(most_it_costs(float(counted.sum()), alone_prior))
+        costs.append(safe_mixture.most_it_costs(float(counted.sum()), alone_prior))
         calibration.append(setting)
     sets = prediction_sets(test, shares, calibration)
     return Handover(names, shares, _outputs(test, row_shares), costs, sets, new_site_sets(test, names))
 
 
-def plain_handover(names: list[str], taken: list[str], test: Predictions) -> Handover:
+def plain_handover(names: list[str], taken: list[str], test: OutputsOfAll) -> Handover:
     """One contender for every site; all test rows calibrate its sets."""
     shares = np.stack([np.eye(len(names))[names.index(name)] for name in taken])
     calibration = [np.flatnonzero(test.owner == k) for k in range(len(taken))]
     sets = prediction_sets(test, shares, calibration)
-    outputs, nothing = _outputs(test, shares[test.owner]), [None] * len(taken)
-    return Handover(names, shares, outputs, nothing, sets, new_site_sets(test, names))
+    nothing: list[float | None] = [None] * len(taken)
+    return Handover(names, shares, _outputs(test, shares[test.owner]), nothing, sets, new_site_sets(test, names))
 
 
-def prediction_sets(test: Predictions, shares: Floats, calibration: list[NDArray[np.int64]]) -> list[PredictionSets]:
+def prediction_sets(test: OutputsOfAll, shares: Floats, calibration: list[NDArray[np.int64]]) -> list[PredictionSets]:
     mixed = [test.mixed(np.repeat(shares[k : k + 1], len(rows), 0), rows) for k, rows in enumerate(calibration)]
     scores = [test.scores(outputs, rows) for outputs, rows in zip(mixed, calibration, strict=True)]
     sets = []
@@ -183,7 +185,7 @@ def prediction_sets(test: Predictions, shares: Floats, calibration: list[NDArray
     return sets
 
 
-def new_site_sets(test: Predictions, names: list[str]) -> dict[float, float]:
+def new_site_sets(test: OutputsOfAll, names: list[str]) -> dict[float, float]:
     """Thresholds of the one model of all at a site without labelled rows, by level; none where there is no such."""
     if ONE_MODEL not in names:
         return {}
@@ -200,7 +202,7 @@ def _halves(rows: NDArray[np.int64], seed: int, site: int) -> tuple[NDArray[np.i
     return np.sort(rows[order[:half]]), np.sort(rows[order[half:]])
 
 
-def _outputs(test: Predictions, row_shares: Floats) -> Tensor:
+def _outputs(test: OutputsOfAll, row_shares: Floats) -> Tensor:
     """[T, C] logits, or numbers, of every test row by its own shares."""
     mixed = torch.from_numpy(test.mixed(row_shares, np.arange(len(test.target))))
     return mixed if test.variance is not None else mixed.clamp_min(1e-300).log()

@@ -3,7 +3,7 @@
 Intervals are value ± t · s with the standard deviation s of bootstrap draws of the site's test rows and Student's t for
 as many rows; of metrics that compare two classes (`Metric.by_class`), for as many as the rarer has. They end where the
 metric does: no share is above 1. For a gain both models are judged on the same draws; a gain in accuracy is bounded
-with two pseudo-rows instead, as few discordant rows have far too small a variance (kinfed.analysis.certificates). The
+with two pseudo-rows instead, as few discordant rows have far too small a variance (kinfed.theory.certificates). The
 mean gain over sites counts every site alike, with Student's t over sites; beside it stands the mean by rows.
 """
 
@@ -16,13 +16,13 @@ import torch
 from scipy.special import stdtrit
 from torch import Tensor
 
-from kinfed.analysis import certificates
 from kinfed.data import Federation
 from kinfed.engine import Judged, Metric, bootstrap_draws, deviation_of_draws
 from kinfed.runs import constant_outputs
 from kinfed.tabular.decision import FitDecision, advantage, judged_test, replicates_for, values
 from kinfed.tabular.fit_result import Estimate, SiteRecord
 from kinfed.tabular.portfolio import ALONE, BASELINE, ONE_MODEL
+from kinfed.theory import certificates
 
 if TYPE_CHECKING:
     from kinfed.tabular.handover import Handover
@@ -83,7 +83,7 @@ class SiteFigures:
         one, alone = self._judged[name], self._judged[ALONE]
         rows = alone.owner == site
         right = [(judged.predicted == judged.target)[rows].astype(np.float64) for judged in (one, alone)]
-        return right[0] - right[1]
+        return np.asarray(right[0] - right[1])
 
     def overall(self, name: str = HANDED) -> tuple[Estimate, Estimate]:
         """The mean gain over sites of what they are handed, by sites and by rows."""

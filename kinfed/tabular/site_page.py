@@ -7,7 +7,7 @@ from kinfed.core import storage
 from kinfed.report import TableCell, TableColumn, TextTable, render
 from kinfed.tabular.fit_result import PAGE, RUNS, FitResult, SiteRecord, server_path, site_path
 from kinfed.tabular.portfolio import ALONE, ONE_MODEL
-from kinfed.tabular.site_sentences import FEW_OF_A_CLASS, FEW_ROWS, Wording, some
+from kinfed.tabular.site_sentences import FEW_OF_A_CLASS, FEW_ROWS, Wording, percent, some
 from kinfed.version import __version__
 
 
@@ -31,7 +31,7 @@ def page(result: FitResult, folder: Path) -> str:
         metric_title=words.style.noun[0].upper() + words.style.noun[1:],
         definition=result.known_metric.definition.replace("client", "site"),
         notes=result.notes, cautions=cautions(result, words), weights=result.weights, table=site_table(result),
-        sites=[(site, words.sentence(site), _details(site, words)) for site in result.sites],
+        sites=[(site, words.sentence(site), words.certificate(site), _details(site, words)) for site in result.sites],
         insurance=words.insurance(), score=words.choice.noun, safe=result.deploy == "safe",
         leaves=[(one.title, words.leaves(one), takers(result, one.name)) for one in chosen],
         tried=tried_table(result), settings=result.settings, trials=result.trials, left_out=result.left_out,
@@ -42,8 +42,8 @@ def page(result: FitResult, folder: Path) -> str:
 
 
 def _details(site: SiteRecord, words: Wording) -> str:
-    """Why it was chosen, what is shown of it, and what is promised."""
-    return " ".join(filter(None, (words.certificate(site), words.promise(site), words.sets(site), words.why(site))))
+    """What is promised, what its sets hold, and why it was chosen."""
+    return " ".join(filter(None, (words.promise(site), words.sets(site), words.why(site))))
 
 
 def adopt_command(result: FitResult) -> str:
@@ -118,13 +118,20 @@ def short_table(result: FitResult, most: int) -> TextTable:
     name, takes = TableColumn("site", "name"), TableColumn("takes", "text")
     rows = [
         (site.site, f"{site.test_rows:,}", words.value(site.baseline), words.value(site.alone),
-         words.title(site.chosen), words.value(site.deployed),
+         _takes(site, words), words.value(site.deployed),
          "–" if site.gain.value is None else words.gain(site.gain.value).removesuffix(" points"))
         for site in result.sites[:most]
     ]  # fmt: skip
     points = ", gain in points" if words.style.in_percent else ""
     title = f"{words.style.noun} on test rows; baseline: {result.baseline}{points}"
     return TextTable.of(title, [name, "rows", "baseline", "alone", takes, "with it", "gain"], rows)
+
+
+def _takes(site: SiteRecord, words: Wording) -> str:
+    """What a site takes, in a few words: 52 % own, Kin."""
+    own = (site.shares or {site.chosen: 1.0}).get(ALONE, 0.0)
+    others = words.title(site.chosen) if site.chosen != ALONE else "others"
+    return words.title(site.chosen) if own in (0.0, 1.0) else f"{percent(own)} own, {others}"
 
 
 def _site_row(site: SiteRecord, words: Wording, reach: float, result: FitResult) -> list[TableCell | str]:
@@ -140,7 +147,7 @@ def _site_row(site: SiteRecord, words: Wording, reach: float, result: FitResult)
     shown = "" if site.chosen == ALONE else ", shown" if site.gain_chosen.is_shown else ", not shown"
     one_model = words.value(site.one_model) if any(one.name == ONE_MODEL for one in result.contenders) else "–"
     return [
-        site.site, cell, words.value(site.alone), words.value(site.deployed), f"{shares.get(ALONE, 0.0):.0%}",
+        site.site, cell, words.value(site.alone), words.value(site.deployed), percent(shares.get(ALONE, 0.0)),
         f"{words.title(site.chosen)}{shown}", one_model, words.value(site.baseline), f"{site.train_rows:,}",
         f"{site.test_rows:,}",
     ]  # fmt: skip

@@ -117,10 +117,11 @@ class Wording:
         if len(shares) == 1:
             return self.way(next(iter(shares)))
         own = shares.get(ALONE, 0.0)
-        parts = [f"{self.title(name)} {share:.0%}" for name, share in sorted(shares.items(), key=lambda one: -one[1])
-                 if name != ALONE and share >= 0.005]  # fmt: skip
+        ordered = sorted(shares.items(), key=lambda one: -one[1])
+        parts = [f"{self.title(name)} {percent(one)}" for name, one in ordered if name != ALONE and one >= 0.005]
         others = f" ({', '.join(parts)})" if parts else ""
-        return f"{own:.0%} the model it trains alone and {1 - own:.0%} what it learnt with the others{others}"
+        shared = f"{percent(1 - own)} what it learnt with the others{others}"
+        return f"{percent(own)} the model it trains alone and {shared}" if own else shared
 
     def certificate(self, site: SiteRecord) -> str:
         """What the test rows show of the contender that the folds chose; "" where that is learning alone."""
@@ -154,7 +155,7 @@ class Wording:
         size = f"are {self.number(site.set_size)} wide" if self.result.problem.is_regression else (
             f"hold {site.set_size:.2f} classes on average"
         )  # fmt: skip
-        return f"Sets of 90 % {size} and held the truth in {site.covered:.0%} of {plural(site.set_rows, 'row')}."
+        return f"Sets of 90 % {size} and held the truth in {percent(site.covered)} of {plural(site.set_rows, 'row')}."
 
     def insurance(self) -> str:
         """What safe mixtures cost and saved beside what the folds chose; "" where none were made."""
@@ -306,6 +307,10 @@ class Wording:
         if (gain.value or 0.0) > 0:
             return f"{figure}: on average, learning with the others helps."
         return f"{figure}: on average, sites do better alone, although their validation rows suggested otherwise."
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def some(names: Sequence[str], most: int = 8) -> str:

@@ -1,13 +1,9 @@
+from kinfed.theory import certificates as certificates
+from kinfed.theory import safe_mixture as safe_mixture
 from kinfed.theory.gaussian import CASES as CASES
 from kinfed.theory.gaussian import Case as Case
 from kinfed.theory.gaussian import GaussianTask as GaussianTask
 from kinfed.theory.gaussian import draw as draw
-from kinfed.theory.safe_mixture import ALONE_PRIOR as ALONE_PRIOR
-from kinfed.theory.safe_mixture import SafeShares as SafeShares
-from kinfed.theory.safe_mixture import likely_shares as likely_shares
-from kinfed.theory.safe_mixture import most_it_costs as most_it_costs
-from kinfed.theory.safe_mixture import prior_weights as prior_weights
-from kinfed.theory.safe_mixture import safe_shares as safe_shares
 from kinfed.theory.two_level import Numbers as Numbers
 from kinfed.theory.two_level import TwoLevel as TwoLevel
 from kinfed.theory.two_level import log_shrink as log_shrink

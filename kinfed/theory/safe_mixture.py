@@ -48,7 +48,7 @@ class SafeShares:
     @property
     def predictive_loss(self) -> Floats:
         """[n] −log of what the mixture gave to each row before it had seen it: an honest figure of the deployed."""
-        return -np.log((self.row_shares * np.exp(self.log_p.T)).sum(1))
+        return np.asarray(-np.log((self.row_shares * np.exp(self.log_p.T)).sum(1)))
 
 
 def prior_weights(experts: int, alone: float = ALONE_PRIOR) -> Floats:

@@ -15,7 +15,7 @@ import kinfed
 from kinfed.errors import ConfigError
 from kinfed.serving.pipeline import ModelPipeline
 from kinfed.tabular.fit_result import FitResult
-from kinfed.tabular.handover import LEVELS, Predictions, safe_handover
+from kinfed.tabular.handover import LEVELS, OutputsOfAll, safe_handover
 from kinfed.tabular.portfolio import ALONE, ONE_MODEL
 from kinfed.tabular.site_sentences import Wording
 from tests.command_line import kinfed as command
@@ -70,7 +70,7 @@ def test_test_rows_set_shares_and_nothing_else(table: Table) -> None:
     assert [site.shares for site in first.sites] != [site.shares for site in other.sites]
 
 
-def planted(alone: float, other: float, rows: int, sites: int = 40) -> tuple[Predictions, Predictions, Any]:
+def planted(alone: float, other: float, rows: int, sites: int = 40) -> tuple[OutputsOfAll, OutputsOfAll, Any]:
     """Two contenders that give the truth, class 1, these probabilities up to noise; validation says nothing."""
     draw = np.random.default_rng(0)
     p = np.clip(np.array([alone, other])[:, None] + 0.1 * draw.normal(size=(2, sites * rows)), 0.02, 0.98)
@@ -79,8 +79,8 @@ def planted(alone: float, other: float, rows: int, sites: int = 40) -> tuple[Pre
     data = kinfed.Federation.from_arrays(
         np.zeros((sites, 1)), [0, 1] * (sites // 2), [f"s{k:02}" for k in range(sites)]
     )
-    nothing = Predictions(outputs[:, :0], np.zeros(0, np.int64), owner[:0])
-    return nothing, Predictions(outputs, np.ones(sites * rows, np.int64), owner), data
+    nothing = OutputsOfAll(outputs[:, :0], np.zeros(0, np.int64), owner[:0])
+    return nothing, OutputsOfAll(outputs, np.ones(sites * rows, np.int64), owner), data
 
 
 @pytest.mark.parametrize(("alone", "other"), [(0.8, 0.4), (0.4, 0.8), (0.6, 0.6)])

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinfed.theory import likely_shares, most_it_costs, prior_weights, safe_shares
+from kinfed.theory.safe_mixture import likely_shares, most_it_costs, prior_weights, safe_shares
 
 
 @settings(max_examples=60, deadline=None)

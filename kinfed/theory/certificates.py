@@ -32,8 +32,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-
-from kinfed.analysis.statistics import student_quantile
+from scipy.special import stdtrit
 
 Floats = NDArray[np.float64]
 FEW = 60  # rows below which a bound by Student's t is called approximate
@@ -85,8 +84,7 @@ def mean_over_sites(gains: Sequence[float], confidence: float = 0.95) -> Bound |
 
 
 def _bound(value: float, centre: float, error: float, degrees: int, confidence: float, approximate: bool) -> Bound:
-    reach = float(student_quantile(degrees, confidence)) * error
-    one_sided = float(student_quantile(degrees, 2 * confidence - 1)) * error
+    reach, one_sided = (float(stdtrit(degrees, level)) * error for level in ((1 + confidence) / 2, confidence))
     return Bound(value, centre - reach, centre + reach, centre - one_sided, approximate)
 
 
@@ -144,4 +142,4 @@ def e_process(harm: Floats) -> Floats:
     total, squares = (np.concatenate([[0.0], np.cumsum(values)])[:-1] for values in (harm, harm**2))
     mean = total / (before + 1)
     bet = np.clip(mean / ((squares + 1) / (before + 1)), 0.0, 0.5)
-    return np.exp(np.cumsum(np.log1p(bet * np.clip(harm, -1.0, 1.0))))
+    return np.asarray(np.exp(np.cumsum(np.log1p(bet * np.clip(harm, -1.0, 1.0)))))

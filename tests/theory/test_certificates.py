@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kinfed.analysis.certificates import (
+from kinfed.theory.certificates import (
     covered_share,
     drawn_bound,
     e_process,
