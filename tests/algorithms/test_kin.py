@@ -419,7 +419,9 @@ def test_models_that_end_otherwise_are_deployed_at_the_temperatures_of_their_sha
     plain = torch.softmax(module_for(ends_otherwise, at_one["personal"][3])(test), 1)
     assert float((plain - second).detach().abs().max()) > 0.01
     with pytest.raises(ModelError, match="at temperatures of their own is not trained"):
-        task_for(ends_otherwise, rows[ends_otherwise]).grad(rows[ends_otherwise], next(cohort.train.batches(WORK)))
+        task_for(ends_otherwise, rows[ends_otherwise]).grad(
+            rows[ends_otherwise], next(iter(cohort.train.batches(WORK)))
+        )
 
 
 def test_a_model_that_ends_otherwise_runs_and_is_read_back_with_its_temperatures(tmp_path: Path) -> None:

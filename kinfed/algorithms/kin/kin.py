@@ -258,7 +258,7 @@ class Kin(Algorithm[Server, Client, Down, Up]):
         return replace(without, phase=torch.tensor(COMMON), since=ended)
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> dict[str, Tensor]:
-        candidates = (client.alone, down.w, client.adapted)
+        candidates: tuple[Tensor, ...] = (client.alone, down.w, client.adapted)
         validation = evidence(task, candidates, data.val)
         pi = validation.shares(down.prior, down.temperature, self.strength)
         pi[client.replies == 0] = pi.new_tensor([LEAST, 1 - 2 * LEAST, LEAST])
@@ -284,7 +284,7 @@ class Kin(Algorithm[Server, Client, Down, Up]):
         batches = every.batches(self.training, self.refit * self.training.num_steps(every.count), stream="refit")
         return sgd(task, client.alone, batches), down.w, sgd(task, down.w, batches)
 
-    def _merged(self, candidates: tuple[Tensor, Tensor, Tensor], pi: Tensor) -> Tensor:
+    def _merged(self, candidates: tuple[Tensor, ...], pi: Tensor) -> Tensor:
         alone, together, adapted = candidates
         share = (pi[:, 2] / (pi[:, 1] + pi[:, 2]))[:, None].to(together.dtype)
         return torch.where((pi[:, 0] > 0.5)[:, None], alone, torch.lerp(together, adapted, share))
