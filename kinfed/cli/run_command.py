@@ -43,8 +43,8 @@ def run(
     continuation = f"kinfed run --out {shlex.quote(str(folder))} --resume"
     say(run_sentence(config))
     trackers = make_trackers(track or ())
-    with StopRequest(console) as stop, display(console, total_rounds(config), config.metric) as shown:
-        observer = Observers((shown, *trackers))
+    with StopRequest(console) as stop, display(console, total_rounds(config), config.metric) as progress:
+        observer = Observers((progress, *trackers))
         try:
             result = experiment.run(
                 config, out=folder, resume=resume, extend=extend, observer=observer, should_stop=stop

@@ -61,8 +61,8 @@ class RunConfig(
     def __repr__(self) -> str:
         """The methods by name, and what else is not as it is by default."""
         changed = {name: value for name, value in self.changed.items() if (name, value) != ("steps", DEFAULT_STEPS)}
-        shown = {"algorithms": [], **changed} | {"algorithms": list(self.algorithms)}
-        return f"RunConfig({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+        fields = {"algorithms": [], **changed} | {"algorithms": list(self.algorithms)}
+        return f"RunConfig({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
 
     def _check_values(self) -> None:
         if len(set(self.seeds)) != len(self.seeds) or not self.seeds:
