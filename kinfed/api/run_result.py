@@ -38,6 +38,7 @@ from collections.abc import Callable
 
 from kinfed.api.progress import progress_display
 from kinfed.config import RunConfig
+from kinfed.core import convert
 from kinfed.data import Federation
 from kinfed.engine import Builder
 from kinfed.runs import Observer, Observers, experiment
@@ -257,6 +258,15 @@ def run(
     return RunResult(folder=outcome.folder, outcome=outcome)
 
 
-def load(folder: Path | str) -> RunResult:
-    """Read the results of a run from its folder. An unfinished run has the results so far."""
+def load(
+    folder: Path | str, *, plugins: Path | str | Sequence[Path | str] = (), trust_plugins: bool = False
+) -> RunResult:
+    """Read the results of a run from its folder. An unfinished run has the results so far.
+
+    Reading runs no code of a folder. What needs the plugins of the run (`config`, models that a plugin registers) asks
+    for them: name their files as `plugins`, or run those that the folder has recorded, if they are unchanged
+    (`trust_plugins`)."""
+    convert(RunConfig, "plugins", plugins)
+    if trust_plugins:
+        RunFiles(folder).load_plugins()
     return RunResult.read(folder)
