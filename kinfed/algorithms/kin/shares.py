@@ -69,10 +69,10 @@ class Evidence:
         """[n, J] shares of the healthy candidates alone; where they have none, equal ones."""
         if bool(self.healthy.all()):
             return shares
-        kept = torch.where(self.healthy, shares, 0.0)
-        total = kept.sum(1, keepdim=True)
+        healthy_shares = torch.where(self.healthy, shares, 0.0)
+        total = healthy_shares.sum(1, keepdim=True)
         equal = self.healthy / self.healthy.sum(1, keepdim=True)
-        return torch.where(total > 0, kept / total.clamp_min(1e-300), equal)
+        return torch.where(total > 0, healthy_shares / total.clamp_min(1e-300), equal)
 
     def stand_ins(self, candidates: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The candidates [n, P], each replaced by the client's first healthy one where it diverged: numbers that are
