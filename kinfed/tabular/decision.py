@@ -152,10 +152,10 @@ def decide(search: Search, tries: Tries, metric: Metric, reported: Metric | None
             value = pooled_value(metric, judged)
             if one.name not in validation or sign * value > sign * validation[one.name]:
                 best[one.name], validation[one.name] = (number, judged), value
-    told = metric if reported is None else reported
-    if ALONE not in best or not math.isfinite(pooled_value(told, best[ALONE][1])):
+    reference = metric if reported is None else reported
+    if ALONE not in best or not math.isfinite(pooled_value(reference, best[ALONE][1])):
         raise DataError(
-            f"{told.title} is undefined at every site (one class only?), so that nothing can be chosen by it; "
+            f"{reference.title} is undefined at every site (one class only?), so that nothing can be chosen by it; "
             "choose another --metric, such as accuracy or log_loss"
         )
     sites, replicates = data.num_clients, replicates_for(len(places))
