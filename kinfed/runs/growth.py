@@ -32,7 +32,7 @@ def grown_config(
     Whatever else is given must be as it is there, which `refuse_changes` sees to."""
     before = RunFiles(folder).config
     values = (read_toml(file) if file is not None else {}) | dict(settings or {})
-    merged = before.dump()
+    merged = before.dump_for_pool(values.get("pool"))
     for name, value in values.items():
         if value is None:
             continue
