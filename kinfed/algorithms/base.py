@@ -326,7 +326,7 @@ def check_algorithm_settings(algorithm: AnyAlgorithm, task: Task, population: Po
         raise ConfigError("knn: nearest neighbours vote for classes, and a regression has none; set knn to 0")
     if algorithm.knn:
         try:
-            _ = task.head
+            _ = task.feature_head
         except ModelError as error:
             raise ConfigError(
                 f"knn: nearest neighbours are found by features, which this model lacks: {error}"
