@@ -141,7 +141,7 @@ class Worker:
         return updates, self._snapshot(updates.ids), *parts
 
     def mean(self, share: Tensor, positions: Sequence[Tensor], *parts: Part) -> Part:
-        """By field, Σ_m share_m rows[m] of one part of all updates; `positions` of the rows of each worker."""
+        """Σ_m share_m rows[m] of one part of all updates, by field; `positions` of the rows of each worker."""
         means = {}
         with threads.one_thread():
             for name, like in parts[0].items():

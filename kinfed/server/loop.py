@@ -247,8 +247,8 @@ _TOOK_PART, _NOW = "took_part", "now"
 def _is_plain_mean(algorithm: Algorithm[Any, Any, Any, Any]) -> bool:
     """Say whether the server would do nothing with updates but average them by the weights that clients state."""
     parts = (AveragingAlgorithm.aggregate, AveragingAlgorithm.averaged, AveragingAlgorithm.weight)
-    own = (getattr(getattr(algorithm, part.__name__, None), "__func__", None) for part in parts)
-    return not algorithm.single_updates and all(mine is part for mine, part in zip(own, parts, strict=True))
+    methods = (getattr(getattr(algorithm, part.__name__, None), "__func__", None) for part in parts)
+    return not algorithm.single_updates and all(one is part for one, part in zip(methods, parts, strict=True))
 
 
 def _join(records: Iterable[Record | None], other: Record | None) -> None:
