@@ -269,8 +269,12 @@ class AveragingAlgorithm(Algorithm[Server, Client, Down, Up]):
         """[n]: what clients weigh in the mean; None: all the same."""
         return getattr(up, COUNT, None)
 
+    def averaged(self, up: Up) -> Up:
+        """The mean of updates [n, ...], as `step` takes it."""
+        return mean_of(up, self.fields, self.weight(up))
+
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
-        return self.step(server, mean_of(up, self.fields, self.weight(up)), round)
+        return self.step(server, self.averaged(up), round)
 
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]
