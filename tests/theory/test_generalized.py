@@ -14,7 +14,7 @@ from realdata import real_data
 from scipy import integrate
 
 from kinfed.errors import DataError
-from kinfed.theory import FAMILIES, Ascent, Likelihood, SiteRows, at_zero, check_range, log_likelihood, modes
+from kinfed.theory.sums import FAMILIES, Ascent, Likelihood, SiteRows, at_zero, check_range, log_likelihood, modes
 
 
 def ascend(rows, z, family, nodes, rounds=30, start=0.5, ridge=0.0):

@@ -16,9 +16,9 @@ import pytest
 from realdata import real_data
 
 from kinfed.errors import DataError
-from kinfed.theory import (
+from kinfed.theory import TwoLevel
+from kinfed.theory.sums import (
     Sums,
-    TwoLevel,
     check_sums,
     fit_diagonal,
     fit_full,

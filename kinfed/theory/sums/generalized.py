@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from scipy import linalg, special
 
 from kinfed.errors import DataError
-from kinfed.theory.mixed import Array
+from kinfed.theory.sums.mixed import Array
 
 MODE_STEPS = 60  # Newton steps to a site's mode; they nearly always take less than ten
 FLOOR = 1e-3  # λ · rms(z) at least: a λ that were 0 would stay there, for the gradient in λ vanishes by symmetry

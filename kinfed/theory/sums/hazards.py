@@ -18,15 +18,15 @@ import numpy as np
 from scipy import linalg
 
 from kinfed.errors import DataError
-from kinfed.theory.generalized import Likelihood
-from kinfed.theory.mixed import Array
+from kinfed.theory.sums.generalized import Likelihood
+from kinfed.theory.sums.mixed import Array
 
 DECREMENT = 1e-16  # Newton stops where a step promises less: eight digits of β need it
 MOST_ROUNDS = 50
 
 
 def partial_likelihood(x: Array, time: Array, event: Array, beta: Array) -> Likelihood:
-    """Of one site with rows x [N, p]; `event` is 1 where the time is that of an event, 0 where it is censored."""
+    """Log partial likelihood of one site with rows x [N, p]; `event` is 1 at the time of an event, 0 where censored."""
     order = np.argsort(-time, kind="stable")
     x, time, died = x[order], time[order], event[order] > 0
     centre = x.mean(0) if len(x) else 0.0
@@ -67,7 +67,7 @@ class BaselineHazard:
 
 
 def baseline_hazard(x: Array, time: Array, event: Array, beta: Array) -> BaselineHazard:
-    """Of one site; with Efron's shares for ties, as survival's `basehaz`."""
+    """Cumulative hazard of one site; with Efron's shares for ties, as survival's `basehaz`."""
     risk, times = np.exp(x @ beta), np.unique(time[event > 0])
     steps = np.zeros(len(times))
     for i, t in enumerate(times):

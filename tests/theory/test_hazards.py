@@ -10,7 +10,7 @@ import pytest
 from realdata import real_data
 
 from kinfed.errors import DataError
-from kinfed.theory import Likelihood, baseline_hazard, newton_on_totals, partial_likelihood
+from kinfed.theory.sums import Likelihood, baseline_hazard, newton_on_totals, partial_likelihood
 
 
 def fit(x, time, event, site):
