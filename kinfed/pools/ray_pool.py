@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms import AnyAlgorithm
-from kinfed.core import PLUGIN_PREFIX, is_broadcast
+from kinfed.core import is_broadcast, plugins
 from kinfed.data import Federation
 from kinfed.engine import ModuleTask, Task
 from kinfed.errors import ConfigError, PoolError
@@ -108,7 +108,7 @@ def _send_plugins_as_code() -> None:
     """Classes of plugin files travel as code: workers have not loaded those files, and may not even have them."""
     pickler: Any = ray.cloudpickle
     for name, module in list(sys.modules.items()):
-        if name.startswith(PLUGIN_PREFIX):
+        if name.startswith(plugins.PREFIX):
             pickler.register_pickle_by_value(module)
 
 

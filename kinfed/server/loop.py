@@ -219,11 +219,11 @@ class Loop:
 
     def load(self, completed: int, tensors: Mapping[str, Tensor]) -> None:
         known = ("server.", "clients.", *(f"{stage.name}." for stage in self.stages))
-        if strange := [name for name in tensors if name not in (_TOOK_PART, _NOW) and not name.startswith(known)]:
-            raise CheckpointError(f"a checkpoint of a method holds no {sorted(strange)[0]}; was it written by kinfed?")
-        server, kept = below(tensors, "server."), self.server.named()
-        if server.keys() != kept.keys():
-            raise CheckpointError(f"server state has fields {sorted(server)}; the method keeps {sorted(kept)}")
+        if unknown := [name for name in tensors if name not in (_TOOK_PART, _NOW) and not name.startswith(known)]:
+            raise CheckpointError(f"a checkpoint of a method holds no {sorted(unknown)[0]}; was it written by kinfed?")
+        server, state = below(tensors, "server."), self.server.named()
+        if server.keys() != state.keys():
+            raise CheckpointError(f"server state has fields {sorted(server)}; the method keeps {sorted(state)}")
         self.server = self.server.like(server).to(self.task.device)
         self.pool.load(below(tensors, "clients."))
         for stage in self.stages:

@@ -26,7 +26,7 @@ from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.ditto import Ditto
 from kinfed.config.config_reading import make_config
 from kinfed.core import backoff
-from kinfed.core.registry import load_plugin
+from kinfed.core.plugins import load as load_plugin
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.examples.problem import Problem
 from kinfed.engine.contract.objective import SQUARED

@@ -223,8 +223,8 @@ class Kin(Algorithm[Server, Client, Down, Up]):
         group[known] = label.to(group.device)
         centre = centres(sketches, label.to(sketches.device))
         omega, loss = server.w.repeat(len(centre), 1), torch.full_like(server.loss, UNKNOWN)
-        begun = {"phase": torch.tensor(TRIAL), "since": torch.tensor(round.number + 1)}
-        return replace(server, omega=omega, centre=centre, group=group, loss=loss, **begun)
+        trial = {"phase": torch.tensor(TRIAL), "since": torch.tensor(round.number + 1)}
+        return replace(server, omega=omega, centre=centre, group=group, loss=loss, **trial)
 
     def _judge(self, server: Server, round: RoundInfo) -> Server:
         """End the trial where it has lasted long enough and most clients have been heard on both sides."""

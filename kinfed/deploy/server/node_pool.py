@@ -99,8 +99,8 @@ class NodePool:
 
     def _read_update(self, k: int, round: int, answer: Packet) -> Any:
         """The content of a client's answer to a round; MessageError if it cannot be used."""
-        if strange := answer.groups.keys() - {"up"}:
-            raise MessageError(f"an answer to a round holds an update and nothing else; got {min(strange)} too")
+        if unknown := answer.groups.keys() - {"up"}:
+            raise MessageError(f"an answer to a round holds an update and nothing else; got {min(unknown)} too")
         return self._checks.update(k, answer.group("up"))
 
     def _combine(self, answers: Mapping[int, Any], round: int, needed: int, updates: Updates) -> Updates:

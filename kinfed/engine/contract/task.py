@@ -148,8 +148,8 @@ class Task(ABC):
             replace(batch, x=batch.x[:, b : b + 1], y=batch.y[:, b : b + 1], weight=one, sample=None)
             for b in range(batch.y.shape[1])
         )
-        given = () if feature_loss is None else (feature_loss,)
-        grads = (self.grad(theta, column, *given) for column in columns)
+        hook = () if feature_loss is None else (feature_loss,)
+        grads = (self.grad(theta, column, *hook) for column in columns)
         return torch.stack([torch.linalg.vector_norm(g, dim=1) for g in grads], 1)
 
     @torch.no_grad()
