@@ -44,6 +44,7 @@ from kinfed.algorithms.common.by_sums import (
     BySums,
     SumsUp,
     moments,
+    not_finite_where,
     num_columns,
     numpy_of,
     packed,
@@ -69,6 +70,7 @@ from kinfed.theory.sums import (
 Effects = Literal["auto", "intercept", "slopes", "correlated"]
 MOST_CORRELATED = 8  # columns with a full covariance
 MOST_SLOPES = 40  # columns for which `auto` tries slopes: a site costs their third power
+HUGE = 1e300  # of what nothing is known yet: states are finite
 DONE = 1e-7  # gain in the criterion for which another round of totals is not asked
 START = 0.1  # variances before the first step, in units of σ² and of the column
 # What became of the fit.
@@ -122,10 +124,12 @@ class LMM(BySums[Server, Nothing, Fit]):
     def init_server(self, task: Task, population: Population) -> Server:
         p, k = num_columns(task), population.num_clients
         zero = torch.zeros((), dtype=torch.float64)
-        psi = np.diag(np.where(np.isin(np.arange(p), self._columns(p)), START, 0.0)) if self.totals else np.zeros((p, p))
+        psi = (
+            np.diag(np.where(np.isin(np.arange(p), self._columns(p)), START, 0.0)) if self.totals else np.zeros((p, p))
+        )
         fit = Fit(tensor_of(np.zeros(p)), tensor_of(np.zeros((p, p))), tensor_of(psi), zero)
         width = 0 if self.totals else (p + 1) * (p + 2) // 2
-        best = torch.cat([torch.full((p + 1,), torch.inf), torch.tensor([torch.inf])]).to(torch.float64)
+        best = torch.full((p + 2,), HUGE, dtype=torch.float64)
         return Server(
             fit, torch.zeros(k, width, dtype=torch.float64), torch.zeros(k, dtype=torch.bool),
             torch.ones(p, dtype=torch.bool), zero.clone(), torch.zeros(2, dtype=torch.float64),
@@ -150,11 +154,12 @@ class LMM(BySums[Server, Nothing, Fit]):
             return Nothing(), SumsUp(packed(sums))
         z = self._columns(num_columns(task))
         beta, inverse, psi, _ = (numpy_of(tensor[0]) for tensor in down.named().values())
-        terms = site_terms(sums, z, psi[np.ix_(z, z)], beta, inverse)
+        finite = np.isfinite(sums.sum((1, 2)))  # what is not is rejected on its way, and must not stop the others
+        terms = site_terms(np.where(finite[:, None, None], sums, 0.0), z, psi[np.ix_(z, z)], beta, inverse)
         answer = packed(
             terms.moments, terms.log_det, terms.scores, terms.traces, terms.leverage, terms.curvature, sums[:, 0, 0]
         )
-        return Nothing(), SumsUp(answer)
+        return Nothing(), SumsUp(not_finite_where(answer, ~finite))
 
     def aggregate(self, server: Server, ids: Tensor, up: SumsUp, round: RoundInfo) -> Server:
         if self.totals:
@@ -191,6 +196,8 @@ class LMM(BySums[Server, Nothing, Fit]):
         first = int(server.verdict) == NOTHING_YET
         kept = independent_columns(matrix[:-1, :-1]) if first else np.flatnonzero(server.kept.cpu().numpy()).tolist()
         count, psi = tensor_of([rows, round.weight]), np.diag(numpy_of(server.fit.psi))[z]
+        if not (bool((np.diag(matrix)[:-1] >= 0).all()) and matrix[0, 0] > 0 and matrix[-1, -1] >= 0):
+            return server  # no matrix of moments: noise has spoilt it
         if rows <= len(kept):
             return replace(server, verdict=torch.tensor(FEW_ROWS), count=count)
         index = [*kept, p]
@@ -200,7 +207,7 @@ class LMM(BySums[Server, Nothing, Fit]):
             return replace(server, verdict=torch.tensor(CONSTANT)) if first else server
         beta, inverse = spread_out(at.beta, at.inverse, kept, p)
         best, least = numpy_of(server.best[:p])[z], float(server.best[p])
-        new, promise = psi, np.inf
+        new, promise = psi, HUGE
         if not first:
             if at.criterion > least + 1e-9 * abs(least) and float(rows) == float(server.count[0]):
                 new = (psi + best) / 2  # the last step went too far; not so where other sites answered
@@ -211,8 +218,8 @@ class LMM(BySums[Server, Nothing, Fit]):
                 free = [j for j, column in enumerate(z) if column in kept]
                 step = np.zeros(q)
                 step[free], promise = scoring_step(psi[free], gradient[free], information[np.ix_(free, free)])
-                new = np.maximum(psi + step, 0.0)
-        variances, remembered = np.zeros(p), np.full(p, np.inf)
+                new, promise = np.maximum(psi + step, 0.0), abs(promise)
+        variances, remembered = np.zeros(p), np.full(p, HUGE)
         variances[z], remembered[z] = np.where(np.isin(z, kept), new, 0.0), best
         fit = Fit(tensor_of(beta), tensor_of(inverse), tensor_of(np.diag(variances)), tensor_of(at.sigma2))
         mask = torch.from_numpy(np.isin(np.arange(p), kept))

@@ -13,8 +13,7 @@ import pytest
 from realdata import real_data
 from scipy import integrate
 
-from kinfed.errors import DataError
-from kinfed.theory.sums import FAMILIES, Ascent, Likelihood, SiteRows, at_zero, check_range, log_likelihood, modes
+from kinfed.theory.sums import FAMILIES, Ascent, Likelihood, SiteRows, at_zero, log_likelihood, modes
 
 
 def ascend(rows, z, family, nodes, rounds=30, start=0.5, ridge=0.0):
@@ -145,8 +144,3 @@ def test_a_ridge_holds_separated_classes():
     ascent, _, rounds = ascend(rows, (0,), "binary", 15, ridge=0.5)
     assert 1 < ascent.point[1] < 10
     assert rounds < 30
-
-
-def test_sites_with_one_class_each_are_refused_in_words():
-    with pytest.raises(DataError, match="nearly every site has one class only"):
-        check_range(np.zeros(2), np.array([34.0]), np.ones(1))

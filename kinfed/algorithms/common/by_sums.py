@@ -1,4 +1,4 @@
-"""Methods that learn by sums: a client answers with sums over its rows, the server solves, nobody takes a gradient step.
+"""Methods that learn by sums: a client answers with sums over its rows, the server solves; there are no gradient steps.
 
 They fit the coefficients of a linear model, or of any model that trains nothing but its last layer: the design X has a
 column of ones and the features that this layer is given. A client's sums travel as one vector of float64, in units of
@@ -58,7 +58,7 @@ class Posterior:
 @dataclass(frozen=True)
 class BySums(AveragingAlgorithm[Server, Client, Down, SumsUp]):
     """What these methods have in common. They take no local steps: settings of local training do not matter. Nor does
-    participation: a round that is needed at all needs everybody, and whoever does not answer is missing from the sum."""
+    participation: a round that is needed at all needs everybody; whoever does not answer is missing from the sum."""
 
     fields = (SUMS,)
     adds_up = True
@@ -141,6 +141,12 @@ def packed(*parts: Array) -> Tensor:
     return tensor_of(np.concatenate(flat, 1) / UNIT)
 
 
+def not_finite_where(answer: Tensor, spoilt: NDArray[np.bool_]) -> Tensor:
+    """The answer [n, W] with NaN in the rows of clients whose data are not finite."""
+    answer[torch.from_numpy(spoilt)] = torch.nan
+    return answer
+
+
 def unpacked_parts(vectors: Tensor, *shapes: tuple[int, ...]) -> list[Array]:
     """The parts of vectors [n, W], of these shapes [...] each; two axes are a symmetric matrix."""
     values, start, parts = numpy_of(vectors) * UNIT, 0, []
@@ -186,4 +192,3 @@ def posterior_rows(places: Tensor, mean: Array, variance: Array, noise: float) -
     rows, columns = np.tril_indices(p)
     extra = np.concatenate([np.full((len(mean), 1), noise), lower[:, rows, columns]], 1)
     return extended_rows(linear_rows(places, mean), tensor_of(extra), Posterior()).to(places.device)
-

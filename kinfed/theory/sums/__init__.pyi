@@ -1,10 +1,12 @@
 from kinfed.theory.sums.generalized import FAMILIES as FAMILIES
+from kinfed.theory.sums.generalized import FLOOR as FLOOR
+from kinfed.theory.sums.generalized import LARGEST as LARGEST
+from kinfed.theory.sums.generalized import RIDGE as RIDGE
 from kinfed.theory.sums.generalized import Ascent as Ascent
 from kinfed.theory.sums.generalized import Family as Family
 from kinfed.theory.sums.generalized import Likelihood as Likelihood
 from kinfed.theory.sums.generalized import SiteRows as SiteRows
 from kinfed.theory.sums.generalized import at_zero as at_zero
-from kinfed.theory.sums.generalized import check_range as check_range
 from kinfed.theory.sums.generalized import log_likelihood as log_likelihood
 from kinfed.theory.sums.generalized import modes as modes
 from kinfed.theory.sums.hazards import baseline_hazard as baseline_hazard

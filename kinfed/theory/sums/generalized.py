@@ -24,13 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, special
 
-from kinfed.errors import DataError
 from kinfed.theory.sums.mixed import Array
 
 MODE_STEPS = 60  # Newton steps to a site's mode; they nearly always take less than ten
 FLOOR = 1e-3  # λ · rms(z) at least: a λ that were 0 would stay there, for the gradient in λ vanishes by symmetry
 LARGEST = 15.0  # coefficients beyond it on standardized columns: the classes are separated, and β runs away
-RIDGE = 0.5  # precision that separated columns get on standardized columns
+RIDGE = 0.5  # precision of a normal prior that holds them then
 
 
 @dataclass(frozen=True)
@@ -235,12 +234,3 @@ def newton_step(point: Array, p: int, gradient: Array, curvature: Array, rms: Ar
 def at_zero(lam: Array, rms: Array) -> NDArray[np.bool_]:
     """[q] which λ are as low as they go, and are reported as zero."""
     return np.asarray(lam < 2 * FLOOR / rms)
-
-
-def check_range(beta: Array, lam: Array, rms: Array) -> None:
-    """Refuse effects of sites that run away: every site then has a single class."""
-    if float((lam * rms).max(initial=0)) > LARGEST:
-        raise DataError(
-            "the sites' effects grow without bound: nearly every site has one class only, and rows within a site say "
-            "nothing; leave out this method"
-        )
