@@ -32,11 +32,12 @@ from kinfed.newcomers import RunInMemory
 from kinfed.records import JobFolder
 from kinfed.runs import Interrupted, RunOutcome, baseline_name, run
 from kinfed.serving import ModelPipeline
-from kinfed.tabular.decision import FitDecision, decide, figures_on_test, only_choice, site_records
+from kinfed.tabular.decision import FitDecision, decide, only_choice
 from kinfed.tabular.fit_result import RECORD, RUNS, ContenderRecord, FitResult, FittedModels, Newcomer
 from kinfed.tabular.fit_settings import FitSettings
 from kinfed.tabular.portfolio import ALONE, LOCAL, ONE_MODEL, Contender, methods_of, run_name
 from kinfed.tabular.search import FitObserver, FoldStore, Search, TimeBudget, Tries, Unobserved, method_config
+from kinfed.tabular.site_figures import figures_on_test, site_records
 
 PLAN = "plan.json"
 SITE = "site"  # the column that names the file of a row, where a table is several files

@@ -11,7 +11,8 @@ import torch
 from kinfed.data.examples.problem import Problem
 from kinfed.engine.scoring.metric_catalogue import METRICS
 from kinfed.engine.scoring.metrics import Judged
-from kinfed.tabular.decision import Advantage, SiteFigures, advantage, best_together, choose, shrunk
+from kinfed.tabular.decision import Advantage, advantage, best_together, choose, shrunk
+from kinfed.tabular.site_figures import SiteFigures
 
 NAN = math.nan
 
