@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 NON_RESULT_SETTINGS = (
     "plugins", "workers", "data", "checkpoint_every", "state", "save_models", "pool", "ray_address", "ray_gpus",
 )  # fmt: skip
+_OF_ONE_POOL = ("ray_address", "ray_gpus", "workers", "state")  # mean nothing, or something else, on another pool
 
 
 # The groups in reverse: Python collects the fields of bases from the last to the first.
@@ -178,6 +179,11 @@ class RunConfig(
         refuse_exclusions(self.settings, where)
         for part in ("training", "privacy", "user_privacy", "codec", "robust_rule", "speeds"):
             getattr(self, part)  # each checks its values when it is made
+
+    def dump_for_pool(self, pool: str | None) -> dict[str, Any]:
+        """What `dump` gives, to go on with on this pool (None: the same): without settings of the one before."""
+        moves = pool is not None and pool != self.pool
+        return {name: value for name, value in self.dump().items() if not (moves and name in _OF_ONE_POOL)}
 
     @property
     def code(self) -> dict[str, str]:

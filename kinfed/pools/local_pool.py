@@ -77,8 +77,9 @@ class LocalPool:
             self._keeps[evaluated] = True
 
     def train(
-        self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None, *, hold: bool = False
-    ) -> Updates:
+        self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None, *, hold: bool = False,
+        only_mean: bool = False,
+    ) -> Updates:  # fmt: skip
         pieces = self._pieces(self.federation.train, ids)
         self._held = []
         updates = OrderedUpdates(ids, (lambda *results: self._held.append(results)) if hold else self._put)

@@ -1,10 +1,12 @@
 """The choice after a search: the settings of every contender, and the contender of every site.
 
-The settings of a contender are those with the best metric over the validated rows of all sites. Which contender a site
-should take rests on its own validation rows, and on those of all other sites.
+Choices are made by a proper score (log loss of classes, RMSE of numbers), whatever metric is reported: AUROC within a
+site is blind to the site's level, and accuracy to how sure a model is. The settings of a contender are those with the
+best score over the validated rows of all sites. Which contender a site should take rests on its own validation rows,
+and on those of all other sites.
 
 Of contender m at site k, a_km is its advantage over learning alone on the rows of the site that validated it (the
-difference of the metric, positive is better), and s_km² the variance of that difference, by the bootstrap over the
+difference of the score, positive is better), and s_km² the variance of that difference, by the bootstrap over the
 site's rows, the same draws for both models. A site with thirty rows has an a_km that is mostly noise; an average over
 sites says nothing of the one site that is different. Between the two stands partial pooling (empirical Bayes):
 
@@ -20,7 +22,8 @@ than chance, τ_m² = 0 and all take the same. A site where the metric is undefi
 portfolio: what shares less is preferred where nothing speaks for sharing more.
 
 Limits: two sites tell little of τ²; s_km² is that of the rows of the site for models as they are, and not of training
-them again; the largest of several estimates is too large on average, and the gain that is reported is not this
+them again. α̂ is too large on average for two reasons: the largest of several estimates was taken, and a fold's model of
+a site alone suffers more from the rows it lacks than one that learns with others. The gain that is reported is not this
 one but that on test rows. s_km² is at least that of half a row: (m_k / 2 n_k)², where m_k is the metric of learning
 alone and n_k its number of rows, of metrics such as AUROC that of the rarer class: ten rows that both models get right
 are no proof that they are equal.
@@ -28,7 +31,7 @@ are no proof that they are equal.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -119,6 +122,8 @@ class FitDecision:
     chosen: list[str]  # [K]
     together: list[str | None]  # [K]
     validated: Tensor  # [K] rows
+    places: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # [V] validated training rows
+    outputs: dict[str, Tensor] = field(default_factory=dict)  # [V, C] of the chosen tries there, by contender
 
     @property
     def fitted(self) -> list[Contender]:
@@ -133,7 +138,8 @@ class FitDecision:
         return max(self.fitted, key=lambda one: 0.0 if one.name == ALONE else self.advantages[one.name].mean)
 
 
-def decide(search: Search, tries: Tries, metric: Metric) -> FitDecision:
+def decide(search: Search, tries: Tries, metric: Metric, reported: Metric | None = None) -> FitDecision:
+    """The choice by `metric`; where the `reported` one is undefined at every site, nothing could be said of it."""
     data, places = search.data, (search.fold_of != NEVER).nonzero().squeeze(1)
     best: dict[str, tuple[int, Judged]] = {}
     validation: dict[str, float] = {}
@@ -146,9 +152,10 @@ def decide(search: Search, tries: Tries, metric: Metric) -> FitDecision:
             value = pooled_value(metric, judged)
             if one.name not in validation or sign * value > sign * validation[one.name]:
                 best[one.name], validation[one.name] = (number, judged), value
-    if ALONE not in best or not torch.isfinite(torch.tensor(validation[ALONE])):
+    reference = metric if reported is None else reported
+    if ALONE not in best or not math.isfinite(pooled_value(reference, best[ALONE][1])):
         raise DataError(
-            f"{metric.title} is undefined at every site (one class only?), so that nothing can be chosen by it; "
+            f"{reference.title} is undefined at every site (one class only?), so that nothing can be chosen by it; "
             "choose another --metric, such as accuracy or log_loss"
         )
     sites, replicates = data.num_clients, replicates_for(len(places))
@@ -158,9 +165,10 @@ def decide(search: Search, tries: Tries, metric: Metric) -> FitDecision:
     advantages = {one.name: advantage(metric, best[one.name][1], alone, draws) for one in others}
     chosen_tries = {one.name: search.make_try(best[one.name][0], one.method) for one in tries.contenders}
     validated = torch.bincount(data.train.owner[places], minlength=sites)
+    outputs = {name: tries.outputs[name, number][places] for name, (number, _) in best.items()}
     return FitDecision(
         tries.contenders, chosen_tries, validation, advantages, choose(advantages, sites),
-        best_together(advantages, sites), validated,
+        best_together(advantages, sites), validated, places, outputs,
     )  # fmt: skip
 
 
@@ -182,6 +190,10 @@ def judged_rows(outputs: Tensor, rows: Tensor, owner: Tensor, data: Federation) 
         outputs = torch.nan_to_num(outputs, nan=0.0, posinf=1e30, neginf=-1e30)
     weight = None if data.weights is None else data.weights[rows].double().numpy()
     return Judged(outputs.numpy(), labels.numpy(), np.asarray(owner), data.num_clients, problem, weight=weight)
+
+
+def judged_test(outputs: Tensor, data: Federation) -> Judged:
+    return judged_rows(outputs, data.test.rows, data.test.owner, data)
 
 
 def judged_training(outputs: Tensor, data: Federation, places: Tensor) -> Judged:

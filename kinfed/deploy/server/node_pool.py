@@ -46,8 +46,9 @@ class NodePool:
     # ---- the contract of a pool ----
 
     def train(
-        self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None, *, hold: bool = False
-    ) -> Updates:
+        self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None, *, hold: bool = False,
+        only_mean: bool = False,
+    ) -> Updates:  # fmt: skip
         """One round. Nodes hold their new states by themselves until a later message says whether it counted."""
         efforts = torch.ones(len(ids)) if effort is None else effort
         orders = {

@@ -50,6 +50,7 @@ class Task(ABC):
     objective: Objective = CROSS_ENTROPY
     problem: Problem | None = None  # by whose metrics models are scored; None: by loss and accuracy alone
     metric: str | None = None  # the headline metric of the run; None: the problem's own
+    no_features: str = ""  # why features cannot be read, as a trial of the model on examples showed
 
     @property
     def trainable(self) -> slice:
@@ -90,6 +91,13 @@ class Task(ABC):
     def head(self) -> Head:
         """The last linear layer, where the model ends in one."""
         raise ModelError(f"{type(self).__name__} has no last linear layer, and so no features")
+
+    @property
+    def feature_head(self) -> Head:
+        """The head, where its input can be read as features and its output is the model's."""
+        if self.no_features:
+            raise ModelError(self.no_features)
+        return self.head
 
     def features_and_logits(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """(features [n, B, d_f], the input of the head; logits [n, B, C]), in evaluation mode and without gradients."""
