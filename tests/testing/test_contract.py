@@ -21,7 +21,7 @@ from kinfed.algorithms.common.one_model import Client
 from kinfed.algorithms.fedavg import FedAvg, Server
 from kinfed.algorithms.heterofl import HeteroFL
 from kinfed.algorithms.moon import MOON
-from kinfed.data import Cohort, Federation, Problem
+from kinfed.data import Cohort, Federation
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.engine.task_factory import Task
 from kinfed.errors import ConfigError
@@ -39,20 +39,8 @@ WORK = LocalTraining(batch=5, steps=5)
 METHOD_TESTS = Path(__file__).parents[1] / "algorithms"
 
 
-def linear_model(outputs: int = 3) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(4, outputs))
-
-
-def with_numbers() -> Federation:
-    """The tiny federation with numbers to predict that sites have different levels of."""
-    data = tiny_federation()
-    y = (data.features.raw[:, 0] - 0.5 * data.features.raw[:, 1]).to(torch.float64) + 0.1 * data.labels
-    return replace(data, labels=y, problem=Problem.of_numbers(y[data.train.rows]))
-
-
-def with_two_classes() -> Federation:
-    data = tiny_federation()
-    return replace(data, labels=(data.labels > 0).to(torch.int64), problem=Problem.of_classes(2))
+def linear_model() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
 
 
 # What some methods need in place of the usual.
@@ -61,8 +49,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     # decide which of them keeps the context's number.
     "cgpfl": {"options": {"contexts": 2}},
     "mocha": {"model": linear_model},
-    "lmm": {"federation": with_numbers(), "model": functools.partial(linear_model, 1)},
-    "glmm": {"federation": with_two_classes(), "model": functools.partial(linear_model, 2)},
     "fedala": {"options": {"max_passes": 3}},  # fifty show no more, and take their time
     "pfedsim": {"options": {"fedavg_rounds": 1}},  # the second phase is what is new in it
     "lotteryfl": {"options": {"accuracy": 0.3}},  # so that some prune in a few rounds
