@@ -68,6 +68,13 @@ def roles(config: dict[str, Any], run: dict[str, Any]) -> list[list[int]]:
     return [federation.split(name).rows.tolist() for name in ("train", "val", "test")]
 
 
+def network(folder: Path, settings: dict[str, Any]) -> tuple[Loopback, dict[int, Any]]:
+    """Three nodes, and their settings."""
+    x, owner = np.random.default_rng(0).normal(size=(90, FEATURES)).astype(np.float32), np.repeat([0, 1, 2], 30)
+    nodes = write_nodes(folder, x, np.arange(90) % 3, owner, ["a", "b", "c"])
+    return Loopback(RUN | {"clients": "a,b,c", "rounds": 2, "out": str(folder / "run")} | settings, nodes), nodes
+
+
 # ---- rows' roles are the owner's ----
 
 
@@ -203,6 +210,21 @@ def test_an_owner_may_give_exact_figures_of_test_rows(config: dict[str, Any]) ->
     assert page(config).released["r1"] == {"evaluate: figures on test rows, exact": 1}
 
 
+@pytest.mark.parametrize("target", [{"classes": "3"}, {"classes": "", "target": "1,1"}])
+def test_a_run_ends_well_with_figures_that_have_noise_and_with_none(tmp_path: Path, target: dict[str, Any]) -> None:
+    net, nodes = network(tmp_path, target | {"dp-noise": 5.0})
+    for node, own in zip(
+        nodes.values(), ({"min_noise": "5"}, {"epsilon": "50", "evaluation_noise": "0"}, {}), strict=True
+    ):
+        node |= own
+    serve(Deployment.parse(net.run_config), net, net.log.append, **net.time)
+    assert any("figures of a: noise 5" in line for line in net.log)
+    assert any("figures of b: the owner of b keeps figures" in line for line in net.log)
+    assert any("the choice of the owners of a, b" in line for line in net.log)
+    assert any(line.startswith("done") for line in net.log)
+    assert all(Vault(node["vault"]).model_path().exists() for node in nodes.values())
+
+
 # ---- nothing goes around the gate ----
 
 
@@ -225,13 +247,8 @@ def test_only_the_gate_lets_answers_out() -> None:
 
 
 def test_the_ledger_has_all_that_left(tmp_path: Path) -> None:
-    numbers = np.random.default_rng(0)
-    x, owner = numbers.normal(size=(90, FEATURES)).astype(np.float32), np.repeat([0, 1, 2], 30)
-    nodes = write_nodes(tmp_path, x, np.arange(90) % 3, owner, ["a", "b", "c"])
-    run = {key: value for key, value in RUN.items() if key != "dp-noise"}
-    settings = run | {"clients": "a,b,c", "rounds": 2, "out": str(tmp_path / "run"), "scaling": "standard"}
-    net = Loopback(settings, nodes)
-    serve(Deployment.parse(settings), net, net.log.append, **net.time)
+    net, nodes = network(tmp_path, {"dp-noise": "", "scaling": "standard"})
+    serve(Deployment.parse(net.run_config), net, net.log.append, **net.time)
     for number, node in nodes.items():
         released = page(node).released
         counts = [count for by_rule in released.values() for count in by_rule.values()]
