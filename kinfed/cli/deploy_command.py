@@ -270,6 +270,9 @@ def predict(
     image_column: Annotated[str | None, Option(help="Column of images instead of feature columns.")] = None,
     ignore: Annotated[str, Option(help="Columns that are not features (models without column names).")] = "",
     name_column: Annotated[str | None, Option(help="Column that names the rows in the output.")] = None,
+    level: Annotated[
+        float | None, Option("--set", help="Add sets, or intervals, that hold the truth so often (0.9; of kinfed fit).")
+    ] = None,
     plugin: Plugins = None,
     trust_plugins: TrustPlugins = False,
 ) -> None:
@@ -283,7 +286,8 @@ def predict(
     if client_column is not None:
         if run is None or not Path(run).is_dir() or client is not None:
             raise ConfigError("--client-column chooses among the models of a folder: give --run DIR, and no --client")
-        _show(_predictions_by_client(table, Path(run), client_column, algorithm, seed, name_column), out, run)
+        by_client = _predictions_by_client(table, Path(run), client_column, algorithm, seed, name_column, level)
+        _show(by_client, out, run)
         return
     if model is not None:
         source = ModelPipeline.read(model)
@@ -297,25 +301,28 @@ def predict(
         raise ConfigError(
             "which model? --model FILE, or --run DIR (of kinfed fit or kinfed run) with --client NAME, or --vault DIR"
         )
-    predictions = predicting.predict(source, table, image_column=image_column, ignore=ignore, name_column=name_column)
+    predictions = predicting.predict(
+        source, table, image_column=image_column, ignore=ignore, name_column=name_column, level=level
+    )
     about = ", ".join(f"{key} {source.about[key]}" for key in ("client", "algorithm", "round") if key in source.about)
     _show(predictions, out, about)
 
 
 def _predictions_by_client(
-    table: Path, folder: Path, column: str, algorithm: str | None, seed: int | None, name_column: str | None
-) -> Predictions:
+    table: Path, folder: Path, column: str, algorithm: str | None, seed: int | None, name_column: str | None,
+    level: float | None,
+) -> Predictions:  # fmt: skip
     from kinfed.records import RunFiles
     from kinfed.serving import model_of_run, predict_by_client
     from kinfed.tabular import FitResult, is_fit
 
     if is_fit(folder):
         result = FitResult.read(folder)
-        return predict_by_client(result.model, [one.site for one in result.sites], table, column, name_column)
+        return predict_by_client(result.model, [one.site for one in result.sites], table, column, name_column, level)
     run = RunFiles(folder)
     names = run.description(run.seed(seed)).names
     return predict_by_client(
-        lambda client: model_of_run(folder, client, algorithm, seed), names, table, column, name_column
+        lambda client: model_of_run(folder, client, algorithm, seed), names, table, column, name_column, level
     )
 
 

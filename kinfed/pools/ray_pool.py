@@ -258,7 +258,7 @@ class RayPool:
         return together
 
     def _cuts(self, n: int, workers: int) -> Cuts:
-        """Columns at which averaged fields are cut, where n updates of some workers are large enough for that to pay."""
+        """Columns at which averaged fields are cut, where n updates are large enough for that to pay."""
         names = self._algorithm.fields if isinstance(self._algorithm, AveragingAlgorithm) and self._form else ()
         rows = {name: getattr(self._form, name) for name in names}
         width = {name: one.shape[1:].numel() for name, one in rows.items()}
