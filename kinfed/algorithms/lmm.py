@@ -259,8 +259,8 @@ class LMM(BySums[Server, Nothing, Fit]):
         return figures if self.totals else figures | self._site_figures(server)
 
     def _site_figures(self, server: Server) -> dict[str, Any]:
-        """Numbers of sites for the page: the effect on a row with average columns and how well it is known, the deviation of
-        its rows around its model, and by how much β would move without it, as Cook's distance."""
+        """Numbers of sites for the page: the effect on a row with average columns, how well it is known, the deviation
+        of its rows around its model, and by how much β would move without the site, as Cook's distance."""
         k, p = len(server.heard), len(server.fit.beta)
         columns = {name: np.full(k, np.nan) for name in ("site_effect", "site_sd", "site_noise", "site_influence")}
         heard, sigma2 = server.heard.cpu().numpy(), float(server.fit.sigma2)
