@@ -41,7 +41,7 @@ def load_run(path: Path, label: str) -> RunRecord:
     run = RunRecord(
         path=path, label=label, config=config, version=str(envelope.get("kinfed", "unknown")),
         versions=dict(envelope.get("versions") or {}), fingerprint=str(envelope["fingerprint"]), trials=(),
-        federations=dict(_descriptions(files)), baselines=dict(_baselines(path)), curves=dict(_curves(path)),
+        federations=dict(_descriptions(path)), baselines=dict(_baselines(path)), curves=dict(_curves(path)),
         parameters=read_parameters(path / "model.json"), results=tuple(results.values()), contents=files.contents,
         changed_files=tuple(name for name in files.changed_files() if not name.startswith("models/")),
     )  # fmt: skip
@@ -139,11 +139,11 @@ def _read_results(path: Path) -> dict[Key, FinalRecord]:
     return {(final.label, final.seed): final for final in finals}
 
 
-def _descriptions(files: RunFiles) -> Iterator[tuple[int, Description]]:
-    for file in sorted(files.path.glob("federation-*.json")):
+def _descriptions(path: Path) -> Iterator[tuple[int, Description]]:
+    for file in sorted(path.glob("federation-*.json")):
         seed = file.stem.removeprefix("federation-")
         if seed.lstrip("-").isdecimal():
-            yield int(seed), files.description(int(seed))
+            yield int(seed), Description.from_json(storage.read_json(file), str(file))
 
 
 def _baselines(path: Path) -> Iterator[tuple[int, Baseline]]:
