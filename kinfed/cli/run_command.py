@@ -45,8 +45,8 @@ def run(
     continuation = f"kinfed run --out {shlex.quote(str(folder))} --resume{plugin_words(config)}"
     say(run_sentence(config))
     trackers = make_trackers(track or ())
-    with StopRequest(console) as stop, display(console, total_rounds(config), config.metric) as shown:
-        observer = Observers((shown, *trackers))
+    with StopRequest(console) as stop, display(console, total_rounds(config), config.metric) as progress:
+        observer = Observers((progress, *trackers))
         try:
             result = experiment.run(
                 config, out=folder, resume=resume, extend=extend, observer=observer, should_stop=stop
@@ -83,7 +83,7 @@ def _config(typed: TypedSettings, out: Path | None, resume: bool, extend: bool) 
         return typed.make_config()
     # "kinfed run --out DIR --resume" alone is enough; where data lies and how to compute may differ this time.
     typed.load_plugins()
-    return make_config(None, {**read_config(out).dump(), **typed.values})
+    return make_config(None, {**read_config(out).dump_for_pool(typed.values.get("pool")), **typed.values})
 
 
 def init(

@@ -124,8 +124,8 @@ def _tune_while_training(plan: Started, configurations: int, folder: Path, resum
         )  # fmt: skip
     for one in result.methods:
         settings = ", ".join(f"{name}={value:g}" for name, value in one.settings.items()) or "as configured"
-        shown = METRICS.named(one.metric).shown(one.value)
-        say(f"{one.label}: {settings} (chance {max(one.chances):.2f}); {shown} on validation data")
+        figure = METRICS.named(one.metric).shown(one.value)
+        say(f"{one.label}: {settings} (chance {max(one.chances):.2f}); {figure} on validation data")
     _say_settings(result.file)
 
 

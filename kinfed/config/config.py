@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 NON_RESULT_SETTINGS = (
     "plugins", "workers", "data", "checkpoint_every", "state", "save_models", "pool", "ray_address", "ray_gpus",
 )  # fmt: skip
+_OF_ONE_POOL = ("ray_address", "ray_gpus", "workers", "state")  # mean nothing, or something else, on another pool
 
 
 # The groups in reverse: Python collects the fields of bases from the last to the first.
@@ -61,8 +62,8 @@ class RunConfig(
     def __repr__(self) -> str:
         """The methods by name, and what else is not as it is by default."""
         changed = {name: value for name, value in self.changed.items() if (name, value) != ("steps", DEFAULT_STEPS)}
-        shown = {"algorithms": [], **changed} | {"algorithms": list(self.algorithms)}
-        return f"RunConfig({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+        fields = {"algorithms": [], **changed} | {"algorithms": list(self.algorithms)}
+        return f"RunConfig({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
 
     def _check_values(self) -> None:
         if len(set(self.seeds)) != len(self.seeds) or not self.seeds:
@@ -171,6 +172,11 @@ class RunConfig(
         refuse_exclusions(self.settings, where)
         for part in ("training", "privacy", "user_privacy", "codec", "robust_rule", "speeds"):
             getattr(self, part)  # each checks its values when it is made
+
+    def dump_for_pool(self, pool: str | None) -> dict[str, Any]:
+        """What `dump` gives, to go on with on this pool (None: the same): without settings of the one before."""
+        moves = pool is not None and pool != self.pool
+        return {name: value for name, value in self.dump().items() if not (moves and name in _OF_ONE_POOL)}
 
     @property
     def code(self) -> dict[str, str]:

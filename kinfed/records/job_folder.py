@@ -122,8 +122,8 @@ class JobFolder:
             self._write_manifest(envelope)
 
     def _take_up(self, config: Mapping[str, Any], fingerprint: str, contents: Mapping[str, str], resume: bool) -> None:
-        there = JobFiles(self.path).envelope
-        if there["fingerprint"] == fingerprint:
+        envelope = JobFiles(self.path).envelope
+        if envelope["fingerprint"] == fingerprint:
             if not resume:
                 raise StorageError(
                     f"{self.path} already holds this run; add --resume to continue it, or choose another folder "
@@ -132,7 +132,7 @@ class JobFolder:
             self._reopen()
             return
         now = storage.plain(config)
-        changes = list(differences(there["config"], now))
+        changes = list(differences(envelope["config"], now))
         before = JobFiles(self.path).contents
         # A name on one side only goes with a change of the configuration, such as another seed.
         names = before.keys() & contents.keys() if changes else before.keys() | contents.keys()

@@ -271,8 +271,8 @@ def client_number(names: list[str], client: str | int) -> int:
         return client
     if client in names:
         return names.index(client)
-    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-    raise ConfigError(f"no client is called {client!r}; there are {shown}")
+    first = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    raise ConfigError(f"no client is called {client!r}; there are {first}")
 
 
 def client_rows(path: Path) -> Iterator[tuple[int, dict[str, str] | None]]:

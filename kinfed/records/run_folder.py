@@ -109,17 +109,17 @@ class RunFolder(JobFolder):
         """Make the run that is here one of more rounds, seeds or methods, which is unfinished from then on. What would
         keep it from having been that from the start is refused before anything changes."""
         files = RunFiles(self.path)
-        there = files.envelope
-        if there["fingerprint"] == fingerprint:
+        envelope = files.envelope
+        if envelope["fingerprint"] == fingerprint:
             return
         now = storage.plain(config)
-        if SEAL not in there and run_fingerprint(there["config"], files.contents) != there["fingerprint"]:
+        if SEAL not in envelope and run_fingerprint(envelope["config"], files.contents) != envelope["fingerprint"]:
             raise StorageError(
                 f"{self.path / 'config.json'} does not hold the configuration that the run was started with, or is of "
                 "a run with plugins by an earlier version; restore the file, or choose another folder with --out"
             )
         backend = files.layout().get("backend") if (self.path / "model.json").exists() else None
-        if changes := growth_differences(there, now, contents, backend):
+        if changes := growth_differences(envelope, now, contents, backend):
             raise StorageError(
                 f"{self.path} cannot grow into this run ({listed_changes(changes)}); more rounds, seeds and methods "
                 "may be added, all else must be as it is there, or choose another folder with --out"
@@ -129,7 +129,7 @@ class RunFolder(JobFolder):
             for name in ("summary.json", "clients.csv"):  # of the smaller run; written again at the end
                 (self.path / name).unlink(missing_ok=True)
         identity = {"fingerprint": fingerprint, "contents": dict(contents), "config": config}
-        grown_from = [*files.earlier_fingerprints, there["fingerprint"]]
+        grown_from = [*files.earlier_fingerprints, envelope["fingerprint"]]
         self._write_manifest(JobFiles(self.path).envelope | identity | {"grown_from": grown_from})
 
     @property

@@ -64,6 +64,7 @@ def run(
     with ExitStack() as stack:
         stack.enter_context(closing(experiment))
         if out is None:
+            experiment.check()
             stack.callback(experiment.observer.ended)
             experiment.observer.begun(RunInfo(experiment.config.dump(), None, None))
             return experiment.execute(None)

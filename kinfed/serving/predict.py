@@ -79,17 +79,17 @@ def predict_by_client(
     strangers = sorted(set(clients) - set(known))
     notes: dict[str, None] = {}
     if strangers:
-        shown = ", ".join(strangers[:5]) + (", ..." if len(strangers) > 5 else "")
-        notes[f"rows of clients that were not there ({shown}) are predicted by the server's model"] = None
+        first = ", ".join(strangers[:5]) + (", ..." if len(strangers) > 5 else "")
+        notes[f"rows of clients that were not there ({first}) are predicted by the server's model"] = None
     places: dict[str | None, list[int]] = {}
     for place, client in enumerate(clients):
         places.setdefault(client if client in known else None, []).append(place)
     parts = []
-    for owner, mine in places.items():
+    for owner, rows_of_owner in places.items():
         where = f"{path} (rows of {owner or 'other clients'})"
-        parts.append(model_of(owner).predictions(rows.take(mine), where=where))
+        parts.append(model_of(owner).predictions(rows.take(rows_of_owner), where=where))
         notes |= dict.fromkeys(parts[-1].notes)
-    order = torch.tensor([place for mine in places.values() for place in mine]).argsort()
+    order = torch.tensor([place for rows_of_owner in places.values() for place in rows_of_owner]).argsort()
     return Predictions(parts[0].problem, torch.cat([part.outputs for part in parts])[order], names, list(notes))
 
 
