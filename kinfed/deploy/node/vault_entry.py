@@ -110,7 +110,7 @@ class VaultEntry:
         self._write(self._answer_path(kind), tensors, {"question": request, "header": json.dumps(answer.header)})
 
     def check_room(self, nbytes: int) -> None:
-        """StorageError where the disk has no room for so many bytes: asked before an answer is paid for."""
+        """Refuse to go on where the disk has no room for this number of bytes; called before an answer is paid for."""
         with storage.storage_errors("find room to answer in", self.folder), storage.draft(self.folder, True) as new:
             new.reserve(nbytes)
 
