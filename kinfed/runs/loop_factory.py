@@ -283,8 +283,9 @@ def simulate(
         shape, outputs = federation.features.shape, federation.problem.outputs
         own = None if isinstance(model, str) else own_model(model, shape, outputs)
         build = own or partial(build_model, str(model), shape, outputs)
-        objective, example = make_objective(federation.problem), example_batch(federation)
-        task = make_task(build, example=example, outputs=outputs, objective=objective)
+        problem, example = federation.problem, example_batch(federation)
+        shapes = outputs if problem.classifies or outputs == 1 else problem.output_shapes
+        task = make_task(build, example=example, outputs=shapes, objective=make_objective(problem))
     if isinstance(algorithm, str):
         algorithm = make_algorithm(algorithm, training or LocalTraining(), options)
     if "needs validation" in algorithm.traits and not int(federation.val.count.sum()):

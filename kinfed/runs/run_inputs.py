@@ -41,7 +41,10 @@ from kinfed.records import FUSED_CONTENT
 
 DEFAULT_CLIENTS = 20
 DEFAULT_PARTITION = "dirichlet"
-COLUMNS = ("client_column", "label_column", "group_column", "split_column", "weight_column", "columns")
+COLUMNS = (
+    "client_column", "label_column", "group_column", "split_column", "weight_column", "time_column", "event_column",
+    "columns",
+)  # fmt: skip
 
 
 class RunInputs:
@@ -139,6 +142,8 @@ class RunInputs:
                 data = data.with_public(public, seed)
             if self.config.foreign_targets:
                 data = data.with_foreign_targets(seed)
+            if self.config.loss.partition(":")[0] == "cox":  # which learns one risk for all times
+                data = replace(data, problem=replace(data.problem, proportional=True))
             if self.config.class_weights != example_weights.NONE:
                 data = data.with_class_weights(self.config.class_weights)
             self._federations[seed] = data
@@ -287,7 +292,8 @@ def build_task(
     task = make_task(
         (lambda: build_model(name, shape, outputs, options)) if build is None else own_model(build, shape, outputs),
         backend=config.backend, device=device, frozen=parse_patterns(config.frozen), example=example, shape=shape,
-        batch=config.batch, outputs=outputs, objective=make_objective(problem, config.loss, config.huber_delta),
+        batch=config.batch, objective=make_objective(problem, config.loss, config.huber_delta),
+        outputs=outputs if problem.classifies or outputs == 1 else problem.output_shapes,
         examples=examples,
     )  # fmt: skip
     task.problem, task.metric = problem, config.metric

@@ -36,7 +36,7 @@ WIDTH = 1024  # examples at once
 @dataclass(frozen=True)
 class Predictions:
     problem: Problem
-    outputs: Tensor  # [n, C] probabilities of classes, or [n] numbers in the target's unit; float32
+    outputs: Tensor  # [n, ...] `Problem.predicted`: probabilities, or numbers in the target's unit; float32
     names: list[str] | None = None  # [n] of the rows, where a column holds them
     notes: list[str] = field(default_factory=list)  # what a reader should know: unseen categories, absent columns
 
@@ -46,33 +46,38 @@ class Predictions:
 
     @property
     def probabilities(self) -> Tensor:
-        """[n, C]"""
-        if self.problem.is_regression:
+        """[n, C] of classes or labels, or of outliving each period of survival."""
+        if not self.problem.has_probabilities:
             raise ModelError("a model of a regression gives numbers and no probabilities; ask for its values")
         return self.outputs
 
     @property
     def values(self) -> Tensor:
-        """[n]"""
-        if not self.problem.is_regression:
+        """[n], or [n, K] of several numbers"""
+        if self.problem.has_probabilities:
             raise ModelError("a model of classes gives probabilities and labels; it has no values")
         return self.outputs
 
     @property
     def labels(self) -> list[str]:
+        if not self.problem.has_classes:
+            raise ModelError(f"labels are names of classes, and the problem is {self.problem.in_words()}")
         return [self.classes[index] for index in self.probabilities.argmax(1).tolist()]
 
     @property
     def header(self) -> list[str]:
-        if self.problem.is_regression:
-            return ["row", "prediction"]
+        if not self.problem.has_classes:
+            return ["row", *self.problem.prediction_names]
         return ["row", "prediction", "probability", *(f"p_{name}" for name in self.classes)]
 
     def lines(self) -> list[list[str]]:
         """The row's number (or name) and the prediction; of classes also its probability and that of every class."""
         names = [str(number + 1) for number in range(len(self.outputs))] if self.names is None else self.names
-        if self.problem.is_regression:
-            return [[name, f"{value:.6g}"] for name, value in zip(names, self.outputs.tolist(), strict=True)]
+        if not self.problem.has_classes:
+            values = self.outputs.flatten(1) if self.outputs.dim() > 1 else self.outputs[:, None]
+            return [
+                [name, *(f"{value:.6g}" for value in row)] for name, row in zip(names, values.tolist(), strict=True)
+            ]
         return [
             [name, label, f"{max(p):.6g}", *(f"{value:.6g}" for value in p)]
             for name, label, p in zip(names, self.labels, self.probabilities.tolist(), strict=True)
@@ -147,18 +152,18 @@ class ModelPipeline:
         problem = self.inputs.problem
         outputs = torch.cat(blocks) if blocks else torch.zeros(0, problem.outputs)
         if not bool(torch.isfinite(outputs).all()):
-            row = int((~torch.isfinite(outputs).all(1)).nonzero()[0])
+            row = int((~torch.isfinite(outputs).flatten(1).all(1)).nonzero()[0])
             raise DataError(f"the model gives NaN for row {row + 1} of {where}; check the scale of its features")
-        given = problem.restored(outputs[:, 0]) if problem.is_regression else torch.softmax(outputs, 1)
-        return Predictions(problem, given, names, notes)
+        return Predictions(problem, problem.predicted(outputs), names, notes)
 
     def predict(self, rows: Any) -> list[str] | np.ndarray[Any, np.dtype[np.float32]]:
-        """[n] the name of the most probable class; of a regression the number, in the target's unit."""
+        """[n] the name of the most probable class; of numbers and counts these, in the target's unit; of survival the
+        chance to outlive each period, of several labels that of each."""
         predictions = self.predictions(rows)
-        return predictions.values.numpy() if self.inputs.problem.is_regression else predictions.labels
+        return predictions.labels if self.inputs.problem.has_classes else predictions.outputs.numpy()
 
     def predict_proba(self, rows: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """[n, C] in the order of `classes`."""
+        """[n, C] in the order of `classes`, of labels, or of periods."""
         return self.predictions(rows).probabilities.numpy()
 
     def save(self, path: Path | str) -> None:

@@ -64,6 +64,8 @@ class Wording:
         if problem.is_regression:
             figures = f"mean {problem.mean:.3g}, standard deviation {problem.scale:.3g}"
             return f"{name}, a number ({figures} in training rows)"
+        if not problem.has_classes:
+            return f"{name}: {problem.in_words()}"
         labels = problem.class_labels
         if len(self.result.class_rows) == len(labels) <= MOST_CLASSES:
             counts = (format_number(rows, 0) for rows in self.result.class_rows)
