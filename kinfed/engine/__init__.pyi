@@ -44,5 +44,5 @@ from kinfed.engine.zoo.lora import lora as lora
 from kinfed.engine.zoo.models import MODELS as MODELS
 from kinfed.engine.zoo.models import Builder as Builder
 from kinfed.engine.zoo.models import build_model as build_model
+from kinfed.engine.zoo.models import model_for as model_for
 from kinfed.engine.zoo.models import model_outline as model_outline
-from kinfed.engine.zoo.models import own_model as own_model

@@ -29,11 +29,10 @@ from kinfed.engine import (
     Builder,
     FrozenPrefix,
     ModuleTask,
-    build_model,
     frozen_prefix,
     make_objective,
     make_task,
-    own_model,
+    model_for,
     parse_patterns,
 )
 from kinfed.errors import ConfigError
@@ -287,13 +286,13 @@ def build_task(
 ) -> ModuleTask:  # fmt: skip
     """The task of a configuration's model (or of the module that `build` makes) for examples of this shape; it is tried
     on an `example` batch at once, where there is one. `examples` are those of all local steps together."""
-    name, options, outputs = config.model.name, config.model.options, problem.outputs
     METRICS.headline(problem, config.metric)  # refuses a metric that is not the problem's
     task = make_task(
-        (lambda: build_model(name, shape, outputs, options)) if build is None else own_model(build, shape, outputs),
+        model_for(problem, shape, config.model.name, config.model.options) if build is None
+        else model_for(problem, shape, build),
         backend=config.backend, device=device, frozen=parse_patterns(config.frozen), example=example, shape=shape,
         batch=config.batch, objective=make_objective(problem, config.loss, config.huber_delta),
-        outputs=outputs if problem.classifies or outputs == 1 else problem.output_shapes,
+        outputs=problem.output_shapes,
         examples=examples,
     )  # fmt: skip
     task.problem, task.metric = problem, config.metric

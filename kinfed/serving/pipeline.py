@@ -15,7 +15,6 @@ import csv
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 
 from kinfed.core import escape_formula, storage
 from kinfed.data import Features, Problem
-from kinfed.engine import MODELS, Builder, build_model, module_from, own_model
+from kinfed.engine import MODELS, Builder, model_for, module_from
 from kinfed.errors import DataError, ModelError
 from kinfed.serving.model_inputs import ModelInputs
 
@@ -187,11 +186,10 @@ class ModelPipeline:
     ) -> ModelPipeline:
         """Make it from a state dict and the facts in a file."""
         inputs = ModelInputs.from_json(about["inputs"], where)
-        shape, outputs = inputs.shape, inputs.problem.outputs
         if build is not None:
-            make = own_model(build, shape, outputs)
+            make = model_for(inputs.problem, inputs.shape, build)
         elif about["model"] in MODELS:
-            make = partial(build_model, about["model"], shape, outputs, inputs.options)
+            make = model_for(inputs.problem, inputs.shape, about["model"], inputs.options)
         else:
             raise ModelError(
                 f"{where} holds a {about['model']}, which is none of kinfed's models; give `build`, the "

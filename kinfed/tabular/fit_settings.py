@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kinfed.data import Problem
     from kinfed.engine import Metric
 
-DEFAULT_METRICS = {"binary": "auroc", "multiclass": "accuracy", "regression": "rmse"}
+DEFAULT_METRICS: dict[str, str] = {"binary": "auroc"}  # of other kinds the headline of runs
 WEIGHTED_METRICS = DEFAULT_METRICS | {"multiclass": "balanced_accuracy"}  # where classes have weights
 
 
@@ -50,7 +50,7 @@ class FitSettings:
         from kinfed.engine import METRICS
 
         defaults = DEFAULT_METRICS if self.class_weights == RunConfig.class_weights else WEIGHTED_METRICS
-        return METRICS.headline(problem, defaults[problem.kind] if self.metric == "auto" else self.metric)
+        return METRICS.headline(problem, defaults.get(problem.kind) if self.metric == "auto" else self.metric)
 
     def dump(self) -> dict[str, Any]:
         return asdict(self)

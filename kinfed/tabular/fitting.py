@@ -185,8 +185,8 @@ class SiteFit:
             sites=site_records(data, decision, figures), overall=figures.overall(decision.chosen),
             notes=tuple(data.notes),
             statistics_bytes=fitted[ALONE].federations[self.settings.seed].statistics_bytes[1] // data.num_clients,
-            target=self.source.options.get("label_column") or "",
-            class_rows=() if data.problem.is_regression else tuple(data.class_counts().sum(0).tolist()),
+            target=_target_name(self.source.options),
+            class_rows=tuple(data.class_counts().sum(0).tolist()) if data.problem.has_classes else (),
             baseline=baseline_name(data.problem), weights=self._weights(), newcomer=decision.newcomer.name,
         )  # fmt: skip
 
@@ -300,3 +300,8 @@ def _as_text(part: pa.Table, names: set[str]) -> pa.Table:
         place = part.column_names.index(name)
         part = part.set_column(place, name, part[name].cast(pa.string()))
     return part
+
+
+def _target_name(options: Mapping[str, Any]) -> str:
+    """The column that is predicted; of survival that of time."""
+    return str(options.get("label_column") or options.get("time_column") or "")

@@ -49,7 +49,12 @@ def read_target(
     if task not in TASKS:
         raise ConfigError(f"task is one of {', '.join(TASKS)}; got {task!r}")
     array = np.asarray(values)
-    if array.ndim > 1 or array.dtype.names is not None or task in ("survival", "multilabel", "dense"):
+    one_column = array.ndim == 2 and array.shape[1] == 1 and task == "auto"  # by mistake, most likely
+    if (
+        (array.ndim > 1 and not one_column)
+        or array.dtype.names is not None
+        or task in ("survival", "multilabel", "dense")
+    ):
         return _several(array, what, task, names)
     column = column_of(values, what)
     if not len(column):

@@ -153,6 +153,8 @@ def _failure(module: nn.Module, example: Tensor, error: Exception, where: str) -
 
 
 def _check_output(z: Any, examples: int, outputs: OutputShapes, when: str) -> None:
+    if isinstance(outputs, tuple) and [len(shape) for shape in outputs] == [1]:
+        ((outputs,),) = outputs
     what = "one number per example" if outputs == 1 else "one row of logits per example"
     wanted = f"the model should give {what}, [{examples}, {outputs or 'classes'}]"
     if isinstance(outputs, tuple):
