@@ -147,7 +147,14 @@ EXTENSIONS.register("neighbours", "kinfed.algorithms.common.neighbours:Neighbour
 
 
 def make_algorithm(name: str, training: LocalTraining, options: Mapping[str, Any] | None = None) -> AnyAlgorithm:
-    """The algorithm `name` with its options. Fields of LocalTraining among them change its local training."""
+    """The algorithm that is registered as `name`, with its `options`. Fields of LocalTraining among them change its
+    local training.
+
+    Example:
+
+        >>> kinfed.make_algorithm("ditto", kinfed.LocalTraining(steps=5), {"lam": 0.1, "lr": 0.01}).training
+        LocalTraining(lr=0.01, batch=20, steps=5)
+    """
     from kinfed.data import LocalTraining
 
     entry = ALGORITHMS[name]

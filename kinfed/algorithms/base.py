@@ -96,6 +96,34 @@ class PrivacyProfile:
 
 @dataclass(frozen=True)
 class Algorithm(Generic[Server, Client, Down, Up]):
+    """A method of federated learning: what is kept, what travels, and what is computed at each end.
+
+    A subclass is a frozen dataclass whose fields are its options. Its four types are trees of tensors: Server and
+    Client are kept, Down and Up travel. All but Server have one row for each of n clients; a model is a row [P].
+    `kinfed.author` offers all that its file needs, and `kinfed.testing.check_algorithm` checks it.
+
+    Example:
+
+        >>> @dataclass(frozen=True)
+        ... class Plain(AveragingAlgorithm[ModelState, Nothing, ModelState, DeltaUp]):
+        ...     rate: float = option(1.0, "share of the mean change that the server takes", gt=0, le=1)
+        ...
+        ...     def init_server(self, task, population):
+        ...         return ModelState(task.init(population.seed))
+        ...
+        ...     def client_update(self, task, client, down, data):
+        ...         return client, DeltaUp(sgd(task, down.w, data.train.batches(self.training)) - down.w, None)
+        ...
+        ...     def step(self, server, mean, round):
+        ...         return ModelState(server.w + self.rate * mean.delta)
+        ...
+        ...     def personalize(self, task, client, down, data):
+        ...         return down.w
+        >>> with kinfed.simulate(kinfed.testing.tiny_federation(), "mlr", Plain(rate=0.5)) as loop:
+        ...     loop.round().active
+        6
+    """
+
     training: LocalTraining = field(default_factory=LocalTraining)
     _: KW_ONLY
     finetune: int = option(0, "k: local steps on the personal model before it is used; 0 is the algorithm itself", ge=0)
@@ -269,8 +297,12 @@ class AveragingAlgorithm(Algorithm[Server, Client, Down, Up]):
         """[n]: what clients weigh in the mean; None: all the same."""
         return getattr(up, COUNT, None)
 
+    def averaged(self, up: Up) -> Up:
+        """The mean of updates [n, ...], as `step` takes it."""
+        return mean_of(up, self.fields, self.weight(up))
+
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
-        return self.step(server, mean_of(up, self.fields, self.weight(up)), round)
+        return self.step(server, self.averaged(up), round)
 
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]
@@ -327,7 +359,7 @@ def check_algorithm_settings(algorithm: AnyAlgorithm, task: Task, population: Po
         raise ConfigError("knn: nearest neighbours vote for classes, and a regression has none; set knn to 0")
     if algorithm.knn:
         try:
-            _ = task.head
+            _ = task.feature_head
         except ModelError as error:
             raise ConfigError(
                 f"knn: nearest neighbours are found by features, which this model lacks: {error}"

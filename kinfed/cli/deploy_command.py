@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from kinfed.cli.parameters import CommandGroup, Plugins
+from kinfed.cli.parameters import CommandGroup, Plugins, TrustPlugins, trust_recorded
 from kinfed.cli.terminal import console, plain_table, say
 from kinfed.errors import ConfigError
 
@@ -258,7 +258,11 @@ def predict(
     image_column: Annotated[str | None, Option(help="Column of images instead of feature columns.")] = None,
     ignore: Annotated[str, Option(help="Columns that are not features (models without column names).")] = "",
     name_column: Annotated[str | None, Option(help="Column that names the rows in the output.")] = None,
+    level: Annotated[
+        float | None, Option("--set", help="Add sets, or intervals, that hold the truth so often (0.9; of kinfed fit).")
+    ] = None,
     plugin: Plugins = None,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Predict classes with probabilities, or numbers, for new examples with one model; needs no server."""
     from kinfed.deploy import Vault
@@ -266,10 +270,12 @@ def predict(
     from kinfed.serving import predict as predicting
     from kinfed.tabular import FitResult, is_fit
 
+    trust_recorded(None if run is None else Path(run), trust_plugins)
     if client_column is not None:
         if run is None or not Path(run).is_dir() or client is not None:
             raise ConfigError("--client-column chooses among the models of a folder: give --run DIR, and no --client")
-        _show(_predictions_by_client(table, Path(run), client_column, algorithm, seed, name_column), out, run)
+        by_client = _predictions_by_client(table, Path(run), client_column, algorithm, seed, name_column, level)
+        _show(by_client, out, run)
         return
     if model is not None:
         source = ModelPipeline.read(model)
@@ -283,25 +289,28 @@ def predict(
         raise ConfigError(
             "which model? --model FILE, or --run DIR (of kinfed fit or kinfed run) with --client NAME, or --vault DIR"
         )
-    predictions = predicting.predict(source, table, image_column=image_column, ignore=ignore, name_column=name_column)
+    predictions = predicting.predict(
+        source, table, image_column=image_column, ignore=ignore, name_column=name_column, level=level
+    )
     about = ", ".join(f"{key} {source.about[key]}" for key in ("client", "algorithm", "round") if key in source.about)
     _show(predictions, out, about)
 
 
 def _predictions_by_client(
-    table: Path, folder: Path, column: str, algorithm: str | None, seed: int | None, name_column: str | None
-) -> Predictions:
+    table: Path, folder: Path, column: str, algorithm: str | None, seed: int | None, name_column: str | None,
+    level: float | None,
+) -> Predictions:  # fmt: skip
     from kinfed.records import RunFiles
     from kinfed.serving import model_of_run, predict_by_client
     from kinfed.tabular import FitResult, is_fit
 
     if is_fit(folder):
         result = FitResult.read(folder)
-        return predict_by_client(result.model, [one.site for one in result.sites], table, column, name_column)
+        return predict_by_client(result.model, [one.site for one in result.sites], table, column, name_column, level)
     run = RunFiles(folder)
     names = run.description(run.seed(seed)).names
     return predict_by_client(
-        lambda client: model_of_run(folder, client, algorithm, seed), names, table, column, name_column
+        lambda client: model_of_run(folder, client, algorithm, seed), names, table, column, name_column, level
     )
 
 

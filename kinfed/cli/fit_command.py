@@ -18,7 +18,7 @@ from kinfed.errors import ConfigError
 if TYPE_CHECKING:
     from kinfed.tabular import FitResult
 
-TABLE, SEARCH, FILES = "Table", "Search", "Files and time"
+TABLE, SEARCH, MODELS, FILES = "Table", "Search", "What sites are handed", "Files and time"
 DEMO = "breast_cancer"
 # Half a minute on a laptop.
 DEMO_SETTINGS = {"trials": 2, "rounds": 15, "algorithms": "ditto,selffl", "metric": "accuracy"}
@@ -45,6 +45,7 @@ def panels() -> Iterator[OptionPanel]:
     yield OptionPanel(TABLE, RunConfig, ("data",))
     names = ("algorithms", "models", "metric", "class_weights", "trials", "folds", "rounds", "seed")
     yield OptionPanel(SEARCH, FitSettings, names)
+    yield OptionPanel(MODELS, FitSettings, ("deploy", "alone_prior"))
 
 
 def fit(
@@ -123,11 +124,11 @@ def _started_with(folder: Path) -> tuple[str | list[str], dict[str, Any]]:
     settings = dict(JobFiles(folder).settings)
     if "table" not in settings or "folds" not in settings:
         raise ConfigError(f"{folder} holds no fit; give the --out of kinfed fit")
-    given = settings.pop("options")
+    options = settings.pop("options")
     tables = settings.pop("table").split(", ")
     if len(tables) > 1:
-        given.pop("client_column")
-    chosen = {name: value for name, value in given.items() if value not in (None, "", [])}
+        options.pop("client_column")
+    chosen = {name: value for name, value in options.items() if value not in (None, "", [])}
     return tables[0] if len(tables) == 1 else tables, settings | chosen
 
 

@@ -20,7 +20,7 @@ from kinfed.runs.results import ClientTable
 
 MAJORITY = "majority class"
 NAMES = {
-    "regression": "mean", "counts": "mean", "survival": "hazard of all rows", "ordinal": "shares of classes",
+    "regression": "mean", "counts": "mean", "survival": "hazard", "ordinal": "shares of classes",
     "multilabel": "shares of labels", "dense": "shares of classes",
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ import torch
 
 from kinfed.data import TablePreprocessing
 from kinfed.data.sources import is_table, load_inputs, read_table
-from kinfed.engine import Builder
+from kinfed.engine import MODELS, Builder
 from kinfed.errors import DataError
 from kinfed.serving.export import TrainedModels
 from kinfed.serving.pipeline import ModelPipeline, Predictions
@@ -28,36 +28,47 @@ def model_of_run(
 ) -> ModelPipeline:  # fmt: skip
     """A client's personal model of a finished run, or without a client the server's. `build` makes the module where it
     is not one of kinfed's own."""
-    return ModelPipeline.from_parts(*TrainedModels.open(folder, algorithm, seed).parts(client), str(folder), build)
+    trained = TrainedModels.open(folder, algorithm, seed)
+    _check_code(trained, build)
+    return ModelPipeline.from_parts(*trained.parts(client), str(folder), build)
 
 
 def server_model_of_run(
     folder: Path, algorithm: str | None = None, seed: int | None = None, build: Builder | None = None
 ) -> ModelPipeline | None:
     """The server's model of a finished run, where it has one for all clients."""
-    parts = TrainedModels.open(folder, algorithm, seed).server_parts()
+    trained = TrainedModels.open(folder, algorithm, seed)
+    _check_code(trained, build)
+    parts = trained.server_parts()
     return None if parts is None else ModelPipeline.from_parts(*parts, str(folder), build)
+
+
+def _check_code(trained: TrainedModels, build: Builder | None) -> None:
+    """A model that is not one of kinfed's is made by the code of a plugin, which must be named, and be the run's."""
+    name = trained.run.layout()["model"]
+    if build is None and (name not in MODELS or not MODELS.is_own(name)):
+        trained.run.trusted_settings  # noqa: B018  (it refuses other plugins, and tells how to name the right ones)
 
 
 def predict(
     model: ModelPipeline, table: Path | str, *, image_column: str | None = None, ignore: tuple[str, ...] | str = (),
-    name_column: str | None = None,
+    name_column: str | None = None, level: float | None = None,
 ) -> Predictions:  # fmt: skip
     """Predictions for every row of a table (.csv, .parquet, ...), or of x in an .npz file.
 
     Columns are found by their names, in any order; other columns do not matter. `name_column` names the rows. `ignore`
-    is for models whose training data had no column names."""
+    is for models whose training data had no column names. `level` asks for prediction sets."""
     path = Path(table)
     if not is_table(str(path)):
-        return model.predictions(_array(path), where=str(path))
+        return model.predictions(_array(path), where=str(path), level=level)
     rows = _read(path)
     names = None if name_column is None else _texts(rows, name_column, path)
-    return model.predictions(_examples(model, rows, path, image_column, ignore), names, str(path))
+    return model.predictions(_examples(model, rows, path, image_column, ignore), names, str(path), level)
 
 
 def predict_by_client(
     model_of: Callable[[str | None], ModelPipeline], known: Collection[str], table: Path | str, client_column: str,
-    name_column: str | None = None,
+    name_column: str | None = None, level: float | None = None,
 ) -> Predictions:  # fmt: skip
     """Predictions for every row of a table by the model of the client that the row's cell names; `model_of(None)`, the
     server's, predicts for clients that are not `known`."""
@@ -68,18 +79,20 @@ def predict_by_client(
     strangers = sorted(set(clients) - set(known))
     notes: dict[str, None] = {}
     if strangers:
-        shown = ", ".join(strangers[:5]) + (", ..." if len(strangers) > 5 else "")
-        notes[f"rows of clients that were not there ({shown}) are predicted by the server's model"] = None
+        first = ", ".join(strangers[:5]) + (", ..." if len(strangers) > 5 else "")
+        notes[f"rows of clients that were not there ({first}) are predicted by the server's model"] = None
     places: dict[str | None, list[int]] = {}
     for place, client in enumerate(clients):
         places.setdefault(client if client in known else None, []).append(place)
     parts = []
-    for owner, mine in places.items():
+    for owner, rows_of_owner in places.items():
         where = f"{path} (rows of {owner or 'other clients'})"
-        parts.append(model_of(owner).predictions(rows.take(mine), where=where))
+        parts.append(model_of(owner).predictions(rows.take(rows_of_owner), where=where, level=level))
         notes |= dict.fromkeys(parts[-1].notes)
-    order = torch.tensor([place for mine in places.values() for place in mine]).argsort()
-    return Predictions(parts[0].problem, torch.cat([part.outputs for part in parts])[order], names, list(notes))
+    order = torch.tensor([place for rows_of_owner in places.values() for place in rows_of_owner]).argsort()
+    outputs = torch.cat([part.outputs for part in parts])[order]
+    reach = None if level is None else torch.cat([torch.as_tensor(part.threshold) for part in parts])[order]
+    return Predictions(parts[0].problem, outputs, names, list(notes), reach)
 
 
 def _read(path: Path) -> pa.Table:

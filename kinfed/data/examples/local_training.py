@@ -44,7 +44,14 @@ class TrainingSettings:
 
 @dataclass(frozen=True, repr=False)
 class LocalTraining(TrainingSettings):
-    """Local training of one round. `steps` or `epochs`, not both."""
+    """Local training of one round: optimizer, learning rate, batch size, and `steps` or `epochs`, not both.
+
+    Example:
+
+        >>> training = kinfed.LocalTraining(lr=0.1, batch=10, steps=None, epochs=2, lr_decay=0.5)
+        >>> training.rate(round=3), training.num_steps(torch.tensor([5, 25])).tolist()
+        (0.025, [2, 6])
+    """
 
     poisson: bool = option(False, "Draw every example for a batch on its own with chance batch/n (privacy needs it).")
 
@@ -75,8 +82,8 @@ class LocalTraining(TrainingSettings):
     def _check_optimizer(self) -> None:
         """Refuse settings that the optimizer does not have."""
         if self.optimizer != "sgd" and self.momentum:
-            found = f"{self.optimizer} has betas; got momentum={self.momentum}"
-            raise ConfigError(f"momentum is a setting of optimizer = sgd; {found}")
+            reason = f"{self.optimizer} has betas; got momentum={self.momentum}"
+            raise ConfigError(f"momentum is a setting of optimizer = sgd; {reason}")
         if self.nesterov and not self.momentum:
             raise ConfigError("nesterov is a form of momentum, of which there is none; set momentum, such as 0.9")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):

@@ -67,8 +67,8 @@ class Problem:
             raise DataError(f"a {self.kind} problem does not have {self.num_classes} classes")
         means, scales = (value if isinstance(value, tuple) else (value,) for value in (self.mean, self.scale))
         if not (all(map(isfinite, (*means, *scales))) and all(scale > 0 for scale in scales)):
-            got = " and ".join(", ".join(f"{x:g}" for x in value) for value in (means, scales))
-            raise DataError(f"the target's mean must be finite and its scale positive; got {got}")
+            pair = " and ".join(", ".join(f"{x:g}" for x in value) for value in (means, scales))
+            raise DataError(f"the target's mean must be finite and its scale positive; got {pair}")
         if self.kind == "survival":
             ends = (0.0, *self.periods)
             rising = all(a < b < float("inf") for a, b in pairwise(ends))
@@ -243,8 +243,8 @@ class Problem:
     def check(self, labels: Tensor, what: str = "labels") -> None:
         """Refuse labels [N, *shape] that do not fit."""
         if tuple(labels.shape[1:]) != self.shape:
-            wanted, got = ["N", *self.shape], list(labels.shape)
-            raise DataError(f"{what} of a {self.kind} problem are of shape {wanted}; got {got}".replace("'", ""))
+            wanted = ", ".join(map(str, ("N", *self.shape)))
+            raise DataError(f"{what} of a {self.kind} problem are of shape [{wanted}]; got {list(labels.shape)}")
         if self.kind in CLASSES:
             if labels.is_floating_point():
                 raise DataError(f"{what} of a {self.kind} problem are whole numbers of classes; got {labels.dtype}")

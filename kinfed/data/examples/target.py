@@ -72,8 +72,8 @@ def read_target(
     labels, names = encode(_whole(column), what) if task == "auto" else encode_labels(column, what)
     if codes and _whole(column).dtype.kind in "iu":
         if column.min() < 0:
-            found = f"{column.min():g} in {what}"
-            raise DataError(f"labels must lie in 0..C-1, where C is the number of classes; got {found}")
+            least = f"{column.min():g} in {what}"
+            raise DataError(f"labels must lie in 0..C-1, where C is the number of classes; got {least}")
         labels, problem = torch.from_numpy(column.astype(np.int64)), Problem.of_classes(int(column.max()) + 1)
     else:
         problem = Problem.of_classes(len(names), names)
@@ -138,8 +138,8 @@ def survival_target(time: Any, event: Any, what: str) -> Target:
             "or count from another day"
         )
     words = [str(value).strip().lower() for value in column_of(event, f"event in {what}").tolist()]
-    if strange := sorted(set(words) - {*YES, *NO}):
-        raise DataError(f"event in {what} is 1 where it happened and 0 where not; got {strange[0]!r}")
+    if others := sorted(set(words) - {*YES, *NO}):
+        raise DataError(f"event in {what} is 1 where it happened and 0 where not; got {others[0]!r}")
     events = torch.tensor([word in YES for word in words], dtype=torch.float64)
     share = f"{int(events.sum()):,} events in {len(events):,} rows"
     return Target(torch.stack([times, events], 1), Problem.of_survival(), f"{what}: survival, {share}")
@@ -167,8 +167,8 @@ def read_known_target(values: Any, problem: Problem, what: str) -> Tensor:
     classes = problem.class_labels
     index, names = encode_labels(values, what)
     if unknown := [name for name in names if name not in classes]:
-        shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
-        raise DataError(f"{what} holds the class {unknown[0]!r}, which is unknown; known classes are {shown}")
+        first = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
+        raise DataError(f"{what} holds the class {unknown[0]!r}, which is unknown; known classes are {first}")
     return torch.tensor([classes.index(name) for name in names], dtype=torch.int64)[index]
 
 

@@ -233,9 +233,9 @@ class OwnLoss(ExampleLoss):
             shapes = f"outputs {list(z.shape)} and targets {list(y.shape)}"
             raise ModelError(f"loss {self.name} fails on {shapes}: {type(error).__name__}: {error}") from error
         if not isinstance(values, Tensor) or values.shape != y.shape[:1]:
-            got = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            answer = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ModelError(
-                f"loss {self.name} must give one value per example, [{len(y)}]; got {got}. Leave out means over the "
+                f"loss {self.name} must give one value per example, [{len(y)}]; got {answer}. Leave out means over the "
                 'batch (reduction="none"), and take means over what belongs to one example'
             )
         return values

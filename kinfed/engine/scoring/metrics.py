@@ -271,7 +271,7 @@ _Function = Callable[[Judged], Sums]
 
 def add_metric(name: str, title: str, summary: str, *scorer: str, **about: Any) -> Callable[[_Function], _Function]:
     """Register a metric of examples; `scorer`: what scikit-learn calls it."""
-    made: Callable[[_Function], _Function] = METRICS.register(
+    decorate: Callable[[_Function], _Function] = METRICS.register(
         name, title=title, summary=summary, of="examples", scorer=scorer, **about
     )
-    return made
+    return decorate

@@ -1,7 +1,7 @@
 """Metrics of counts, ordered classes, several labels, positions and survival, as sums over a client's examples.
 
 Survival is judged within clients: a pair of rows of two clients is never compared, and the chance to be censored comes
-from the client's own test rows. Whoever is censored before a time counts there by those who were not: weights 1 / G,
+from the client's own test rows. Rows that are censored before a time count there by others that are not: weights 1 / G,
 with the Kaplan-Meier estimate G of staying uncensored, at least LEAST_UNCENSORED (Graf et al. 1999).
 """
 
