@@ -224,7 +224,7 @@ class SiteFit:
         one_number = data.problem.is_regression and not data.problem.shape
         variance = residual_variance(decision.outputs[ALONE], data, rows, owner) if one_number else None
         test = OutputsOfAll.of_rows(outputs, names, data, data.test.rows, data.test.owner, variance)
-        if not one_number and not data.problem.has_classes:
+        if not one_number and not data.problem.classifies:
             self.observer.note(
                 "every site is handed the one model that was chosen by its validation rows: mixtures, certificates and "
                 "prediction sets are for classes and single numbers"

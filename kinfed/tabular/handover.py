@@ -82,8 +82,8 @@ class OutputsOfAll:
         variance: Floats | None = None,
     ) -> OutputsOfAll:  # fmt: skip
         stacked = torch.stack([outputs[name].double() for name in names])
-        if data.problem.has_classes:
-            stacked = data.problem.predicted(stacked)
+        if data.problem.classifies:
+            stacked = torch.softmax(stacked, 2)
         weight = None if data.weights is None else data.weights[rows].double().numpy()
         return cls(stacked.numpy(), data.labels[rows].numpy(), owner.numpy(), weight, variance)
 
