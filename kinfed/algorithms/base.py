@@ -60,6 +60,8 @@ class RoundInfo:
     # For a server that trains or predicts on its own or public examples (population.pool): never with the noise of
     # private training, which is for clients' examples.
     server_task: Task | None = None
+    # Sum of the weights that a `step`'s mean stands for: mean times weight is the total (`AveragingAlgorithm.adds_up`).
+    weight: float = 1.0
 
     def key(self, purpose: str) -> Tensor:
         """The key of the draws for one purpose in this round (kinfed.core.rng)."""
@@ -277,6 +279,10 @@ class AveragingAlgorithm(Algorithm[Server, Client, Down, Up]):
 
     fields: ClassVar[tuple[str, ...]] = (DELTA,)
     """Fields of Up that are averaged; any other is a weight of that mean. () where nothing is sent."""
+    adds_up: ClassVar[bool] = False
+    """Whether the fields are sums over a client's rows, and `step` works with their total over clients, which is the
+    mean times `RoundInfo.weight`. Every client weighs the same, and no robust rule takes the mean's place: a median of
+    sums is no sum of anybody's rows."""
 
     @property
     def single_updates(self) -> str:
@@ -302,7 +308,9 @@ class AveragingAlgorithm(Algorithm[Server, Client, Down, Up]):
         return mean_of(up, self.fields, self.weight(up))
 
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
-        return self.step(server, self.averaged(up), round)
+        weight = self.weight(up)
+        total = float(len(ids) if weight is None else weight.sum())
+        return self.step(server, self.averaged(up), replace(round, weight=total))
 
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]
