@@ -137,7 +137,8 @@ class Kin(Algorithm[Server, Client, Down, Up]):
         return Server(
             w, w.new_zeros(0, len(w)), centre=w.new_zeros(0, BUCKETS), group=torch.full((n,), NONE),
             sketch=no_sketches(n, w), replies=torch.zeros(n, dtype=torch.int64), prior=prior, heat=heat,
-            loss=prior.new_full((n, 2), UNKNOWN), phase=torch.tensor(COMMON), since=torch.tensor(1), by_group=torch.tensor(False),
+            loss=prior.new_full((n, 2), UNKNOWN), phase=torch.tensor(COMMON), since=torch.tensor(1),
+            by_group=torch.tensor(False),
         )  # fmt: skip
 
     def init_client(self, task: Task, data: Cohort) -> Client:
