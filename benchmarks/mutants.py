@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 import tomllib
+import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
@@ -191,16 +192,18 @@ def is_number(node: ast.AST) -> bool:
 
 
 def nearest_tests(path: str) -> list[str]:
-    """Files of tests that import the module, those of its room first and of these the ones that import the least."""
+    """Files of tests that import the module, or else modules of its folder; those of its room first, and of these the
+    ones that import the least beside it."""
     module = path.removesuffix(".py").replace("/", ".")
-    room, word = Path(path).parts[1], re.compile(rf"\b{re.escape(module)}\b|\b{Path(path).stem}\b")
-    found = []
-    for file in sorted((ROOT / "tests").rglob("test_*.py")):
-        text = file.read_text()
-        if not word.search(text):
-            continue
-        exact = module in text
-        found.append((file.parent.name != room, not exact, text.count("\nfrom kinfed"), str(file.relative_to(ROOT))))
+    files = {file: file.read_text() for file in sorted((ROOT / "tests").rglob("test_*.py"))}
+    for name in (rf"{re.escape(module)}\b", rf"{re.escape(module.rpartition('.')[0])}\b"):
+        found = [
+            (file.parent.name != Path(path).parts[1], text.count("\nfrom kinfed"), str(file.relative_to(ROOT)))
+            for file, text in files.items()
+            if re.search(rf"\b{name}", text) or file.stem == f"test_{Path(path).stem}"
+        ]
+        if found:
+            break
     return [file for *_, file in sorted(found)][:NEAREST]
 
 
@@ -209,13 +212,20 @@ def preload() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     sys.path[:0] = [str(ROOT), str(ROOT / "papers"), str(ROOT / "tests")]
     os.chdir(ROOT)
-    import hypothesis  # noqa: F401
     import numpy  # noqa: F401
     import pydantic  # noqa: F401
     import pytest  # noqa: F401
     import scipy.stats  # noqa: F401
     import sklearn.cluster  # noqa: F401
     import torch  # noqa: F401
+
+
+@dataclass
+class Nearest:
+    """Tests of a module, as words of pytest's command line."""
+
+    words: list[str]
+    seconds: float
 
 
 @dataclass
@@ -228,20 +238,20 @@ class Running:
 
 def judged(mutants: list[Mutant], jobs: int) -> Iterator[Verdict]:
     running: dict[int, Running] = {}
-    waiting, usual = list(reversed(mutants)), dict[str, float]()
+    waiting, nearest = list(reversed(mutants)), dict[str, Nearest]()
     with tempfile.TemporaryDirectory() as folder:
         while waiting or running:
             while waiting and len(running) < jobs:
                 mutant = waiting.pop()
-                tests = nearest_tests(mutant.path)
-                if tests and mutant.path not in usual:
-                    usual[mutant.path] = seconds_without_mutant(mutant.path, tests, Path(folder))
-                if not tests:
+                if mutant.path not in nearest:
+                    nearest[mutant.path] = without_mutant(nearest_tests(mutant.path), Path(folder))
+                tests = nearest[mutant.path]
+                if not tests.words:
                     yield Verdict(mutant, "untested", 0.0)
                     continue
                 log = Path(folder) / f"{len(waiting)}.log"
-                limit = max(LEAST_SECONDS, PATIENCE * usual[mutant.path])
-                running[start(tests, log, mutant)] = Running(mutant, time.monotonic(), limit, log)
+                limit = max(LEAST_SECONDS, PATIENCE * tests.seconds)
+                running[start([*tests.words, "-x"], log, mutant)] = Running(mutant, time.monotonic(), limit, log)
             for pid, one in list(running.items()):
                 seconds = time.monotonic() - one.began
                 ended, status = os.waitpid(pid, os.WNOHANG)
@@ -257,12 +267,18 @@ def judged(mutants: list[Mutant], jobs: int) -> Iterator[Verdict]:
             time.sleep(0.05)
 
 
-def seconds_without_mutant(path: str, tests: list[str], folder: Path) -> float:
+def without_mutant(files: list[str], folder: Path) -> Nearest:
+    """The tests of these files that pass, and how long they take; the others are named and left out."""
+    if not files:
+        return Nearest([], 0.0)
     began, log = time.monotonic(), folder / "original.log"
-    _, status = os.waitpid(start(tests, log, None), 0)
-    if status:
-        sys.exit(f"the tests nearest to {path} fail without any mutant:\n{log.read_text()[-3000:]}")
-    return time.monotonic() - began
+    _, status = os.waitpid(start(files, log, None), 0)
+    failing = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", log.read_text(errors="replace"), re.MULTILINE)
+    if status and not failing:
+        sys.exit(f"{' '.join(files)} cannot run without any mutant:\n{log.read_text(errors='replace')[-3000:]}")
+    for name in failing:
+        print(f"fails without any mutant, and is left out: {name}", flush=True)
+    return Nearest([*files, *(f"--deselect={name}" for name in failing)], time.monotonic() - began)
 
 
 def start(tests: list[str], log: Path, mutant: Mutant | None) -> int:
@@ -279,8 +295,12 @@ def start(tests: list[str], log: Path, mutant: Mutant | None) -> int:
 
         if mutant is not None:
             plant(mutant)
-        code = pytest.main([*tests, "-x", "-q", "-n0", "-p", "no:cacheprovider", "--durations=0", "-m", MARKERS])
+        code = pytest.main([*tests, "-q", "-n0", "-p", "no:cacheprovider", "-m", MARKERS])
+    except BaseException:
+        traceback.print_exc()
     finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(int(code))
 
 
