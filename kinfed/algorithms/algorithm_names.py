@@ -29,6 +29,10 @@ METHODS = """
 local | local:Local | Local | every client alone
 fedavg | fedavg:FedAvg | FedAvg | one model, averaged by number of examples; fine-tuned for personal use
 fedavg_smooth | fedavg:FedAvg | FedAvg, smoothed | FedAvg with Self-FL's smoothing average only
+fedavg_intercept | recalibrated:Recalibrated | FedAvg + intercept |
+    one model whose output each client shifts to its own level
+fedavg_recalibrated | recalibrated:Recalibrated | FedAvg, recalibrated |
+    one model whose output each client shifts and scales to its examples
 fedprox | fedprox:FedProx | FedProx | FedAvg with local training held near the received model
 scaffold | scaffold:Scaffold | SCAFFOLD | FedAvg with control variates against client drift
 feddyn | feddyn:FedDyn | FedDyn | local losses corrected until their minima agree
@@ -103,12 +107,17 @@ selffl_augmented | selffl.augmented:SelfFLAugmented | Self-FL, augmented |
     Self-FL judged by models trained to convergence (Algorithm 2)
 selffl_cluster | selffl.cluster:SelfFLCluster | Self-FL, clusters |
     Self-FL within groups of clients that the server keeps track of
+lmm | lmm:LMM | Linear mixed model |
+    exact coefficients of all sites and of each, from one message of sums; with standard errors and intervals
+glmm | glmm:GLMM | Generalized linear mixed model |
+    exact log odds or log rates of all sites and of each, in a few rounds of totals; with standard errors
 kin | kin.kin:Kin | Kin |
     learns alone, with everyone and with similar clients, in proportions set by validation examples
 """
 _SELFFL_NONE = {"use_init": False, "use_steps": False, "use_agg": False}
 PRESETS: dict[str, dict[str, Any]] = {
     "fedavg_smooth": {"smoothing": "participation"},
+    "fedavg_recalibrated": {"slope": True},
     "fedavgm": {"server_optimizer": "momentum", "server_lr": 1.0},
     "fedyogi": {"server_optimizer": "yogi"},
     "fedadagrad": {"server_optimizer": "adagrad", "beta1": 0.0},
@@ -127,6 +136,8 @@ SPACES = {
     "fedavgm": {"lr": LEARNING_RATE, "beta1": Range(0.0, 0.99, log=False), "server_lr": Range(0.1, 2.0)},
     "pfedme": _ENVELOPE,
     "mocha": {"lam": Range(1e-5, 1.0)},  # its coordinate steps have no learning rate
+    "glmm": {},
+    "lmm": {},  # nothing to tune: its variances are estimated
     "cgpfl": _ENVELOPE | {"contexts": Range(2, 6, log=False, whole=True)},
     "cgpfl_heur": _ENVELOPE,
     "selffl_init": {"lr": LEARNING_RATE},
@@ -143,11 +154,19 @@ for _row in re.sub(r"\n +", " ", METHODS).strip().split("\n"):
 
 EXTENSIONS.register("gate", "kinfed.algorithms.fedcp:FeatureGate", summary="FedCP's")
 EXTENSIONS.register("valve", "kinfed.algorithms.gpfl:FeatureValve", summary="GPFL's")
+EXTENSIONS.register("posterior", "kinfed.algorithms.common.by_sums:Posterior", summary="of methods that learn by sums")
 EXTENSIONS.register("neighbours", "kinfed.algorithms.common.neighbours:Neighbours", summary="kNN-Per's")
 
 
 def make_algorithm(name: str, training: LocalTraining, options: Mapping[str, Any] | None = None) -> AnyAlgorithm:
-    """The algorithm `name` with its options. Fields of LocalTraining among them change its local training."""
+    """The algorithm that is registered as `name`, with its `options`. Fields of LocalTraining among them change its
+    local training.
+
+    Example:
+
+        >>> kinfed.make_algorithm("ditto", kinfed.LocalTraining(steps=5), {"lam": 0.1, "lr": 0.01}).training
+        LocalTraining(lr=0.01, batch=20, steps=5)
+    """
     from kinfed.data import LocalTraining
 
     entry = ALGORITHMS[name]

@@ -183,26 +183,38 @@ def list_(folder: VaultFolder = DEFAULT) -> None:
 
 @vault.command()
 def budget(folder: VaultFolder = DEFAULT) -> None:
-    """Show the privacy spent by each client over all runs and servers, and the owner's limit."""
-    from kinfed.deploy import Vault
+    """Show what has left each client over all runs and servers, the privacy spent, and the owner's limit."""
+    from kinfed.deploy import HELD_OUT_ROWS, TRAINING_ROWS, Vault
     from kinfed.privacy import epsilon_over_noises
 
     pages = {log.client: log.read() for log in Vault(folder).privacy_logs()}
+    if any(page.released for page in pages.values()):
+        table = plain_table("client", "run", "left without a price", "times")
+        for client, page in pages.items():
+            for run, by_rule in page.released.items():
+                for rule, times in by_rule.items():
+                    table.add_row(client, run, rule, str(times))
+        console.print(table)
+    pages = {client: page for client, page in pages.items() if page.answers}
     if not pages:
         say(f"the vault {folder.expanduser()} has not answered any private request yet")
         return
-    table = plain_table("client", "run", "answers", "epsilon")
+    table = plain_table("client", "run", "answers", "epsilon", "of evaluations")
     for client, page in pages.items():
         for run in dict.fromkeys(answer.run for answer in page.answers):
-            spent = epsilon_over_noises(page.spent(run), page.rules["delta"])
-            table.add_row(client, run, str(sum(answer.run == run for answer in page.answers)), f"{spent:g}")
+            delta, accounts = page.rules["delta"], (TRAINING_ROWS, HELD_OUT_ROWS)
+            spent, judged = (epsilon_over_noises(page.spent(run, kinds), delta) for kinds in accounts)
+            table.add_row(client, run, str(sum(a.run == run for a in page.answers)), f"{spent:g}", f"{judged:g}")
     console.print(table)
     for client, page in pages.items():
         rules = page.rules
-        total = epsilon_over_noises(page.spent(), rules["delta"])
+        total, judged = (
+            epsilon_over_noises(page.spent(kinds=kinds), rules["delta"]) for kinds in (TRAINING_ROWS, HELD_OUT_ROWS)
+        )
         limit = "no limit set" if rules["epsilon"] is None else f"of {rules['epsilon']:g}"
         say(
-            f"{client}: epsilon {total:g} {limit} (delta {rules['delta']:g}); noise {rules['min_noise']:g} at least; "
+            f"{client}: epsilon {total:g} {limit} (delta {rules['delta']:g}), {judged:g} {limit} for rows that models "
+            f"are evaluated on; noise {rules['min_noise']:g} at least; "
             f"methods {', '.join(rules['methods']) or 'any'}; evaluates on {', '.join(rules['evaluate'])}; "
             f"exact sums {'allowed' if rules['sums'] else 'refused under privacy'}"
             + ("; strict" if rules["strict"] else "")

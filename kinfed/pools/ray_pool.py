@@ -297,7 +297,8 @@ class RayPool:
             calls.append((slot, call, call(slot.worker)))
         means = [slot.result(reference, call) for slot, call, reference in calls]
         whole = {name: torch.cat([part[name] for part in means]).reshape(shape) for name, shape in shapes.items()}
-        return replace(updates, rows=None, mean=replace(self._algorithm.averaged(updates.rows), **whole))
+        total = float(n if weight is None else weight.sum())
+        return replace(updates, rows=None, mean=replace(self._algorithm.averaged(updates.rows), **whole), weight=total)
 
     def commit(self, ids: Tensor) -> None:
         calls: list[tuple[_WorkerSlot, Call, Any]] = []

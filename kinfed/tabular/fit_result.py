@@ -90,6 +90,11 @@ class SiteRecord:
 
 @dataclass(frozen=True, repr=False)
 class FitResult:
+    """The outcome of `kinfed.fit`: what every site has chosen, what it gains, and its model.
+
+    `sites` has a SiteRecord each, `contenders` what was tried, `overall` the mean gain over sites with its interval;
+    `model(site)` takes raw rows, and `predict(rows, site)` says what it makes of them."""
+
     problem: Problem
     metric: str
     table: str

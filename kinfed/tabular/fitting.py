@@ -67,12 +67,22 @@ def fit(
     settings: FitSettings | None = None, data: Path | None = None, page: bool = True,
     observer: FitObserver | None = None, should_stop: Callable[[], bool] = lambda: False, **options: Any,
 ) -> FitResult:  # fmt: skip
-    """A model per site from a table: a CSV or Parquet file, several of them (one per site), a frame, or the name of a
-    data set with sites of its own.
+    """Fit a model for every site of a table, and choose for each whether it learns alone or with others.
 
-    `options` are fields of FitSettings (algorithms, models, trials, folds, rounds, metric, ...) and, for tables, of
-    kinfed.data.sources.TableOptions (client_column, label_column; also split_column, ignore, columns, task).
-    `minutes` bounds the time; with `out` everything is written there and can be resumed."""
+    - `table`: a CSV or Parquet file, several of them (one per site), a frame, or the name of a data set with sites.
+    - `options`: fields of FitSettings (algorithms, models, trials, folds, rounds, metric, ...) and, for tables, of
+      kinfed.data.sources.TableOptions (client_column, label_column; also split_column, ignore, columns, task).
+    - `minutes` bounds the time; with `out` everything is written there and can be resumed (`resume`).
+
+    Example:
+
+        >>> sick, age = [i % 3 == 0 for i in range(120)], [i * 7 % 90 for i in range(120)]
+        >>> rows = pa.table({"site": list("aabbcc") * 20, "age": age, "sick": sick})
+        >>> columns = {"client_column": "site", "label_column": "sick"}
+        >>> result = kinfed.fit(rows, **columns, algorithms="ditto", trials=1, rounds=2, folds=2)
+        >>> [site.site for site in result.sites]
+        ['a', 'b', 'c']
+    """
     own = {name: options.pop(name) for name in list(options) if name in FitSettings.__dataclass_fields__}
     if settings is not None and own:
         raise ConfigError("give either FitSettings or settings by name, not both")
