@@ -53,7 +53,7 @@ def render(template: str, package: str = REPORT, **values: Any) -> str:
 
 @cache
 def environment(package: str = REPORT) -> Environment:
-    """Make the environment. Templates are compiled in every process, 0.2 s for all: whoever writes a cache runs code."""
+    """Make the environment. Templates are compiled in every process (0.2 s for all): who writes a cache runs code."""
     templates = Environment(
         loader=ChoiceLoader([PackageLoader(name) for name in dict.fromkeys((package, REPORT))]), autoescape=True,
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
