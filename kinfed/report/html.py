@@ -43,7 +43,7 @@ class Download:
         if len(self.text) > MAX_DOWNLOAD:
             return None
         kind = "text/csv" if self.name.endswith(".csv") else "text/plain"
-        return f"data:{kind};charset=utf-8;base64,{base64.b64encode(self.text.encode()).decode()}"
+        return f"data:{kind};charset=utf-8;base64,{base64.b64encode(self.text.encode(errors="surrogateescape")).decode()}"
 
 
 def render(template: str, package: str = REPORT, **values: Any) -> str:
