@@ -103,6 +103,9 @@ selffl_augmented | selffl.augmented:SelfFLAugmented | Self-FL, augmented |
     Self-FL judged by models trained to convergence (Algorithm 2)
 selffl_cluster | selffl.cluster:SelfFLCluster | Self-FL, clusters |
     Self-FL within groups of clients that the server keeps track of
+trees | trees.trees:BoostedTrees | Personal boosted trees |
+    shared trees from sums of histograms, an intercept and a personal part for each client
+trees_fast | trees.trees:BoostedTrees | Personal boosted trees, fast | the same in fewer rounds: larger steps, fewer bins
 kin | kin.kin:Kin | Kin |
     learns alone, with everyone and with similar clients, in proportions set by validation examples
 """
@@ -116,6 +119,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "feddpa": {"own": "*.personal_*", "turns": True},
     "knnper": {"knn": 10},
     "heurfedamp": {"attention": "cosine"},
+    "trees_fast": {"rate": 0.3, "bins": 32, "trees": 40, "folds": 1, "patience": 8},
     "selffl_init": _SELFFL_NONE | {"use_init": True},
     "selffl_steps": _SELFFL_NONE | {"use_steps": True},
     "selffl_agg": _SELFFL_NONE | {"use_agg": True},

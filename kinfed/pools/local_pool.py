@@ -151,7 +151,7 @@ class LocalPool:
                     self.algorithm, self.task, state, down, cohort, trained=self.clients.has(who), server_model=shared
                 )
             part: Split = getattr(cohort, split)
-            of_server = None if shared is None else self.task.evaluate(shared, part)
+            of_server = None if shared is None else task_for(self.task, shared).evaluate(shared, part)
             scores = {name: self._score(name, split, theta, part, shared, of_server) for name, theta in models.items()}
             deployed, *others = models
             return Evaluation(

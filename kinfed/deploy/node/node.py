@@ -240,7 +240,8 @@ class NodeClient:
         (_, theta), *others = models.items()
         scores = {"personal": task_for(task, theta).evaluate(theta, part)}
         if "model" in order.group("server_model"):
-            scores["server_model"] = task.evaluate(order.group("server_model")["model"], part)
+            shared = order.group("server_model")["model"]
+            scores["server_model"] = task_for(task, shared).evaluate(shared, part)
         scores |= {f"other.{name}": task_for(task, model).evaluate(model, part) for name, model in others}
         return {name: _score(score) for name, score in scores.items()}
 
