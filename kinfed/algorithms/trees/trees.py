@@ -78,7 +78,7 @@ COUNT, COUNT_AGAIN, GROW, JUDGE, WEIGH, DONE = range(6)  # phases
 UNIT = 1024.0  # of sums in messages: a million rows are within the usual range of secure sums
 FIRST_TAU = 5.0
 FIRST_STEPS = 3  # of an intercept before the first tree
-JUDGED_AT = (10, 40)  # trees after which a personal part is chosen, before growth ends
+JUDGED_AT = (10,)  # trees after which a personal part is chosen, before growth ends
 LEAST_CELLS = 512
 SAME = 1e-6  # two means of the same clients differ by less
 # Columns of moments: weight and loss of the rows of an ensemble, loss and weight of the rows it does not see; then C
@@ -144,7 +144,7 @@ class Down(Tree):
 
 @dataclass
 class Up(Tree):
-    sums: Tensor  # [n, p, cells] counts of cells, or histograms [E, S, B, 2C] of every feature
+    sums: Tensor  # [n, p cells] counts of cells [p, cells], or histograms [E, S, p, B, 2C]
     moments: Tensor  # [n, E, 4 + 4C]
     losses: Tensor  # [n, G] of candidates or of weights
 
@@ -217,7 +217,7 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
         if phase == COUNT:
             return self._counted(server, sums, moments, round)
         if phase == COUNT_AGAIN:
-            edges = bin_edges(server.ends.numpy(), sums, self.bins)
+            edges = bin_edges(server.ends.numpy(), sums.reshape(len(server.ends), -1), self.bins)
             return replace(server, phase=torch.tensor(GROW), edges=torch.from_numpy(edges))
         if phase == JUDGE:
             choice = torch.from_numpy(candidates.best_choice(losses))
@@ -230,8 +230,8 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
 
     def _counted(self, server: Server, sums: Array, moments: Array, round: RoundInfo) -> Server:
         """Cells are divided where there are many rows; the base is that of a model without features."""
-        ends = divided_cells(first_cells(sums.shape[1]), sums)
         C, task = server.base.shape[1], round.server_task
+        ends = divided_cells(first_cells(self.cells(C)), sums.reshape(-1, self.cells(C)))
         assert task is not None  # the loop's
         share = moments[:, SUMS : SUMS + C] / np.maximum(moments[:, WEIGHT, None], 1e-30)
         base = torch.from_numpy(TreeLoss.of_task(task).start(share))
@@ -253,8 +253,8 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
         wanted = server.wanted.numpy()
         steady = bool(server.steady) if level == 0 else _is_same(server.gradients.numpy(), gradients)
         if steady or not (wanted < 0).any():
-            histograms = sums[:, : E * self.slots * self.bins * 2 * C].reshape(len(sums), E, self.slots, self.bins, -1)
-            growth.grow(np.ascontiguousarray(histograms.transpose(1, 2, 0, 3, 4)), wanted)
+            shape = (E, self.slots, len(server.edges), self.bins, 2 * C)
+            growth.grow(sums[: math.prod(shape)].reshape(shape), wanted)
         next_wanted = None if growth.is_complete else growth.wanted(self.slots, steady)
         server = replace(server, gradients=torch.from_numpy(gradients.copy()), steady=torch.tensor(steady))
         if next_wanted is None:
@@ -320,14 +320,12 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
         if phase in (COUNT, COUNT_AGAIN):
             return client, self._counts(loss, down, data, rows)
         own, finite = rows.binned(data.train, down.edges[0].numpy())
-        p = own.codes.shape[1]
-        nothing = torch.zeros(len(data), p, self.cells(loss.scores))
         moments = torch.zeros(len(data), self.ensembles, SUMS + 4 * loss.scores)
         losses = torch.zeros(len(data), candidates.LOSSES)
         if phase == GROW:
             client, sums, moments = self._histograms(loss, client, down, own, rows)
         else:
-            sums = nothing
+            sums = torch.zeros(len(data), own.codes.shape[1] * self.cells(loss.scores))
             judged = self._judgement(loss, down, own, rows)
             found = judged.of_candidates() if phase == JUDGE else judged.of_weights(down.choice[0].numpy())
             losses[:, : found.shape[1]] = torch.from_numpy(found / UNIT)
@@ -344,7 +342,7 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
         moments[..., WEIGHT] = own.sums(rows.weight)
         targets = loss.targets(rows.y)[:, None] * rows.weight[..., None]
         moments[..., SUMS : SUMS + C] = own.sums(targets)
-        sums = torch.from_numpy((counts / UNIT).astype(np.float32))
+        sums = torch.from_numpy((counts / UNIT).astype(np.float32)).flatten(1)
         finite = own.sums((~np.isfinite(x)).any(1).astype(np.float64)) == 0
         sums[~torch.from_numpy(finite)] = torch.nan
         moments_sent = torch.from_numpy((moments / UNIT).astype(np.float32))
@@ -365,11 +363,9 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
         node = own.walk(tree, level)[:, :, 0]
         slot = down.wanted[0].numpy()[np.arange(E), node]
         slot = np.where(rows.weight > 0, slot, -1).astype(np.int16)
-        found = own.histograms(slot, gradient, self.slots, self.bins)  # [n, E, S, p, B, 2C]
-        p = found.shape[3]
-        sums = np.zeros((n, p, self.cells(C)), np.float32)
-        flat = (found / UNIT).transpose(0, 3, 1, 2, 4, 5).reshape(n, p, -1)
-        sums[..., : flat.shape[2]] = flat
+        histograms = own.histograms(slot, gradient, self.slots, self.bins).reshape(n, -1)
+        sums = np.zeros((n, own.codes.shape[1] * self.cells(C)), np.float32)
+        np.divide(histograms, UNIT, out=sums[:, : histograms.shape[1]], casting="same_kind")
         total = own.sums(gradient)
         moments = np.zeros((n, E, SUMS + 4 * C))
         moments[..., SUMS + 2 * C :] = total

@@ -1,28 +1,19 @@
-"""Compiled loops of boosted trees: histograms, splits, walks down trees and refits of leaves, and the same in numpy.
-
-Each call takes the rows of many clients, client k those from first[k] to first[k + 1], and grows E ensembles at once
-(one of all rows, and one for every fold). Where numba is not installed, or the work is too little to load compiled code
-for, numpy does the same: additions are in the order of rows either way, and results are equal to the last bit.
-
-    codes    uint8 [N, p]            the bin of every value; 0 is a missing one
-    rows     int64 [R]               which rows of codes, client after client
-    feature  int16 [G, E, T, I]      of every inner node of a complete tree of depth d, I = 2^d - 1, level after level
-    split    uint8                   codes up to this one go left; where feature is -1 all rows do
-    missing  uint8                   1: missing values go left
-    value    float32 [G, E, T, L, C] of the L = 2^d leaves; G is 1 where all clients have the same trees, else n
-"""
+"""The text of the compiled loops of boosted trees; what they do is said in kinfed.engine.compiled.tree_loops, which
+calls them."""
 
 from collections.abc import Callable
-from functools import cache
 from typing import Annotated, Any, TypeAlias, get_type_hints
 
 import numpy as np
 
-from kinfed.engine.compiled.fused_task import is_installed
-from kinfed.engine.compiled.kernel_arguments import Doubles, Ints
-from kinfed.engine.compiled.machine_code import Kernel, kept_kernel
+from kinfed.engine.compiled.fused_kernels import compile_function, numba_type
+from kinfed.engine.compiled.fused_steps import compiled
+from kinfed.engine.compiled.kernel_arguments import Bytes, DoubleRows, Doubles, Ints
+from kinfed.engine.compiled.machine_code import MachineCode
 
-Array: TypeAlias = np.ndarray[Any, Any]
+ShortRows: TypeAlias = Annotated[np.ndarray, "int16", 2]
+Trios: TypeAlias = Annotated[np.ndarray, "float64", 3]
+Shorts: TypeAlias = Annotated[np.ndarray, "int16", 1]
 Codes: TypeAlias = Annotated[np.ndarray, "uint8", 2]
 Nodes: TypeAlias = Annotated[np.ndarray, "uint8", 3]
 Slots: TypeAlias = Annotated[np.ndarray, "int16", 2]
@@ -32,29 +23,6 @@ Histograms: TypeAlias = Annotated[np.ndarray, "float64", 4]
 Features: TypeAlias = Annotated[np.ndarray, "int16", 4]
 Marks: TypeAlias = Annotated[np.ndarray, "uint8", 4]
 Values: TypeAlias = Annotated[np.ndarray, "float32", 5]
-
-LITTLE = 200_000  # cells or steps of a call, below which numpy takes milliseconds
-TIE = 1e-7  # a later split must gain this share more: equal ones are told apart by their place, not by rounding
-
-
-def histograms(codes: Array, rows: Array, first: Array, slot: Array, gradient: Array, slots: int, bins: int) -> Array:
-    """float64 [n, E, S, p, B, D]: sums of gradient [R, E, D] over the rows of every client, by slot [R, E] of the row
-    (-1: in none), feature and code."""
-    n, p, (count, ensembles, width) = len(first) - 1, codes.shape[1], gradient.shape
-    out = np.zeros((n, ensembles, slots, p, bins, width))
-    if _compiles(count * ensembles * p * width):
-        flat = out.reshape(n * ensembles * slots, p, bins, width)
-        kernel("histogram")(codes, rows, first, slot, gradient, flat, slots)
-        return out
-    owner = np.repeat(np.arange(n), np.diff(first))
-    for e in range(ensembles):
-        used = np.flatnonzero(slot[:, e] >= 0)
-        place = (owner[used] * ensembles + e) * slots + slot[used, e]
-        for j in range(p):
-            cell = (place * p + j) * bins + codes[rows[used], j]
-            for c in range(width):
-                out.reshape(-1, width)[:, c] += np.bincount(cell, gradient[used, e, c], out.size // width)
-    return out
 
 
 def histogram(
@@ -83,127 +51,52 @@ def histogram(
                             out[place, j, b, c] += gradient[i, e, c]
 
 
-def best_splits(sums: Array, least: Array, lam: float) -> tuple[Array, Array, Array, Array]:
-    """feature int16, split uint8, missing uint8 and gain float64, [M] each, of nodes with histograms sums [M, p, B, 2C]
-    (gradients g of C outputs, then curvatures h): the largest
-
-        Σ_c [G_L² / (H_L + λ) + G_R² / (H_R + λ) − G² / (H + λ)],      Σ_c H at least `least` [M] on both sides.
-
-    feature is -1 where no split gains anything. A feature without missing values in a node sends them to the heavier
-    side. Of splits that gain alike the first is taken."""
-    nodes = len(sums)
-    feature, split = np.full(nodes, -1, np.int16), np.zeros(nodes, np.uint8)
-    missing, gain = np.zeros(nodes, np.uint8), np.zeros(nodes)
-    if _compiles(sums.size):
-        work = np.zeros(3 * (sums.shape[3] // 2) * 2)
-        kernel("best_split")(sums, least, np.array([lam, TIE]), work, feature, split, missing, gain)
-        return feature, split, missing, gain
-    half = sums.shape[3] // 2
-    known = np.cumsum(sums[:, :, 1:], 2)  # [M, p, B - 1, 2C] up to every code
-    gap, total = sums[:, :, 0], known[:, :, -1] + sums[:, :, 0]
-    before = _score(total, half, lam)[..., None]
-    gains = np.full((nodes, sums.shape[1], 2, known.shape[2] - 1), -np.inf)
-    for side in (0, 1):
-        left = known[:, :, :-1] + (gap[:, :, None] if side else 0.0)
-        right = total[:, :, None] - left
-        enough = np.minimum(_weight(left, half), _weight(right, half)) >= least[:, None, None]
-        if side:
-            enough &= ((gap[..., half:] != 0).any(-1))[..., None]
-        one = _score(left, half, lam) + _score(right, half, lam) - before
-        gains[:, :, side] = np.where(enough, one, -np.inf)
-    for m in range(nodes):
-        best = 0.0
-        flat = gains[m].reshape(-1)
-        while True:  # the first that beats the best so far, and so on: seldom more than a dozen
-            better = np.flatnonzero(flat > best + TIE * abs(best))
-            if not len(better):
-                break
-            place, best = int(better[0]), float(flat[better[0]])
-            flat = flat.copy()
-            flat[: place + 1] = -np.inf
-            j, side, b = np.unravel_index(place, gains.shape[1:])
-            feature[m], split[m], gain[m] = j, b + 1, best
-            heavier = _weight(known[m, j, b], half) > _weight(total[m, j] - known[m, j, b], half)
-            missing[m] = side if (gap[m, j, half:] != 0).any() else heavier
-    return feature, split, missing, gain
-
-
-def _score(sums: Array, half: int, lam: float) -> Array:
-    score = np.zeros(sums.shape[:-1])
-    for c in range(half):  # one after the other, as compiled code adds
-        g, h = sums[..., c], sums[..., half + c]
-        score += g * g / (np.maximum(h, 0.0) + lam)
-    return score
-
-
-def _weight(sums: Array, half: int) -> Array:
-    weight = np.zeros(sums.shape[:-1])
-    for c in range(half):
-        weight += sums[..., half + c]
-    return weight
+@compiled
+def split_of_node(sums, m, least, settings, work, feature, split, missing, gain, place):
+    """The best split of the histograms sums[m] into place [q] of feature, split, missing and gain."""
+    width, bins, lam, tie = sums.shape[3], sums.shape[2], settings[0], settings[1]
+    half = width // 2
+    best = 0.0
+    for j in range(sums.shape[1]):
+        for c in range(width):
+            known = 0.0
+            for b in range(1, bins):
+                known += sums[m, j, b, c]
+            work[c] = known + sums[m, j, 0, c]  # all rows of the node
+        before, gaps = 0.0, False
+        for c in range(half):
+            before += work[c] * work[c] / (max(work[half + c], 0.0) + lam)
+            gaps |= sums[m, j, 0, half + c] != 0
+        for side in range(2 if gaps else 1):
+            for c in range(width):
+                work[width + c] = 0.0
+            for b in range(1, bins - 1):
+                heavy, light, left_score, right_score = 0.0, 0.0, 0.0, 0.0
+                for c in range(width):
+                    work[width + c] += sums[m, j, b, c]
+                for c in range(half):
+                    g, h = work[width + c], work[width + half + c]
+                    if side == 1:
+                        g, h = g + sums[m, j, 0, c], h + sums[m, j, 0, half + c]
+                    other_g, other_h = work[c] - g, work[half + c] - h
+                    heavy, light = heavy + h, light + other_h
+                    left_score += g * g / (max(h, 0.0) + lam)
+                    right_score += other_g * other_g / (max(other_h, 0.0) + lam)
+                if heavy < least or light < least:
+                    continue
+                one = left_score + right_score - before
+                if one > best + tie * abs(best):
+                    best, feature[place], split[place], gain[place] = one, j, b, one
+                    missing[place] = side if gaps else heavy > light
 
 
 def best_split(
-    sums: Histograms, least: Doubles, settings: Doubles, work: Doubles, feature: Annotated[np.ndarray, "int16", 1],
-    split: Annotated[np.ndarray, "uint8", 1], missing: Annotated[np.ndarray, "uint8", 1], gain: Doubles,
+    sums: Histograms, least: Doubles, settings: Doubles, work: Doubles, feature: Shorts, split: Bytes, missing: Bytes,
+    gain: Doubles,
 ) -> None:  # fmt: skip
     """`best_splits` of every node, into feature [M], split, missing and gain."""
-    width, bins, lam, tie = sums.shape[3], sums.shape[2], settings[0], settings[1]
-    half = width // 2
     for m in range(len(sums)):
-        best = 0.0
-        for j in range(sums.shape[1]):
-            for c in range(width):
-                known = 0.0
-                for b in range(1, bins):
-                    known += sums[m, j, b, c]
-                work[c] = known + sums[m, j, 0, c]  # all rows of the node
-            before, gaps = 0.0, False
-            for c in range(half):
-                before += work[c] * work[c] / (max(work[half + c], 0.0) + lam)
-                gaps |= sums[m, j, 0, half + c] != 0
-            for side in range(2 if gaps else 1):
-                for c in range(width):
-                    work[width + c] = 0.0
-                for b in range(1, bins - 1):
-                    heavy, light, left_score, right_score = 0.0, 0.0, 0.0, 0.0
-                    for c in range(width):
-                        work[width + c] += sums[m, j, b, c]
-                    for c in range(half):
-                        g, h = work[width + c], work[width + half + c]
-                        if side == 1:
-                            g, h = g + sums[m, j, 0, c], h + sums[m, j, 0, half + c]
-                        other_g, other_h = work[c] - g, work[half + c] - h
-                        heavy, light = heavy + h, light + other_h
-                        left_score += g * g / (max(h, 0.0) + lam)
-                        right_score += other_g * other_g / (max(other_h, 0.0) + lam)
-                    if heavy < least[m] or light < least[m]:
-                        continue
-                    one = left_score + right_score - before
-                    if one > best + tie * abs(best):
-                        best, feature[m], split[m], gain[m] = one, j, b, one
-                        missing[m] = side if gaps else heavy > light
-
-
-def walk(
-    codes: Array, rows: Array, first: Array, feature: Array, split: Array, missing: Array, depth: int
-) -> Array:
-    """uint8 [R, E, T]: the place on level `depth` that every row reaches in every tree."""
-    _, ensembles, trees, _ = feature.shape
-    node = np.zeros((len(rows), ensembles, trees), np.uint8)
-    if _compiles(node.size * depth):
-        kernel("descend")(codes, rows, first, feature, split, missing, depth, node)
-        return node
-    group = np.repeat(np.arange(len(first) - 1), np.diff(first)) if len(feature) > 1 else np.zeros(len(rows), np.int64)
-    e, t = np.arange(ensembles)[None, :, None], np.arange(trees)[None, None, :]
-    for level in range(depth):
-        inner = node + (2**level - 1)
-        at = group[:, None, None], e, t, inner
-        j = feature[at]
-        code = codes[rows[:, None, None], np.maximum(j, 0)]
-        left = np.where(code == 0, missing[at] == 1, code <= split[at]) | (j < 0)
-        node = (2 * node + ~left).astype(np.uint8)
-    return node
+        split_of_node(sums, m, least[m], settings, work, feature, split, missing, gain, m)
 
 
 def descend(
@@ -228,17 +121,6 @@ def descend(
                     node[i, e, t] = place
 
 
-def add_values(node: Array, first: Array, value: Array, score: Array) -> None:
-    """Add the values [G, E, T, L, C] of the leaves node [R, E, T] to score [R, E, C], tree after tree, in place."""
-    if _compiles(node.size * value.shape[-1]):
-        kernel("add_leaves")(node, first, value, score)
-        return
-    group = np.repeat(np.arange(len(first) - 1), np.diff(first)) if len(value) > 1 else np.zeros(len(node), np.int64)
-    e = np.arange(value.shape[1])[None]
-    for t in range(value.shape[2]):
-        score += value[group[:, None], e, t, node[:, :, t]]
-
-
 def add_leaves(node: Nodes, first: Ints, value: Values, score: Cubes) -> None:
     """`add_values`."""
     for k in range(len(first) - 1):
@@ -248,37 +130,6 @@ def add_leaves(node: Nodes, first: Ints, value: Values, score: Cubes) -> None:
                 for t in range(value.shape[2]):
                     for c in range(value.shape[4]):
                         score[i, e, c] += value[q, e, t, node[i, e, t], c]
-
-
-def refit_leaves(
-    node: Array, first: Array, gradient: Array, curvature: Array, penalty: Array, leaves: int, sweeps: int
-) -> tuple[Array, Array]:
-    """Changes δ [n, T, L, C] (float64) of every client's leaf values, and what they add to every row's score [R, C]:
-
-        min_δ  Σ_i [g_i s_i + h_i s_i² / 2] + (penalty / 2) |δ|²,      s_i = Σ_t δ[t, leaf_t(i)]
-
-    by `sweeps` rounds of exact steps, tree after tree, for node [R, T], g and h [R, C] (0 for rows that do not count)
-    and penalty [n] > 0."""
-    (count, trees), outputs = node.shape, gradient.shape[1]
-    delta, score = np.zeros((len(first) - 1, trees, leaves, outputs)), np.zeros((count, outputs), np.float32)
-    slope = gradient.astype(np.float32)
-    if _compiles(node.size * outputs * sweeps):
-        work = np.zeros(2 * leaves * outputs)
-        kernel("refit_each")(node, first, slope, curvature, penalty, work, delta, score, sweeps)
-        return delta, score
-    owner = np.repeat(np.arange(len(first) - 1), np.diff(first))
-    for _ in range(sweeps):
-        for t in range(trees):
-            cell = owner * leaves + node[:, t]
-            for c in range(outputs):
-                g, h = (np.bincount(cell, one[:, c], len(delta) * leaves) for one in (slope, curvature))
-                now, cost = delta[:, t, :, c], penalty[:, None]
-                change = -(g.reshape(now.shape) + cost * now) / (h.reshape(now.shape) + cost)
-                now += change
-                step = change.reshape(-1)[cell].astype(np.float32)
-                slope[:, c] += curvature[:, c] * step
-                score[:, c] += step
-    return delta, score
 
 
 def refit_each(
@@ -310,25 +161,73 @@ def refit_each(
                         score[i, c] += step
 
 
-_KERNELS: dict[str, Callable[..., None]] = {
-    one.__name__: one for one in (histogram, best_split, descend, add_leaves, refit_each)
-}
+def grow_each(
+    codes: Codes, rows: Ints, first: Ints, gradient: Cubes, least: Doubles, settings: Doubles, sums: Histograms,
+    total: DoubleRows, work: Doubles, node: Bytes, gain: Doubles, feature: ShortRows, split: Codes, missing: Codes,
+    leaf: Trios,
+) -> None:  # fmt: skip
+    """`grow_trees`: the tree of client k and ensemble e into row k E + e of feature, split, missing [n E, I] and leaf
+    [n E, L, D]; sums [L / 2, p, B, D], total [L, D], node [R] and the others are memory."""
+    ensembles, width, p, bins = gradient.shape[1], gradient.shape[2], codes.shape[1], sums.shape[2]
+    half, leaves = width // 2, leaf.shape[1]
+    for k in range(len(first) - 1):
+        for e in range(ensembles):
+            place, nodes, inner = k * ensembles + e, 1, 0
+            for i in range(first[k], first[k + 1]):
+                node[i] = 0
+            while True:
+                for m in range(nodes):
+                    for c in range(width):
+                        total[m, c] = 0.0
+                for i in range(first[k], first[k + 1]):
+                    for c in range(width):
+                        total[node[i], c] += gradient[i, e, c]
+                if nodes == leaves:
+                    break
+                for m in range(nodes):
+                    weight = 0.0
+                    for c in range(half, width):
+                        weight += total[m, c]
+                    total[m, 0] = 1.0 if weight >= 2 * least[place] else 0.0  # whether a split is possible
+                    if total[m, 0] > 0:
+                        for j in range(p):
+                            for b in range(bins):
+                                for c in range(width):
+                                    sums[m, j, b, c] = 0.0
+                for i in range(first[k], first[k + 1]):
+                    m = node[i]
+                    if total[m, 0] > 0 and gradient[i, e, width - 1] != 0:
+                        for j in range(p):
+                            b = codes[rows[i], j]
+                            for c in range(width):
+                                sums[m, j, b, c] += gradient[i, e, c]
+                for m in range(nodes):
+                    if total[m, 0] > 0:
+                        split_of_node(
+                            sums, m, least[place], settings, work, feature[place], split[place], missing[place], gain,
+                            inner + m,
+                        )  # fmt: skip
+                for i in range(first[k], first[k + 1]):
+                    q = inner + node[i]
+                    j, left = feature[place, q], True
+                    if j >= 0:
+                        code = codes[rows[i], j]
+                        left = missing[place, q] == 1 if code == 0 else code <= split[place, q]
+                    node[i] = 2 * node[i] if left else 2 * node[i] + 1
+                inner, nodes = inner + nodes, 2 * nodes
+            for m in range(leaves):
+                for c in range(width):
+                    leaf[place, m, c] = total[m, c]
 
 
-@cache
-def kernel(name: str) -> Kernel:
-    """The compiled loop of that name, loaded or compiled at the first call."""
-
-    def compile_it() -> Any:
-        from kinfed.engine.compiled.fused_kernels import compile_function, numba_type  # numba: where there is no code
-
-        function = _KERNELS[name]
-        forms = get_type_hints(function, include_extras=True)
-        del forms["return"]
-        return compile_function(function, tuple(numba_type(form, {}) for form in forms.values()))
-
-    return kept_kernel(f"trees-{name}", compile_it)
+_LOOPS: dict[str, Callable[..., Any]] = {
+    "histogram": histogram, "best_split": best_split, "descend": descend, "add_leaves": add_leaves,
+    "refit_each": refit_each, "grow_each": grow_each,
+}  # fmt: skip
 
 
-def _compiles(work: int) -> bool:
-    return work >= LITTLE and is_installed()
+def compile_loop(name: str) -> MachineCode:
+    function = _LOOPS[name]
+    forms = get_type_hints(function, include_extras=True)
+    del forms["return"]
+    return compile_function(function, tuple(numba_type(form, {}) for form in forms.values()))

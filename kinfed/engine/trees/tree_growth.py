@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from kinfed.engine.compiled import tree_kernels
+from kinfed.engine.compiled import tree_loops
 from kinfed.engine.trees.tree_losses import TreeLoss
 
 Array = np.ndarray[Any, Any]
+FEWEST = 10  # rows of a client that grows trees of its own
 BLOCK = 1 << 22  # numbers in the histograms of clients that grow trees of their own together
 
 
@@ -60,7 +61,7 @@ class TreeGrowth:
 
     def grow(self, sums: Array, wanted: Array) -> None:
         """Take the sums [M, S, p, B, 2C] of the `wanted` slots, and split the nodes of this level."""
-        nodes = np.take_along_axis(sums, np.maximum(wanted, 0)[..., None, None, None].astype(np.int64), 1)
+        nodes = sums[np.arange(len(sums))[:, None], wanted]  # where it is absent, anything
         absent = wanted < 0
         if absent.any():
             pairs = nodes.reshape(len(nodes), -1, 2, *nodes.shape[2:])
@@ -68,7 +69,7 @@ class TreeGrowth:
             pairs[m, i, side] = self.parent[m, i] - pairs[m, i, 1 - side]
         flat = nodes.reshape(-1, *nodes.shape[2:])
         least = np.repeat(self.least, nodes.shape[1])
-        feature, split, missing, _ = tree_kernels.best_splits(flat, least, self.lam)
+        feature, split, missing, _ = tree_loops.best_splits(flat, least, self.lam)
         self._place(feature, split, missing)
         self.parent, self.weight = nodes, _children(flat, feature, split, missing).reshape(len(nodes), -1, flat.shape[-1])
         self.level += 1
@@ -128,18 +129,18 @@ class ClientRows:
     def walk(self, trees: Trees, depth: int | None = None) -> Array:
         """uint8 [R, E, T] leaves, or places on a higher level."""
         levels = trees.depth if depth is None else depth
-        return tree_kernels.walk(
+        return tree_loops.walk(
             self.codes, self.rows, self.first, trees.feature, trees.split, trees.missing, levels
         )
 
     def add(self, trees: Trees, score: Array) -> None:
         """Add what the trees say to score [R, E, C], in place."""
         if trees.count:
-            tree_kernels.add_values(self.walk(trees), self.first, trees.value, score)
+            tree_loops.add_values(self.walk(trees), self.first, trees.value, score)
 
     def histograms(self, slot: Array, gradient: Array, slots: int, bins: int) -> Array:
         """float64 [n, E, S, p, B, D]"""
-        return tree_kernels.histograms(self.codes, self.rows, self.first, slot, gradient, slots, bins)
+        return tree_loops.histograms(self.codes, self.rows, self.first, slot, gradient, slots, bins)
 
 
 @dataclass(frozen=True)
@@ -200,41 +201,50 @@ class LocalTrees:
 
     def grow(self, loss: TreeLoss, data: ClientRows, score: Array, weight: Array) -> Trees:
         """[n, E, T, ...] trees from scores [R, E, C], with weight [R, E] of every row in every ensemble: 0 leaves it
-        out. A client with fewer than 10 rows grows none: its leaves are 0."""
+        out. A client with fewer than FEWEST rows grows none: its leaves are 0."""
         clients, (_, ensembles, outputs) = len(data.first) - 1, score.shape
-        slots = max(2 ** (self.depth - 2), 1)
-        width = ensembles * slots * data.codes.shape[1] * self.bins * 2 * outputs
+        width = ensembles * 2 ** (self.depth - 1) * data.codes.shape[1] * self.bins * 2 * outputs
         parts, step = [], max(BLOCK // width, 1)
         for begin in range(0, clients, step):
             some, place = data.of_clients(begin, min(begin + step, clients)), slice(data.first[begin], None)
             rows = len(some.rows)
-            parts.append(self._grow(loss, some, score[place][:rows].copy(), weight[place][:rows], slots))
+            parts.append(self._grow(loss, some, score[place][:rows].copy(), weight[place][:rows]))
         return Trees.joined(parts, 0)
 
-    def _grow(self, loss: TreeLoss, data: ClientRows, score: Array, weight: Array, slots: int) -> Trees:
+    def _grow(self, loss: TreeLoss, data: ClientRows, score: Array, weight: Array) -> Trees:
         clients, (_, ensembles, outputs) = len(data.first) - 1, score.shape
         rows = data.sums((weight > 0).astype(np.float64))  # [n, E]
-        least = loss.least_share * np.clip(rows / 10, 3, 20)
-        least = np.where(rows < 10, np.inf, least).reshape(-1)
-        trees, owner, e = [], data.owner[:, None], np.arange(ensembles)[None]
+        least = np.where(rows < FEWEST, np.inf, loss.least_share * np.clip(rows / 10, 3, 20)).reshape(-1)
+        trees = []
         for _ in range(self.trees):
-            growth = TreeGrowth.start(self.depth, self.lam, least)
             gradient = loss.gradients(score, data.y) * weight[..., None]
-            while not growth.is_complete:
-                wanted = growth.wanted(slots)
-                assert wanted is not None  # the lighter halves of all levels have room
-                now = _tree(growth, clients, ensembles, outputs)
-                node = data.walk(now, growth.level)[:, :, 0]
-                slot = wanted.reshape(clients, ensembles, -1)[owner, e, node]
-                slot = np.where(weight > 0, slot, -1).astype(np.int16)
-                sums = data.histograms(slot, gradient, slots, self.bins)
-                growth.grow(sums.reshape(-1, *sums.shape[2:]), wanted)
+            growth = self._grown(data, gradient, least)
             values = growth.values(self.rate)
             values[np.isinf(least)] = 0.0
             tree = _tree(growth, clients, ensembles, outputs, values)
             data.add(tree, score)
             trees.append(tree)
         return Trees.joined(trees, 2)
+
+    def _grown(self, data: ClientRows, gradient: Array, least: Array) -> TreeGrowth:
+        """Complete trees [n E], in one compiled call where there are compiled loops."""
+        growth, (_, ensembles, width) = TreeGrowth.start(self.depth, self.lam, least), gradient.shape
+        parts = tree_loops.grow_trees(
+            data.codes, data.rows, data.first, gradient, least, self.lam, self.depth, self.bins
+        )
+        if parts is not None:
+            return TreeGrowth(self.depth, self.lam, least, *parts[:3], self.depth, weight=parts[3])
+        slots, owner, e = 2 ** (self.depth - 1), data.owner[:, None], np.arange(ensembles)[None]
+        while not growth.is_complete:
+            wanted = growth.wanted(slots, steady=False)
+            assert wanted is not None  # there are slots for all nodes
+            now = _tree(growth, len(data.first) - 1, ensembles, width // 2)
+            node = data.walk(now, growth.level)[:, :, 0]
+            slot = wanted.reshape(-1, ensembles, wanted.shape[1])[owner, e, node]
+            slot = np.where(gradient[..., -1] != 0, slot, -1).astype(np.int16)
+            sums = data.histograms(slot, gradient, slots, self.bins)
+            growth.grow(sums.reshape(-1, *sums.shape[2:]), wanted)
+        return growth
 
 
 def _tree(growth: TreeGrowth, clients: int, ensembles: int, outputs: int, values: Array | None = None) -> Trees:
