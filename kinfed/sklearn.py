@@ -80,8 +80,8 @@ class PersonalizedClassifier(ClassifierMixin, PersonalizedEstimator):  # type: i
                 )
             return self.class_weight
         codes = {label: f"{code:09d}" for code, label in enumerate(self.classes_.tolist())}
-        if strange := [label for label in self.class_weight if label not in codes]:
-            raise ValueError(f"class_weight names {strange[0]!r}, which is no class of y; these are {list(codes)}")
+        if unknown := [label for label in self.class_weight if label not in codes]:
+            raise ValueError(f"class_weight names {unknown[0]!r}, which is no class of y; these are {list(codes)}")
         return (
             ",".join(f"{codes[label]}={weight!r}" for label, weight in self.class_weight.items())
             or example_weights.NONE
@@ -104,9 +104,9 @@ class PersonalizedClassifier(ClassifierMixin, PersonalizedEstimator):  # type: i
         need not have all."""
         check_is_fitted(self)
         X, y = self._validated(self._features_alone(X), y, reset=False)
-        if strange := sorted(set(np.unique(y).tolist()) - set(self.classes_.tolist()), key=str):
+        if unknown := sorted(set(np.unique(y).tolist()) - set(self.classes_.tolist()), key=str):
             known = ", ".join(map(str, self.classes_))
-            raise ValueError(f"y holds classes that were not there at fit ({strange[0]!r}); known are {known}")
+            raise ValueError(f"y holds classes that were not there at fit ({unknown[0]!r}); known are {known}")
         X, y, _, weights = rows_that_count(sample_weight, X, y, None)
         self._adopt(X, self._class_names(y), client, weights)
         return self

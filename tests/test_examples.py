@@ -20,7 +20,7 @@ from method_bench import LR, by_hand, close, gradient, info, server
 import kinfed
 from kinfed.algorithms import ALGORITHMS
 from kinfed.algorithms.common.averaging import DeltaUp
-from kinfed.core.registry import load_plugin
+from kinfed.core.plugins import load as load_plugin
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.records.compare import same_results
 from kinfed.testing import CHECKS, Bench, tiny_federation

@@ -269,8 +269,12 @@ class AveragingAlgorithm(Algorithm[Server, Client, Down, Up]):
         """[n]: what clients weigh in the mean; None: all the same."""
         return getattr(up, COUNT, None)
 
+    def averaged(self, up: Up) -> Up:
+        """The mean of updates [n, ...], as `step` takes it."""
+        return mean_of(up, self.fields, self.weight(up))
+
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
-        return self.step(server, mean_of(up, self.fields, self.weight(up)), round)
+        return self.step(server, self.averaged(up), round)
 
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]
@@ -322,7 +326,7 @@ def check_algorithm_settings(algorithm: AnyAlgorithm, task: Task, population: Po
         raise ConfigError("knn: nearest neighbours vote for classes, and a regression has none; set knn to 0")
     if algorithm.knn:
         try:
-            _ = task.head
+            _ = task.feature_head
         except ModelError as error:
             raise ConfigError(
                 f"knn: nearest neighbours are found by features, which this model lacks: {error}"

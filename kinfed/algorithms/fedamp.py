@@ -19,10 +19,11 @@ mean squared distance of the known models, and α in the shares with it (`relati
 Where the shares of others add up to more than 1 − `self_weight` they are scaled to that, since u_i must stay a mean;
 the paper has α small enough. The journal shows the mean own share and how many clients were scaled.
 
-The paper calls all clients in every round. Here all last known models take part; a client that never trained has none,
-and is given the mean of those that are known. Local training starts from the own model (`start`; the paper asks only
-for the minimum). A widely used collection computes the hold from values without a gradient: its FedAMP is local
-training.
+The paper calls all clients in every round. Here all last known models take part; a client that never trained has none.
+It is given the mean of those that are known and begins there, as beside models that have trained for long the common
+start is far from everything (with λ = 0 it begins there all the same). All others start from their own model (`start`;
+the paper asks only for the minimum). A widely used collection computes the hold from values without a gradient: its
+FedAMP is local training.
 
 Distances and cosines are of trainable columns; running statistics (of BatchNorm, say) are never pulled. The server
 keeps N models, and `max_gb` refuses what would not fit.
@@ -104,7 +105,9 @@ class FedAMP(Algorithm[Server, Client, Down, Up]):
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         proximal = (self.lam / self.alpha, down.u) if self.lam else None
-        begin = client.theta if self.start == "own" else down.u
+        begin = down.u
+        if self.start == "own":
+            begin = own_or_server(client.seen, client.theta, down.u) if self.lam else client.theta
         theta = sgd(task, begin, data.train.batches(self.training), proximal=proximal)  # ∇f(θ) + (λ/α) (θ − u)
         return Client(theta, torch.ones_like(client.seen)), Up(theta)
 

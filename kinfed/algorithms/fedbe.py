@@ -64,8 +64,8 @@ class FedBE(FedAvg):
             return mean
         count = torch.ones(len(ids)) if up.count is None else up.count
         models = server.w + up.delta
-        drawn = self.draw(models, count.to(models.device), mean.w, round)
-        return Server(self.distilled(mean.w, torch.cat([drawn, mean.w[None], models]), round), mean.c)
+        samples = self.draw(models, count.to(models.device), mean.w, round)
+        return Server(self.distilled(mean.w, torch.cat([samples, mean.w[None], models]), round), mean.c)
 
     def draw(self, models: Tensor, count: Tensor, mean: Tensor, round: RoundInfo) -> Tensor:
         """[M, P] from the distribution of the clients' models [n, P], with `count` [n] examples; `mean` [P] is μ."""

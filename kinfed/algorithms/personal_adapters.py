@@ -46,11 +46,11 @@ class PersonalAdapters(PartlyShared):
         if not self.turns or not split.own:
             return super().train(task, theta, split, data)
         own = split.own_mask.to(theta.device)
-        kept = sgd(task, theta, data.train.batches(self.training, stream="own"), mask=own)
+        personal = sgd(task, theta, data.train.batches(self.training, stream="own"), mask=own)
         start = split.take_own(task.init(data.seed)).to(theta).expand(len(theta), -1)  # where adapters correct nothing
         alone = split.join(start, split.take_shared(theta))
         sent = sgd(task, alone, data.train.batches(self.training, loop=1), mask=~own)
-        return split.join(split.take_own(kept), split.take_shared(sent))
+        return split.join(split.take_own(personal), split.take_shared(sent))
 
     def privacy(self, count: Tensor) -> PrivacyProfile:
         steps = self.training.num_steps(count)

@@ -57,7 +57,7 @@ class PFedSim(DeploysLastModel[Server, ModelDown, DeltaUp]):
     single_updates = "keeps every single model"
 
     def check(self, task: Task, population: Population) -> None:
-        required_body("pFedSim", task)
+        required_body("pFedSim", task, reads_features=False)
         n = population.num_clients
         what = f"pFedSim's server keeps the models of all {n:,} clients"
         check_memory(what, 4 * n * (task.num_params + 2 * n), self.max_gb)

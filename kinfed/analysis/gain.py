@@ -159,9 +159,9 @@ def gain_from_table(path: str | Path, *, s0: float | None = None, margin: float 
     table = _read(Path(path))
     estimates = _estimate_columns(table, path)
     for name in ("client", *estimates, "variance", "n"):
-        if (found := table.column_names.count(name)) != 1:
+        if (count := table.column_names.count(name)) != 1:
             raise DataError(
-                f"{path} must have one column {name}, it has {found or 'none'}; "
+                f"{path} must have one column {name}, it has {count or 'none'}; "
                 f"its columns are {', '.join(table.column_names)}"
             )
     _require_two(table.num_rows)
@@ -290,8 +290,8 @@ def _require_two(clients: int) -> None:
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:3])
-    return f"client {shown}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    first = ", ".join(names[:3])
+    return f"client {first}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _read(path: Path) -> Any:

@@ -38,6 +38,7 @@ from collections.abc import Callable
 
 from kinfed.api.progress import progress_display
 from kinfed.config import RunConfig
+from kinfed.core import convert
 from kinfed.data import Federation
 from kinfed.engine import Builder
 from kinfed.runs import Observer, Observers, experiment
@@ -161,14 +162,14 @@ class RunResult:
         figures = [f"{k} {headline_text({metric: v.mean}, metric).split()[-1]}" for k, v in means.items() if v]
         seeds = f"{len(self.seeds)} seed{'' if len(self.seeds) == 1 else 's'}"
         state = "" if all(trial.finished for trial in self.run.trials) and self.run.trials else ", unfinished"
-        shown = ", ".join(figures[:6]) + (f", and {len(figures) - 6} more" if len(figures) > 6 else "")
-        return f"<RunResult {self._place}: {metric} {shown or 'of nothing yet'}; {seeds}{state}>"
+        figures_text = ", ".join(figures[:6]) + (f", and {len(figures) - 6} more" if len(figures) > 6 else "")
+        return f"<RunResult {self._place}: {metric} {figures_text or 'of nothing yet'}; {seeds}{state}>"
 
     def _repr_html_(self) -> str:
         comparison, metric = self.comparison, self.comparison.metric
         worst = "worst10" if metric == "accuracy" else f"{metric}_worst10"
-        shown = (f"personal_{metric}", f"personal_{worst}", f"server_{metric}", "mb_per_round", "seconds")
-        columns = [column for column in main_columns(comparison) if column.key in shown]
+        keys = (f"personal_{metric}", f"personal_{worst}", f"server_{metric}", "mb_per_round", "seconds")
+        columns = [column for column in main_columns(comparison) if column.key in keys]
         return render(
             "result.html", "kinfed.api", heading=headline([self.run]), place=self._place,
             table=results_table(comparison, columns),
@@ -246,8 +247,8 @@ def run(
     `progress` is True for a progress bar and False for silence. By default there is a bar on a terminal, a line in a
     notebook and nothing elsewhere. An `observer` is notified of every round (kinfed.runs.observer); `should_stop` is
     called after every round."""
-    grown = Path(out) if extend and out is not None else None
-    chosen, build = experiment.chosen_config(config, model, settings, grown)
+    extended = Path(out) if extend and out is not None else None
+    chosen, build = experiment.chosen_config(config, model, settings, extended)
     with progress_display(chosen, progress) as display:
         watching = display if observer is None else Observers((display, observer))
         outcome = experiment.run(
@@ -257,6 +258,15 @@ def run(
     return RunResult(folder=outcome.folder, outcome=outcome)
 
 
-def load(folder: Path | str) -> RunResult:
-    """Read the results of a run from its folder. An unfinished run has the results so far."""
+def load(
+    folder: Path | str, *, plugins: Path | str | Sequence[Path | str] = (), trust_plugins: bool = False
+) -> RunResult:
+    """Read the results of a run from its folder. An unfinished run has the results so far.
+
+    Reading runs no code of a folder. What needs the plugins of the run (`config`, models that a plugin registers) asks
+    for them: name their files as `plugins`, or run those that the folder has recorded, if they are unchanged
+    (`trust_plugins`)."""
+    convert(RunConfig, "plugins", plugins)
+    if trust_plugins:
+        RunFiles(folder).load_plugins()
     return RunResult.read(folder)

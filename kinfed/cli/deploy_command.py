@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from kinfed.cli.parameters import CommandGroup, Plugins
+from kinfed.cli.parameters import CommandGroup, Plugins, TrustPlugins, trust_recorded
 from kinfed.cli.terminal import console, plain_table, say
 from kinfed.errors import ConfigError
 
@@ -259,6 +259,7 @@ def predict(
     ignore: Annotated[str, Option(help="Columns that are not features (models without column names).")] = "",
     name_column: Annotated[str | None, Option(help="Column that names the rows in the output.")] = None,
     plugin: Plugins = None,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Predict classes with probabilities, or numbers, for new examples with one model; needs no server."""
     from kinfed.deploy import Vault
@@ -266,6 +267,7 @@ def predict(
     from kinfed.serving import predict as predicting
     from kinfed.tabular import FitResult, is_fit
 
+    trust_recorded(None if run is None else Path(run), trust_plugins)
     if client_column is not None:
         if run is None or not Path(run).is_dir() or client is not None:
             raise ConfigError("--client-column chooses among the models of a folder: give --run DIR, and no --client")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from kinfed.cli.parameters import CommandGroup, SettingsCommand, settings_of
+from kinfed.cli.parameters import CommandGroup, Plugins, SettingsCommand, TrustPlugins, settings_of, trust_recorded
 from kinfed.cli.terminal import console, plain_table, say
 from kinfed.errors import ConfigError, PoolError
 
@@ -124,12 +124,15 @@ def kit(
 
 def status(
     folder: Annotated[Path, Argument(help="The run's folder on the server: `out` of the app's settings.")],
+    plugin: Plugins = None,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Show the state of a deployment: rounds, clients and when they were last seen, bytes, privacy."""
     from kinfed.deploy import ENDED, STALE_SECONDS, clock_of, read_progress, read_status
     from kinfed.records import headline_text
     from kinfed.runs import read_config
 
+    trust_recorded(folder, trust_plugins)
     current = read_status(folder)
     if current is None:
         raise ConfigError(f"{folder} holds no status.json; name the folder `out` of a deployment that has begun")

@@ -88,17 +88,17 @@ def results_table(results: Sequence[dict[str, Any]], baselines: Sequence[Baselin
     for heading in columns + ["epsilon"] * private + ["user eps"] * hidden:
         table.add_column(heading, justify="right", no_wrap=True)
     for label in dict.fromkeys(r["algorithm"] for r in results):
-        mine = [r for r in results if r["algorithm"] == label]
-        rounds = sum(r["rounds"] for r in mine)
+        trials = [r for r in results if r["algorithm"] == label]
+        rounds = sum(r["rounds"] for r in trials)
         table.add_row(
-            Text(label + (" (diverged)" if any(r["diverged"] for r in mine) else "")),
-            _figure(mine, "personal", name, metric),
-            _figure(mine, "personal", worst, metric),
-            _figure(mine, "server", name, metric),
-            f"{sum(r['bytes_down'] + r['bytes_up'] for r in mine) / rounds / 1e6:.3g}",
-            f"{sum(r['seconds'] for r in mine) / rounds:.2g}",
-            *((f"{max(r['privacy']['epsilon_max'] for r in mine):.3g}",) if private else ()),
-            *((f"{max(r['user_privacy']['epsilon'] for r in mine):.3g}",) if hidden else ()),
+            Text(label + (" (diverged)" if any(r["diverged"] for r in trials) else "")),
+            _figure(trials, "personal", name, metric),
+            _figure(trials, "personal", worst, metric),
+            _figure(trials, "server", name, metric),
+            f"{sum(r['bytes_down'] + r['bytes_up'] for r in trials) / rounds / 1e6:.3g}",
+            f"{sum(r['seconds'] for r in trials) / rounds:.2g}",
+            *((f"{max(r['privacy']['epsilon_max'] for r in trials):.3g}",) if private else ()),
+            *((f"{max(r['user_privacy']['epsilon'] for r in trials):.3g}",) if hidden else ()),
         )
     if baselines:
         entries = [{"personal": baseline.personal} for baseline in baselines]

@@ -126,8 +126,8 @@ def _show_data() -> None:
 
     folder = data_folder(None)
     named = "KINFED_DATA" if os.environ.get("KINFED_DATA") else "KINFED_DATA or --data name another"
-    there = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-    sets = [name for name in there if any((folder / name).rglob("*.parquet"))]
+    folders = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    sets = [name for name in folders if any((folder / name).rglob("*.parquet"))]
     names = ", ".join(sets) or "none yet; kinfed list datasets says which come with kinfed"
     say(f"data     {folder} ({named}): {names}")
     say(f"cache    {cache.cache_folder()}")

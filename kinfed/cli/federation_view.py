@@ -28,16 +28,16 @@ class FederationView:
 
 
 def picture(d: Description, width: int = 100, *, ascii_only: bool = False) -> Group:
-    shown = _sample(d)
+    sample = _sample(d)
     parts: list[Table | Text] = [Text(d.in_words(), style="bold"), _quantiles(d)]
-    if len(shown) < d.num_clients:
-        parts.append(Text(f"{len(shown)} of {d.num_clients:,} clients, from the largest to the smallest:"))
+    if len(sample) < d.num_clients:
+        parts.append(Text(f"{len(sample)} of {d.num_clients:,} clients, from the largest to the smallest:"))
     shades = _ASCII_SHADES if ascii_only else _SHADES
     columns = _columns(d)
     notes: list[Table | Text] = [*([] if columns is None else [columns]), *(Text(f"note: {note}") for note in d.notes)]
     if d.problem.is_regression:
-        return Group(*parts, _target_table(d, shown), *notes)
-    parts.append(_grid(d, shown, width, shades))
+        return Group(*parts, _target_table(d, sample), *notes)
+    parts.append(_grid(d, sample, width, shades))
     bounds = ["none", *(f"up to {level:.0%}" for level in _LEVELS[1:]), "more"]
     legend = "  ".join(f"{shade} {bound}" for shade, bound in zip(shades, bounds, strict=True))
     parts.append(Text(f"share of a client's training data: {legend}", style="dim"))
@@ -97,28 +97,28 @@ def _client_table(names: list[str], figures: list[str], **about: Any) -> Table:
     return table
 
 
-def _target_table(d: Description, shown: list[int]) -> Table:
+def _target_table(d: Description, sample: list[int]) -> Table:
     table = _client_table(["client"], ["train", "test", "target, mean", "deviation"])
     train, test, targets = d.sizes("train"), d.sizes("test"), d.targets or [(0.0, 0.0)] * d.num_clients
-    for k in shown:
+    for k in sample:
         mean, deviation = targets[k]
         table.add_row(Text(d.names[k]), f"{train[k]:,}", f"{test[k]:,}", f"{mean:.4g}", f"{deviation:.4g}")
     return table
 
 
-def _grid(d: Description, shown: list[int], width: int, shades: str) -> Table:
+def _grid(d: Description, sample: list[int], width: int, shades: str) -> Table:
     names = d.class_names or [str(label) for label in range(d.num_classes)]
-    client_names = [d.names[k] if len(d.names[k]) <= 16 else d.names[k][:15] + "~" for k in shown]
+    client_names = [d.names[k] if len(d.names[k]) <= 16 else d.names[k][:15] + "~" for k in sample]
     groups = None
     if d.groups is not None:
-        groups = [d.group_names[d.groups[k]] if d.group_names else str(d.groups[k]) for k in shown]
+        groups = [d.group_names[d.groups[k]] if d.group_names else str(d.groups[k]) for k in sample]
     taken = max(map(len, [*client_names, "client"])) + (max(map(len, [*groups, "group"])) + 2 if groups else 0)
     cell, per_cell = _cell_size(names, width - taken - 27)
     names_of = ["client"] if groups is None else ["client", "group"]
     table = _client_table(names_of, ["train", "test", "EMD"], padding=(0, 1, 0, 0))
     table.add_column(Text(_heading(names, cell, per_cell)), no_wrap=True)
     train, test, emd = d.sizes("train"), d.sizes("test"), d.emd or [0.0] * d.num_clients
-    for line, k in enumerate(shown):
+    for line, k in enumerate(sample):
         picture_of_k = _cells(d.train[k], cell, per_cell, shades)
         group = [] if groups is None else [Text(groups[line])]
         table.add_row(Text(client_names[line]), *group, f"{train[k]:,}", f"{test[k]:,}", f"{emd[k]:.2f}", picture_of_k)

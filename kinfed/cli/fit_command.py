@@ -122,11 +122,11 @@ def _started_with(folder: Path) -> tuple[str | list[str], dict[str, Any]]:
     settings = dict(JobFiles(folder).settings)
     if "table" not in settings or "folds" not in settings:
         raise ConfigError(f"{folder} holds no fit; give the --out of kinfed fit")
-    given = settings.pop("options")
+    options = settings.pop("options")
     tables = settings.pop("table").split(", ")
     if len(tables) > 1:
-        given.pop("client_column")
-    chosen = {name: value for name, value in given.items() if value not in (None, "", [])}
+        options.pop("client_column")
+    chosen = {name: value for name, value in options.items() if value not in (None, "", [])}
     return tables[0] if len(tables) == 1 else tables, settings | chosen
 
 

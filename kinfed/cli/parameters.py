@@ -55,6 +55,10 @@ class TypedSettings:
 
         return self.file is not None or bool(self.sets) or not self.values.keys() <= set(NON_RESULT_SETTINGS)
 
+    def load_plugins(self) -> None:
+        """Run the plugins that were typed, which a folder that is read next may need."""
+        _load(self.values.get("plugins"))
+
     def make_config(self, defaults: Mapping[str, Any] | None = None) -> RunConfig:
         """The configuration; `defaults` are those of a command, where they are others than a run's."""
         from kinfed.config import make_config
@@ -260,11 +264,11 @@ class RegisteredName(Text):
         self._registry = registry
 
     def words(self, ctx: click.Context) -> Iterable[str]:
-        from kinfed.core import load_plugin, registry_of
+        from kinfed.core import plugins, registry_of
 
         try:
             for file in ctx.params.get("plugins") or ():
-                load_plugin(file)
+                plugins.load(file)
             return [*registry_of(self._registry), *(("all",) if self._registry == "algorithm" else ())]
         except KinfedError:
             return ()  # a completion has nowhere to complain; the command itself will
@@ -277,11 +281,11 @@ class RegisteredName(Text):
         return [CompletionItem(incomplete[:begin] + item.value) for item in items]
 
 
-def _load(files: list[Path] | None) -> list[Path] | None:
-    from kinfed.core import load_plugin
+def _load(files: Iterable[Path] | None) -> Iterable[Path] | None:
+    from kinfed.core import plugins
 
     for file in files or ():
-        load_plugin(file)
+        plugins.load(file)
     return files
 
 
@@ -291,6 +295,29 @@ Plugins = Annotated[
         "--plugin", help="Python file that registers your own methods, data sets, ... (repeatable).", callback=_load
     ),
 ]
+TrustPlugins = Annotated[
+    bool, Option("--trust-plugins", help="Run the plugins that the folder has recorded, if they are unchanged.")
+]
+
+
+def trust_recorded(folder: Path | None, wanted: bool) -> None:
+    """Run the plugins of a folder, if the user wants it, and say which."""
+    if not wanted:
+        return
+    from kinfed.cli.terminal import say
+    from kinfed.records import JobFiles
+
+    if folder is None:
+        raise ConfigError("--trust-plugins is about the plugins of a folder; name the folder")
+    for file, digest in JobFiles(folder).load_plugins():
+        say(f"plugin   {file} (sha256 {digest}), as recorded in {folder}")
+
+
+def plugin_words(config: RunConfig) -> str:
+    """The option that a command on the folder of this run needs to run its plugins."""
+    return " --trust-plugins" if config.plugins else ""
+
+
 RunFolderArgument = Annotated[Path, Argument(help="Folder of a finished run.")]
 
 

@@ -9,7 +9,14 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from kinfed.cli.parameters import DeclaredCommand, OptionPanel, Plugins, RunFolderArgument
+from kinfed.cli.parameters import (
+    DeclaredCommand,
+    OptionPanel,
+    Plugins,
+    RunFolderArgument,
+    TrustPlugins,
+    trust_recorded,
+)
 from kinfed.cli.terminal import console, say
 from kinfed.errors import ConfigError
 
@@ -42,12 +49,15 @@ def export(
     seed: Seed = None,
     out: Annotated[Path | None, Option("--out", "-o", help="File to write (.safetensors or .onnx).")] = None,
     onnx: Annotated[bool, Option("--onnx", help="Write ONNX, preprocessing included (extra onnx).")] = False,
+    plugin: Plugins = None,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Write one client's personal model, or the server's, as safetensors that plain PyTorch loads, or as ONNX."""
     from kinfed.core import storage
     from kinfed.serving import export_model, model_of_run
     from kinfed.tabular import FitResult, is_fit
 
+    trust_recorded(folder, trust_plugins)
     if not onnx and not is_fit(folder):
         exported = export_model(folder, client, algorithm, seed, out)
         say(f"wrote    {exported.path} ({exported.summary})")
@@ -94,11 +104,14 @@ def adopt(
     rounds: Annotated[int | None, Option(help="Rounds of local training (default: as a client's in the run).")] = None,
     group: Annotated[str | None, Option(help="The newcomer's group, if the method needs it.")] = None,
     out: Annotated[Path | None, Option("--out", "-o", help="File for the model (.safetensors).")] = None,
+    plugin: Plugins = None,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Let a new client join a finished run; compares its model with training alone and the server's."""
     from kinfed.newcomers import adopt as adopt_client
     from kinfed.newcomers import newcomer_from_table
 
+    trust_recorded(folder, trust_plugins)
     newcomer = newcomer_from_table(folder, table, **context.obj, seed=seed)
     adoption = adopt_client(folder, newcomer, algorithm, seed=seed, rounds=rounds, group=group)
     console.print(adoption)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from kinfed.cli.parameters import TypedSettings, settings_of
+from kinfed.cli.parameters import TrustPlugins, TypedSettings, plugin_words, settings_of, trust_recorded
 from kinfed.cli.terminal import StopRequest, console, new_folder, say
 from kinfed.errors import ConfigError, PoolError
 
@@ -31,6 +31,7 @@ def run(
         list[str] | None,
         Option("--track", help="Also log to tensorboard, mlflow or wandb; each is an extra (repeatable)."),
     ] = None,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Compare methods on the same clients, batches and starting models; without arguments, on digits."""
     from kinfed.api import total_rounds
@@ -38,13 +39,14 @@ def run(
     from kinfed.runs import Interrupted, Observers, experiment
     from kinfed.trackers import make_trackers
 
+    trust_recorded(out, trust_plugins)
     config = _config(settings_of(context), out, resume, extend)
     folder = out or new_folder("runs")
-    continuation = f"kinfed run --out {shlex.quote(str(folder))} --resume"
+    continuation = f"kinfed run --out {shlex.quote(str(folder))} --resume{plugin_words(config)}"
     say(run_sentence(config))
     trackers = make_trackers(track or ())
-    with StopRequest(console) as stop, display(console, total_rounds(config), config.metric) as shown:
-        observer = Observers((shown, *trackers))
+    with StopRequest(console) as stop, display(console, total_rounds(config), config.metric) as progress:
+        observer = Observers((progress, *trackers))
         try:
             result = experiment.run(
                 config, out=folder, resume=resume, extend=extend, observer=observer, should_stop=stop
@@ -80,7 +82,8 @@ def _config(typed: TypedSettings, out: Path | None, resume: bool, extend: bool) 
     if not resume or out is None or typed.change_results:
         return typed.make_config()
     # "kinfed run --out DIR --resume" alone is enough; where data lies and how to compute may differ this time.
-    return make_config(None, {**read_config(out).dump(), **typed.values})
+    typed.load_plugins()
+    return make_config(None, {**read_config(out).dump_for_pool(typed.values.get("pool")), **typed.values})
 
 
 def init(

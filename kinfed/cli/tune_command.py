@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from kinfed.cli.parameters import TypedSettings, settings_of
+from kinfed.cli.parameters import TrustPlugins, TypedSettings, plugin_words, settings_of, trust_recorded
 from kinfed.cli.terminal import StopRequest, console, new_folder, say
 from kinfed.errors import ConfigError
 
@@ -54,6 +54,7 @@ def tune(
     prune: Annotated[bool, Option("--prune", help="Stop trials that fall behind early.")] = False,
     out: Annotated[Path | None, Option("--out", "-o", help="Folder of the tuning (default: tuned/<time>).")] = None,
     resume: Annotated[bool, Option("--resume", help="Continue the tuning in --out, or add trials.")] = False,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Choose each method's settings on validation data, with the same budget for every method."""
     from kinfed.cli.display import TuningLines, run_sentence, tuning_table
@@ -63,6 +64,7 @@ def tune(
 
     if resume and out is None:
         raise ConfigError("--resume needs --out, the folder of the tuning to continue")
+    trust_recorded(out, trust_plugins)
     folder = out or new_folder("tuned")
     typed = settings_of(context)
     if while_training:
@@ -70,6 +72,7 @@ def tune(
         return
     if resume and not typed.change_results and not ranges:
         # "kinfed tune --out DIR --resume" alone is enough; it is computed how and where it is said now.
+        typed.load_plugins()
         plan = read_tuning(folder)
         plan = replace(plan, config=make_config(None, {**plan.config.dump(), **typed.values}))
     else:
@@ -77,7 +80,8 @@ def tune(
     trials = plan.trials if trials is None else trials
     say(f"{run_sentence(plan.config)}; {trials} trials per method")
 
-    how = f"finished trials are saved. To continue: kinfed tune --out {shlex.quote(str(folder))} --resume"
+    command = f"kinfed tune --out {shlex.quote(str(folder))} --resume{plugin_words(plan.config)}"
+    how = f"finished trials are saved. To continue: {command}"
     with _stopping(how) as stop:
         result = search(
             plan.config, trials, folder, resume=resume, ranges=plan.ranges, prune=plan.prune, observer=TuningLines(),
@@ -120,8 +124,8 @@ def _tune_while_training(plan: Started, configurations: int, folder: Path, resum
         )  # fmt: skip
     for one in result.methods:
         settings = ", ".join(f"{name}={value:g}" for name, value in one.settings.items()) or "as configured"
-        shown = METRICS.named(one.metric).shown(one.value)
-        say(f"{one.label}: {settings} (chance {max(one.chances):.2f}); {shown} on validation data")
+        figure = METRICS.named(one.metric).shown(one.value)
+        say(f"{one.label}: {settings} (chance {max(one.chances):.2f}); {figure} on validation data")
     _say_settings(result.file)
 
 

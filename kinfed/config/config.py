@@ -19,7 +19,7 @@ from kinfed.config.config_fields import Named, recordable
 from kinfed.config.excludes import Where, refuse_exclusions
 from kinfed.config.presets import with_preset
 from kinfed.config.setting_groups import DEFAULT_ALGORITHMS, DEFAULT_MODEL, DEFAULT_STEPS, DEFAULTS
-from kinfed.core import convert, declared
+from kinfed.core import convert, declared, plugins
 from kinfed.data import LocalTraining, TrainingSettings
 from kinfed.errors import ConfigError, unknown_name
 from kinfed.privacy import Privacy
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 NON_RESULT_SETTINGS = (
     "plugins", "workers", "data", "checkpoint_every", "state", "save_models", "pool", "ray_address", "ray_gpus",
 )  # fmt: skip
+_OF_ONE_POOL = ("ray_address", "ray_gpus", "workers", "state")  # mean nothing, or something else, on another pool
 
 
 # The groups in reverse: Python collects the fields of bases from the last to the first.
@@ -61,8 +62,8 @@ class RunConfig(
     def __repr__(self) -> str:
         """The methods by name, and what else is not as it is by default."""
         changed = {name: value for name, value in self.changed.items() if (name, value) != ("steps", DEFAULT_STEPS)}
-        shown = {"algorithms": [], **changed} | {"algorithms": list(self.algorithms)}
-        return f"RunConfig({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+        fields = {"algorithms": [], **changed} | {"algorithms": list(self.algorithms)}
+        return f"RunConfig({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
 
     def _check_values(self) -> None:
         if len(set(self.seeds)) != len(self.seeds) or not self.seeds:
@@ -172,15 +173,26 @@ class RunConfig(
         for part in ("training", "privacy", "user_privacy", "codec", "robust_rule", "speeds"):
             getattr(self, part)  # each checks its values when it is made
 
+    def dump_for_pool(self, pool: str | None) -> dict[str, Any]:
+        """What `dump` gives, to go on with on this pool (None: the same): without settings of the one before."""
+        moves = pool is not None and pool != self.pool
+        return {name: value for name, value in self.dump().items() if not (moves and name in _OF_ONE_POOL)}
+
+    @property
+    def code(self) -> dict[str, str]:
+        """Digests of the code of plugins, by names for readers."""
+        return dict(zip(plugins.content_names(self.plugins), map(plugins.digest_of, self.plugins), strict=True))
+
     def dump(self) -> dict[str, Any]:
         """Plain values, for config.json; `make_config` makes an equal configuration from them."""
         return {name: recordable(_plain(value)) for name, value in self.settings.items()}
 
     def fingerprint(self, extra: Mapping[str, Any] | None = None) -> str:
-        """Identity of the results: equal for configurations that give equal results."""
+        """Identity of the results: equal for configurations that give equal results. `extra` are digests of what else
+        decides them."""
         decisive = {name: value for name, value in self.dump().items() if name not in NON_RESULT_SETTINGS}
-        plugins = sorted(hashlib.sha256(file.read_bytes()).hexdigest() for file in self.plugins)
-        text = json.dumps([decisive, plugins, dict(extra or {})], sort_keys=True)
+        # The empty list stood for plugins once; without plugins a run keeps the fingerprint that it had.
+        text = json.dumps([decisive, [], {**self.code, **(extra or {})}], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

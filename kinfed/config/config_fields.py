@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from kinfed.core import load_plugin
+from kinfed.core import plugins
 
 _INFINITIES = {"inf": math.inf, "-inf": -math.inf}
 
@@ -89,13 +89,14 @@ def as_codec(value: Any) -> Any:
 
 
 def plugin_files(value: Any) -> tuple[Path, ...]:
-    """Absolute paths, so that a run can be resumed from anywhere. The files are run: names they add can be used."""
+    """Absolute paths, so that a run can be resumed from anywhere. The files are run: names they add can be used.
+    What a folder has recorded comes here only after `JobFiles.trusted_settings`, which has seen to it that it may."""
     files = [value] if isinstance(value, str | Path) else value
     if not isinstance(files, list | tuple):
         raise ValueError(f"plugins must be a list of Python files; got {value!r}")
     paths = tuple(Path(file).expanduser().absolute() for file in files)
     for path in paths:
-        load_plugin(path)
+        plugins.load(path)
     return paths
 
 

@@ -36,10 +36,10 @@ class PresetUse(BaseModel):
     def notes(self) -> list[str]:
         """Notes for a reader of the results."""
         family, notes = self.family or f"{self.model}, which belongs to no family", []
-        if shown := "; ".join(f"{label} {in_words(options)}" for label, options in self.options.items() if options):
-            notes.append(f"preset {self.name}, for {family}: {shown}")
+        if text := "; ".join(f"{label} {in_words(options)}" for label, options in self.options.items() if options):
+            notes.append(f"preset {self.name}, for {family}: {text}")
         if self.missing:
-            unequal = ", not on equal terms with methods that have one" if shown else ""
+            unequal = ", not on equal terms with methods that have one" if text else ""
             notes.append(f"no {self.name} setting for {', '.join(self.missing)} on {family}: defaults{unequal}")
         return notes
 

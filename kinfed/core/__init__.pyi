@@ -1,5 +1,6 @@
 from kinfed.core import cache as cache
 from kinfed.core import kernels as kernels
+from kinfed.core import plugins as plugins
 from kinfed.core import rng as rng
 from kinfed.core import storage as storage
 from kinfed.core import threads as threads
@@ -29,10 +30,8 @@ from kinfed.core.options import option as option
 from kinfed.core.options import option_of as option_of
 from kinfed.core.options import option_types as option_types
 from kinfed.core.options import requirement as requirement
-from kinfed.core.registry import PLUGIN_PREFIX as PLUGIN_PREFIX
 from kinfed.core.registry import Registry as Registry
 from kinfed.core.registry import imported as imported
-from kinfed.core.registry import load_plugin as load_plugin
 from kinfed.core.registry import registry_of as registry_of
 from kinfed.core.storage import escape_formula as escape_formula
 from kinfed.core.storage import unescape_formula as unescape_formula

@@ -31,5 +31,5 @@ def read_stub(path: Path) -> dict[str, str]:
     """The module, or for a whole file the folder, that every name of a stub is imported from."""
     statements = ast.parse(path.read_text(encoding="utf-8")).body
     imports = [statement for statement in statements if isinstance(statement, ast.ImportFrom)]
-    names = ((one.name, str(found.module)) for found in imports for one in found.names)
+    names = ((alias.name, str(source.module)) for source in imports for alias in source.names)
     return {name: home for name, home in names if not name.startswith("__")}

@@ -234,8 +234,8 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 def changed_repr(thing: Any, always: Sequence[str] = ()) -> str:
     """Ditto(lam=0.1): what differs from the defaults, and the fields named in `always`."""
     values = {field: getattr(thing, field.name) for field in dataclasses.fields(thing)}
-    shown = [(f.name, value) for f, value in values.items() if f.name in always or value != _default(f)]
-    return f"{type(thing).__name__}({', '.join(f'{name}={value!r}' for name, value in shown)})"
+    fields = [(f.name, value) for f, value in values.items() if f.name in always or value != _default(f)]
+    return f"{type(thing).__name__}({', '.join(f'{name}={value!r}' for name, value in fields)})"
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

@@ -8,17 +8,13 @@
 
 A target may be given as text, "package.module:name": it is imported when it is first used, so that listing names costs
 no imports. Names of installed plugins (entry points of the group `kinfed.plugins`) are there at the first look-up;
-files are loaded by `load_plugin`.
+files are loaded by kinfed.core.plugins.
 """
 
-import hashlib
 import importlib
-import importlib.util
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar, overload
 
 from kinfed.core.options import NoOptions, OptionDoc, Range, declared, describe_options, make_options
@@ -27,7 +23,6 @@ from kinfed.errors import ConfigError, KinfedError, unknown_name
 T = TypeVar("T")
 
 PLUGIN_GROUP = "kinfed.plugins"
-PLUGIN_PREFIX = "kinfed_plugin_"  # of the names of modules that are loaded from files
 
 
 @dataclass(frozen=True)
@@ -124,6 +119,12 @@ class Registry(Mapping[str, Entry[T]]):
         plain = ((name, entry.location) for name, entry in self.items() if not entry.preset)
         return next((name for name, own in plain if own is target or (isinstance(own, str) and own == location)), None)
 
+    def is_own(self, name: str) -> bool:
+        """Whether kinfed itself has registered this name."""
+        location = self[name].location
+        module = location if isinstance(location, str) else getattr(location, "__module__", None) or ""
+        return module.startswith("kinfed.")
+
     def __getitem__(self, name: str) -> Entry[T]:
         if name not in self:
             raise unknown_name(self.kind, name, self._entries)
@@ -148,7 +149,6 @@ def _first_line(target: object) -> str:
     return text.strip().split("\n")[0]
 
 
-_plugins: dict[Path, ModuleType] = {}
 _installed_are_loaded = False
 
 
@@ -169,30 +169,6 @@ def load_installed_plugins() -> None:
             raise ConfigError(
                 f"the installed plugin {point.name} ({point.value}) cannot be loaded: {error!r}; repair or uninstall it"
             ) from error
-
-
-def load_plugin(path: Path | str) -> ModuleType:
-    """Run a plugin file, which registers what it adds. The same file is run once per process."""
-    file = Path(path).resolve()
-    if file in _plugins:
-        return _plugins[file]
-    if not file.is_file():
-        raise ConfigError(f"there is no plugin file {path}")
-    name = PLUGIN_PREFIX + file.stem + "_" + hashlib.sha256(str(file).encode()).hexdigest()[:8]
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"a plugin is a Python file (.py); got {path}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # one that ends the process would say nothing at all
-        del sys.modules[name]
-        if isinstance(error, KinfedError):
-            raise
-        raise ConfigError(f"the plugin {path} cannot be loaded: {error!r}") from error
-    _plugins[file] = module
-    return module
 
 
 # Where the registry of each kind of thing is. Imported when it is first needed: these rooms lie above this one.

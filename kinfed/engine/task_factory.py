@@ -79,7 +79,10 @@ def make_task(
         task = _that_works(task, example, backend)
         with failures_as_model_errors(task.module, example, " on the way back"):
             _try(task, example, clients=1)
-    return task if head is None else task.with_head(head)
+    task = task if head is None else task.with_head(head)
+    if example is not None:
+        task.no_features = _reason_without_features(task, example)
+    return task
 
 
 def upper_task(
@@ -141,6 +144,17 @@ def _try(task: ModuleTask, example: Tensor, clients: int) -> None:
         StackedTask.grad(task, theta, batch)
     else:
         task.grad(theta, batch)
+
+
+def _reason_without_features(task: ModuleTask, example: Tensor) -> str:
+    """Why methods that work at features cannot use the model (its output is not that of its last linear layer, as
+    where it ends in log_softmax), before one of them fails in the middle of a run; "" where they can."""
+    theta = task.flatten(task.module.state_dict()).to(task.device)[None]
+    try:
+        task.features_and_logits(theta, example.to(task.device)[None])
+    except ModelError as error:
+        return str(error)
+    return ""
 
 
 def _batch(task: ModuleTask, x: Tensor) -> Batch:

@@ -88,7 +88,7 @@ class Adoption:
     def save(self, folder: Path | str, path: Path | str) -> None:
         """The adopted model, as `kinfed export` writes one."""
         run = RunFiles(folder)
-        inputs = ModelInputs.of_description(run.description(self.seed), run.config.model.options)
+        inputs = ModelInputs.of_description(run.description(self.seed), run.model_options)
         about = {"client": NAME, "algorithm": self.algorithm, "seed": str(self.seed), "model": run.layout()["model"]}
         storage.write_tensors(Path(path), state_dict(run, self.model), about | {"inputs": inputs.to_json()})
 

@@ -43,12 +43,12 @@ class KnownScores:
             score = task.evaluate(theta, part)
             table.put(part.ids, digests, score)
             return score
-        kept = table.take(part.ids[old], lambda: task.evaluate(theta[old], part.take(old)))
+        old_score = table.take(part.ids[old], lambda: task.evaluate(theta[old], part.take(old)))
         if not len(new):
-            return kept
+            return old_score
         score = task.evaluate(theta[new], part.take(new))
         table.put(part.ids[new], digests[new.numpy()], score)
-        return Score.joined([kept, score], torch.argsort(torch.cat([old, new])))
+        return Score.joined([old_score, score], torch.argsort(torch.cat([old, new])))
 
     def _may_keep(self, task: Task, theta: Tensor, part: Split) -> bool:
         return (
@@ -90,8 +90,8 @@ class _Table:
             if self._rows is None:
                 rows = score.take(torch.zeros(len(self._digests), dtype=torch.int64))  # as many, of any values
                 self._rows, self._has_error = replace(rows, error_or_draws=None), score.error_or_draws is not None
-        for kept, values in zip(_columns(self._rows), _columns(score), strict=True):
-            kept[ids] = values
+        for column, values in zip(_columns(self._rows), _columns(score), strict=True):
+            column[ids] = values
         self._digests[ids.numpy()] = digests
 
 

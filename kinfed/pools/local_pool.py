@@ -65,9 +65,9 @@ class LocalPool:
         self.clients: ClientStore[Tree] = ClientStore(clients, fresh, state_folder, state_bytes)
         self._stages = Road(stages).at_clients()
         # What clients keep beside the algorithm's state, by the prefix of its names among the states.
-        kept = [_MOMENTS] if algorithm.training.optimizer_state == "kept" else []
-        kept += [f"{stage.name}." for stage in self._stages if stage.remembers and algorithm.sends]
-        self._beside = {prefix: MomentStore(clients, state_folder, state_bytes) for prefix in kept}
+        prefixes = [_MOMENTS] if algorithm.training.optimizer_state == "kept" else []
+        prefixes += [f"{stage.name}." for stage in self._stages if stage.remembers and algorithm.sends]
+        self._beside = {prefix: MomentStore(clients, state_folder, state_bytes) for prefix in prefixes}
         self._held: list[tuple[Tensor, Tree, dict[str, Moments]]] = []  # of a round that the server has not taken yet
         self._blank: Tree | None = None  # the state of one client that has none yet, once it was asked for
         self._keeps: Tensor | None = None  # bool [K] whose states are kept; None: all
@@ -77,8 +77,9 @@ class LocalPool:
             self._keeps[evaluated] = True
 
     def train(
-        self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None, *, hold: bool = False
-    ) -> Updates:
+        self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None, *, hold: bool = False,
+        only_mean: bool = False,
+    ) -> Updates:  # fmt: skip
         pieces = self._pieces(self.federation.train, ids)
         self._held = []
         updates = OrderedUpdates(ids, (lambda *results: self._held.append(results)) if hold else self._put)
@@ -120,8 +121,8 @@ class LocalPool:
         """Take over new states of these clients, and what else they keep."""
         if self._keeps is None:
             self.clients.put(ids, client)
-        elif bool((kept := self._keeps[ids]).any()):
-            self.clients.put(ids[kept], client.take(kept.nonzero().squeeze(1)))
+        elif bool((stays := self._keeps[ids]).any()):
+            self.clients.put(ids[stays], client.take(stays.nonzero().squeeze(1)))
         for prefix, rows in beside.items():
             self._beside[prefix].put(ids, rows)
 

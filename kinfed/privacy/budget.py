@@ -177,10 +177,10 @@ class PrivacyBudget:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         self.ledger = Ledger.load(tensors)
-        for name, mine in (("allowance", self._allowance), ("calls", self._calls), ("refused", self.refused)):
-            if name not in tensors or tensors[name].shape != mine.shape:
+        for name, counter in (("allowance", self._allowance), ("calls", self._calls), ("refused", self.refused)):
+            if name not in tensors or tensors[name].shape != counter.shape:
                 raise CheckpointError(f"the checkpoint has no record of clients' privacy ({name}) that fits this run")
-            mine.copy_(tensors[name])
+            counter.copy_(tensors[name])
 
 
 def planned_costs(algorithm: AnyAlgorithm, count: Tensor) -> tuple[list[Events] | None, list[Events]]:

@@ -35,11 +35,11 @@ def differences(
 
 
 def growth_differences(
-    there: Mapping[str, Any], config: Mapping[str, Any], contents: Mapping[str, str], backend: str | None
+    envelope: Mapping[str, Any], config: Mapping[str, Any], contents: Mapping[str, str], backend: str | None
 ) -> list[str]:
     """Differences that keep a run from growing into this configuration, one phrase each. `there` is the folder's
     config.json, `contents` are the digests of the data and code now, `backend` computed the folder's gradients."""
-    before, now = dict(there["config"]), dict(config)
+    before, now = dict(envelope["config"]), dict(config)
     changes = []
     if now["rounds"] < before["rounds"]:
         changes.append(f"rounds: {before['rounds']} there, {now['rounds']} now, but rounds can only be added")
@@ -51,7 +51,7 @@ def growth_differences(
     fixed = [name for name in now if name not in (*GROWING, *NON_RESULT_SETTINGS)]
     before["preset"], now["preset"] = (_choice_of_preset(config.get("preset")) for config in (before, now))
     changes += differences({name: before.get(name) for name in fixed}, {name: now[name] for name in fixed})
-    digests = there.get("contents", {})
+    digests = envelope.get("contents", {})
     changes += [f"other {name}" for name in sorted(digests.keys() & contents.keys()) if digests[name] != contents[name]]
     if not changes and (FUSED_CONTENT in digests) != (FUSED_CONTENT in contents):
         changes.append(

@@ -93,9 +93,9 @@ def _roc(score: np.ndarray, positive: np.ndarray) -> np.ndarray:
     """[G] true-positive rates at FALSE_POSITIVE_RATES, straight between thresholds; equal scores are one threshold."""
     order = np.argsort(-score, kind="stable")
     last = np.flatnonzero(np.r_[np.diff(score[order]) != 0, True])
-    found = np.cumsum(positive[order])[last]
-    false = last + 1 - found
-    x, y = np.r_[0.0, false / false[-1]], np.r_[0.0, found / found[-1]]
+    hits = np.cumsum(positive[order])[last]
+    false = last + 1 - hits
+    x, y = np.r_[0.0, false / false[-1]], np.r_[0.0, hits / hits[-1]]
     # Of several thresholds with one false-positive rate the best counts; np.interp takes the last of equal abscissae.
     rates: np.ndarray = np.interp(Curves.FALSE_POSITIVE_RATES, x, y)
     rates[0] = y[x == 0].max()

@@ -114,8 +114,8 @@ class JobFolder:
             storage.write_json(self._config_path, envelope | {"continued": [*history[1:], now]}, sort_keys=False)
 
     def _take_up(self, config: Mapping[str, Any], fingerprint: str, contents: Mapping[str, str], resume: bool) -> None:
-        there = JobFiles(self.path).envelope
-        if there["fingerprint"] == fingerprint:
+        envelope = JobFiles(self.path).envelope
+        if envelope["fingerprint"] == fingerprint:
             if not resume:
                 raise StorageError(
                     f"{self.path} already holds this run; add --resume to continue it, or choose another folder "
@@ -124,8 +124,8 @@ class JobFolder:
             self._note_versions()
             return
         now = storage.plain(config)
-        changes = list(differences(there["config"], now))
-        before = there.get("contents", {})
+        changes = list(differences(envelope["config"], now))
+        before = envelope.get("contents", {})
         # A name on one side only goes with a change of the configuration, such as another seed.
         names = before.keys() & contents.keys() if changes else before.keys() | contents.keys()
         changes += [f"other {name}" for name in sorted(names) if before.get(name) != contents.get(name)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinfed.config import RunConfig, make_config
-from kinfed.core import storage
+from kinfed.core import convert, plugins, storage
 from kinfed.data import Description
 from kinfed.errors import ConfigError, StorageError
 from kinfed.records.checkpoint import Checkpoints
@@ -64,6 +64,33 @@ class JobFiles:
         settings: dict[str, Any] = self.envelope["config"]
         return settings
 
+    @property
+    def contents(self) -> dict[str, str]:
+        """Digests of data and code."""
+        contents = self.envelope.get("contents") or {}
+        if not isinstance(contents, dict) or not all(isinstance(digest, str) for digest in contents.values()):
+            raise RunFolderError(f"contents in {self.path / 'config.json'} are no digests; was it written by kinfed?")
+        return contents
+
+    @property
+    def trusted_settings(self) -> dict[str, Any]:
+        """The configuration with plugins only where their files were named in this process and have the recorded code:
+        a folder may be anybody's, and whoever makes a `RunConfig` of its settings runs their plugins."""
+        files = [plugins.admitted(path, code, self.path) for path, code in self._plugins()]
+        return self.settings | {"plugins": files} if files else self.settings
+
+    def load_plugins(self) -> list[tuple[Path, str]]:
+        """Run the recorded plugins, as far as their code is what was recorded; the user has said that they are to be
+        trusted. Gives their files and digests."""
+        return [(plugins.load_recorded(path, code, self.path), str(code)) for path, code in self._plugins()]
+
+    def _plugins(self) -> list[tuple[str, str | None]]:
+        """Paths of plugins with the digests of their code, where there is one."""
+        paths = self.settings.get("plugins") or []
+        if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+            raise RunFolderError(f"plugins in {self.path / 'config.json'} are no paths; was it written by kinfed?")
+        return [(path, self.contents.get(name)) for path, name in zip(paths, plugins.content_names(paths), strict=True)]
+
 
 class RunFiles(JobFiles):
     """The files of one run folder, each read when it is asked for."""
@@ -75,7 +102,13 @@ class RunFiles(JobFiles):
 
     @cached_property
     def config(self) -> RunConfig:
-        return make_config(None, self.settings)
+        return make_config(None, self.trusted_settings)
+
+    @property
+    def model_options(self) -> dict[str, Any]:
+        """Options of the model that the configuration names."""
+        options: dict[str, Any] = convert(RunConfig, "model", self._listed("model", dict)).options
+        return options
 
     def label(self, name: str | None) -> str:
         """The algorithm of that label; the only one where none is named."""
@@ -183,8 +216,8 @@ def client_number(names: list[str], client: str | int) -> int:
         return client
     if client in names:
         return names.index(client)
-    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-    raise ConfigError(f"no client is called {client!r}; there are {shown}")
+    first = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    raise ConfigError(f"no client is called {client!r}; there are {first}")
 
 
 def trial_key(record: Mapping[str, Any]) -> TrialKey:

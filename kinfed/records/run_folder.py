@@ -99,12 +99,12 @@ class RunFolder(JobFolder):
         """Make the run that is here one of more rounds, seeds or methods, which is unfinished from then on. What would
         keep it from having been that from the start is refused before anything changes."""
         files = RunFiles(self.path)
-        there = files.envelope
-        if there["fingerprint"] == fingerprint:
+        envelope = files.envelope
+        if envelope["fingerprint"] == fingerprint:
             return
         now = storage.plain(config)
         backend = files.layout().get("backend") if (self.path / "model.json").exists() else None
-        if changes := growth_differences(there, now, contents, backend):
+        if changes := growth_differences(envelope, now, contents, backend):
             raise StorageError(
                 f"{self.path} cannot grow into this run ({listed_changes(changes)}); more rounds, seeds and methods "
                 "may be added, all else must be as it is there, or choose another folder with --out"
@@ -113,8 +113,8 @@ class RunFolder(JobFolder):
             for name in ("summary.json", "clients.csv"):  # of the smaller run; written again at the end
                 (self.path / name).unlink(missing_ok=True)
         identity = {"fingerprint": fingerprint, "contents": dict(contents), "config": config}
-        grown_from = [*files.earlier_fingerprints, there["fingerprint"]]
-        storage.write_json(self._config_path, there | identity | {"grown_from": grown_from}, sort_keys=False)
+        grown_from = [*files.earlier_fingerprints, envelope["fingerprint"]]
+        storage.write_json(self._config_path, envelope | identity | {"grown_from": grown_from}, sort_keys=False)
 
     @property
     def checkpoints(self) -> Checkpoints:

@@ -29,8 +29,8 @@ class BestMethod:
 
     def __str__(self) -> str:
         metric = METRICS.find(self.metric)
-        shown = f"{100 * self.mean:.1f} %" if metric is not None and metric.percent else f"{self.mean:.4g}"
-        return f"{self.algorithm} {shown}"
+        text = f"{100 * self.mean:.1f} %" if metric is not None and metric.percent else f"{self.mean:.4g}"
+        return f"{self.algorithm} {text}"
 
 
 @dataclass(frozen=True)

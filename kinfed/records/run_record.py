@@ -270,14 +270,14 @@ def headline_text(metrics: Mapping[str, float], name: str | None = None) -> str:
     """The metric of that name, or what a problem is usually judged by, in a line about progress; "" without any."""
     chosen = None if name is None else METRICS.find(name)
     names = ("" if chosen is None else chosen.name, "accuracy", "rmse", "loss")
-    shown = next((name for name in names if name in metrics), None)
-    if shown is None:
+    headline = next((name for name in names if name in metrics), None)
+    if headline is None:
         return ""
-    metric = METRICS.find(shown)
+    metric = METRICS.find(headline)
     if metric is not None and metric.percent:
-        title = "accuracy" if shown == "accuracy" else metric.title
-        return f"{title} {100 * metrics[shown]:.1f}%"
-    return f"{shown if metric is None else metric.title} {metrics[shown]:.4g}"
+        title = "accuracy" if headline == "accuracy" else metric.title
+        return f"{title} {100 * metrics[headline]:.1f}%"
+    return f"{headline if metric is None else metric.title} {metrics[headline]:.4g}"
 
 
 def has_diverged(metrics: Mapping[str, float]) -> bool:

@@ -356,13 +356,13 @@ def measured_gain(folder: Path, algorithm: str | None = None, limit: int = 40) -
     s, style = summarize_gains(client_gains(values)), comparison.style
     table = sites_table(method, values, style, comparison.baselines, most=len(values))
     assert table is not None  # all clients are wanted
-    shown = Table(box=SIMPLE, title=table.title, title_justify="left", title_style="dim", padding=(0, 1, 0, 0))
+    view = Table(box=SIMPLE, title=table.title, title_justify="left", title_style="dim", padding=(0, 1, 0, 0))
     for number, column in enumerate(table.columns):
-        shown.add_column(column.heading, justify="left" if number == 0 or column.kind == "text" else "right")
+        view.add_column(column.heading, justify="left" if number == 0 or column.kind == "text" else "right")
     for row in table.rows[:limit]:
-        shown.add_row(*(Text(cell.text) for cell in row))
+        view.add_row(*(Text(cell.text) for cell in row))
     mean = style.scale * s.mean
-    return shown, (
+    return view, (
         f"{method.label} helps {s.helped} of {s.n} clients, leaves {s.unchanged} as they were and hurts {s.hurt}; the "
         f"mean gain in {style.noun} is {mean:+.3g}{' points' if style.in_percent else ''}"
     )

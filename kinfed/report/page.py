@@ -195,8 +195,8 @@ def _data(comparison: Comparison) -> Values | None:
         return None
     federation = next(one for _, one in sorted(federations.items()) if one.names)
     clients, texts = len(federation.names), [sentences.data_sentence(federation), *sentences.data_notes(federations)]
-    shown = {"figure": figure, "texts": texts, "clients": clients}
-    return shown | {"pooled": clients > class_map.MAX_COLUMNS, "grouped": bool(federation.groups)}
+    parts = {"figure": figure, "texts": texts, "clients": clients}
+    return parts | {"pooled": clients > class_map.MAX_COLUMNS, "grouped": bool(federation.groups)}
 
 
 def _method_panels(comparison: Comparison) -> Values | None:

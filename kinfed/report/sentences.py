@@ -188,7 +188,7 @@ def _ranking(comparison: Comparison) -> str:
         return start + ". One seed gives no spread to judge the difference by: run at least three before naming a best."
     if is_clear:
         return start + f", and leads every other method clearly over {seeds_of(comparison)} seeds."
-    rivals = found[1] if (found := leads(comparison, kind)) else []
+    rivals = pair[1] if (pair := leads(comparison, kind)) else []
     close = [method.label for method, lead in rivals if lead is None or not lead.clear]
     return start + f", but its lead over {_join_names(close)} may be due to the seeds: no clear best."
 

@@ -55,8 +55,8 @@ def run(
     if extend and out is None:
         raise ConfigError("a run in a folder can be extended; say which one with out (--out)")
     grown = Path(out) if extend and out is not None else None
-    before = None if grown is None else RunFiles(grown).config
     config, build = chosen_config(config, model, settings, grown)
+    before = None if grown is None else RunFiles(grown).config
     from kinfed.runs.cross_validation import CrossValidation  # it is made of experiments
 
     kind = Experiment if config.folds is None else CrossValidation
@@ -64,6 +64,7 @@ def run(
     with ExitStack() as stack:
         stack.enter_context(closing(experiment))
         if out is None:
+            experiment.check()
             stack.callback(experiment.observer.ended)
             experiment.observer.begun(RunInfo(experiment.config.dump(), None, None))
             return experiment.execute(None)

@@ -30,13 +30,16 @@ def grown_config(
 ) -> RunConfig:
     """The configuration of the run in the folder, with more rounds (in all), seeds and methods (beside those it has).
     Whatever else is given must be as it is there, which `refuse_changes` sees to."""
-    before = RunFiles(folder).config
     values = (read_toml(file) if file is not None else {}) | dict(settings or {})
-    merged = before.dump()
+    named = convert(RunConfig, "plugins", values.get("plugins") or ())  # they are run, and so known to the folder
+    before = RunFiles(folder).config
+    merged = before.dump_for_pool(values.get("pool"))
     for name, value in values.items():
         if value is None:
             continue
-        if name == "seeds":
+        if name == "plugins":
+            merged[name] = list(dict.fromkeys([*before.plugins, *(file.resolve() for file in named)]))
+        elif name == "seeds":
             merged[name] = list(dict.fromkeys([*before.seeds, *convert(RunConfig, "seeds", value)]))
         elif name == "algorithms":
             merged[name] = _with_methods(before.algorithms, value)

@@ -108,8 +108,8 @@ class MethodRun:
     def rounds(self) -> Iterator[RoundReport]:
         """The rounds that remain. Interrupted where the run is asked to stop; the round it was in is saved."""
         self._resume()
-        done = self.loop.completed - self.loop.first_round + 1
-        self.observer.started(self.title, self.seed, done, self.num_rounds)
+        rounds = self.loop.completed - self.loop.first_round + 1
+        self.observer.started(self.title, self.seed, rounds, self.num_rounds)
         saved = time.monotonic()
         while self.loop.completed < self.last_round:
             report = self.loop.round()

@@ -199,14 +199,15 @@ def _note_on_rare_classes(inputs: RunInputs, seed: int) -> str:
 
 def _note_on_calls(inputs: RunInputs, num_clients: int) -> str:
     """Note where clients are called seldom."""
-    config, size = inputs.config, inputs.config.schedule.size(num_clients)
-    calls = size / num_clients * config.rounds * (1 - config.dropout)
+    config = inputs.config
+    rate = config.schedule.client_sampling(num_clients).rate * (1 - config.dropout)
+    calls = rate * config.rounds
     if calls >= FEW_CALLS:
         return ""
-    never = num_clients * (1 - size / num_clients * (1 - config.dropout)) ** config.rounds
+    never = num_clients * (1 - rate) ** config.rounds
     outside = f", and about {never:.0f} of {num_clients} never" if never >= 0.5 else ""
     return (
-        f"participation {config.participation:g} in {config.rounds} rounds calls a client {calls:.1f} times on "
+        f"participation {config.participation:g} in {config.rounds} rounds calls a client {calls:.2g} times on "
         f"average{outside}; figures cover only the clients that took part. With more rounds or a larger "
         "participation, each client trains more often"
     )

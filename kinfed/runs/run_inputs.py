@@ -1,7 +1,6 @@
 """Inputs of a run: each seed's data, the model and the algorithms, made once and shared by all."""
 
 import hashlib
-import inspect
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from kinfed.algorithms import AnyAlgorithm, Local, make_algorithm
 from kinfed.config import RunConfig, split_choice
-from kinfed.core import option_types
+from kinfed.core import option_types, plugins
 from kinfed.data import (
     Features,
     Federation,
@@ -124,9 +123,9 @@ class RunInputs:
         if self.task().backend == "fused":
             contents[FUSED_CONTENT] = "fused"
         for label, algorithm in self.algorithms.items():
-            if (source := _foreign_source(type(algorithm))) is not None:
-                contents[f"code of {label}"] = _digest(source)
-        return contents
+            if (code := plugins.class_digest(type(algorithm))) is not None:
+                contents[f"code of {label}"] = code
+        return contents | self.config.code
 
     def federation(self, seed: int) -> Federation:
         if seed not in self._federations:
@@ -221,16 +220,6 @@ def _outline(task: ModuleTask) -> str:
     without the places in memory that some settings are printed with."""
     slots = [(slot.name, list(slot.shape)) for slot in task.slots]
     return f"{slots}\n{re.sub(r' at 0x[0-9a-fA-F]+', '', repr(task.module))}"
-
-
-def _foreign_source(kind: type) -> str | None:
-    """The source of an algorithm that is not kinfed's own; None where there is no file of it, as in a shell."""
-    if kind.__module__.partition(".")[0] == "kinfed":
-        return None
-    try:
-        return inspect.getsource(kind)
-    except (OSError, TypeError):
-        return None
 
 
 def check_device(name: str) -> torch.device:

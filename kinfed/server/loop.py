@@ -63,6 +63,7 @@ class Loop:
             stage.check(algorithm, self.schedule.size(population.num_clients))
         self._holds = any(stage.refuses for stage in self.stages)
         self._hides_absence = any(stage.hides_absence for stage in self.stages)
+        self._only_mean = _is_plain_mean(algorithm) and not self.stages.reads_updates
         with threads.one_thread():
             self.server: Tree = algorithm.init_server(task, self.population)
 
@@ -138,7 +139,7 @@ class Loop:
             records = [around.enter_context(stage.training(ids)) for stage in self.stages]
             if not len(ids):
                 return Updates(ids, None, 0)
-            updates = self.pool.train(ids, download, number, effort, hold=self._holds)
+            updates = self.pool.train(ids, download, number, effort, hold=self._holds, only_mean=self._only_mean)
             _join(records, updates.record)
         self.took_part[updates.ids] = True
         return updates
@@ -219,11 +220,11 @@ class Loop:
 
     def load(self, completed: int, tensors: Mapping[str, Tensor]) -> None:
         known = ("server.", "clients.", *(f"{stage.name}." for stage in self.stages))
-        if strange := [name for name in tensors if name not in (_TOOK_PART, _NOW) and not name.startswith(known)]:
-            raise CheckpointError(f"a checkpoint of a method holds no {sorted(strange)[0]}; was it written by kinfed?")
-        server, kept = below(tensors, "server."), self.server.named()
-        if server.keys() != kept.keys():
-            raise CheckpointError(f"server state has fields {sorted(server)}; the method keeps {sorted(kept)}")
+        if unknown := [name for name in tensors if name not in (_TOOK_PART, _NOW) and not name.startswith(known)]:
+            raise CheckpointError(f"a checkpoint of a method holds no {sorted(unknown)[0]}; was it written by kinfed?")
+        server, state = below(tensors, "server."), self.server.named()
+        if server.keys() != state.keys():
+            raise CheckpointError(f"server state has fields {sorted(server)}; the method keeps {sorted(state)}")
         self.server = self.server.like(server).to(self.task.device)
         self.pool.load(below(tensors, "clients."))
         for stage in self.stages:
@@ -241,6 +242,13 @@ class Loop:
 
 
 _TOOK_PART, _NOW = "took_part", "now"
+
+
+def _is_plain_mean(algorithm: Algorithm[Any, Any, Any, Any]) -> bool:
+    """Say whether the server would do nothing with updates but average them by the weights that clients state."""
+    parts = (AveragingAlgorithm.aggregate, AveragingAlgorithm.averaged, AveragingAlgorithm.weight)
+    methods = (getattr(getattr(algorithm, part.__name__, None), "__func__", None) for part in parts)
+    return not algorithm.single_updates and all(one is part for one, part in zip(methods, parts, strict=True))
 
 
 def _join(records: Iterable[Record | None], other: Record | None) -> None:

@@ -126,6 +126,6 @@ class TrainedModels:
         return None if row is None else (state_dict(self.run, row), self._about())
 
     def _about(self) -> dict[str, str]:
-        inputs = ModelInputs.of_description(self.run.description(self.seed), self.run.config.model.options).to_json()
+        inputs = ModelInputs.of_description(self.run.description(self.seed), self.run.model_options).to_json()
         model = self.run.layout()["model"]
         return {"algorithm": self.algorithm, "seed": str(self.seed), "model": model, "inputs": inputs}

@@ -149,8 +149,8 @@ class ModelPipeline:
         if not bool(torch.isfinite(outputs).all()):
             row = int((~torch.isfinite(outputs).all(1)).nonzero()[0])
             raise DataError(f"the model gives NaN for row {row + 1} of {where}; check the scale of its features")
-        given = problem.restored(outputs[:, 0]) if problem.is_regression else torch.softmax(outputs, 1)
-        return Predictions(problem, given, names, notes)
+        values = problem.restored(outputs[:, 0]) if problem.is_regression else torch.softmax(outputs, 1)
+        return Predictions(problem, values, names, notes)
 
     def predict(self, rows: Any) -> list[str] | np.ndarray[Any, np.dtype[np.float32]]:
         """[n] the name of the most probable class; of a regression the number, in the target's unit."""

@@ -16,7 +16,7 @@ import torch
 
 from kinfed.data import TablePreprocessing
 from kinfed.data.sources import is_table, load_inputs, read_table
-from kinfed.engine import Builder
+from kinfed.engine import MODELS, Builder
 from kinfed.errors import DataError
 from kinfed.serving.export import TrainedModels
 from kinfed.serving.pipeline import ModelPipeline, Predictions
@@ -28,15 +28,26 @@ def model_of_run(
 ) -> ModelPipeline:  # fmt: skip
     """A client's personal model of a finished run, or without a client the server's. `build` makes the module where it
     is not one of kinfed's own."""
-    return ModelPipeline.from_parts(*TrainedModels.open(folder, algorithm, seed).parts(client), str(folder), build)
+    trained = TrainedModels.open(folder, algorithm, seed)
+    _check_code(trained, build)
+    return ModelPipeline.from_parts(*trained.parts(client), str(folder), build)
 
 
 def server_model_of_run(
     folder: Path, algorithm: str | None = None, seed: int | None = None, build: Builder | None = None
 ) -> ModelPipeline | None:
     """The server's model of a finished run, where it has one for all clients."""
-    parts = TrainedModels.open(folder, algorithm, seed).server_parts()
+    trained = TrainedModels.open(folder, algorithm, seed)
+    _check_code(trained, build)
+    parts = trained.server_parts()
     return None if parts is None else ModelPipeline.from_parts(*parts, str(folder), build)
+
+
+def _check_code(trained: TrainedModels, build: Builder | None) -> None:
+    """A model that is not one of kinfed's is made by the code of a plugin, which must be named, and be the run's."""
+    name = trained.run.layout()["model"]
+    if build is None and (name not in MODELS or not MODELS.is_own(name)):
+        trained.run.trusted_settings  # noqa: B018  (it refuses other plugins, and tells how to name the right ones)
 
 
 def predict(
@@ -68,17 +79,17 @@ def predict_by_client(
     strangers = sorted(set(clients) - set(known))
     notes: dict[str, None] = {}
     if strangers:
-        shown = ", ".join(strangers[:5]) + (", ..." if len(strangers) > 5 else "")
-        notes[f"rows of clients that were not there ({shown}) are predicted by the server's model"] = None
+        first = ", ".join(strangers[:5]) + (", ..." if len(strangers) > 5 else "")
+        notes[f"rows of clients that were not there ({first}) are predicted by the server's model"] = None
     places: dict[str | None, list[int]] = {}
     for place, client in enumerate(clients):
         places.setdefault(client if client in known else None, []).append(place)
     parts = []
-    for owner, mine in places.items():
+    for owner, rows_of_owner in places.items():
         where = f"{path} (rows of {owner or 'other clients'})"
-        parts.append(model_of(owner).predictions(rows.take(mine), where=where))
+        parts.append(model_of(owner).predictions(rows.take(rows_of_owner), where=where))
         notes |= dict.fromkeys(parts[-1].notes)
-    order = torch.tensor([place for mine in places.values() for place in mine]).argsort()
+    order = torch.tensor([place for rows_of_owner in places.values() for place in rows_of_owner]).argsort()
     return Predictions(parts[0].problem, torch.cat([part.outputs for part in parts])[order], names, list(notes))
 
 

@@ -165,10 +165,10 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-lear
         columns, first = self._columns(X), next(iter(self._pipelines.values()))
         rows = len(next(iter(columns.values())))
         out = np.empty((rows, first.inputs.problem.outputs))
-        for model, mine in self._rows_by_model(client, rows).items():
-            part = {name: values.take(mine) for name, values in columns.items()}
+        for model, places in self._rows_by_model(client, rows).items():
+            part = {name: values.take(places) for name, values in columns.items()}
             try:
-                out[mine] = _forward(self._pipelines[model], self._modules[model], part)
+                out[places] = _forward(self._pipelines[model], self._modules[model], part)
             except KinfedError as error:
                 raise ValueError(str(error)) from error
         return out

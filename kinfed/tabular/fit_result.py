@@ -100,8 +100,8 @@ class FitResult:
 
     def __repr__(self) -> str:
         chosen = Counter(one.chosen for one in self.sites)
-        shown = ", ".join(f"{name} for {count}" for name, count in chosen.most_common())
-        return f"<FitResult {self.table}: {len(self.sites)} sites, {self.metric}; {shown}>"
+        choices = ", ".join(f"{name} for {count}" for name, count in chosen.most_common())
+        return f"<FitResult {self.table}: {len(self.sites)} sites, {self.metric}; {choices}>"
 
     @property
     def known_metric(self) -> Metric:

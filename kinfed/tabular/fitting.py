@@ -154,10 +154,10 @@ class SiteFit:
         results: dict[str, RunOutcome] = {}
         names = dict.fromkeys(run_name(one, decision.tries[one.name]) for one in decision.fitted)
         for name in sorted(names):
-            mine = [one for one in decision.fitted if run_name(one, decision.tries[one.name]) == name]
-            network, dataset = decision.tries[mine[0].name].model, {"name": self.source.name}
-            self.observer.step(f"{', '.join(one.title for one in mine)} on all training rows")
-            algorithms = {one.name: {"method": one.method, **decision.tries[one.name].options} for one in mine}
+            contenders = [one for one in decision.fitted if run_name(one, decision.tries[one.name]) == name]
+            network, dataset = decision.tries[contenders[0].name].model, {"name": self.source.name}
+            self.observer.step(f"{', '.join(one.title for one in contenders)} on all training rows")
+            algorithms = {one.name: {"method": one.method, **decision.tries[one.name].options} for one in contenders}
             config = method_config(self.settings, self.metric.name, network, algorithms, dataset=dataset)
             out = None if folder is None else folder / RUNS / name
             try:
@@ -172,7 +172,7 @@ class SiteFit:
                     "time was up while the chosen methods were fitted on all training rows; what is done is saved, and "
                     "--resume with more minutes goes on from there"
                 ) from None
-            results |= {one.name: result for one in mine}
+            results |= {one.name: result for one in contenders}
         return results
 
     def _result(self, tries: Tries, decision: FitDecision, fitted: dict[str, RunOutcome]) -> FitResult:
@@ -240,9 +240,9 @@ def sent_message(result: RunOutcome, label: str) -> dict[str, Any]:
 
 def load_sites(table: Any, options: Mapping[str, Any], data: Path | None, seed: int) -> Source:
     """`options` are those of a table, or of the data set. Several files are one site each, called as the file is."""
-    given = {name: value for name, value in options.items() if value is not None}
+    columns = {name: value for name, value in options.items() if value is not None}
     if isinstance(table, str) and table in SOURCES:
-        source = load_source(table, data, seed, given)
+        source = load_source(table, data, seed, columns)
         if source.owners is None:
             raise ConfigError(f"{table} names no sites; fit takes a table with a column of sites (--client-column)")
         return source
@@ -250,12 +250,12 @@ def load_sites(table: Any, options: Mapping[str, Any], data: Path | None, seed: 
     is_files = isinstance(named, Sequence) and len(named) > 0 and all(isinstance(one, str | Path) for one in named)
     files = [Path(one) for one in named] if is_files else None
     if files is not None and len(files) > 1:
-        if "client_column" in given:
+        if "client_column" in columns:
             raise ConfigError("several files are one site each, called as the files are; leave --client-column out")
-        options_of_files = make_options(TableOptions, {**given, "client_column": SITE}, "fit")
+        options_of_files = make_options(TableOptions, {**columns, "client_column": SITE}, "fit")
         name = ", ".join(str(file) for file in files)
         return source_from_table(join_files(files), options_of_files, name, files[0].parent)
-    chosen = make_options(TableOptions, given, "fit")
+    chosen = make_options(TableOptions, columns, "fit")
     rows, name = (as_table(table), "the table") if files is None else (read_table(files[0]), str(files[0]))
     if chosen.client_column is None:
         raise ConfigError(

@@ -192,15 +192,15 @@ class Search:
         return assign_folds(self.data, self.settings.folds, self.settings.seed)
 
     def run(self) -> Tries:
-        done: list[tuple[int, str]] = []
+        finished: list[tuple[int, str]] = []
         trials = 0
         for number in range(self.settings.trials):
             for method in self.methods:
                 if not self._try(number, method):
-                    return self._result(done, trials, number)
-                done.append((number, method))
+                    return self._result(finished, trials, number)
+                finished.append((number, method))
             trials = number + 1
-        return self._result(done, trials, trials)
+        return self._result(finished, trials, trials)
 
     def make_try(self, number: int, method: str) -> Try:
         return make_try(number, method, self.settings.model_names, self.data.num_clients, self.settings.seed)
@@ -238,15 +238,15 @@ class Search:
         outputs: dict[str, Tensor] = {one.model: outputs_on_test(result, method, one) for one in contenders_of(method)}
         return FoldResult(outputs, now() - began)
 
-    def _result(self, done: list[tuple[int, str]], trials: int, stopped_in: int) -> Tries:
-        if (0, LOCAL) not in done:
+    def _result(self, finished: list[tuple[int, str]], trials: int, stopped_in: int) -> Tries:
+        if (0, LOCAL) not in finished:
             raise ConfigError(
                 "time was up before learning alone was tried once in every fold; give more minutes, or fewer rounds, "
                 "folds or models. What is done is kept for --resume"
             )
         methods, left_out = self.methods, {}
         if stopped_in == 0:  # time was up within the first try
-            trials, methods = 1, tuple(method for _, method in done)
+            trials, methods = 1, tuple(method for _, method in finished)
             left_out = {method: "time was up before it was tried" for method in self.methods if method not in methods}
         outputs: dict[tuple[str, int], Tensor] = {}
         for method in methods:
@@ -297,11 +297,11 @@ def outputs_on_test(result: RunOutcome, label: str, contender: Contender) -> Ten
     test = data.cohort(ids, method.seed, 0).test
     out = torch.empty(int(test.count.sum()), data.problem.outputs, dtype=torch.float64)
     start, task = data.test.offsets[:-1], task_for(result.task, theta)
-    done = torch.zeros_like(start)
+    offset = torch.zeros_like(start)
     with torch.no_grad():
         for rows, batch in test.in_order():
             z, valid = task.logits(theta[rows], batch.x).to("cpu", torch.float64), batch.weight.cpu() > 0
-            place = (start + done)[rows][:, None] + torch.arange(valid.shape[1])
+            place = (start + offset)[rows][:, None] + torch.arange(valid.shape[1])
             out[place[valid]] = z[valid]
-            done[rows] += valid.sum(1)
+            offset[rows] += valid.sum(1)
     return data.problem.restored(out) if data.problem.is_regression else out

@@ -68,11 +68,11 @@ class Wording:
         if len(self.result.class_rows) == len(labels) <= MOST_CLASSES:
             counts = (format_number(rows, 0) for rows in self.result.class_rows)
             first, *others = zip(labels, counts, strict=True)
-            shown = [f"{first[0]} ({first[1]} training rows)", *(f"{label} ({rows})" for label, rows in others)]
+            words = [f"{first[0]} ({first[1]} training rows)", *(f"{label} ({rows})" for label, rows in others)]
         else:
-            shown = labels[:MOST_CLASSES]
-        more = f" or one of {len(labels) - len(shown)} others" if len(labels) > len(shown) else ""
-        return f"{name}, which is {', '.join(shown)}{more}" if more else f"{name}, which is {listed(shown, 'or')}"
+            words = labels[:MOST_CLASSES]
+        more = f" or one of {len(labels) - len(words)} others" if len(labels) > len(words) else ""
+        return f"{name}, which is {', '.join(words)}{more}" if more else f"{name}, which is {listed(words, 'or')}"
 
     def rows(self, site: SiteRecord) -> str:
         """31 test rows, 2 of them of class 0."""

@@ -30,8 +30,8 @@ def message_types_are_declared(bench: Bench) -> None:
     def client_update(inner: Any, task: Any, client: Tree, down: Tree, data: Any) -> tuple[Tree, Tree]:
         new, up = inner(task, client, down, data)
         for what, message, declared in (("Down", down, down_type), ("Up", up, up_type)):
-            found = f"client_update declares that {what} is a {declared.__name__}; it is a {type(message).__name__}"
-            expect(type(message) is declared, found)
+            promise = f"client_update declares that {what} is a {declared.__name__}; it is a {type(message).__name__}"
+            expect(type(message) is declared, promise)
         return new, up
 
     bench.run(rounds=1, algorithm=hooked(bench.algorithm, client_update=client_update))

@@ -27,8 +27,8 @@ def outsiders_are_left_alone(bench: Bench) -> None:
         called = torch.isin(states["ids"], torch.tensor(sorted(ever - active), dtype=torch.int64))
         return {name: tensor[called] for name, tensor in states.items()} if bool(called.any()) else {}
 
-    def plan(inner: Any, server: Tree, drawn: Tensor, round: RoundInfo) -> tuple[Tree, Tensor]:
-        planned, ids = inner(server, drawn, round)
+    def plan(inner: Any, server: Tree, sampled: Tensor, round: RoundInfo) -> tuple[Tree, Tensor]:
+        planned, ids = inner(server, sampled, round)
         active.clear()
         active.update(ids.tolist())
         before.clear()
@@ -139,8 +139,10 @@ def never_called_clients_have_the_servers_model(bench: Bench) -> None:
         took_part, theta = evaluation.took_part, evaluation.models
         assert took_part is not None
         assert theta is not None
-        told = set(took_part.nonzero().squeeze(1).tolist())
-        expect(told == replied, f"clients {sorted(replied)} took part; the evaluation says {sorted(told)} did")
+        evaluated = set(took_part.nonzero().squeeze(1).tolist())
+        expect(
+            evaluated == replied, f"clients {sorted(replied)} took part; the evaluation says {sorted(evaluated)} did"
+        )
         state = loop.pool.states().keys() - {"ids"}
         if models is None or not state or bench.algorithm.finetune or bool(took_part.all()):
             return

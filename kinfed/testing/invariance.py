@@ -34,8 +34,8 @@ def gradient_paths_agree(bench: Bench) -> None:
     compiled = isinstance(task, StackedTask) and compiles(task.net, "cpu", task.objective) and is_installed()
     works = {"rows": True, "fused": compiled}
     for path in [path for path in works if works[path] and path != task.backend]:
-        found = bench.run(task=bench.make_task(backend=path))
-        expect_equal(found, bench.usual, f"gradients by {path} give what the task chosen for the model gives", 1e-4)
+        result = bench.run(task=bench.make_task(backend=path))
+        expect_equal(result, bench.usual, f"gradients by {path} give what the task chosen for the model gives", 1e-4)
 
 
 @check

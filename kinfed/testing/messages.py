@@ -102,8 +102,8 @@ def _left_alone(stage: str, **trees: Tree) -> Iterator[None]:
 def _has_rows(what: str, tree: Tree, count: int) -> None:
     for name, tensor in tree.named().items():
         fits = isinstance(tensor, Tensor) and tensor.dim() > 0 and len(tensor) == count
-        found = getattr(tensor, "shape", tensor)
-        expect(fits, f"every tensor of {what} has one row per client ({count}); {name} is {found}")
+        shape = getattr(tensor, "shape", tensor)
+        expect(fits, f"every tensor of {what} has one row per client ({count}); {name} is {shape}")
 
 
 def _same_kind(what: str, new: Tree, old: Tree, rows: bool = False) -> None:
@@ -163,12 +163,12 @@ def figures_can_be_written(bench: Bench) -> None:
     """A method's own figures are numbers and tensors: at all rounds the same names, one value per client."""
 
     def client_figures(inner: Any, client: Tree) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = inner(client)
+        diagnostics: dict[str, Tensor] = inner(client)
         rows = {len(tensor) for tensor in client.named().values()}
-        for name, value in found.items():
+        for name, value in diagnostics.items():
             fits = value.dim() == 1 and {len(value)} == rows
             expect(fits, f"client figure {name} is one number per client; got {list(value.shape)} for {rows} clients")
-        return found
+        return diagnostics
 
     with bench.loop(algorithm=hooked(bench.algorithm, client_figures=client_figures)) as loop:
         loop.round()

@@ -38,13 +38,15 @@ def running_statistics_stay_sound(bench: Bench) -> None:
         check_algorithm_settings(method, bench.make_task(build), bench.federation.population(SEED))
     except (ConfigError, ModelError):
         return
-    found = []
+    results = []
     for workers, chunk in ((1, None), (2, 1)):
         task = bench.make_task(build)
         watched = hooked(method, client_update=_client_update, aggregate=_aggregate(method, task))
         with bench.loop(rounds=ROUNDS, algorithm=watched, task=task, workers=workers, chunk=chunk) as loop:
-            found.append(_sound_outcome(loop))
-    expect_equal(found[1], found[0], "two workers and single clients give what one worker gives with all of them", 1e-5)
+            results.append(_sound_outcome(loop))
+    expect_equal(
+        results[1], results[0], "two workers and single clients give what one worker gives with all of them", 1e-5
+    )
 
 
 def _with_all_terms(method: Method) -> Method:

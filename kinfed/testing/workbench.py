@@ -210,26 +210,26 @@ class Bench:
 
 def outcome(loop: Loop) -> State:
     """Copies of all that a run has led to: states of server and clients (by id), personal models and scores."""
-    found = state_of(loop)
-    order = torch.argsort(found["clients.ids"])
-    for name in found:
+    state = state_of(loop)
+    order = torch.argsort(state["clients.ids"])
+    for name in state:
         if name.startswith("clients."):
-            found[name] = found[name][order]
+            state[name] = state[name][order]
     evaluation = loop.evaluate(keep_models=True)
     assert evaluation.models is not None
-    found["personal models"] = evaluation.models
+    state["personal models"] = evaluation.models
     scores = {"personal": evaluation.personal, "server": evaluation.server_model, **evaluation.alternatives}
     for kind, score in scores.items():
         if score is not None:
-            found |= {f"{kind} correct": score.correct, f"{kind} loss": score.loss}
-    return found | {f"figure {name}": value for name, value in evaluation.figures.items()}
+            state |= {f"{kind} correct": score.correct, f"{kind} loss": score.loss}
+    return state | {f"figure {name}": value for name, value in evaluation.figures.items()}
 
 
 def _global_generators() -> dict[str, Any]:
     """States of the generators that a process has one of."""
     numpy: Any = np.random.get_state()
-    kept = numpy[1].tolist(), numpy[2:]
-    return {"torch": torch.get_rng_state().tolist(), "numpy": kept, "random": random.getstate()}
+    numpy_state = numpy[1].tolist(), numpy[2:]
+    return {"torch": torch.get_rng_state().tolist(), "numpy": numpy_state, "random": random.getstate()}
 
 
 def state_of(loop: Loop) -> State:

@@ -335,7 +335,7 @@ class TwoLevel:
             )
 
 
-def _require(holds: bool, wanted: str, got: Tensor) -> None:
+def _require(holds: bool, wanted: str, values: Tensor) -> None:
     if not holds:
-        low, high = (float(got.min()), float(got.max())) if got.numel() else (float("nan"), float("nan"))
+        low, high = (float(values.min()), float(values.max())) if values.numel() else (float("nan"), float("nan"))
         raise ValueError(f"{wanted}; got values from {low:g} to {high:g}")

@@ -96,7 +96,8 @@ def read_tuning(folder: Path) -> Started:
         )
     if "search" not in settings:
         raise ConfigError(f"{folder} holds a run, not a tuning; give the --out of kinfed tune")
-    config = make_config(None, {name: value for name, value in settings.items() if name in DEFAULTS})
+    trusted = JobFiles(folder).trusted_settings
+    config = make_config(None, {name: value for name, value in trusted.items() if name in DEFAULTS})
     ranges = {label: {o: Range(**r) for o, r in space.items()} for label, space in settings["search"].items()}
     return Started(config, storage.read_json(folder / "tuning.json")["trials_each"], ranges, settings["prune"])
 

@@ -166,13 +166,13 @@ class TuningJob:
 
     def spaces(self, ranges: Mapping[str, Mapping[str, Range]] | None) -> dict[str, dict[str, Range]]:
         """Varied options of every method; `ranges` replaces ranges that the algorithms declare, by label and option."""
-        given, config, methods, usual = ranges or {}, self.config, self.config.algorithms, self.config.optimizer
-        if strange := given.keys() - methods.keys():
+        spaces, config, methods, usual = ranges or {}, self.config, self.config.algorithms, self.config.optimizer
+        if unknown := spaces.keys() - methods.keys():
             raise ConfigError(
-                f"a range is given for {min(strange)!r}, which is not tuned; tuned are {', '.join(methods)}"
+                f"a range is given for {min(unknown)!r}, which is not tuned; tuned are {', '.join(methods)}"
             )
         return {
-            label: space_of(one["method"], config.fixed_options(label), given.get(label), one.get("optimizer", usual))
+            label: space_of(one["method"], config.fixed_options(label), spaces.get(label), one.get("optimizer", usual))
             for label, one in methods.items()
         }
 

@@ -44,14 +44,14 @@ def tune_while_training(
     methods = {label: _variants(job, label, space, configurations, observer) for label, space in spaces.items()}
     search = {"while_training": configurations, "variants": {label: values for label, (values, _) in methods.items()}}
     with job.open(RunFolder, out, search, resume) as folder:
-        found = [
+        results = [
             _explore(job, label, values, variants, folder, observer) for label, (values, variants) in methods.items()
         ]
-        storage.write_json(folder.path / "tuning.json", {"methods": {one.label: one.to_json() for one in found}})
+        storage.write_json(folder.path / "tuning.json", {"methods": {one.label: one.to_json() for one in results}})
         heading = f"Chosen while training (FedEx) by validation losses: {configurations} configuration(s) per method"
         shown = METRICS.named(job.metric).shown
-        comments = {one.label: f"{shown(one.value)} on validation data at the end" for one in found}
-        return job.write_best(folder.path, found, heading, comments)
+        comments = {one.label: f"{shown(one.value)} on validation data at the end" for one in results}
+        return job.write_best(folder.path, results, heading, comments)
 
 
 def _variants(

@@ -174,8 +174,8 @@ def _trained_mask(fields: Mapping[str, Tensor], trained: Tensor | None) -> Tenso
         return None
     parts = []
     for rows in fields.values():
-        mine = trained if rows.shape[-1] == len(trained) else trained.new_ones(())
-        parts.append(mine.expand(rows.shape[1:]).flatten())
+        columns = trained if rows.shape[-1] == len(trained) else trained.new_ones(())
+        parts.append(columns.expand(rows.shape[1:]).flatten())
     return torch.cat(parts)
 
 

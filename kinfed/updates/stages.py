@@ -158,6 +158,11 @@ class Road(Sequence[Stage]):
         """Stages that change updates before they are sent."""
         return tuple(stage for stage in self._stages if type(stage).at_client is not Stage.at_client)
 
+    @property
+    def reads_updates(self) -> bool:
+        """True where a stage at the server needs single updates."""
+        return any(type(stage).at_server is not Stage.at_server for stage in self._stages)
+
     def at_server(self, updates: Updates, round: RoundInfo) -> Updates:
         """Send updates through the stages at the server."""
         for stage in self._stages:

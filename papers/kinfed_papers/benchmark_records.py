@@ -222,11 +222,11 @@ def largest_scales(records: Sequence[BenchmarkRecord]) -> list[BenchmarkRecord]:
                 home[verdict.claim] = record
     for record in reversed(ranked):  # the largest has the last word
         home |= {verdict.claim: record for verdict in record.verdicts if verdict.status != "not judged"}
-    kept = (
+    candidates = (
         replace(record, verdicts=tuple(verdict for verdict in record.verdicts if home[verdict.claim] is record))
         for record in ranked
     )
-    return [record for record in kept if record.verdicts]
+    return [record for record in candidates if record.verdicts]
 
 
 def _completed(judged: Sequence[Verdict], published: Sequence[Verdict], new_claim: str) -> list[Verdict]:
@@ -283,8 +283,8 @@ def _read_verdicts(entries: Sequence[Mapping[str, Any]]) -> tuple[Verdict, ...]:
 def _with_present_outlook(text: str) -> str:
     """Older verdicts looked for more than MOST_SEEDS seeds."""
 
-    def shown(found: re.Match[str]) -> str:
-        return found[0] if int(found[1].replace(",", "")) <= MOST_SEEDS else f"not even {MOST_SEEDS} seeds would decide"
+    def shown(match: re.Match[str]) -> str:
+        return match[0] if int(match[1].replace(",", "")) <= MOST_SEEDS else f"not even {MOST_SEEDS} seeds would decide"
 
     return re.sub(r"(?:about|not even) ([\d,]+) seeds would decide", shown, text)
 

@@ -42,8 +42,8 @@ def publish(reproductions: Sequence[Reproduction], folder: Path, recipes: Mappin
     for name, scale in dict.fromkeys([*by_page, *measured]):
         if name in recipes:
             recipe, record = recipes[name], by_page.get((name, scale))
-            found = measured[name, scale].parts if (name, scale) in measured else {}
-            new = {part: entry.rounded() for part, entry in found.items()}
+            latest = measured[name, scale].parts if (name, scale) in measured else {}
+            new = {part: entry.rounded() for part, entry in latest.items()}
             published = {} if record is None else record.parts
             parts = joined_parts(recipe, scale, published, new)
             for part in published.keys() & parts.keys():

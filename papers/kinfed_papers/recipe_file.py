@@ -218,12 +218,12 @@ def _refuse_unknown(entry: Entry, known: Sequence[str]) -> None:
 
 def _with_words(entry: Entry, words: Mapping[str, str]) -> Entry:
     """An entry of which `each` said part, row or rival: where nothing else is said, it is about these."""
-    said: Entry = {key: words[key] for key in ("part", "row") if key in words}
+    common: Entry = {key: words[key] for key in ("part", "row") if key in words}
     if "rival" in words and "claims" not in entry and "margins" not in entry:
-        said["above"] = [words["rival"]]
+        common["above"] = [words["rival"]]
     if "claims" in entry:
-        return {"claims": [{**said, **claim} for claim in entry["claims"]]}
-    return {**said, **entry}
+        return {"claims": [{**common, **claim} for claim in entry["claims"]]}
+    return {**common, **entry}
 
 
 def _filled(value: Any, words: Mapping[str, str]) -> Any:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from method_bench import TWO_STEPS, WORKS, by_hand, close, info, linear, models, run, server, state, two_bowls
 
-from kinfed.algorithms.fedamp import FedAMP, Server, Up
+from kinfed.algorithms.fedamp import Down, FedAMP, Server, Up
 from kinfed.algorithms.local import Local
 from kinfed.data import Population
 from kinfed.data.examples.batches import LocalTraining
@@ -113,6 +113,20 @@ def test_a_client_that_never_trained_deploys_the_mean_of_all() -> None:
         loop.round()
         away = int((~loop.took_part).nonzero()[0])
         close(models(loop)[away], server(loop, "theta")[loop.took_part].mean(0))
+
+
+@pytest.mark.parametrize("lam", [1.0, 0.0])
+def test_a_client_that_is_called_first_in_a_late_round_begins_at_the_mean_of_all(lam: float) -> None:
+    """By hand: θ ← u − η f'(u), as the hold is 0 at u. Without a hold it is local training, from the common start."""
+    method = FedAMP(LocalTraining(lr=0.1, batch=10, steps=1), lam=lam)
+    with two_bowls(method) as loop:
+        seen = loop.pool.clients.take(torch.tensor([1]))
+        cohort = loop.pool.federation.cohort(torch.tensor([1]), 0, 9)
+        u = torch.tensor([[3.0]], dtype=torch.float64)
+        new, _ = method.client_update(loop.task, method.init_client(loop.task, cohort), Down(u), cohort)
+        begin = 3.0 if lam else 1.0
+        assert float(new.theta) == pytest.approx(begin - 0.1 * 3 * (begin - 4.0))
+        assert not bool(seen.seen.any())
 
 
 def test_bytes_and_refusals() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from method_bench import WORKS, server
 from torch import Tensor, nn
 
+import kinfed
 from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.kin import kin as module
@@ -24,13 +26,13 @@ from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.examples.ragged import Ragged
 from kinfed.data.federations.federation import Federation
 from kinfed.engine.contract.objective import make_objective
-from kinfed.engine.personal.personal_models import MixtureTask
+from kinfed.engine.personal.personal_models import MixtureTask, module_for, task_for
 from kinfed.engine.task_factory import make_task
 from kinfed.engine.training.sgd import sgd
+from kinfed.errors import ModelError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.testing import Bench
 
 WORK = LocalTraining(lr=0.2, batch=10, steps=5)
 UNIT = TEMPERATURES.index(1.0)
@@ -383,11 +385,103 @@ def test_refitting_trains_alone_and_together_on_validation_examples_as_well_afte
     assert refitting.privacy(data.train.count) is None
 
 
-def test_a_model_without_a_last_linear_layer_is_not_calibrated() -> None:
-    def model() -> nn.Module:
-        return nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 4), nn.Flatten())
+class Named(nn.Module):
+    """The network of `dense`, as many write it: its output are logarithms of probabilities."""
 
-    assert torch.isfinite(Bench(Kin(WORK), model=model).run()["personal models"]).all()
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = dense()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.log_softmax(self.net(x), 1)
+
+
+def test_models_that_end_otherwise_are_deployed_at_the_temperatures_of_their_shares() -> None:
+    """Whether the last layer is divided by T or T stands beside the model, the mixture is the same function."""
+    data, _ = planted(1)
+    example = data.features.gather(torch.arange(2))
+    ends_linear, ends_otherwise = make_task(dense, example=example), make_task(Named, example=example)
+    assert ends_otherwise.no_features.startswith("the model's output is not that of 'net.2'")
+    cohort = data.cohort(torch.arange(12), 0, 1)
+    start = ends_linear.init(0).expand(12, -1)
+    trained = sgd(ends_linear, start, cohort.train.batches(WORK.with_steps(60)))
+    down = module.Down(
+        start, torch.full((12, 3), 1 / 3, dtype=torch.float64), torch.tensor([UNIT + 4, UNIT, UNIT - 1]).expand(12, -1)
+    )
+    client = module.Client(trained, start, torch.zeros(12, 3), torch.ones(12, dtype=torch.int64))
+    method, test = Kin(WORK), data.features.gather(data.test[3])
+    rows = {task: method.personalize(task, client, down, cohort)["personal"] for task in (ends_linear, ends_otherwise)}
+    first, second = (torch.softmax(module_for(task, row[3])(test), 1) for task, row in rows.items())
+    torch.testing.assert_close(first, second)
+    many = (task_for(task, row).logits(row[3:4], test[None]) for task, row in rows.items())
+    torch.testing.assert_close(*(torch.softmax(z, -1) for z in many))
+    at_one = method.personalize(ends_otherwise, client, replace(down, temperature=torch.full((12, 3), UNIT)), cohort)
+    plain = torch.softmax(module_for(ends_otherwise, at_one["personal"][3])(test), 1)
+    assert float((plain - second).detach().abs().max()) > 0.01
+    with pytest.raises(ModelError, match="at temperatures of their own is not trained"):
+        task_for(ends_otherwise, rows[ends_otherwise]).grad(
+            rows[ends_otherwise], next(iter(cohort.train.batches(WORK)))
+        )
+
+
+def test_a_model_that_ends_otherwise_runs_and_is_read_back_with_its_temperatures(tmp_path: Path) -> None:
+    data, _ = planted(2)
+    settings = {"rounds": 5, "steps": 20, "seeds": (0,), "participation": 1.0, "eval_every": 0, "progress": False}
+    result = kinfed.run(algorithms="kin", federation=data, model=Named, out=tmp_path / "run", **settings)
+    x = data.features.gather(data.test[1])
+    here, there = (
+        result.personal_model("1").module,
+        kinfed.load(tmp_path / "run").personal_model("1", build=Named).module,
+    )
+    assert here.temperature is not None
+    assert set(here.temperature[:-1].tolist()) != {1.0}
+    torch.testing.assert_close(here(x), there(x))
+
+
+def diverging(kind: str) -> tuple[Any, Any, Any]:
+    """A task, candidates of 12 clients, and their cohort; at client 4 `together` diverged, at client 5 all did."""
+    data, _ = planted(1)
+    task, cohort = make_task(dense), data.cohort(torch.arange(12), 0, 1)
+    start = task.init(0).expand(12, -1)
+    models = [start.clone(), sgd(task, start, cohort.train.batches(WORK)), start.clone()]
+    bad = {"not a number": torch.nan, "absurd": 1e30, "far off": 1e5}[kind]
+    models[1][4, -1 if kind == "far off" else slice(None)] = bad * (1e4 if kind == "far off" else 1)
+    for theta in models:
+        theta[5] = torch.nan
+    return task, tuple(models), cohort
+
+
+@pytest.mark.parametrize("deploy", ["mixture", "merged"])
+@pytest.mark.parametrize("kind", ["not a number", "absurd", "far off"])
+def test_a_candidate_that_diverged_has_no_share_and_spoils_nothing(kind: str, deploy: Any) -> None:
+    task, (alone, together, adapted), cohort = diverging(kind)
+    method = Kin(WORK, deploy=deploy)
+    prior = torch.tensor([0.2, 0.6, 0.2], dtype=torch.float64).expand(12, -1)
+    down = module.Down(together, prior, torch.full((12, 3), UNIT))
+    replies = torch.ones(12, dtype=torch.int64)
+    replies[4:6] = 0 if deploy == "merged" else 1  # whoever never trained deploys the server's, unless that diverged
+    row = method.personalize(task, module.Client(alone, adapted, prior, replies), down, cohort)["personal"]
+    assert bool(torch.isfinite(row[[0, 4, 11]]).all())
+    assert not bool(torch.isfinite(row[5]).all())  # nothing is better: a run says that it diverged
+    if deploy == "mixture":
+        pi = MixtureTask(task, 3).split(row)[1]
+        assert pi[4].tolist() == pytest.approx([0.5, 0.0, 0.5], abs=1e-6)  # alike, as both are the start
+        assert float(pi[0, 1]) > 0.3
+
+
+def test_training_alone_goes_on_where_training_together_diverges() -> None:
+    """Parameters of 1e30 make every step from the common model infinite; alone is Local's model all the same."""
+    data, _ = planted(1)
+    with simulated(Kin(WORK), data) as loop, simulated(Local(WORK), data) as local:
+        loop.server = replace(loop.server, w=torch.full_like(loop.server.w, 1e30))
+        for _ in range(3):
+            loop.round()
+            local.round()
+        assert torch.equal(loop.state()["clients.rows.alone"], local.state()["clients.rows.theta"])
+        evaluation = loop.evaluate(keep_models=True)
+        assert evaluation.models is not None
+        pi = MixtureTask(loop.task, 3).split(evaluation.models)[1]
+        torch.testing.assert_close(pi, torch.tensor([1.0, 0.0, 0.0]).expand(12, -1))
 
 
 def test_bytes_by_hand() -> None:

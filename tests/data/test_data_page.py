@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kinfed.core.registry import load_plugin
+from kinfed.core.plugins import load as load_plugin
 from kinfed.data.partitions import PARTITIONS, make_federation
 from kinfed.data.sources import SOURCES, load_source
 

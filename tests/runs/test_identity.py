@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import kinfed
-from kinfed.core import registry
+from kinfed.core import plugins
 from kinfed.core.registry import registry_of
 from kinfed.data.federations.federation import Federation
 from kinfed.errors import StorageError
@@ -112,7 +112,7 @@ def test_a_plugin_that_changed_is_not_resumed(tmp_path: Path, monkeypatch: pytes
     try:
         kinfed.run(**settings, out=tmp_path / "run")
         registry_of("algorithm").unregister("mine_of_identity")
-        monkeypatch.setattr(registry, "_plugins", {})  # as in another process
+        monkeypatch.setattr(plugins, "_loaded", {})  # as in another process
         plugin.write_text(PLUGIN.replace("STEP", "0.002"))
         with pytest.raises(StorageError, match="other code of mine_of_identity"):
             kinfed.run(**settings, out=tmp_path / "run", resume=True)

@@ -111,21 +111,29 @@ def test_the_terminal_and_the_page_tell_how_many_took_part(folder: Path, tmp_pat
     text = " ".join(done.stdout.split())
     assert f"last round, test data of the {count} of 8 clients that took part" in text
     assert "clients that took part in no round are not counted" in text
-    assert "calls a client 0.8 times on average, and about 3 of 8 never" in text
+    assert "calls a client 0.75 times on average, and about 3 of 8 never" in text
+
+
+class Notes(NullObserver):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
 
 
 def test_few_calls_are_noted_and_many_are_not() -> None:
-    class Notes(NullObserver):
-        def __init__(self) -> None:
-            self.texts: list[str] = []
-
-        def note(self, text: str) -> None:
-            self.texts.append(text)
-
     for settings, noted in ((RARE, True), (RARE | {"participation": 1.0, "rounds": 5}, False)):
         notes = Notes()
         kinfed.run(**settings, observer=notes)
         assert any("times on average" in text for text in notes.texts) == noted
+
+
+def test_calls_by_poisson_sampling_are_counted_by_the_rate_and_not_by_one_client_a_round() -> None:
+    """A client is called with probability 0.001 in each of 5 rounds, though a round of fixed size calls one of 8."""
+    notes = Notes()
+    kinfed.run(**RARE | {"participation": 0.001, "rounds": 5, "sampling": "poisson"}, observer=notes)
+    assert any("calls a client 0.005 times on average, and about 8 of 8 never" in text for text in notes.texts)
 
 
 def test_a_diverged_run_is_called_so(tmp_path: Path) -> None:

@@ -151,8 +151,8 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
         omega, context = server.omega.clone(), server.context.clone()
         context[members] = clusters.label.to(context)
         for k in torch.unique(clusters.label).tolist():
-            mine = uploads[clusters.label == k]
-            omega[k].lerp_(weighted_mean(mine, torch.ones(len(mine))), self.alpha)  # Ω ← (1 − α) Ω + α Ω_I P
+            changes = uploads[clusters.label == k]
+            omega[k].lerp_(weighted_mean(changes, torch.ones(len(changes))), self.alpha)  # Ω ← (1 − α) Ω + α Ω_I P
         start = weighted_mean(omega, torch.bincount(context[context >= 0], minlength=len(omega)))
         moved = ((context != server.context) & (server.context >= 0)).sum()
         spread = torch.tensor(clusters.cost, dtype=torch.float64)

@@ -63,9 +63,9 @@ def k_means(x: Array, k: int, seed: int, weight: Array | None = None, start: Arr
     Points that coincide stay together, so there are fewer clusters than k where there are fewer distinct points.
     Clusters are numbered from the one that reaches nearest to the mean of all points."""
     share = _shares(x, weight)
-    kept, twin = np.unique(_twins(x), return_inverse=True)
-    order = np.argsort(_squares(x[kept] - share @ x), kind="stable")  # not by the clients' numbers
-    points, together = x[kept][order], np.bincount(twin, weights=share)[order]
+    distinct, twin = np.unique(_twins(x), return_inverse=True)
+    order = np.argsort(_squares(x[distinct] - share @ x), kind="stable")  # not by the clients' numbers
+    points, together = x[distinct][order], np.bincount(twin, weights=share)[order]
     k = min(k, len(points))
     label = np.zeros(len(points), np.int64)
     cost = _cost(points, label, together)
@@ -86,9 +86,9 @@ def k_means(x: Array, k: int, seed: int, weight: Array | None = None, start: Arr
             if other.cost < cost:
                 label, cost = other.label.numpy(), other.cost
     first = {old: new for new, old in enumerate(dict.fromkeys(label.tolist()))}
-    found = np.empty(len(kept), np.int64)
-    found[order] = [first[j] for j in label.tolist()]
-    return Clusters(torch.from_numpy(found[twin]), cost)
+    cluster = np.empty(len(distinct), np.int64)
+    cluster[order] = [first[j] for j in label.tolist()]
+    return Clusters(torch.from_numpy(cluster[twin]), cost)
 
 
 def k_means_path(x: Array, seeds: Sequence[int], weight: Array | None = None) -> list[Clusters]:
@@ -200,8 +200,8 @@ def _means(x: Array, label: Array, share: Array, otherwise: Array) -> Array:
     """[k, D] the centre of every cluster; that of an empty one as given."""
     centre = otherwise.copy()
     for j in np.unique(label):
-        mine = label == j
-        centre[j] = (share[mine, None] * x[mine]).sum(0) / share[mine].sum()
+        members = label == j
+        centre[j] = (share[members, None] * x[members]).sum(0) / share[members].sum()
     return centre
 
 

@@ -9,19 +9,21 @@ from kinfed.author import ClassSums, ConfigError, Head, Split, Task, rng
 from kinfed.errors import ModelError
 
 
-def required_head(method: str, task: Task) -> Head:
-    """The last linear layer of the model, or a ConfigError that says why the method cannot do without."""
+def required_head(method: str, task: Task, *, reads_features: bool = True) -> Head:
+    """The last linear layer of the model, or a ConfigError that says why the method cannot do without. Methods that do
+    not read features, its input, only need to know which parameters are the layer's."""
     try:
-        return task.head
+        return task.feature_head if reads_features else task.head
     except ModelError as error:
         raise ConfigError(
-            f"{method} changes the loss at the last linear layer of a model, which this one lacks: {error}"
+            f"{method} works at the features and outputs of a model's last linear layer, which this one does not end "
+            f"in: {error}"
         ) from error
 
 
-def required_body(method: str, task: Task) -> Head:
+def required_body(method: str, task: Task, *, reads_features: bool = True) -> Head:
     """The last linear layer of a model that also trains layers below it; refuses others like `required_head`."""
-    head = required_head(method, task)
+    head = required_head(method, task, reads_features=reads_features)
     if bool(head.mask[task.trainable].all()):
         raise ConfigError(
             f"{method} shapes the features below the last layer, and this model trains no layer but {head.name!r}: its "

@@ -32,8 +32,8 @@ def train_masked(task: Task, theta: Tensor, batches: Batches, mask: Tensor) -> T
     trainable = task.trainable
     if bool(mask[:, trainable].all()):
         return sgd(task, theta, batches)
-    x, kept = theta.clone(memory_format=torch.contiguous_format), mask[:, trainable].to(theta.dtype)
-    for batch, (now, own) in each_step(batches, x, kept):
+    x, share = theta.clone(memory_format=torch.contiguous_format), mask[:, trainable].to(theta.dtype)
+    for batch, (now, own) in each_step(batches, x, share):
         task.descend_(now, batch, batches.lr, toward_zero(now, batches.training.weight_decay))
         now[:, trainable] *= own
     return x

@@ -94,12 +94,12 @@ def choose_models(
 
 
 def _choose(affinity: Tensor, ids: Tensor, others: Tensor, count: int, explore: float, key: Tensor) -> Tensor:
-    mine = rng.fold(key, ids)
-    shuffled = torch.argsort(rng.at(rng.fold(mine, 0)[:, None], others), stable=True)
+    keys = rng.fold(key, ids)
+    shuffled = torch.argsort(rng.at(rng.fold(keys, 0)[:, None], others), stable=True)
     by_affinity = torch.argsort(affinity.gather(1, shuffled), dim=1, descending=True, stable=True)
     best_rank = _ranks(shuffled.gather(1, by_affinity))
-    random_rank = _ranks(torch.argsort(rng.at(rng.fold(mine, 1)[:, None], others), stable=True))
-    explores = rng.uniform(rng.fold(mine, 2), count) < explore
+    random_rank = _ranks(torch.argsort(rng.at(rng.fold(keys, 1)[:, None], others), stable=True))
+    explores = rng.uniform(rng.fold(keys, 2), count) < explore
     taken = others == ids[:, None]
     picks = []
     for turn in range(count):

@@ -102,9 +102,9 @@ class FomoServer(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, A
         plan = torch.full((len(server.uploaded), width), -1)
         epsilon, key = self.exploration(round.number - 1), round.key("fomo")
         if width:
-            for who, mine in ((ids[own], 1), (ids[~own], 0)):
-                chosen = choose_models(server.affinity, who, offered, width - mine, epsilon, key)
-                plan[who] = torch.cat([who[:, None], chosen], 1) if mine else chosen
+            for who, own_models in ((ids[own], 1), (ids[~own], 0)):
+                chosen = choose_models(server.affinity, who, offered, width - own_models, epsilon, key)
+                plan[who] = torch.cat([who[:, None], chosen], 1) if own_models else chosen
         return replace(server, plan=plan)
 
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:

@@ -115,8 +115,8 @@ class FedFomoMA(FomoServer[Client, Down]):
         average, *without = down.averages.unbind(1)
         share = mixing_weights(w)
         # avg + Σ w* (θ_n − avg) with θ_n − avg = (N − 1) (avg − avg_{−n}); the sum of w* is 0 or 1
-        kept = 1 + (len(without) - 1) * share.sum(1, keepdim=True)
-        mixed = weighted_sum([average, *without], torch.cat([kept, (1 - len(without)) * share], 1))
+        rest = 1 + (len(without) - 1) * share.sum(1, keepdim=True)
+        mixed = weighted_sum([average, *without], torch.cat([rest, (1 - len(without)) * share], 1))
         mixed[:, task.trainable.stop :] = average[:, task.trainable.stop :]
         return mixed
 

@@ -26,10 +26,12 @@ model is deployed; test examples decide nothing.
 
 Decided: shares of models' outputs and not a mean of their parameters, since alone and together lie in different
 basins (`deploy = "merged"` makes one model of together and adapted where one model is needed, or takes the client's
-own where that has the larger part). A trial's rounds train one branch each, so that its bytes are FedAvg's: where
-groups are refused, the common model has lost half of them. Between the rounds of a trial, clients are served by the
-model whose turn it is. A further candidate that is held near `together` as in Ditto costs half a gradient per step
-more, and gains a tenth of a point in the mean: left out.
+own where that has the larger part; temperatures are the mixture's alone). A trial's rounds train one branch each, so
+that its bytes are FedAvg's: where groups are refused, the common model has lost half of them. Between the rounds of a
+trial, clients are served by the model whose turn it is. A candidate that diverged is dropped, and local steps of the
+common model that end in numbers that are not finite count as not taken: training alone must not suffer from them. A
+further candidate that is held near `together` as in Ditto costs half a gradient per step more, and gains a tenth of a
+point in the mean: left out.
 """
 
 from dataclasses import dataclass, replace
@@ -42,7 +44,16 @@ from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, ServerM
 from kinfed.algorithms.common.averaging import Weights, example_counts, mean_update
 from kinfed.algorithms.common.clustering import join_best_cluster, moved_by_cluster
 from kinfed.algorithms.kin.groups import BUCKETS, centres, find_groups, sketch
-from kinfed.algorithms.kin.shares import LEAST, TEMPERATURES, UNKNOWN, WORST, calibrated, evidence, population_mean
+from kinfed.algorithms.kin.shares import (
+    LEAST,
+    TEMPERATURES,
+    UNKNOWN,
+    WORST,
+    calibrated,
+    can_calibrate,
+    evidence,
+    population_mean,
+)
 from kinfed.author import Cohort, Population, Range, Task, Tree, mean_losses, option, rng, sgd, take_rows
 from kinfed.engine import mixture_rows
 
@@ -152,7 +163,10 @@ class Kin(Algorithm[Server, Client, Down, Up]):
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         alone = sgd(task, client.alone, data.train.batches(self.training))
         u = sgd(task, down.w, data.train.batches(self.training, loop=1))
-        adapted = torch.where((client.replies == 0)[:, None], u, torch.lerp(u, client.adapted, MEMORY))
+        # Steps that diverged are as if not taken: with them the whole answer, and with it the own model, would be lost.
+        u = torch.where(torch.isfinite(u).all(1)[:, None], u, down.w)
+        begins = (client.replies == 0) | ~torch.isfinite(client.adapted).all(1)  # a mean never recovers from NaN
+        adapted = torch.where(begins[:, None], u, torch.lerp(u, client.adapted, MEMORY))
         direction = (alone - task.init(data.seed))[:, task.trainable]
         pi, loss, examples = self._measured(task, client, (alone, down.w, adapted), down, data)
         trial = mean_losses(task, [u], data.val)[:, 0].nan_to_num(nan=UNKNOWN, posinf=WORST).to(task.device)
@@ -223,8 +237,8 @@ class Kin(Algorithm[Server, Client, Down, Up]):
         group[known] = label.to(group.device)
         centre = centres(sketches, label.to(sketches.device))
         omega, loss = server.w.repeat(len(centre), 1), torch.full_like(server.loss, UNKNOWN)
-        begun = {"phase": torch.tensor(TRIAL), "since": torch.tensor(round.number + 1)}
-        return replace(server, omega=omega, centre=centre, group=group, loss=loss, **begun)
+        trial = {"phase": torch.tensor(TRIAL), "since": torch.tensor(round.number + 1)}
+        return replace(server, omega=omega, centre=centre, group=group, loss=loss, **trial)
 
     def _judge(self, server: Server, round: RoundInfo) -> Server:
         """End the trial where it has lasted long enough and most clients have been heard on both sides."""
@@ -244,17 +258,25 @@ class Kin(Algorithm[Server, Client, Down, Up]):
         return replace(without, phase=torch.tensor(COMMON), since=ended)
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> dict[str, Tensor]:
-        candidates = (client.alone, down.w, client.adapted)
-        pi = evidence(task, candidates, data.val).shares(down.prior, down.temperature, self.strength)
+        candidates: tuple[Tensor, ...] = (client.alone, down.w, client.adapted)
+        validation = evidence(task, candidates, data.val)
+        pi = validation.shares(down.prior, down.temperature, self.strength)
         pi[client.replies == 0] = pi.new_tensor([LEAST, 1 - 2 * LEAST, LEAST])
+        pi = validation.without_diverged(pi)
         if self.refit:
-            candidates = self._refitted(task, client, down, data)
-        if self.deploy == "mixture":
-            models = [calibrated(task, theta, down.temperature[:, j]) for j, theta in enumerate(candidates)]
-            personal = mixture_rows(torch.stack(models, 1), pi)
-        else:
-            personal = self._merged(candidates, pi)
+            refitted = self._refitted(task, client, down, data)
+            pairs = zip(refitted, candidates, strict=True)
+            candidates = tuple(torch.where(torch.isfinite(new).all(1)[:, None], new, old) for new, old in pairs)
+        healthy = validation.stand_ins(candidates)
+        personal = self._mixture(task, healthy, pi, down) if self.deploy == "mixture" else self._merged(healthy, pi)
         return {"personal": personal, **dict(zip(CANDIDATES, candidates, strict=True))}
+
+    def _mixture(self, task: Task, candidates: tuple[Tensor, ...], pi: Tensor, down: Down) -> Tensor:
+        """The mixture of candidates at the temperatures that their shares were found at."""
+        if not task.classifies or can_calibrate(task):
+            models = [calibrated(task, theta, down.temperature[:, j]) for j, theta in enumerate(candidates)]
+            return mixture_rows(torch.stack(models, 1), pi)
+        return mixture_rows(torch.stack(candidates, 1), pi, pi.new_tensor(TEMPERATURES)[down.temperature])
 
     def _refitted(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Tensor, Tensor, Tensor]:
         """The candidates with what validation examples teach: alone goes on, adapted begins again at together."""
@@ -262,7 +284,7 @@ class Kin(Algorithm[Server, Client, Down, Up]):
         batches = every.batches(self.training, self.refit * self.training.num_steps(every.count), stream="refit")
         return sgd(task, client.alone, batches), down.w, sgd(task, down.w, batches)
 
-    def _merged(self, candidates: tuple[Tensor, Tensor, Tensor], pi: Tensor) -> Tensor:
+    def _merged(self, candidates: tuple[Tensor, ...], pi: Tensor) -> Tensor:
         alone, together, adapted = candidates
         share = (pi[:, 2] / (pi[:, 1] + pi[:, 2]))[:, None].to(together.dtype)
         return torch.where((pi[:, 0] > 0.5)[:, None], alone, torch.lerp(together, adapted, share))

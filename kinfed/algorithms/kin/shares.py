@@ -9,7 +9,11 @@ none at all a client does as the others do.
 Candidates are calibrated first: a model that trained long on few examples is too sure of itself, and a mixture of
 probabilities would let others speak for it only because of that. Clients send the losses of every candidate at a few
 temperatures T, and the server picks the T with the least loss over all clients, one for each kind of candidate.
-Logits divided by T are those of the same network with its last layer divided by T.
+Logits divided by T are those of the same network with its last layer divided by T; where a model does not end in a
+linear layer, T stands beside it in the mixture that is deployed (kinfed.engine.personal.personal_models).
+
+A candidate that diverged (its parameters, or what it says of validation examples, are not finite or absurd) has no
+share: a prediction that is not finite spoils a mixture however small its share.
 
 Where models predict a number, p_j(y | x) is normal around the prediction, with the variance T (of a standardized
 target), and the client predicts the mean of the mixture.
@@ -33,6 +37,7 @@ EQUAL = 0.1  # by which m is drawn towards equal shares
 LEAST = 1e-4  # share of a candidate that is not used: its logarithm is finite
 UNKNOWN = -1.0  # in place of a mean loss; losses are never negative
 WORST = 1e6  # loss of a model that diverged
+LARGEST = 1e6  # times the largest parameter of a client's smallest candidate (or 1): a larger one diverged
 
 
 @dataclass(frozen=True)
@@ -41,10 +46,12 @@ class Evidence:
 
     pieces: list[tuple[Tensor | slice, Tensor, Tensor]]  # clients, losses [m, B, J, G] and weights [m, B], float64
     count: Tensor  # [n] float64 examples
-    candidates: int  # J
+    healthy: Tensor  # [n, J] bool: did not diverge; all of a client whose candidates all did, as nothing is better
 
     def shares(self, prior: Tensor, temperature: Tensor, strength: float) -> Tensor:
-        """π [n, J] float64 under the prior m [n, J], at temperatures given by their places [n, J] in TEMPERATURES."""
+        """π [n, J] float64 under the prior m [n, J], at temperatures given by their places [n, J] in TEMPERATURES. A
+        candidate that diverged has none."""
+        prior = self.without_diverged(prior)
         pi = prior
         calibrated = [
             (rows, losses.gather(3, temperature[rows][:, None, :, None].expand(-1, losses.shape[1], -1, 1))[..., 0], w)
@@ -58,9 +65,27 @@ class Evidence:
             pi = expected / (strength + self.count)[:, None]  # M: the mean of the posterior
         return pi
 
+    def without_diverged(self, shares: Tensor) -> Tensor:
+        """[n, J] shares of the healthy candidates alone; where they have none, equal ones."""
+        if bool(self.healthy.all()):
+            return shares
+        healthy_shares = torch.where(self.healthy, shares, 0.0)
+        total = healthy_shares.sum(1, keepdim=True)
+        equal = self.healthy / self.healthy.sum(1, keepdim=True)
+        return torch.where(total > 0, healthy_shares / total.clamp_min(1e-300), equal)
+
+    def stand_ins(self, candidates: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The candidates [n, P], each replaced by the client's first healthy one where it diverged: numbers that are
+        not finite would spoil a mixture whatever their share."""
+        if bool(self.healthy.all()):
+            return tuple(candidates)
+        rows, first = torch.arange(len(self.healthy), device=self.healthy.device), self.healthy.int().argmax(1)
+        healthy = torch.stack(list(candidates), 1)[rows, first]
+        return tuple(torch.where(self.healthy[:, j, None], one, healthy) for j, one in enumerate(candidates))
+
     def total_losses(self) -> Tensor:
         """[n, J, G] float64"""
-        total = self.count.new_zeros(len(self.count), self.candidates, len(TEMPERATURES))
+        total = self.count.new_zeros(*self.healthy.shape, len(TEMPERATURES))
         for rows, losses, weight in self.pieces:
             total[rows] += (losses * weight[..., None, None]).sum(1)
         return total
@@ -68,17 +93,28 @@ class Evidence:
 
 def evidence(task: Task, candidates: Sequence[Tensor], split: Split) -> Evidence:
     """Evidence for candidate models, each [n, P]."""
-    # Passes that read features notice a head that is declared last and does not give the logits.
+    # Where no trial has seen it, passes that read features notice a head that does not give the logits.
     logits = (lambda theta, x: task.features_and_logits(theta, x)[1]) if can_calibrate(task) else task.logits
     losses_of = _losses if task.classifies else _normal_losses
     pieces: list[tuple[Tensor | slice, Tensor, Tensor]] = []
     count = torch.zeros(len(split.count), dtype=torch.float64, device=task.device)
+    healthy = _healthy_rows(task, candidates)
     for rows, batch in split.in_order():
         weight = batch.weight.to(torch.float64)
         losses = torch.stack([losses_of(logits(theta[rows], batch.x), batch.y) for theta in candidates], 2)
-        pieces.append((rows, losses.masked_fill((weight == 0)[..., None, None], 0.0), weight))  # padding
+        losses = losses.masked_fill((weight == 0)[..., None, None], 0.0)  # padding
+        pieces.append((rows, losses, weight))
+        healthy[rows] &= (losses[..., -1] < WORST).all(1)  # at the temperature that forgives most
         count[rows] += weight.sum(1)
-    return Evidence(pieces, count, len(candidates))
+    return Evidence(pieces, count, healthy | ~healthy.any(1, keepdim=True))
+
+
+def _healthy_rows(task: Task, candidates: Sequence[Tensor]) -> Tensor:
+    """[n, J] bool: parameters are finite, and of a size that training reaches. The outputs of a few validation examples
+    do not show it where a diverged network happens to be flat."""
+    size = torch.stack([theta[:, task.trainable].abs().amax(1).nan_to_num(nan=torch.inf) for theta in candidates], 1)
+    finite = torch.stack([torch.isfinite(theta).all(1) for theta in candidates], 1)
+    return finite & (size <= LARGEST * size.amin(1, keepdim=True).clamp_min(1.0))
 
 
 def _losses(logits: Tensor, y: Tensor) -> Tensor:
@@ -99,15 +135,15 @@ def can_calibrate(task: Task) -> bool:
     if not task.classifies:
         return False
     try:
-        _ = task.head
+        _ = task.feature_head
     except ModelError:
         return False
     return True
 
 
 def calibrated(task: Task, theta: Tensor, temperature: Tensor) -> Tensor:
-    """Models [n, P] whose logits are divided by the temperature at each place [n] in TEMPERATURES; as they are where
-    the model predicts numbers, or does not end in a linear layer."""
+    """Models [n, P] that end in a linear layer, with logits divided by the temperature at each place [n] in
+    TEMPERATURES; as they are where the model predicts numbers, or ends otherwise."""
     if not can_calibrate(task):
         return theta
     t = theta.new_tensor(TEMPERATURES)[temperature]

@@ -129,8 +129,8 @@ class Split:
         local loop, for methods that run several in a round: each has moments of its own where clients keep them."""
         count = training.num_steps(self.count) if steps is None else steps
         if self.effort is not None:
-            done = torch.ceil(self.effort.to(torch.float64) * count - 1e-6)  # 0.07 * 100 is 7.000000000000001
-            count = torch.minimum(count, done.clamp_min(1).to(torch.int64))
+            share = torch.ceil(self.effort.to(torch.float64) * count - 1e-6)  # 0.07 * 100 is 7.000000000000001
+            count = torch.minimum(count, share.clamp_min(1).to(torch.int64))
         return Batches(self, training, count, stream, loop)
 
     def in_order(self, width: int = 256) -> Iterator[tuple[Tensor | slice, Batch]]:

@@ -49,8 +49,8 @@ class Features:
         if self.raw.dtype not in (torch.int32, torch.int64) or self.mean is not None or self.std is not None:
             raise DataError(f"numbers of vectors are int32 or int64 without mean and std; got {self.raw.dtype}")
         if self.raw.numel() and not 0 <= int(self.raw.min()) <= int(self.raw.max()) < len(vectors):
-            found = f"{int(self.raw.min())}..{int(self.raw.max())}"
-            raise DataError(f"examples name vectors 0..{len(vectors) - 1}; found {found}")
+            span = f"{int(self.raw.min())}..{int(self.raw.max())}"
+            raise DataError(f"examples name vectors 0..{len(vectors) - 1}; found {span}")
 
     def check_finite(self) -> None:
         """Refuse examples that would make every model NaN."""

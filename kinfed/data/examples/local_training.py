@@ -75,8 +75,8 @@ class LocalTraining(TrainingSettings):
     def _check_optimizer(self) -> None:
         """Refuse settings that the optimizer does not have."""
         if self.optimizer != "sgd" and self.momentum:
-            found = f"{self.optimizer} has betas; got momentum={self.momentum}"
-            raise ConfigError(f"momentum is a setting of optimizer = sgd; {found}")
+            reason = f"{self.optimizer} has betas; got momentum={self.momentum}"
+            raise ConfigError(f"momentum is a setting of optimizer = sgd; {reason}")
         if self.nesterov and not self.momentum:
             raise ConfigError("nesterov is a form of momentum, of which there is none; set momentum, such as 0.9")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):

@@ -40,8 +40,8 @@ class Problem:
         if (self.kind == "binary") != (self.num_classes == 2) or self.is_regression != (self.num_classes == 0):
             raise DataError(f"a {self.kind} problem does not have {self.num_classes} classes")
         if not (isfinite(self.mean) and isfinite(self.scale) and self.scale > 0):
-            got = f"{self.mean:g} and {self.scale:g}"
-            raise DataError(f"the target's mean must be finite and its scale positive; got {got}")
+            pair = f"{self.mean:g} and {self.scale:g}"
+            raise DataError(f"the target's mean must be finite and its scale positive; got {pair}")
 
     @classmethod
     def of_classes(cls, count: int, names: Sequence[str] | None = None) -> Problem:
@@ -94,8 +94,8 @@ class Problem:
         elif labels.is_floating_point():
             raise DataError(f"{what} of a {self.kind} problem are whole numbers of classes; got {labels.dtype}")
         elif len(labels) and (labels.min() < 0 or labels.max() >= self.num_classes):
-            found = f"{int(labels.min())}..{int(labels.max())}"
-            raise DataError(f"{what} must lie in 0..{self.num_classes - 1}; found {found}")
+            span = f"{int(labels.min())}..{int(labels.max())}"
+            raise DataError(f"{what} must lie in 0..{self.num_classes - 1}; found {span}")
 
     def in_words(self) -> str:
         if self.is_regression:

@@ -52,8 +52,8 @@ def read_target(values: Any, what: str, task: TaskName = "auto", *, codes: bool 
     labels, names = encode_labels(column, what) if task == "classification" else encode(_whole(column), what)
     if codes and _whole(column).dtype.kind in "iu":
         if column.min() < 0:
-            found = f"{column.min():g} in {what}"
-            raise DataError(f"labels must lie in 0..C-1, where C is the number of classes; got {found}")
+            least = f"{column.min():g} in {what}"
+            raise DataError(f"labels must lie in 0..C-1, where C is the number of classes; got {least}")
         labels, problem = torch.from_numpy(column.astype(np.int64)), Problem.of_classes(int(column.max()) + 1)
     else:
         problem = Problem.of_classes(len(names), names)
@@ -78,8 +78,8 @@ def read_known_target(values: Any, problem: Problem, what: str) -> Tensor:
     classes = problem.class_labels
     index, names = encode_labels(values, what)
     if unknown := [name for name in names if name not in classes]:
-        shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
-        raise DataError(f"{what} holds the class {unknown[0]!r}, which is unknown; known classes are {shown}")
+        first = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
+        raise DataError(f"{what} holds the class {unknown[0]!r}, which is unknown; known classes are {first}")
     return torch.tensor([classes.index(name) for name in names], dtype=torch.int64)[index]
 
 

@@ -156,8 +156,8 @@ def _picture(d: Description, rows: list[int]) -> str:
         marks.append(_text(_LABEL - 8, y + _CELL - 5, _cut(d.names[k], 20), end=True, title=d.names[k]))
         for c, label in enumerate(classes):
             if count := d.train[k][c]:
-                said = f"{d.names[k]}: {count} of {total} are {label}"
-                marks.append(_square(_LABEL + _CELL * c, y, _CELL - 2, 0.12 + 0.88 * count / total, said))
+                text = f"{d.names[k]}: {count} of {total} are {label}"
+                marks.append(_square(_LABEL + _CELL * c, y, _CELL - 2, 0.12 + 0.88 * count / total, text))
         marks.append(_square(_LABEL + grid + 8, y + 3, _BAR * sizes[k] / largest, 0.45, f"{sizes[k]:,}", _CELL - 8))
         figure = f"{sizes[k]:,}"
         if d.targets is not None:
@@ -175,9 +175,9 @@ def _text(
     x: float, y: float, text: str, *, muted: bool = False, middle: bool = False, end: bool = False, title: str = ""
 ) -> str:
     anchor = "middle" if middle else "end" if end else "start"
-    said = f"<title>{escape(title)}</title>" if title else ""
+    tooltip = f"<title>{escape(title)}</title>" if title else ""
     opacity = " opacity='.65'" if muted else ""
-    return f"<text x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}'{opacity}>{escape(text)}{said}</text>"
+    return f"<text x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}'{opacity}>{escape(text)}{tooltip}</text>"
 
 
 def _square(x: float, y: float, width: float, opacity: float, title: str, height: float = _CELL - 2) -> str:

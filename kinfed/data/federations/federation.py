@@ -268,8 +268,8 @@ class Federation(HasProblem):
         else:
             marked = torch.as_tensor(np.asarray(test_rows))
             if marked.dtype != torch.bool or marked.shape != labels.shape:
-                found = f"{marked.dtype} of shape {tuple(marked.shape)}"
-                raise DataError(f"test_rows must be {len(labels)} booleans, one per example; got {found}")
+                kind = f"{marked.dtype} of shape {tuple(marked.shape)}"
+                raise DataError(f"test_rows must be {len(labels)} booleans, one per example; got {kind}")
             train, test = owned.filter(~marked[owned.rows]), owned.filter(marked[owned.rows])
         group_index, group_names = groups_of(names, groups)
         problem = target.problem.fitted(labels[train.rows])

@@ -126,8 +126,8 @@ class CountPartition(Partition):
             trained = ((1 - self.test_fraction) * counts.to(torch.float64) + 1e-9).to(torch.int64)
             train = torch.where(counts > 0, trained.clamp_min(1), 0).minimum(train_pool.count)
             test = (counts - train).minimum(test_pool.count)
-        drawn = deal_overlapping(train, train_pool, self.key(seed, "draw-train"))
-        return drawn, deal_overlapping(test, test_pool, self.key(seed, "draw-test"))
+        train_rows = deal_overlapping(train, train_pool, self.key(seed, "draw-train"))
+        return train_rows, deal_overlapping(test, test_pool, self.key(seed, "draw-test"))
 
 
 def check_has_classes(source: Source, partition: str) -> None:
@@ -234,8 +234,8 @@ class NaturalClients(Partition):
         small = everyone - len(eligible)
         note = f"{small} of {everyone} clients have fewer than {self.min_size} training examples"
         if num_clients is not None and num_clients > len(eligible):
-            found = f"{source.name} has {len(eligible)} with at least {self.min_size} training examples"
-            raise ConfigError(f"{num_clients} clients asked for, but {found}")
+            supply = f"{source.name} has {len(eligible)} with at least {self.min_size} training examples"
+            raise ConfigError(f"{num_clients} clients asked for, but {supply}")
         if len(eligible) == 0:
             raise DataError(f"no client of {source.name} has {self.min_size} training examples")
         if num_clients is not None and num_clients < len(eligible):

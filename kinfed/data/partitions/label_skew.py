@@ -132,9 +132,9 @@ class FirstComeFirstServed(NeighbouringClasses):
         keys = rng.fold(self.key(seed, "weights"), torch.arange(source.num_classes))
         weight = torch.exp(2.0 * rng.normal(keys, slots.numel()))
         share = weight * ((available - clients).clamp_min(0)[:, None] / weight.sum(1, keepdim=True))
-        mine = share[slots, torch.arange(slots.numel()).reshape(slots.shape)].to(torch.int64)
+        amount = share[slots, torch.arange(slots.numel()).reshape(slots.shape)].to(torch.int64)
         spread = rng.uniform(self.key(seed, "uniform"), slots.numel()).reshape(slots.shape)
-        block = self.factor * (mine + self.low + (spread * (self.high - self.low + 1)).to(torch.int64))
+        block = self.factor * (amount + self.low + (spread * (self.high - self.low + 1)).to(torch.int64))
         left, taken = rest.tolist(), torch.zeros_like(slots)
         for client, (labels, sizes) in enumerate(zip(slots.tolist(), block.tolist(), strict=True)):
             for slot, (label, size) in enumerate(zip(labels, sizes, strict=True)):
@@ -320,8 +320,8 @@ def require(needed: Tensor, available: Tensor, class_names: Sequence[str] | None
     if len(short):
         worst = int(short[torch.argmax((needed - available)[short])])
         name, least = class_names[worst] if class_names else str(worst), int(needed[worst])
-        there = f"there are {int(available[worst]):,}"
-        raise ConfigError(f"{what} needs {least:,} examples of class {name}, but {there}; {remedy}")
+        supply = f"there are {int(available[worst]):,}"
+        raise ConfigError(f"{what} needs {least:,} examples of class {name}, but {supply}; {remedy}")
 
 
 def largest_factor(fits: Callable[[float], bool]) -> float:

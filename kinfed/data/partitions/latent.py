@@ -76,8 +76,8 @@ class Latent(Partition):
             need = f"{self.groups} latent distributions need at least as many clients"
             raise ConfigError(f"{need}; got {clients}; use more clients or fewer groups")
         if self.by_label and self.groups != source.num_classes:
-            found = f"{source.name} has {source.num_classes} classes; got groups = {self.groups}"
-            raise ConfigError(f"by_label makes every class a distribution: {found}")
+            mismatch = f"{source.name} has {source.num_classes} classes; got groups = {self.groups}"
+            raise ConfigError(f"by_label makes every class a distribution: {mismatch}")
         own = source.labels, ["latent distributions are the classes themselves"]
         distribution, notes = own if self.by_label else self._clusters(source)
         member_of = torch.arange(clients) * self.groups // clients  # neighbours share a distribution

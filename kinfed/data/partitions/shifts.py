@@ -60,8 +60,8 @@ class HiddenGroups(Iid):
             if source.num_classes < 2:
                 raise ConfigError(f"partition {self.name}: names of classes need two classes; {source.name} has one")
         elif raw.dim() < 3 or raw.shape[-1] != raw.shape[-2]:
-            found = f"{source.name} has examples of shape {list(raw.shape[1:])}"
-            raise ConfigError(f"partition {self.name} turns square images; {found}; use by = labels")
+            reason = f"{source.name} has examples of shape {list(raw.shape[1:])}"
+            raise ConfigError(f"partition {self.name} turns square images; {reason}; use by = labels")
         elif self.groups > 4:
             raise ConfigError(f"partition {self.name}: there are four turns by 90 degrees; got groups = {self.groups}")
 

@@ -152,9 +152,9 @@ class CategoryEncoding(ColumnEncoding):
         if not unseen:
             return ""
         fate = "are taken as other" if self.other else "have no feature: all zeros"
-        shown = ", ".join(repr(value) for value in unseen[:3]) + (", ..." if len(unseen) > 3 else "")
+        examples = ", ".join(repr(value) for value in unseen[:3]) + (", ..." if len(unseen) > 3 else "")
         what = "rare in training or not seen there" if self.other else "not seen in training"
-        return f"column {self.name}: values {what} ({shown}) {fate}"
+        return f"column {self.name}: values {what} ({examples}) {fate}"
 
 
 @dataclass(frozen=True)

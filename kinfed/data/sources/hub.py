@@ -76,8 +76,8 @@ def read_parquet(file: Path, columns: list[str] | None = None) -> pa.Table:
     try:
         present = pq.read_schema(file).names
         if lacking := [name for name in columns or [] if name not in present]:
-            found = f"{file} has no column {' or '.join(lacking)}; it has {', '.join(present)}"
-            raise DataError(f"{found}. Is it a file of this data set?")
+            problem = f"{file} has no column {' or '.join(lacking)}; it has {', '.join(present)}"
+            raise DataError(f"{problem}. Is it a file of this data set?")
         return pq.read_table(file, columns=columns)
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"cannot read {file} as Parquet: {error}; fetch it again") from error
@@ -126,7 +126,7 @@ def _fetch(wanted: ParquetSet, folder: Path) -> None:
     log.info("fetching %s from the hub into %s", wanted.repository, folder)
     # Complete files only are renamed into the folder; a download that fails leaves nothing behind. The temporary
     # folder lies beside the final one, on the same file system, so that the renames are atomic.
-    ours = [parent for parent in (folder.parent, *folder.parent.parents) if not parent.exists()]
+    new_folders = [parent for parent in (folder.parent, *folder.parent.parents) if not parent.exists()]
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".fetch-{folder.name}-", dir=folder.parent) as temporary:
@@ -146,7 +146,7 @@ def _fetch(wanted: ParquetSet, folder: Path) -> None:
                 place.parent.mkdir(exist_ok=True)
                 os.replace(file, place)
     except BaseException:
-        for parent in ours:
+        for parent in new_folders:
             with contextlib.suppress(OSError):
                 parent.rmdir()  # only if empty
         raise

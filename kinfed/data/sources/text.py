@@ -93,8 +93,8 @@ class TweetSet:
 
     def _of_active_users(self, files: list[Path], least: int) -> pa.Table:
         table = hub.read_complete(self.name, files, ["text", "user", "sentiment"])
-        if strange := sorted(set(pc.unique(table["sentiment"]).to_pylist()) - {0, 4}):
-            raise DataError(f"{self.name}: sentiment is 0 (negative) or 4 (positive); found {strange[:5]}")
+        if unknown := sorted(set(pc.unique(table["sentiment"]).to_pylist()) - {0, 4}):
+            raise DataError(f"{self.name}: sentiment is 0 (negative) or 4 (positive); found {unknown[:5]}")
         tally = pc.value_counts(table["user"])
         users, counts = tally.field("values"), tally.field("counts")
         active = users.filter(pc.greater_equal(counts, least))

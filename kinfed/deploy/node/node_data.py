@@ -141,12 +141,12 @@ def load_client_data(node: NodeSettings, deployment: Deployment) -> ClientData:
 
 def _check_weights(node: NodeSettings, deployment: Deployment) -> None:
     """Refuse weights of rows where they could not be what they say."""
-    found = f"{node.client} has weights of rows"
+    fact = f"{node.client} has weights of rows"
     if "no example weights" in deployment.algorithm.traits:
-        raise ConfigError(f"{found}, which {deployment.method}'s local steps do not use; leave them out")
+        raise ConfigError(f"{fact}, which {deployment.method}'s local steps do not use; leave them out")
     if deployment.run.privacy is not None:
         raise ConfigError(
-            f"{found}, of mean one over its rows: the weight of a row would depend on the "
+            f"{fact}, of mean one over its rows: the weight of a row would depend on the "
             "others, which clipping single gradients does not bound; leave them out under differential privacy"
         )
 

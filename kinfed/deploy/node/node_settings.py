@@ -193,8 +193,8 @@ class NodeSettings:
         unknown = [key for key in table if key not in known and not calls_function(str(table["data"]))]
         if unknown:
             raise unknown_name("key in --node-config", unknown[0], known)
-        given: dict[str, Any] = {name: str(value) for name, value in table.items() if str(value) != ""}
-        own, rules = ({name: given[name] for name in declared(kind) if name in given} for kind in (cls, NodeRules))
+        values: dict[str, Any] = {name: str(value) for name, value in table.items() if str(value) != ""}
+        own, rules = ({name: values[name] for name in declared(kind) if name in values} for kind in (cls, NodeRules))
         return cls(**own, rules=NodeRules(**rules), extra=dict(table))
 
     @property

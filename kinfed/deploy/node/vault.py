@@ -123,14 +123,14 @@ class Vault:
     def clear(self, run: str, client: str | None = None) -> list[str]:
         """Remove a run's states, models and answers; returns the clients that had any. Secrets and logs stay."""
         folder = self.folder / storage.file_name(run)
-        gone = [entry.client for entry in self.entries() if entry.run == run and client in (None, entry.client)]
-        if not gone:
+        clients = [entry.client for entry in self.entries() if entry.run == run and client in (None, entry.client)]
+        if not clients:
             whose = f", {client}" if client else ""
             raise ConfigError(f"the vault {self.folder} holds nothing of run {run!r}{whose}")
         with storage.storage_errors("remove", folder):
-            for name in gone:
+            for name in clients:
                 shutil.rmtree(folder / storage.file_name(name))
             if not any(folder.iterdir()):
                 folder.rmdir()
             storage.sync_folder(self.folder)
-        return gone
+        return clients

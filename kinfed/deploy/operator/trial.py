@@ -162,10 +162,10 @@ class LocalTrial:
         processes.start(name, [sys.executable, "-m", "kinfed", "deploy", *command, *warm], self._environment(home))
 
     def _follow(self, processes: Processes, say: Say, should_stop: Callable[[], bool], end: float) -> None:
-        sign, last, shown = "", time.monotonic(), 0
+        sign, last, position = "", time.monotonic(), 0
         while True:
             status = read_status(self.run_folder)
-            shown += _show_from(shown, self.run_folder / "log.txt", say)
+            position += _show_from(position, self.run_folder / "log.txt", say)
             if status is not None and status.state in ENDED:
                 if status.state != DONE:
                     raise PoolError(f"the run has stopped: {status.reason}")

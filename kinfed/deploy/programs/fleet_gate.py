@@ -67,8 +67,8 @@ class FleetGate:
         except httpx.HTTPError:
             return await _say(send, 503)
         try:
-            kept = [(name, value) for name, value in answer.headers.raw if name.lower() not in _OF_CONNECTION]
-            await send({"type": "http.response.start", "status": answer.status_code, "headers": kept})
+            headers = [(name, value) for name, value in answer.headers.raw if name.lower() not in _OF_CONNECTION]
+            await send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
             async for piece in answer.aiter_raw():
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b""})

@@ -63,8 +63,8 @@ class SecureRound:
             if commitment(seed) != assembly.records[place].commitment:
                 raise NoSum(f"the shares of {assembly.members[place].name}'s own mask do not fit what it announced")
             total = total - mask(seed, len(total))
-        for gone in [place for place in senders if place not in vectors]:
-            total = total + self._left_over(gone, survivors, self._joined(gone, revealed))
+        for absentee in [place for place in senders if place not in vectors]:
+            total = total + self._left_over(absentee, survivors, self._joined(absentee, revealed))
         return [assembly.members[place].number for place in survivors], torch.from_numpy(total.view(np.int64))
 
     # ---- the four requests after training ----
@@ -146,12 +146,12 @@ class SecureRound:
         except MessageError as error:
             raise NoSum(f"{self.assembly.members[place].name}: {error}") from None
 
-    def _left_over(self, gone: int, survivors: Sequence[int], private: bytes) -> Ring:
+    def _left_over(self, absentee: int, survivors: Sequence[int], private: bytes) -> Ring:
         """Sum that cancels the masks of the survivors with a client that went away after sharing its secrets."""
         assembly, width = self.assembly, self.width + 1
-        if public_key(private) != assembly.records[gone].masking:
-            raise NoSum(f"the shares of {assembly.members[gone].name}'s masking key do not fit what it announced")
-        streams = (assembly.stream(gone, place, private, width) for place in survivors)
+        if public_key(private) != assembly.records[absentee].masking:
+            raise NoSum(f"the shares of {assembly.members[absentee].name}'s masking key do not fit what it announced")
+        streams = (assembly.stream(absentee, place, private, width) for place in survivors)
         return sum(streams, np.zeros(width, np.uint64))
 
 
@@ -174,8 +174,8 @@ class SecureNodePool(NodePool):
 
     def _read_update(self, k: int, round: int, answer: Packet) -> KeyRecord:
         """Keys, where a plain pool gets an update."""
-        if strange := answer.groups.keys() - {"keys"}:
-            raise MessageError(f"an answer to a secure round holds keys and nothing else; got {min(strange)} too")
+        if unknown := answer.groups.keys() - {"keys"}:
+            raise MessageError(f"an answer to a secure round holds keys and nothing else; got {min(unknown)} too")
         record = KeyRecord.read(to_bytes(answer, "keys", "record", 1, secure_sum.KEYS_BYTES)[0])
         if not record.is_of(self.run, round, self._member(k)):
             raise MessageError(f"keys for a secure sum that {self.roster.names[k]} has not signed")

@@ -46,8 +46,9 @@ class NodePool:
     # ---- the contract of a pool ----
 
     def train(
-        self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None, *, hold: bool = False
-    ) -> Updates:
+        self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None, *, hold: bool = False,
+        only_mean: bool = False,
+    ) -> Updates:  # fmt: skip
         """One round. Nodes hold their new states by themselves until a later message says whether it counted."""
         efforts = torch.ones(len(ids)) if effort is None else effort
         orders = {
@@ -99,8 +100,8 @@ class NodePool:
 
     def _read_update(self, k: int, round: int, answer: Packet) -> Any:
         """The content of a client's answer to a round; MessageError if it cannot be used."""
-        if strange := answer.groups.keys() - {"up"}:
-            raise MessageError(f"an answer to a round holds an update and nothing else; got {min(strange)} too")
+        if unknown := answer.groups.keys() - {"up"}:
+            raise MessageError(f"an answer to a round holds an update and nothing else; got {min(unknown)} too")
         return self._checks.update(k, answer.group("up"))
 
     def _combine(self, answers: Mapping[int, Any], round: int, needed: int, updates: Updates) -> Updates:

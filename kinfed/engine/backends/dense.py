@@ -83,11 +83,11 @@ class FeedForwardNet:
                 "put nn.Flatten() first"
             )
         values = [x.flatten(2)]
-        wanted, got = self.steps[0][0].inputs, values[0].shape[2]
-        if got != wanted or not x.is_floating_point():
+        wanted, width = self.steps[0][0].inputs, values[0].shape[2]
+        if width != wanted or not x.is_floating_point():
             kind = "numbers" if x.is_floating_point() else "tokens"
             raise ModelError(
-                f"the model takes {wanted} numbers per example; got {got} {kind} (shape {list(x.shape[2:])})"
+                f"the model takes {wanted} numbers per example; got {width} {kind} (shape {list(x.shape[2:])})"
             )
         for layer, (_, activation) in zip(layers, self.steps, strict=True):
             below, w, b = values[-1], layer.weight_t, layer.bias_row

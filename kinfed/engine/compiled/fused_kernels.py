@@ -337,8 +337,8 @@ def make_reader(kinds: tuple[Any, ...]) -> Callable[..., Any]:
 
     @intrinsic
     def read(context: Any, address: Any) -> Any:
-        def generate(context: Any, builder: Builder, signature: Any, given: list[Value]) -> Value:
-            words = _Words(context, builder, given[0])
+        def generate(context: Any, builder: Builder, signature: Any, values: list[Value]) -> Value:
+            words = _Words(context, builder, values[0])
             return context.make_tuple(builder, signature.return_type, [words.value_of(kind) for kind in kinds])
 
         return types.Tuple(kinds)(types.intp), generate

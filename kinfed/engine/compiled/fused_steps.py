@@ -361,9 +361,9 @@ def _merge(x, begin, middle, end, spare):
         spare[i] = x[begin + i]
     i, j, k = 0, middle, begin
     while i < left and j < end:
-        mine, other = spare[i], x[j]
-        first = mine <= other
-        x[k] = mine if first else other
+        one, other = spare[i], x[j]
+        first = one <= other
+        x[k] = one if first else other
         i, j, k = i + first, j + (not first), k + 1
     while i < left:
         x[k] = spare[i]

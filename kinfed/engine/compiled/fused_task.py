@@ -140,8 +140,8 @@ class FusedTask(StackedTask):
             work = args.WorkMemory(self._fused, shape, min(training.batch, int(count.max(initial=0))), split.labels)
             spare = np.empty((len(program.models) - len(models) + program.learns, self.num_params), np.float32)
             passing = [(row.ctypes.data, 0) for row in spare]
-            kept = [args.rows_of(model, rows) for model in models.values()]
-            address, distance = np.array(kept + passing, np.int64).T.copy()
+            rows_of_models = [args.rows_of(model, rows) for model in models.values()]
+            address, distance = np.array(rows_of_models + passing, np.int64).T.copy()
             values = np.zeros((len(program.numbers), len(count)))
             for value, number in zip(values, numbers.values(), strict=False):  # others last for one batch
                 value[:] = number[rows].numpy()

@@ -121,10 +121,10 @@ def is_compiled(name: str, network: str, target: str) -> bool:
 
 def kept_kernel(name: str, compile_it: Callable[[], MachineCode]) -> Kernel:
     """The kernel in the cache folder for this code and this processor; compiled and put there where it is missing."""
-    kept = _read(name)
-    if kept is not None:
+    stored = _read(name)
+    if stored is not None:
         try:
-            return Kernel(name, kept)
+            return Kernel(name, stored)
         except RuntimeError as error:
             log.warning("%s, as it was kept, cannot be linked: %s", name, error)
     log.info("compiling %s for this processor, once: up to ten seconds", name)

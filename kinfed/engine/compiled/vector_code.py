@@ -63,7 +63,7 @@ def emitted(name: str, real: str = "") -> Callable[[Callable[..., None]], Callab
         arguments = list(signature(body).parameters.values())[2:]
         kinds = [types.float32 if one.name == real else types.intp for one in arguments]
 
-        def declare(context: Any, *given: Any) -> Any:
+        def declare(context: Any, *_: Any) -> Any:
             return types.void(*kinds), _calling(f"kinfed_{name}", body)
 
         context = Parameter("context", Parameter.POSITIONAL_OR_KEYWORD)

@@ -46,6 +46,7 @@ class Task(ABC):
     objective: Objective = CROSS_ENTROPY
     problem: Problem | None = None  # by whose metrics models are scored; None: by loss and accuracy alone
     metric: str | None = None  # the headline metric of the run; None: the problem's own
+    no_features: str = ""  # why features cannot be read, as a trial of the model on examples showed
 
     @property
     def trainable(self) -> slice:
@@ -86,6 +87,13 @@ class Task(ABC):
     def head(self) -> Head:
         """The last linear layer, where the model ends in one."""
         raise ModelError(f"{type(self).__name__} has no last linear layer, and so no features")
+
+    @property
+    def feature_head(self) -> Head:
+        """The head, where its input can be read as features and its output is the model's."""
+        if self.no_features:
+            raise ModelError(self.no_features)
+        return self.head
 
     def features_and_logits(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """(features [n, B, d_f], the input of the head; logits [n, B, C]), in evaluation mode and without gradients."""
@@ -148,8 +156,8 @@ class Task(ABC):
             replace(batch, x=batch.x[:, b : b + 1], y=batch.y[:, b : b + 1], weight=one, sample=None)
             for b in range(batch.y.shape[1])
         )
-        given = () if feature_loss is None else (feature_loss,)
-        grads = (self.grad(theta, column, *given) for column in columns)
+        hook = () if feature_loss is None else (feature_loss,)
+        grads = (self.grad(theta, column, *hook) for column in columns)
         return torch.stack([torch.linalg.vector_norm(g, dim=1) for g in grads], 1)
 
     @torch.no_grad()

@@ -3,13 +3,16 @@ the type says which task and module belong to it and how its numbers are called.
 their type: it is read from the width and the mark of a row, and from the names of a file's tensors.
 
     plain      [P]
-    mixture    [K (P + 1)]    the parameters of K components one after the other, then their weights π
-    extended   [P + E + 1]    the plain model's columns, E numbers of its `Extension`, and a mark that says which it is
-    trees      [W]            structure, thresholds and leaf values of an ensemble, and its mark; nothing of a plain
-                              model (kinfed.engine.trees.tree_models)
+    mixture    [K (P + 1)]        the parameters of K components one after the other, then their weights π
+    tempered   [K (P + 2) + 1]    a mixture, then the temperatures T of its components, and a mark that says so
+    extended   [P + E + 1]        the plain model's columns, E numbers of its `Extension`, and a mark that says which
+    trees      [W]                structure, thresholds and leaf values of an ensemble, and a mark; nothing of a plain
+                                  model (kinfed.engine.trees.tree_models)
 
-A mixture gives p(y | x) = Σ_k π_k p_k(y | x). Where models predict a number (one output), so does the mixture:
-Σ_k π_k f_k(x); such mixtures are used, not trained. No width is both P and K (P + 1).
+A mixture gives p(y | x) = Σ_k π_k p_k(y | x), whose p_k has logits z_k / T_k where there are temperatures: those of a
+model that ends in a linear layer can be put into that layer, those of any other stand beside it. Where models predict a
+number (one output), so does the mixture: Σ_k π_k f_k(x). Such mixtures, and those with temperatures, are used, not
+trained. No width is both P and K (P + 1).
 
 Some methods predict with a second network between features and logits, or beside the head (FedCP's gate, GPFL's valve,
 the neighbours of kNN-Per): their models have extensions. An extension is registered (`kinfed.register("extension",
@@ -39,6 +42,7 @@ from kinfed.engine.trees.tree_models import PREFIX, TreeModule, TreeShape, TreeT
 from kinfed.errors import ModelError
 
 LEAST_SHARE = 1e-30  # of an example in a component: as good as none, but an example that is there
+TEMPERED = -0.5  # the mark at the end of a mixture with temperatures; those of extensions are whole numbers
 
 
 class WiderTask(Task):
@@ -74,42 +78,55 @@ class WiderTask(Task):
 
 
 class MixtureTask(WiderTask):
-    """Rows [n, K (P + 1)]. Training changes the components and leaves π as it is."""
+    """Rows [n, K (P + 1)]. Training changes the components and leaves π as it is. Rows [n, K (P + 2) + 1] of `tempered`
+    mixtures are not trained."""
 
     backend = "mixture"
     kind = "a mixture of several"
 
-    def __init__(self, task: Task, components: int) -> None:
+    def __init__(self, task: Task, components: int, *, tempered: bool = False) -> None:
         super().__init__(task)
-        self.components = components
+        self.components, self.tempered = components, tempered
         P = task.num_params
-        self.num_params = components * (P + 1)
+        weights_end = components * (P + 1)
+        self.num_params = weights_end + (components + 1 if tempered else 0)
         parts = [
             replace(slot, name=f"components.{k}.{slot.name}", start=k * P + slot.start, stop=k * P + slot.stop)
             for k in range(components)
             for slot in task.slots
         ]
-        self.slots = (*parts, ParameterSlot("pi", (components,), components * P, self.num_params))
+        temperature = (ParameterSlot("temperature", (components + 1,), weights_end, self.num_params),)
+        self.slots = (
+            *parts, ParameterSlot("pi", (components,), components * P, weights_end), *(temperature if tempered else ()),
+        )  # fmt: skip
 
     def split(self, theta: Tensor) -> tuple[list[Tensor], Tensor]:
         """Views: the components, each [n, P], and π [n, K]."""
-        P = self.task.num_params
-        return [theta[:, k * P : (k + 1) * P] for k in range(self.components)], theta[:, self.components * P :]
+        P, K = self.task.num_params, self.components
+        return [theta[:, k * P : (k + 1) * P] for k in range(K)], theta[:, K * P : K * (P + 1)]
 
     def init(self, seed: int, number: int = 0) -> Tensor:
         first = number * self.components
-        models = torch.stack([self.task.init(seed, first + k) for k in range(self.components)])
-        return mixture_rows(models[None], models.new_full((1, self.components), 1 / self.components))[0]
+        models = torch.stack([self.task.init(seed, first + k) for k in range(self.components)])[None]
+        pi = models.new_full((1, self.components), 1 / self.components)
+        return mixture_rows(models, pi, torch.ones_like(pi) if self.tempered else None)[0]
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
-        """log Σ_k π_k softmax(z_k), whose softmax is the mixture's own; Σ_k π_k z_k where models predict numbers."""
+        """log Σ_k π_k softmax(z_k / T_k), whose softmax is the mixture's own; Σ_k π_k z_k where models predict
+        numbers."""
         models, pi = self.split(theta)
-        return mixed([self.task.logits(model, x) for model in models], pi[:, None, None, :], self.classifies)
+        outputs = [self.task.logits(model, x) for model in models]
+        if self.tempered:
+            temperature = theta[:, -self.components - 1 : -1]
+            outputs = [z / temperature[:, k, None, None] for k, z in enumerate(outputs)]
+        return mixed(outputs, pi[:, None, None, :], self.classifies)
 
     def weighted(self, theta: Tensor, batch: Batch) -> list[Batch]:
         """The batch as each component sees it: the gradient of the mixture's loss in θ_k is Σ_b weight q_k ∇f_k."""
         if not self.classifies:
             raise ModelError("a mixture of models that predict numbers is not trained as a whole; set finetune to 0")
+        if self.tempered:
+            raise ModelError("a mixture of models at temperatures of their own is not trained; set finetune to 0")
         models, pi = self.split(theta)
         # No share is 0, which would mean padding: all components see the same examples, and normalize by them where
         # they normalize by the batch.
@@ -149,21 +166,27 @@ class MixtureTask(WiderTask):
     def module_of(self, row: Tensor) -> MixtureModule:
         """A ready module with the parameters of one row."""
         (models, pi), make = self.split(row[None]), self._modules().module_of
-        return MixtureModule([make(model[0]) for model in models], pi[0].detach().clone()).eval()
+        temperature = row[-self.components - 1 :].detach().clone() if self.tempered else None
+        return MixtureModule([make(model[0]) for model in models], pi[0].detach().clone(), temperature).eval()
 
 
 class MixtureModule(nn.Module):
-    """log Σ_k π_k softmax(component_k(x)); Σ_k π_k component_k(x) where these predict a number."""
+    """log Σ_k π_k softmax(component_k(x) / T_k); Σ_k π_k component_k(x) where these predict a number. `temperature`
+    [K + 1] ends in the mark of a row, as a row does; None: 1 for all."""
 
     pi: Tensor
+    temperature: Tensor | None
 
-    def __init__(self, components: Sequence[nn.Module], pi: Tensor) -> None:
+    def __init__(self, components: Sequence[nn.Module], pi: Tensor, temperature: Tensor | None = None) -> None:
         super().__init__()
         self.components = nn.ModuleList(components)
         self.register_buffer("pi", pi)
+        self.register_buffer("temperature", temperature)
 
     def forward(self, x: Tensor) -> Tensor:
         outputs = [component(x) for component in self.components]
+        if self.temperature is not None:
+            outputs = [z / self.temperature[k] for k, z in enumerate(outputs)]
         return mixed(outputs, self.pi, classifies=outputs[0].shape[-1] > 1)
 
 
@@ -175,14 +198,17 @@ def mixed(outputs: Sequence[Tensor], pi: Tensor, classifies: bool) -> Tensor:
     return torch.logsumexp(log_p + pi.log(), -1)
 
 
-def mixture_rows(models: Tensor, pi: Tensor) -> Tensor:
-    """[n, K (P + 1)] from models [n, K, P] and weights [n, K]."""
-    return torch.cat([models.flatten(1), pi.to(models.dtype)], 1)
+def mixture_rows(models: Tensor, pi: Tensor, temperature: Tensor | None = None) -> Tensor:
+    """[n, K (P + 1)] from models [n, K, P] and weights [n, K]; [n, K (P + 2) + 1] with temperatures [n, K]."""
+    rows = [models.flatten(1), pi.to(models.dtype)]
+    if temperature is not None:
+        rows += [temperature.to(models.dtype), models.new_full((len(models), 1), TEMPERED)]
+    return torch.cat(rows, 1)
 
 
-def num_components(width: int, num_params: int) -> int:
+def num_components(width: int, num_params: int, *, tempered: bool = False) -> int:
     """K of a row of that width; other widths are refused."""
-    components, rest = divmod(width, num_params + 1)
+    components, rest = divmod(width - 1, num_params + 2) if tempered else divmod(width, num_params + 1)
     if rest or not components:
         raise ModelError(
             f"a row of {width} numbers is neither a model of {num_params} parameters nor a mixture of such models"
@@ -329,22 +355,33 @@ def _extension_of(row: Tensor) -> Extension | None:
     )
 
 
+def _is_tempered(row: Tensor) -> bool:
+    return float(row[-1]) == TEMPERED
+
+
 def _form(row: Tensor, num_params: int) -> Extension | TreeShape | int | None:
     """The extension of a row, the shape of its trees, or the number of components of a mixture; None of a plain model
     [num_params]."""
     if (shape := TreeShape.of_row(row)) is not None:  # which may be as long as a plain model
         return shape
-    return None if len(row) == num_params else _extension_of(row) or num_components(len(row), num_params)
+    if len(row) == num_params:
+        return None
+    if _is_tempered(row):
+        return num_components(len(row), num_params, tempered=True)
+    return _extension_of(row) or num_components(len(row), num_params)
 
 
 def task_for(task: Task, theta: Tensor) -> Task:
     """The task that rows [n, width] belong to."""
     P, width = task.num_params, theta.shape[-1]
-    form = _form(theta[0], P) if len(theta) else None if width == P else num_components(width, P)
+    if not len(theta) and width == P:
+        return task
+    tempered = _is_tempered(theta[0]) if len(theta) else width % (P + 1) != 0
+    form = _form(theta[0], P) if len(theta) else num_components(width, P, tempered=tempered)
     if form is None:
         return task
     if isinstance(form, int):
-        return MixtureTask(task, form)
+        return MixtureTask(task, form, tempered=tempered)
     if isinstance(form, TreeShape):
         return TreeTask(task, form)
     return ExtendedTask(task, form, width - P - 1)
@@ -368,7 +405,7 @@ def module_from(make: Callable[[], nn.Module], tensors: Mapping[str, Tensor]) ->
         return TreeModule(dict(tensors))
     components = len({name.split(".")[1] for name in tensors if name.startswith("components.")})
     if components:
-        return MixtureModule([make() for _ in range(components)], tensors["pi"])
+        return MixtureModule([make() for _ in range(components)], tensors["pi"], tensors.get("temperature"))
     if "extra" in tensors and all(name == "extra" or name.startswith("model.") for name in tensors):
         extension = _extension_of(tensors["extra"])
         if extension is not None:
@@ -382,9 +419,10 @@ def named_parameters(row: Tensor, num_params: int, plain: Callable[[Tensor], dic
     if form is None:
         return plain(row)
     if isinstance(form, int):
-        models, pi = row[:-form].chunk(form), row[-form:]
+        models, pi = row[: form * num_params].chunk(form), row[form * num_params : form * (num_params + 1)]
         parts = {f"components.{k}.{name}": t for k, model in enumerate(models) for name, t in plain(model).items()}
-        return {"pi": pi.clone()} | parts
+        temperature = {"temperature": row[-form - 1 :].clone()} if _is_tempered(row) else {}
+        return {"pi": pi.clone()} | temperature | parts
     if isinstance(form, TreeShape):
         return tree_tensors(row)
     model = {f"model.{name}": tensor for name, tensor in plain(row[:num_params]).items()}

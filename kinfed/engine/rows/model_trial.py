@@ -198,8 +198,8 @@ def mark_still_buffers(module: nn.Module, build_other: Callable[[], nn.Module], 
     }
     if not values:
         return
-    there = build_other().state_dict()
-    same = {name: value for name, value in values.items() if name in there and torch.equal(there[name], value)}
+    twin = build_other().state_dict()
+    same = {name: value for name, value in values.items() if name in twin and torch.equal(twin[name], value)}
     if not same:
         return
     after = _after_training(module, candidates) or {}

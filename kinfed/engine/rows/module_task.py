@@ -72,7 +72,7 @@ class ModuleTask(Task):
         """The same task, whose rows are exported as models of `whole`: its module is the upper part of that one."""
         task = self.starting_at(whole.start)
         task._whole = whole.module
-        task.problem, task.metric = whole.problem, whole.metric
+        task.problem, task.metric, task.no_features = whole.problem, whole.metric, whole.no_features
         return task
 
     @property

@@ -18,10 +18,10 @@ _LOWER = {"higher_is_better": False}
 
 def _add(name: str, title: str, summary: str, *scorer: str, **about: Any) -> Callable[[_Function], _Function]:
     """Register a metric of examples; `scorer`: what scikit-learn calls it."""
-    made: Callable[[_Function], _Function] = METRICS.register(
+    decorate: Callable[[_Function], _Function] = METRICS.register(
         name, title=title, summary=summary, of="examples", scorer=scorer, **about
     )
-    return made
+    return decorate
 
 
 @_add("accuracy", "Accuracy", "Share of test examples that are classified correctly.", "accuracy", **_SHARE)

@@ -72,8 +72,8 @@ def bootstrap_draws(
         index = start[owner] + np.minimum((u * count[owner]).astype(np.int64), count[owner] - 1)
         # Every replicate of a client is judged like a client of its own.
         apart = (np.arange(len(turn))[:, None] * judged.clients + owner).reshape(-1)
-        drawn = Drawn(judged, index.reshape(-1), apart, len(turn) * judged.clients)
-        sums = np.stack(metric.sums(drawn), 1)
+        resample = Drawn(judged, index.reshape(-1), apart, len(turn) * judged.clients)
+        sums = np.stack(metric.sums(resample), 1)
         values.append(metric.value(torch.from_numpy(sums.astype(np.float64))).reshape(len(turn), -1))
     return torch.cat(values)
 
@@ -158,8 +158,8 @@ def _weighted_mean(values: Tensor, weight: Tensor) -> float:
 
 
 def _check(correct: Tensor | None, loss: Tensor, n_test: Tensor, n_train: Tensor) -> None:
-    given = {"correct": correct, "loss": loss, "n_test": n_test, "n_train": n_train}
-    shapes = {name: list(tensor.shape) for name, tensor in given.items() if tensor is not None}
+    tensors = {"correct": correct, "loss": loss, "n_test": n_test, "n_train": n_train}
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items() if tensor is not None}
     if n_test.dim() != 1 or any(shape != shapes["n_test"] for shape in shapes.values()):
         raise ValueError(f"metrics need one entry per client, all of shape [K]; got {shapes}")
     if (n_test < 0).any() or (n_train < 0).any():

@@ -164,16 +164,16 @@ def run_program(
     if whole_program is not None:
         whole_program(program, models, numbers)
         return
-    kept, changed = {**models, **numbers}, {name for step in program for name in changes(step)}
+    state, changed = {**models, **numbers}, {name for step in program for name in changes(step)}
     others = [iter(stream) for stream in streams[1:]]
     for active, batch in streams[0]:
         batches = [batch, *(next(other)[1] for other in others)]
-        now = {name: tensor[active] for name, tensor in kept.items()}
+        now = {name: tensor[active] for name, tensor in state.items()}
         for step in program:
             _execute(task, step, now, batches)
         if not isinstance(active, slice):  # these are copies
-            for name in changed & kept.keys():
-                kept[name][active] = now[name]
+            for name in changed & state.keys():
+                state[name][active] = now[name]
 
 
 def mixture(base: Tensor, toward: Tensor, share: float | Tensor, trainable: slice) -> Tensor:

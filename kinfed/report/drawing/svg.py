@@ -389,13 +389,13 @@ def axis_name(trace: Trace) -> str:
 def cell_edges(trace: Trace, letter: str) -> list[Any]:
     """Edges of the cells of a map along an axis: as given, around given middles, or around whole numbers."""
     count = len(trace["z"][0]) if letter == "x" else len(trace["z"])
-    given = trace.get(letter)
-    if given is not None and len(given) == count + 1:
-        return list(given)
-    if given is None or isinstance(given[0], str):
+    centers = trace.get(letter)
+    if centers is not None and len(centers) == count + 1:
+        return list(centers)
+    if centers is None or isinstance(centers[0], str):
         return [place - 0.5 for place in range(count + 1)]
-    half = least_distance(list(given)) / 2
-    return [given[0] - half, *((a + b) / 2 for a, b in pairwise(given)), given[-1] + half]
+    half = least_distance(list(centers)) / 2
+    return [centers[0] - half, *((a + b) / 2 for a, b in pairwise(centers)), centers[-1] + half]
 
 
 def least_distance(numbers: Sequence[float | None]) -> float:

@@ -68,10 +68,10 @@ def shares(method: Method) -> Panel | None:
         return None
     seed = min(by_seed)
     ordered = sorted(by_seed[seed], key=lambda answer: answer.alone)
-    groups, found = _last(method, "groups", seed), "No groups proved better than one model for all."
+    groups, summary = _last(method, "groups", seed), "No groups proved better than one model for all."
     if any(answer.kin for answer in ordered) and isinstance(groups, int):
-        found = f"Clients were divided into {plural(groups, 'group')}, whose models proved better than one for all."
-    text = " ".join(map(str, [found, ordered[0], *ordered[1:][-1:]]))
+        summary = f"Clients were divided into {plural(groups, 'group')}, whose models proved better than one for all."
+    text = " ".join(map(str, [summary, ordered[0], *ordered[1:][-1:]]))
     if judged := [answer for answer in ordered if answer.gain is not None]:
         helped, hurt = sum(a.is_helped for a in judged), sum(a.is_hurt for a in judged)
         text += (
@@ -90,13 +90,13 @@ def in_short(method: Method) -> str | None:
 def shares_in_short(label: str, by_seed: Mapping[int, Sequence[ClientShares]]) -> str:
     alone = fmean(answer.alone for clients in by_seed.values() for answer in clients)
     grouped = [seed for seed, clients in by_seed.items() if any(answer.kin for answer in clients)]
-    found, others = "no groups of clients that are alike", "from all"
+    groups_text, others = "no groups of clients that are alike", "from all"
     if grouped:
-        found = "groups of clients that are alike"
-        found += f" with {len(grouped)} of {len(by_seed)} seeds" if len(by_seed) > 1 else ""
+        groups_text = "groups of clients that are alike"
+        groups_text += f" with {len(grouped)} of {len(by_seed)} seeds" if len(by_seed) > 1 else ""
         others = "from its group" if len(grouped) == len(by_seed) else "from all or from its group"
     return (
-        f"{label} found {found}: in the mean, a client learns {_percent(1 - alone)} {others} and "
+        f"{label} found {groups_text}: in the mean, a client learns {_percent(1 - alone)} {others} and "
         f"{_percent(alone)} alone."
     )
 

@@ -41,7 +41,7 @@ class StepComparison:
         """The loop's time in units of ours, turn by turn: processor time, or on several cores that of the clock (there
         threads of torch burn processor time while they wait)."""
         sides = (self.ours.cpu, self.loop.cpu) if self.cores == 1 else (self.ours.wall, self.loop.wall)
-        return [theirs / mine for mine, theirs in zip(*sides, strict=True)]
+        return [theirs / own for own, theirs in zip(*sides, strict=True)]
 
     @property
     def ratio(self) -> float:
@@ -66,8 +66,8 @@ def compare_steps(workload: StepWorkload, repeats: int, cores: Sequence[int], we
     for repeat in range(repeats + 1):
         for n in cores:
             torch.set_num_threads(n)
-            mine, theirs = timings[n] if repeat else (Timing(), Timing())  # the first turn warms up
-            turns = [(mine, engines[n].round), (theirs, loop.round)]
+            own, theirs = timings[n] if repeat else (Timing(), Timing())  # the first turn warms up
+            turns = [(own, engines[n].round), (theirs, loop.round)]
             for timing, call in turns if repeat % 2 else reversed(turns):  # who follows whom must not matter
                 timing.measure(call)
     torch.set_num_threads(1)

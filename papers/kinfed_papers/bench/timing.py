@@ -153,8 +153,8 @@ def _compare(
     for repeat in range(repeats + 1):
         for n in cores:
             torch.set_num_threads(n)
-            mine, theirs = timings[n] if repeat else (Timing(), Timing())  # the first turn warms up
-            mine.measure(ours[n].round)
+            own, theirs = timings[n] if repeat else (Timing(), Timing())  # the first turn warms up
+            own.measure(ours[n].round)
             theirs.measure(others[n])
     torch.set_num_threads(1)
     peak = peak_mb()

@@ -84,13 +84,13 @@ def find(speech: Speech, data_dir: Path | None) -> Recordings:
     """The clips asked for; auto: the whole data set if it is there, else the subset, else a synthesizer."""
     if speech == "auto":
         folder = hub.data_folder(data_dir)
-        there = [name for name, (wanted, _) in _RECORDED.items() if any((folder / wanted.folder).rglob("*.parquet"))]
-        if not there and _synthesizer() is None:
+        recorded = [name for name, (wanted, _) in _RECORDED.items() if any((folder / wanted.folder).rglob("*.parquet"))]
+        if not recorded and _synthesizer() is None:
             raise DataError(
                 f"there is no speech in {folder}: put Speech Commands there (speech=speech_commands fetches it from "
                 "the hub), or install espeak-ng, which speaks in its place (apt or brew install espeak-ng)"
             )
-        return find(there[0] if there else "espeak", data_dir)  # type: ignore[arg-type]
+        return find(recorded[0] if recorded else "espeak", data_dir)  # type: ignore[arg-type]
     if speech == "espeak":
         return Recordings("espeak", "synthetic speech (espeak-ng), not recordings of people", ())
     wanted, title = _RECORDED[speech]

@@ -99,15 +99,15 @@ def site_values(table: RealTable) -> Callable[[RunRecord], Measurements]:
 
 
 def figures(results: Results, runs: Mapping[str, Comparison]) -> list[RecipeFigure]:
-    drawn = []
+    figures = []
     for part, table in {**TABLES, **SMOKE}.items():
         if (figure := site_figure(results, part, table)) is not None:
             caption = (
                 f"{table.measure.title} at every site, mean over seeds. Bars: 95 % interval of one test set of the "
                 "site (the bootstrap)."
             )
-            drawn.append(RecipeFigure(table.title, figure, caption))
-    return drawn
+            figures.append(RecipeFigure(table.title, figure, caption))
+    return figures
 
 
 def site_figure(results: Results, part: str, table: RealTable) -> Figure | None:
