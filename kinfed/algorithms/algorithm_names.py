@@ -105,7 +105,7 @@ selffl_cluster | selffl.cluster:SelfFLCluster | Self-FL, clusters |
     Self-FL within groups of clients that the server keeps track of
 trees | trees.trees:BoostedTrees | Personal boosted trees |
     shared trees from sums of histograms, an intercept and a personal part for each client
-trees_fast | trees.trees:BoostedTrees | Personal boosted trees, fast | the same in fewer rounds: larger steps, fewer bins
+trees_fast | trees.trees:BoostedTrees | Personal boosted trees, fast | the same in fewer rounds: larger steps
 kin | kin.kin:Kin | Kin |
     learns alone, with everyone and with similar clients, in proportions set by validation examples
 """

@@ -104,7 +104,9 @@ def _sound_outcome(loop: Loop) -> State:
     statistics = [slot for slot in task_for(loop.task, own).slots if not slot.trainable]
     moved = any(bool((own[:, slot.start : slot.stop] != start[slot.start : slot.stop]).any()) for slot in statistics)
     # Models without any, as trees are, have none to move.
-    expect(moved or not statistics, "training moves the running statistics of personal models; all are those of the start")
+    expect(
+        moved or not statistics, "training moves the running statistics of personal models; all are those of the start"
+    )
     return state
 
 

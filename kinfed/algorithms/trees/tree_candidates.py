@@ -31,9 +31,10 @@ ALONE_TREES = (10, 30, 60, 100)
 CANDIDATES = 1 + len(STRENGTHS) + len(OWN_TREES) + len(ALONE_TREES)
 QUARTERS = 4
 # [35, 4] weights of shared, leaves, own and alone: all quarters that add up to 1; the shared part alone first.
-WEIGHTS = np.array(
-    sorted((w for w in product(range(QUARTERS + 1), repeat=4) if sum(w) == QUARTERS), key=lambda w: -w[0])
-) / QUARTERS
+WEIGHTS = (
+    np.array(sorted((w for w in product(range(QUARTERS + 1), repeat=4) if sum(w) == QUARTERS), key=lambda w: -w[0]))
+    / QUARTERS
+)
 LOSSES = max(CANDIDATES, len(WEIGHTS))
 SWEEPS = 3  # over all trees, when leaves are refitted
 NEWTON = 8  # steps of an intercept from 0
@@ -67,7 +68,7 @@ def newton_step(loss: TreeLoss, data: ClientRows, score: Array, weight: Array, b
     """b_k + (S_k − τ b_k) / (H_k + τ) [n, E, C] with S_k = −Σ g and H_k = Σ h at the scores [R, E, C] plus b_k."""
     gradient = loss.gradients(score + b[data.owner], data.y) * weight[..., None]
     sums, half = data.sums(gradient), b.shape[-1]
-    return (b - (sums[..., :half] + tau * b) / (sums[..., half:] + tau)).astype(np.float32)
+    return np.asarray(b - (sums[..., :half] + tau * b) / (sums[..., half:] + tau), np.float32)
 
 
 def intercepts(loss: TreeLoss, data: ClientRows, score: Array, weight: Array, tau: Array) -> Array:

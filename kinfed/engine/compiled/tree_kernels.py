@@ -25,9 +25,7 @@ Marks: TypeAlias = Annotated[np.ndarray, "uint8", 4]
 Values: TypeAlias = Annotated[np.ndarray, "float32", 5]
 
 
-def histogram(
-    codes: Codes, rows: Ints, first: Ints, slot: Slots, gradient: Cubes, out: Histograms, slots: int
-) -> None:
+def histogram(codes: Codes, rows: Ints, first: Ints, slot: Slots, gradient: Cubes, out: Histograms, slots: int) -> None:
     """`histograms` into out [n E S, p, B, D], which holds zeros."""
     ensembles, width, p = slot.shape[1], gradient.shape[2], codes.shape[1]
     for k in range(len(first) - 1):

@@ -84,7 +84,7 @@ def best_splits(sums: Array, least: Array, lam: float) -> tuple[Array, Array, Ar
             place, best = int(better[0]), float(flat[better[0]])
             flat = flat.copy()
             flat[: place + 1] = -np.inf
-            j, side, b = np.unravel_index(place, gains.shape[1:])
+            j, side, b = (int(one) for one in np.unravel_index(place, gains.shape[1:]))
             feature[m], split[m], gain[m] = j, b + 1, best
             heavier = _weight(known[m, j, b], half) > _weight(total[m, j] - known[m, j, b], half)
             missing[m] = side if (gap[m, j, half:] != 0).any() else heavier
@@ -126,9 +126,7 @@ def grow_trees(
     return feature, marks[0], marks[1], leaf
 
 
-def walk(
-    codes: Array, rows: Array, first: Array, feature: Array, split: Array, missing: Array, depth: int
-) -> Array:
+def walk(codes: Array, rows: Array, first: Array, feature: Array, split: Array, missing: Array, depth: int) -> Array:
     """uint8 [R, E, T]: the place on level `depth` that every row reaches in every tree."""
     _, ensembles, trees, _ = feature.shape
     node = np.zeros((len(rows), ensembles, trees), np.uint8)

@@ -44,8 +44,8 @@ def count_cells(x: Array, first: Array, weight: Array, ends: Array, cells: int) 
 
 
 def divided_cells(ends: Array, counts: Array) -> Array:
-    """[p, cells - 1] ends of new cells, from counts [p, cells] in those with `ends`: neighbours without rows are joined,
-    and the others are divided in proportion to their rows. Unused ends are FAR."""
+    """[p, cells - 1] ends of new cells, from counts [p, cells] in those with `ends`: neighbours without rows are
+    joined, the others divided in proportion to their rows. Unused ends are FAR."""
     p, cells = counts.shape
     new = np.full((p, cells - 1), float(FAR))
     for j in range(p):
@@ -106,11 +106,13 @@ def _last_of_bins(rows: Array, bins: int) -> Array:
 
 
 def _spread(x: Array) -> Array:
-    return x / (1 + np.abs(x))
+    t: Array = x / (1 + np.abs(x))
+    return t
 
 
 def _unspread(t: Array) -> Array:
-    return t / (1 - np.abs(t))
+    x: Array = t / (1 - np.abs(t))
+    return x
 
 
 def codes_of(x: Array, edges: Array) -> Array:

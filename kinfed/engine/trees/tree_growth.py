@@ -71,7 +71,10 @@ class TreeGrowth:
         least = np.repeat(self.least, nodes.shape[1])
         feature, split, missing, _ = tree_loops.best_splits(flat, least, self.lam)
         self._place(feature, split, missing)
-        self.parent, self.weight = nodes, _children(flat, feature, split, missing).reshape(len(nodes), -1, flat.shape[-1])
+        self.parent, self.weight = (
+            nodes,
+            _children(flat, feature, split, missing).reshape(len(nodes), -1, flat.shape[-1]),
+        )
         self.level += 1
 
     def _place(self, *marks: Array) -> None:
@@ -99,7 +102,8 @@ def _children(sums: Array, feature: Array, split: Array, missing: Array) -> Arra
     code = np.arange(own.shape[1])
     left = np.where(code == 0, missing[:, None] == 1, code <= split[:, None]) | (feature < 0)[:, None]
     both = np.stack([left, ~left], 1).astype(np.float64)
-    return np.einsum("msb,mbc->msc", both, own)
+    children: Array = np.einsum("msb,mbc->msc", both, own)
+    return children
 
 
 @dataclass(frozen=True)
@@ -129,9 +133,7 @@ class ClientRows:
     def walk(self, trees: Trees, depth: int | None = None) -> Array:
         """uint8 [R, E, T] leaves, or places on a higher level."""
         levels = trees.depth if depth is None else depth
-        return tree_loops.walk(
-            self.codes, self.rows, self.first, trees.feature, trees.split, trees.missing, levels
-        )
+        return tree_loops.walk(self.codes, self.rows, self.first, trees.feature, trees.split, trees.missing, levels)
 
     def add(self, trees: Trees, score: Array) -> None:
         """Add what the trees say to score [R, E, C], in place."""
@@ -173,16 +175,19 @@ class Trees:
             return self
         groups, ensembles, trees, _ = self.feature.shape
         inner = np.zeros((groups, ensembles, trees, 2**depth - 1), np.int16)
-        marks = [inner - np.int16(1), inner.astype(np.uint8), inner.astype(np.uint8)]
-        for kept, own in zip(marks, self.parts, strict=False):
+        marks: list[Array] = [inner - np.int16(1), inner.astype(np.uint8), inner.astype(np.uint8)]
+        for kept, own in zip(marks, self.parts[:3], strict=True):
             kept[..., : own.shape[3]] = own
         value = np.zeros((groups, ensembles, trees, 2**depth, self.value.shape[4]), np.float32)
         value[:, :, :, :: 2**grown] = self.value
-        return Trees(*marks, value)
+        return Trees(marks[0], marks[1], marks[2], value)
 
     @property
     def parts(self) -> tuple[Array, Array, Array, Array]:
         return self.feature, self.split, self.missing, self.value
+
+    def scaled(self, factor: float) -> Trees:
+        return Trees(self.feature, self.split, self.missing, (factor * self.value).astype(np.float32))
 
     @classmethod
     def joined(cls, parts: list[Trees], axis: int) -> Trees:
@@ -249,7 +254,7 @@ class LocalTrees:
 
 def _tree(growth: TreeGrowth, clients: int, ensembles: int, outputs: int, values: Array | None = None) -> Trees:
     shape = (clients, ensembles, 1)
-    marks = (one.reshape(*shape, -1) for one in (growth.feature, growth.split, growth.missing))
+    feature, split, missing = (one.reshape(*shape, -1) for one in (growth.feature, growth.split, growth.missing))
     if values is None:
         values = np.zeros((*shape, 2**growth.depth, outputs), np.float32)
-    return Trees(*marks, values.reshape(*shape, -1, outputs))
+    return Trees(feature, split, missing, values.reshape(*shape, -1, outputs))

@@ -1,9 +1,9 @@
 """Losses of boosted trees: gradient g and curvature h of every row at its score, in numpy.
 
-    squared      g = F − y                 h = 1              one score, the standardized number
-    logistic     g = p − y                 h = p (1 − p)      two classes, one score: the log-odds of the second
-    softmax      g_c = p_c − [y = c]       h_c = p_c (1 − p_c)   a score per class, one tree for all of them
-    others       g of the objective        h = 1              absolute and Huber losses of numbers
+squared      g = F − y                 h = 1              one score, the standardized number
+logistic     g = p − y                 h = p (1 − p)      two classes, one score: the log-odds of the second
+softmax      g_c = p_c − [y = c]       h_c = p_c (1 − p_c)   a score per class, one tree for all of them
+others       g of the objective        h = 1              absolute and Huber losses of numbers
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from kinfed.engine.contract.objective import Objective, Squared
 from kinfed.engine.contract.task import Task
 
 Array = np.ndarray[Any, Any]
+LARGEST = 30.0  # log-odds that are told from certainty
 LEAST_CURVATURE = 1e-6  # of a class that is as good as certain
 
 
@@ -56,7 +57,10 @@ class TreeLoss:
             if isinstance(self.objective, Squared):
                 g = score - y.astype(np.float32)
             else:
-                z, target = torch.from_numpy(score.copy()), torch.from_numpy(np.broadcast_to(y, score.shape)[..., 0].copy())
+                z, target = (
+                    torch.from_numpy(score.copy()),
+                    torch.from_numpy(np.broadcast_to(y, score.shape)[..., 0].copy()),
+                )
                 g = self.objective.delta(z, target.to(z.dtype), torch.ones(target.shape)).numpy()
             return np.concatenate([g, np.ones_like(g)], -1)
         p = self.probabilities(score)
@@ -66,9 +70,11 @@ class TreeLoss:
     def probabilities(self, score: Array) -> Array:
         """[..., C] of every class, or of the second of two."""
         if self.scores == 1:
-            return 1 / (1 + np.exp(-score))
+            p: Array = 1 / (1 + np.exp(-np.clip(score, -LARGEST, LARGEST)))
+            return p
         p = np.exp(score - score.max(-1, keepdims=True))
-        return p / p.sum(-1, keepdims=True)
+        p /= p.sum(-1, keepdims=True)
+        return p
 
     def losses(self, score: Array, y: Array) -> Array:
         """[R, ...] the loss of every row, as reports have it."""
@@ -80,21 +86,21 @@ class TreeLoss:
             z = torch.cat([torch.zeros_like(z), z], -1)
         target = torch.from_numpy(np.broadcast_to(y.reshape(-1, *(1 for _ in shape[1:])), shape).copy())
         target = target.to(torch.int64 if self.objective.classifies else z.dtype)
-        return self.objective.losses(z, target).numpy()
+        losses: Array = self.objective.losses(z, target).numpy()
+        return losses
 
     def start(self, share: Array) -> Array:
         """[..., C] scores of a model without features, from the mean of `targets`."""
-        if not self.objective.classifies:
-            return share.astype(np.float32)
-        share = np.clip(share, 1e-6, 1.0)
-        if self.scores == 1:
+        score = share
+        if self.objective.classifies:
             share = np.clip(share, 1e-6, 1 - 1e-6)
-            return np.log(share / (1 - share)).astype(np.float32)
-        return (np.log(share) - np.log(share).mean(-1, keepdims=True)).astype(np.float32)
+            other = np.log(1 - share) if self.scores == 1 else np.log(share).mean(-1, keepdims=True)
+            score = np.log(share) - other
+        return np.asarray(score, np.float32)
 
     def targets(self, y: Array) -> Array:
         """float32 [R, C]: numbers whose mean tells `start`: the target, or whether a row is of the class."""
         if not self.objective.classifies:
-            return y.astype(np.float32)[:, None]
+            return np.asarray(y[:, None], np.float32)
         classes = np.arange(1, 2) if self.scores == 1 else np.arange(self.scores)
-        return (y[:, None] == classes).astype(np.float32)
+        return np.asarray(y[:, None] == classes, np.float32)
