@@ -120,7 +120,7 @@ def ensemble_scores(
         cell = x.gather(2, j.clamp_min(0))
         left = cell <= threshold.flatten(1).gather(1, at).view_as(at_root)
         goes_left = missing.flatten(1).gather(1, at).view_as(at_root) > 0
-        left = torch.where(torch.isnan(cell), goes_left, left) | (j < 0)
+        left = left | (torch.isnan(cell) & goes_left) | (j < 0)  # NaN is below nothing
         place = 2 * place + 2 - left.to(torch.int64)
     leaf = place - inner + torch.arange(trees, device=x.device) * leaves
     index = leaf.flatten(1)[..., None].expand(-1, -1, scores)
