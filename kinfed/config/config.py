@@ -44,7 +44,14 @@ class RunConfig(
     groups.ProtectionSettings, groups.StepSettings, groups.LossSettings, groups.RoundSettings, groups.MethodSettings,
     groups.ModelSettings, groups.DataSettings, groups.PluginSettings,
 ):  # fmt: skip
-    """Everything that decides the results of a run. Every setting has a default: the default run is the demo."""
+    """Everything that decides the results of a run. Every setting has a default: the default run is the demo.
+
+    Example:
+
+        >>> config = kinfed.RunConfig(algorithms="local,ditto", rounds=10, lr=0.01)
+        >>> config.rounds, config.training.lr, config.changed["lr"]
+        (10, 0.01, 0.01)
+    """
 
     def __init__(self, **settings: Any) -> None:
         """Settings by name, as they were typed or as they are. A preset becomes options of methods. Without steps or

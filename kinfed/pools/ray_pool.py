@@ -258,7 +258,7 @@ class RayPool:
         return together
 
     def _cuts(self, n: int, workers: int) -> Cuts:
-        """Columns at which averaged fields are cut, where n updates of some workers are large enough for that to pay."""
+        """Columns at which averaged fields are cut, where n updates are large enough for that to pay."""
         names = self._algorithm.fields if isinstance(self._algorithm, AveragingAlgorithm) and self._form else ()
         rows = {name: getattr(self._form, name) for name in names}
         width = {name: one.shape[1:].numel() for name, one in rows.items()}
@@ -297,7 +297,8 @@ class RayPool:
             calls.append((slot, call, call(slot.worker)))
         means = [slot.result(reference, call) for slot, call, reference in calls]
         whole = {name: torch.cat([part[name] for part in means]).reshape(shape) for name, shape in shapes.items()}
-        return replace(updates, rows=None, mean=replace(self._algorithm.averaged(updates.rows), **whole))
+        total = float(n if weight is None else weight.sum())
+        return replace(updates, rows=None, mean=replace(self._algorithm.averaged(updates.rows), **whole), weight=total)
 
     def commit(self, ids: Tensor) -> None:
         calls: list[tuple[_WorkerSlot, Call, Any]] = []

@@ -150,7 +150,7 @@ class Loop:
         self.pool.commit(updates.ids)
         if updates.mean is not None:
             assert isinstance(self.algorithm, AveragingAlgorithm)  # what stages with a mean ask for
-            return self.algorithm.step(server, updates.mean, info), updates
+            return self.algorithm.step(server, updates.mean, replace(info, weight=updates.weight)), updates
         if len(updates.ids):
             return self.algorithm.aggregate(server, updates.ids, updates.rows, info), updates
         return self.server, updates

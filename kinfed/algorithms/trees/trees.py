@@ -26,8 +26,7 @@ there, summed over clients, say how many trees are used (growth ends `patience` 
 personal part is and which (kinfed.algorithms.trees.tree_candidates: leaf values, own trees, alone, and their weights).
 With folds = 1 one part in five is held out; with 0 nothing is chosen: all trees, and the intercept as personal part.
 
-Messages are means with equal weights, so that secure sums apply; n, by which a mean is a sum, is what the schedule
-calls. The message has room for half of the lightest level, because the heavier child is the difference of parent and
+Only totals over clients are used, so that secure sums apply. The message has room for half of the lightest level, because the heavier child is the difference of parent and
 sibling; that takes the same clients in both rounds. Where they differ (sums of g and h tell), all nodes are asked for,
 and trees end where these have no more room, one level above. A client that was away takes up the trees it missed.
 
@@ -97,6 +96,7 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
     personal: bool = option(True, "whether leaf values, own trees and trees alone are tried beside the intercept")
 
     fields = ("sums", "moments", "losses")
+    adds_up = True
     # Which rows are left out is drawn by client.
     traits = frozenset({"no momentum", "no weight decay", "draws by client"})
     leaks = "sums of gradients by bins of every feature, in which noise would drown all at the sizes of tables,"
@@ -158,8 +158,8 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
             server = self._judged(server, loss, moments)
             if self._has_ended(server) or (is_first and self._chooses and server.trees.count in JUDGED_AT):
                 return replace(server, phase=torch.tensor(JUDGE if self._chooses else DONE))
-        calls = max(round.population.num_clients * round.population.participation, 1.0)
-        return self._grown(server, sums, moments, loss.least_share * self.min_rows / calls, self.lam / calls)
+        clients = round.weight  # of the mean
+        return self._grown(server, sums, moments, loss.least_share * self.min_rows / clients, self.lam / clients)
 
     def _counted(self, server: Server, loss: TreeLoss, sums: Array, moments: Array) -> Server:
         """Cells are divided where there are many rows; the base is that of a model without features."""
