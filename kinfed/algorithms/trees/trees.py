@@ -26,9 +26,10 @@ there, summed over clients, say how many trees are used (growth ends `patience` 
 personal part is and which (kinfed.algorithms.trees.tree_candidates: leaf values, own trees, alone, and their weights).
 With folds = 1 one part in five is held out; with 0 nothing is chosen: all trees, and the intercept as personal part.
 
-Only totals over clients are used, so that secure sums apply. The message has room for half of the lightest level, because the heavier child is the difference of parent and
-sibling; that takes the same clients in both rounds. Where they differ (sums of g and h tell), all nodes are asked for,
-and trees end where these have no more room, one level above. A client that was away takes up the trees it missed.
+Only totals over clients are used, so that secure sums apply. A message has room for half of the lowest level: the
+heavier child of a node is the difference of its parent and its sibling, which takes the same clients in both rounds.
+Where they differ (sums of g and h tell), all nodes are asked for, and trees end where these have no more room, one
+level above. A client that was away takes up the trees that it missed. Once all is chosen, nobody is asked any more.
 
 Limits: one client is plain boosting; τ → ∞ is boosting of pooled rows without site.
 Not under differential privacy: a row is in a histogram of every feature at every level, and noise for that leaves

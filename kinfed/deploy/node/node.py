@@ -233,13 +233,6 @@ class NodeClient:
                 "the server went back by more than a round, clear the run here (kinfed vault clear) to begin anew"
             )
 
-            model = order.group("server_model")["model"]
-            scores["server_model"] = task_for(task, model).evaluate(model, part)
-        scores |= {f"other.{name}": task_for(task, model).evaluate(model, part) for name, model in others}
-        return {name: _score(score) for name, score in scores.items()}
-
-=======
->>>>>>> main
     def _reply_header(self, order: Packet) -> dict[str, Any]:
         """Fields that tell the server which request this answers."""
         same = {key: order.header.get(key) for key in ("run", "round", "number", "kind")}
