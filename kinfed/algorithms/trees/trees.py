@@ -98,6 +98,7 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
 
     fields = ("sums", "moments", "losses")
     adds_up = True
+    noise_drowns = "sends histograms of every feature at every level, in which noise for a whole client leaves nothing"
     # Which rows are left out is drawn by client.
     traits = frozenset({"no momentum", "no weight decay", "draws by client"})
     leaks = "sums of gradients by bins of every feature, in which noise would drown all at the sizes of tables,"
