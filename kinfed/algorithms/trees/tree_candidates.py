@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from kinfed.engine.trees import ClientRows, LocalTrees, TreeLoss, Trees, refit_leaves
+from kinfed.engine.trees import ClientRows, LocalTrees, TreeLoss, Trees
 
 Array = np.ndarray[Any, Any]
 
@@ -103,14 +103,12 @@ class PersonalParts:
 
     def leaves(self, strength: float) -> tuple[Array, Array]:
         """Changes [n, E, T, L, C] of leaf values and of scores [R, E, C]."""
-        model, outputs = self.model, self.b.shape[-1]
+        model = self.model
         gradient = model.loss.gradients(self.shared, self.data.y) * self.weight[..., None]
         values, scores = [], []
         for e in range(self.b.shape[1]):
-            node = self.data.walk(model.trees.ensembles(slice(e, e + 1)))[:, 0]
             penalty = np.full(len(self.b), model.phi[e] * max(model.trees.count, 1) / strength)
-            g, h = np.ascontiguousarray(gradient[:, e, :outputs]), np.ascontiguousarray(gradient[:, e, outputs:])
-            value, score = refit_leaves(node, self.data.first, g, h, penalty, 2**model.trees.depth, SWEEPS)
+            value, score = self.data.refit(model.trees, e, gradient[:, e], penalty, SWEEPS)
             values.append(value)
             scores.append(score)
         return np.stack(values, 1), np.stack(scores, 1)
@@ -131,7 +129,7 @@ class PersonalParts:
 
 
 def stages(data: ClientRows, trees: Trees, start: Array, counts: tuple[int, ...]) -> list[Array]:
-    """Scores [R, E, C] from `start` after so many trees, for ascending counts."""
+    """Scores [R, E, C] from `start` after each of these numbers of trees, in ascending order."""
     score, scores, done = start.copy(), [], 0
     for count in counts:
         data.add(trees.cut(done, count), score)

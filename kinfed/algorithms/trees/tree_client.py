@@ -114,6 +114,6 @@ def _caught_up(
         score += added * late[rows.owner][:, None, None]
         b[late] = newton_step(loss, own, score, rows.weight, b, tau)[late]
     done[:] = trees.count
-    kept = client.score.clone(memory_format=torch.contiguous_format)
-    kept.numpy()[rows.owner, rows.position] = score
-    return score, b, Client(kept, torch.from_numpy(b), torch.from_numpy(done))
+    scores = client.score.clone(memory_format=torch.contiguous_format)
+    scores.numpy()[rows.owner, rows.position] = score
+    return score, b, Client(scores, torch.from_numpy(b), torch.from_numpy(done))

@@ -233,13 +233,13 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
             sums = np.zeros((n, own.codes.shape[1] * cells), np.float32)
             moments = np.zeros((n, self.ensembles, SUMS + 4 * loss.scores))
             if phase == GROW:
-                client, found, moments = histograms(loss, client, order, own, rows, self.slots, self.bins)
-                np.divide(found, UNIT, out=sums[:, : found.shape[1]], casting="same_kind")
+                client, nodes, moments = histograms(loss, client, order, own, rows, self.slots, self.bins)
+                np.divide(nodes, UNIT, out=sums[:, : nodes.shape[1]], casting="same_kind")
             else:
                 parts = PersonalParts(order.model(loss, self.bins).ensembles(LEAVE_OUT), own, rows.weight[:, LEAVE_OUT])
                 judgement = Judgement(parts, rows.left[:, LEAVE_OUT])
-                found = judgement.of_candidates() if phase == JUDGE else judgement.of_weights(order.choice.numpy())
-                losses[:, : found.shape[1]] = found
+                totals = judgement.of_candidates() if phase == JUDGE else judgement.of_weights(order.choice.numpy())
+                losses[:, : totals.shape[1]] = totals
         sums[~finite] = np.nan  # a client with values that are no numbers has no update
         parts_of_unit = (torch.from_numpy((one / UNIT).astype(np.float32)) for one in (moments, losses))
         return client, Up(torch.from_numpy(sums), *parts_of_unit)

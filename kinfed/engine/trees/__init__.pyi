@@ -1,4 +1,3 @@
-from kinfed.engine.compiled.tree_loops import refit_leaves as refit_leaves
 from kinfed.engine.trees.tree_bins import bin_edges as bin_edges
 from kinfed.engine.trees.tree_bins import binned_rows as binned_rows
 from kinfed.engine.trees.tree_bins import count_cells as count_cells

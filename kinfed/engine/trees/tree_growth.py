@@ -44,8 +44,8 @@ class TreeGrowth:
         return self.level == self.depth
 
     def wanted(self, slots: int, steady: bool = True) -> Array | None:
-        """int16 [M, 2^level]: the slot of the histogram of every node of this level; -1: of none, it is the difference
-        of its parent's and its sibling's. None where the nodes have no room in so many slots."""
+        """int16 [M, 2^level]: the slot of the histogram of every node of this level; -1 where it is the difference of
+        its parent's and its sibling's. None where the slots do not suffice for the nodes."""
         nodes = 2**self.level
         if self.level and steady and nodes // 2 <= slots:
             half = self.weight.shape[-1] // 2
@@ -79,8 +79,8 @@ class TreeGrowth:
 
     def _place(self, *marks: Array) -> None:
         begin, count = 2**self.level - 1, 2**self.level
-        for kept, new in zip((self.feature, self.split, self.missing), marks, strict=True):
-            kept[:, begin : begin + count] = new.reshape(len(kept), count)
+        for marks_so_far, new in zip((self.feature, self.split, self.missing), marks, strict=True):
+            marks_so_far[:, begin : begin + count] = new.reshape(len(new) // count, count)
 
     def stop(self) -> None:
         """End the trees at this level: whatever is below goes left."""
@@ -140,6 +140,13 @@ class ClientRows:
         if trees.count:
             tree_loops.add_values(self.walk(trees), self.first, trees.value, score)
 
+    def refit(self, trees: Trees, e: int, gradient: Array, penalty: Array, sweeps: int) -> tuple[Array, Array]:
+        """Changes of the leaf values of ensemble e for every client (`tree_loops.refit_leaves`), for g and h [R, 2C]:
+        [n, T, L, C], and what they add to the scores [R, C]."""
+        node, half = self.walk(trees.ensembles(slice(e, e + 1)))[:, 0], gradient.shape[1] // 2
+        g, h = np.ascontiguousarray(gradient[:, :half]), np.ascontiguousarray(gradient[:, half:])
+        return tree_loops.refit_leaves(np.ascontiguousarray(node), self.first, g, h, penalty, 2**trees.depth, sweeps)
+
     def histograms(self, slot: Array, gradient: Array, slots: int, bins: int) -> Array:
         """float64 [n, E, S, p, B, D]"""
         return tree_loops.histograms(self.codes, self.rows, self.first, slot, gradient, slots, bins)
@@ -176,8 +183,8 @@ class Trees:
         groups, ensembles, trees, _ = self.feature.shape
         inner = np.zeros((groups, ensembles, trees, 2**depth - 1), np.int16)
         marks: list[Array] = [inner - np.int16(1), inner.astype(np.uint8), inner.astype(np.uint8)]
-        for kept, own in zip(marks, self.parts[:3], strict=True):
-            kept[..., : own.shape[3]] = own
+        for deep, own in zip(marks, self.parts[:3], strict=True):
+            deep[..., : own.shape[3]] = own
         value = np.zeros((groups, ensembles, trees, 2**depth, self.value.shape[4]), np.float32)
         value[:, :, :, :: 2**grown] = self.value
         return Trees(marks[0], marks[1], marks[2], value)
