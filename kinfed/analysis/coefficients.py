@@ -13,14 +13,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import stats
 
 from kinfed.errors import ConfigError
 from kinfed.records import RunRecord, TrialRecord, pick
-from kinfed.serving import ModelInputs
+
+if TYPE_CHECKING:
+    from kinfed.serving import ModelInputs
 
 LEVEL = 0.95
 FEW_SITES = 5
@@ -137,6 +139,8 @@ def _figures(trial: TrialRecord) -> dict[str, Any]:
 
 
 def _table(run: RunRecord, label: str, seed: int, figures: Mapping[str, Any]) -> Coefficients:
+    from kinfed.serving import ModelInputs  # with torch, which other pages do not need
+
     description = run.federations[seed]
     inputs = ModelInputs.of_description(description, {})
     beta, covariance = _numbers(figures["coefficients"]), _square(figures["covariance"])

@@ -75,7 +75,7 @@ def test_the_command_prints_and_writes_the_table(exam, tmp_path):
 
 
 def test_runs_without_coefficients_say_so(exam):
-    with pytest.raises(ConfigError, match="unknown algorithm|has coefficients|lmm"):
+    with pytest.raises(ConfigError, match="lmm"):
         coefficients_of(exam.run, "local")
     with pytest.raises(ConfigError, match="no coefficients with seed 7"):
         coefficients_of(exam.run, "lmm", 7)
