@@ -1,7 +1,4 @@
 from kinfed.analysis import gain as gain
-from kinfed.analysis.coefficients import Coefficients as Coefficients
-from kinfed.analysis.coefficients import coefficients_of as coefficients_of
-from kinfed.analysis.coefficients import has_coefficients as has_coefficients
 from kinfed.analysis.comparison import Comparison as Comparison
 from kinfed.analysis.comparison import Method as Method
 from kinfed.analysis.comparison import MetricStyle as MetricStyle

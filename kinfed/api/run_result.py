@@ -125,9 +125,9 @@ class RunResult:
     def coefficients(self, label: str | None = None, seed: int | None = None, backend: str | None = None) -> Any:
         """A table with a row per coefficient of a method that learns by sums (lmm, glmm): estimate, standard error,
         95 % interval and p-value, in the units of the table."""
-        from kinfed.analysis import coefficients_of
+        from kinfed.serving import coefficients
 
-        fit = coefficients_of(self.run, label, seed)
+        fit = coefficients.coefficients_of(self.run, label, seed)
         return to_native([asdict(row) for row in fit.rows], backend)
 
     def answers(self, label: str | None = None, seed: int | None = None) -> tuple[ClientShares, ...]:

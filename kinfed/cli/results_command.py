@@ -83,12 +83,12 @@ def coefficients(
     ] = None,
 ) -> None:
     """Show coefficients with standard errors and intervals, and how sites differ (methods lmm and glmm)."""
-    from kinfed.analysis import coefficients_of
     from kinfed.core import storage
     from kinfed.records import load_run
     from kinfed.report import coefficient_table
+    from kinfed.serving import coefficients as fits
 
-    fit = coefficients_of(load_run(folder.resolve(), folder.name), algorithm, seed)
+    fit = fits.coefficients_of(load_run(folder.resolve(), folder.name), algorithm, seed)
     table = coefficient_table(fit)
     if out is None:
         console.print(table)

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import math
 
-from kinfed.analysis import Coefficients, Method, coefficients_of, has_coefficients
+from kinfed.analysis import Method
 from kinfed.report.drawing import Figure, axis, escape, layout
 from kinfed.report.drawing.looks import INK, style_of
 from kinfed.report.drawing.marks import dots, level
 from kinfed.report.panels.base import MAX_BARS, Panel, seed_note
 from kinfed.report.tables import TableColumn, TextTable
+from kinfed.serving import coefficients as fits
 
 MOST_ROWS = 60  # of the table on a page; kinfed coefficients has all
 
 
 def coefficients(method: Method) -> Panel | None:
-    trials = [trial for trial in method.complete_trials if has_coefficients(trial)]
+    trials = [trial for trial in method.complete_trials if fits.has_coefficients(trial)]
     if not trials:
         return None
     seed = min(trial.seed for trial in trials)
-    fit = coefficients_of(method.run, method.algorithm, seed)
+    fit = fits.coefficients_of(method.run, method.algorithm, seed)
     text = " ".join(fit.sentences()) + seed_note(method, seed)
     if len(fit.rows) > MOST_ROWS:
         text += f" The first {MOST_ROWS} of {len(fit.rows)} coefficients are shown; kinfed coefficients has all."
@@ -27,7 +28,7 @@ def coefficients(method: Method) -> Panel | None:
     return Panel("Coefficients and sites", text, figures, coefficient_table(fit, MOST_ROWS))
 
 
-def coefficient_table(fit: Coefficients, most: int | None = None) -> TextTable:
+def coefficient_table(fit: fits.Coefficients, most: int | None = None) -> TextTable:
     """Estimate, standard error and interval of every coefficient; the p-value stands beside the interval."""
     columns = (
         TableColumn("coefficient", "name"), TableColumn("estimate"), TableColumn("standard error"),
@@ -46,7 +47,7 @@ def _p(value: float) -> str:
     return "" if math.isnan(value) else "< 0.0001" if value < 1e-4 else f"{value:.4f}"
 
 
-def _caterpillar(method: Method, fit: Coefficients) -> Figure:
+def _caterpillar(method: Method, fit: fits.Coefficients) -> Figure:
     step = math.ceil(len(fit.sites) / MAX_BARS)
     sites = fit.sites[::step]
     places = list(range(1, len(sites) + 1))
@@ -61,7 +62,7 @@ def _caterpillar(method: Method, fit: Coefficients) -> Figure:
     return Figure(about, traces, layout(axis(showticklabels=False), axis(nticks=6), title), 260)
 
 
-def _checks(method: Method, fit: Coefficients) -> list[Figure]:
+def _checks(method: Method, fit: fits.Coefficients) -> list[Figure]:
     """Deviation within every site, and influence of every site, beside its effect."""
     figures = []
     for key, title, about in (

@@ -7,9 +7,9 @@ from realdata import real_data
 from typer.testing import CliRunner
 
 import kinfed
-from kinfed.analysis.coefficients import coefficients_of
 from kinfed.cli.app import app
 from kinfed.errors import ConfigError
+from kinfed.serving.coefficients import coefficients_of
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from kinfed.errors import ConfigError
 from kinfed.records import RunRecord, TrialRecord, pick
 
 if TYPE_CHECKING:
-    from kinfed.serving import ModelInputs
+    from kinfed.serving.model_inputs import ModelInputs
 
 LEVEL = 0.95
 FEW_SITES = 5
@@ -113,7 +113,7 @@ class Coefficients:
 
 
 def coefficients_of(run: RunRecord, label: str | None = None, seed: int | None = None) -> Coefficients:
-    """Of the method of that label, by default the only one that has coefficients, and of the first seed."""
+    """Coefficients of the method of that label, by default the only one that has any, and of the first seed."""
     trials = {(trial.algorithm, trial.seed): figures for trial in run.trials if (figures := _figures(trial))}
     labels = list(dict.fromkeys(name for name, _ in trials))
     if not labels:
@@ -139,7 +139,7 @@ def _figures(trial: TrialRecord) -> dict[str, Any]:
 
 
 def _table(run: RunRecord, label: str, seed: int, figures: Mapping[str, Any]) -> Coefficients:
-    from kinfed.serving import ModelInputs  # with torch, which other pages do not need
+    from kinfed.serving.model_inputs import ModelInputs  # with torch, which other pages do not need
 
     description = run.federations[seed]
     inputs = ModelInputs.of_description(description, {})
