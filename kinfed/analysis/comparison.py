@@ -26,7 +26,8 @@ from kinfed.records import KINDS, Baseline, Kind, RunRecord, TrialRecord
 
 DATA_KEYS = (
     *("dataset", "partition", "clients", "client_column", "label_column", "group_column", "split_column", "columns"),
-    *("weight_column", "stratify", "folds", "validation", "foreign_targets", "eval_clients"),
+    *("weight_column", "time_column", "event_column", "stratify", "folds", "validation", "foreign_targets"),
+    "eval_clients",
 )
 # Settings that a federation's own description repeats with all defaults filled in.
 _DESCRIBED = {"partition", "clients", "validation"}
@@ -170,6 +171,11 @@ class Comparison:
         finals = [trial.final.metrics for method in self.methods for trial in method.complete_trials]
         present = {name for final in finals for kind in KINDS for name in final.get(kind, {})}
         return headline_of(self.runs[0].config, present)
+
+    @property
+    def seeds(self) -> int:
+        """The number of seeds that the averages rest on, the smallest over methods."""
+        return min((len(method.complete_trials) for method in self.methods), default=0)
 
     @property
     def style(self) -> MetricStyle:
