@@ -146,7 +146,7 @@ def _table(run: RunRecord, label: str, seed: int, figures: Mapping[str, Any]) ->
     beta, covariance = _numbers(figures["coefficients"]), _square(figures["covariance"])
     names, centre, spread = _columns(inputs, len(beta) - 1)
     linear, problem = "sigma" in figures, inputs.problem
-    unit, origin = (float(problem.scale), float(problem.mean)) if linear else (1.0, 0.0)
+    unit, origin = (float(np.ravel(problem.scale)[0]), float(np.ravel(problem.mean)[0])) if linear else (1.0, 0.0)
     back = np.diag(np.concatenate([[1.0], 1 / spread]))  # from standardized columns to their own units
     back[0, 1:] = -centre / spread
     estimate = unit * back @ beta
