@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 # plugins the content counts, not the place.
 NON_RESULT_SETTINGS = (
     "plugins", "workers", "data", "checkpoint_every", "state", "save_models", "pool", "ray_address", "ray_gpus",
+    "accept",
 )  # fmt: skip
+# Settings that came later: by default they leave the identity of a run as it was before there were any.
+LATER_SETTINGS = ("person_column", "encoding")
 
 
 # The groups in reverse: Python collects the fields of bases from the last to the first.
@@ -184,7 +187,8 @@ class RunConfig(
     def fingerprint(self, extra: Mapping[str, Any] | None = None) -> str:
         """Identity of the results: equal for configurations that give equal results. `extra` are digests of what else
         decides them."""
-        decisive = {name: value for name, value in self.dump().items() if name not in NON_RESULT_SETTINGS}
+        later = [name for name in LATER_SETTINGS if getattr(self, name) == DEFAULTS[name]]
+        decisive = {name: value for name, value in self.dump().items() if name not in (*NON_RESULT_SETTINGS, *later)}
         # The empty list stood for plugins once; without plugins a run keeps the fingerprint that it had.
         text = json.dumps([decisive, [], {**self.code, **(extra or {})}], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

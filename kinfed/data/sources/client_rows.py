@@ -83,7 +83,7 @@ class LabelledRows:
 def load_like(rows: Any, options: TableOptions, columns: list[str] | None, problem: Problem) -> LabelledRows:
     """Read a table, in a file or in memory, with labels of a `problem`. Of its columns only the named are read (None:
     all without another role)."""
-    opened, name, folder = table.opened(rows)
+    opened, name, folder = table.opened(rows, options.encoding)
     used = table.roles(opened, options, name)
     assert options.label_column is not None
     values = table.values_of(opened, options.label_column, name)
