@@ -150,7 +150,7 @@ def _spread_out(rows: Tensor) -> Tensor:
 
 def _numbers(data: Federation, rows: Tensor, most: int | None = None) -> Array:
     """[m, D] examples as they are stored, of which up to `most` numbers each, evenly spread."""
-    flat = data.features.raw[rows].reshape(len(rows), -1)
+    flat = data.features.raw.reshape(len(data.features), -1)[rows]
     if most is None or flat.shape[1] <= most:
         return flat.numpy()
     return flat.index_select(1, torch.linspace(0, flat.shape[1] - 1, most).long()).numpy()

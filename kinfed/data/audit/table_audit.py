@@ -30,6 +30,7 @@ ALL_BUT_FEW = 0.9  # share of different values of a running number that has dupl
 DATES = 20  # different ones, from which on rows are of different times
 RARE_SPELLING, SHORT_WORD = 0.05, 5  # a misspelt label is rare, and long enough to be one
 MANY_CLASSES = 20  # with more, nothing is said of classes that sites lack
+EXPECTED = 5  # rows of a class that a client lacks; of fewer it may have none by chance
 MOST_NAMES = 10_000
 MANY_CLIENTS, FEW_ROWS = 20, 5  # so many clients with fewer rows each are worth a note
 _PERSON = re.compile(r"patient|person|subject|proband|participant|user|customer|member|client|student|kunde|mrn", re.I)
@@ -190,19 +191,22 @@ def _time_findings(parts: TableParts, used: Mapping[str, Cells]) -> list[Finding
             days = cells.as_days()[parts.train]
             if len(np.unique(days[~np.isnan(days)])) >= DATES:
                 text = (
-                    f"rows have dates ({name}), and test rows are drawn at random among them: figures are of times that "
-                    "are known. For rows to come, test on the last ones (--split-column)"
+                    f"rows have dates ({name}), and test rows are drawn at random among them: figures are of times "
+                    "that are known. For rows to come, test on the last ones (--split-column)"
                 )
                 return [Finding("time", text)]
     return []
 
 
 def _class_findings(parts: TableParts) -> list[Finding]:
+    """Classes that a client lacks though it would have EXPECTED rows of them if it were like the others."""
     classes = parts.problem.num_classes
     if parts.client_column is None or not 2 <= classes <= MANY_CLASSES or len(parts.names) < 2:
         return []
     counts = np.bincount(parts.owner * classes + parts.labels[parts.train], minlength=len(parts.names) * classes)
-    lacking = counts.reshape(-1, classes) == 0
+    counts = counts.reshape(-1, classes)
+    expected = counts.sum(1, keepdims=True) * counts.sum(0) / len(parts.train)
+    lacking = (counts == 0) & (expected >= EXPECTED)
     if not lacking.any():
         return []
     labels = parts.problem.class_labels
