@@ -261,11 +261,11 @@ def test_all_means_what_can_run_here(tmp_path: Path) -> None:
 def test_what_is_left_out_decides_nothing_about_the_data() -> None:
     """Validation examples are set aside for methods that run."""
     few = ",".join(f"-{name}" for name in ALGORITHMS if name not in ("fedfomo", "local"))
-    settings = SMALL | {"algorithms": f"all,{few}"}
+    settings = ON_OWN_DATA | {"algorithms": f"all,{few}"}
     refused = make_config(None, settings, sets=("fedfomo.max_gb=1e-9",))
     left, plain = (
         Experiment(config, small_federation())
-        for config in (refused, make_config(None, SMALL | {"algorithms": "local"}))
+        for config in (refused, make_config(None, ON_OWN_DATA | {"algorithms": "local"}))
     )
     assert list(left.inputs.algorithms) == ["local"]
     assert left.inputs.contents() == plain.inputs.contents()
