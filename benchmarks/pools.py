@@ -3,10 +3,12 @@
     python benchmarks/pools.py                          a Ray cluster of this machine
     python benchmarks/pools.py --ray-address HOST:6379  one of many
     python benchmarks/pools.py --nodes 2 --clients 10000 --active 100 --steps 20 --batch 10 --models small
+    python benchmarks/pools.py --workers 16 --clients 64 --models large --methods fedavg,scaffold   the driver's load
 
 Clients take one step on one example unless told otherwise, so that nearly all of a round is messages, states and
 waiting. `--nodes` starts a cluster of so many nodes on this machine, with one CPU each. Every pool takes its turn in
-every repeat. The tables are those of docs/scaling.md.
+every repeat. `driver` is the processor time of this process in a round, which all workers wait for. The tables are
+those of docs/scaling.md.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ def main() -> None:
         nodes.shutdown()
     console = Console(width=110)
     words = [TableColumn(heading, "text") for heading in ("method", "pool")]
-    figures = ("first round", "round, median", "best", "evaluation", "messages")
+    figures = ("first round", "round, median", "best", "driver", "evaluation", "messages")
     active = arguments.clients if arguments.active is None else arguments.active
     title = f"{active:,} of {arguments.clients:,} clients, {arguments.steps} steps of {arguments.batch}, "
     title += f"{cluster.size} Ray workers, {1e-6 * x.numel() * 4:,.0f} MB of examples"
@@ -102,10 +104,13 @@ def measure(
         loops[pool].round()
         first[pool] = time.perf_counter() - began
     seconds: dict[str, list[float]] = {pool: [] for pool in loops}
+    processor: dict[str, list[float]] = {pool: [] for pool in loops}
     moved = {}
     for _ in range(repeats):
         for pool, loop in loops.items():
+            used = time.process_time()
             report = loop.round()
+            processor[pool].append(time.process_time() - used)
             seconds[pool].append(report.seconds)
             moved[pool] = report.bytes_down + report.bytes_up
     rows = []
@@ -113,8 +118,8 @@ def measure(
         began = time.perf_counter()
         loop.evaluate()
         evaluation = time.perf_counter() - began
-        times = (first[pool], median(seconds[pool]), min(seconds[pool]), evaluation)
-        texts = (f"{1000 * value:.{digits}f} ms" for value, digits in zip(times, (0, 1, 1, 0), strict=True))
+        times = (first[pool], median(seconds[pool]), min(seconds[pool]), median(processor[pool]), evaluation)
+        texts = (f"{1000 * value:.{digits}f} ms" for value, digits in zip(times, (0, 1, 1, 1, 0), strict=True))
         rows.append((f"{task.num_params:,}", name, pool, *texts, f"{moved[pool] / 1e6:.1f} MB"))
         loop.pool.close()
     return rows

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import doctest
 import importlib
+import math
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
+import torch
 
 import kinfed
+import kinfed.author
+import kinfed.testing
 from kinfed.core.registry import REGISTRIES, Registry, registry_of
 from kinfed.errors import ConfigError
 from kinfed.moved import MOVED
@@ -24,6 +33,27 @@ def test_public_names() -> None:
         assert name in dir(kinfed)
     with pytest.raises(AttributeError, match="nothing"):
         kinfed.nothing  # noqa: B018
+
+
+PUBLIC = {name: getattr(kinfed, name) for name in kinfed.__all__} | {"check_algorithm": kinfed.testing.check_algorithm}
+WITH_EXAMPLE = [name for name in PUBLIC if name not in ("FitResult", "KinfedError", "RunResult")]  # which others return
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLE)
+def test_the_example_of_a_public_name_does_what_it_shows(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    author = {each: getattr(kinfed.author, each) for each in kinfed.author.__all__}
+    known = {"kinfed": kinfed, "np": np, "pa": pa, "torch": torch, "nn": torch.nn, "math": math}
+    known |= {"dataclass": dataclasses.dataclass, **author}
+    (test,) = doctest.DocTestFinder(recurse=False).find(PUBLIC[name], name, globs=known)
+    assert test.examples, f"kinfed.{name} shows no example"
+    try:
+        results = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(test)
+    finally:
+        registry_of("model").unregister("linear")
+    assert not results.failed
 
 
 def test_importing_kinfed_is_cheap() -> None:

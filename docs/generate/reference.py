@@ -96,7 +96,8 @@ def _method_row(name: str) -> str:
     algorithm = make_algorithm(name, LocalTraining())
     down, up = message_types(algorithm)
     profile = algorithm.privacy(torch.tensor([100]))
-    robust = f"no: {algorithm.single_updates}" if algorithm.single_updates else "yes"
+    adds_up = "adds up sums over rows" if getattr(algorithm, "adds_up", False) else ""
+    robust = f"no: {algorithm.single_updates or adds_up}" if algorithm.single_updates or adds_up else "yes"
     return _row(
         f"`{name}`",
         f"{ALGORITHMS[name].title}: {ALGORITHMS[name].summary}",

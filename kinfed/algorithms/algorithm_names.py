@@ -103,6 +103,10 @@ selffl_augmented | selffl.augmented:SelfFLAugmented | Self-FL, augmented |
     Self-FL judged by models trained to convergence (Algorithm 2)
 selffl_cluster | selffl.cluster:SelfFLCluster | Self-FL, clusters |
     Self-FL within groups of clients that the server keeps track of
+lmm | lmm:LMM | Linear mixed model |
+    exact coefficients of all sites and of each, from one message of sums; with standard errors and intervals
+glmm | glmm:GLMM | Generalized linear mixed model |
+    exact log odds or log rates of all sites and of each, in a few rounds of totals; with standard errors
 kin | kin.kin:Kin | Kin |
     learns alone, with everyone and with similar clients, in proportions set by validation examples
 """
@@ -127,6 +131,8 @@ SPACES = {
     "fedavgm": {"lr": LEARNING_RATE, "beta1": Range(0.0, 0.99, log=False), "server_lr": Range(0.1, 2.0)},
     "pfedme": _ENVELOPE,
     "mocha": {"lam": Range(1e-5, 1.0)},  # its coordinate steps have no learning rate
+    "glmm": {},
+    "lmm": {},  # nothing to tune: its variances are estimated
     "cgpfl": _ENVELOPE | {"contexts": Range(2, 6, log=False, whole=True)},
     "cgpfl_heur": _ENVELOPE,
     "selffl_init": {"lr": LEARNING_RATE},
@@ -143,11 +149,19 @@ for _row in re.sub(r"\n +", " ", METHODS).strip().split("\n"):
 
 EXTENSIONS.register("gate", "kinfed.algorithms.fedcp:FeatureGate", summary="FedCP's")
 EXTENSIONS.register("valve", "kinfed.algorithms.gpfl:FeatureValve", summary="GPFL's")
+EXTENSIONS.register("posterior", "kinfed.algorithms.common.by_sums:Posterior", summary="of methods that learn by sums")
 EXTENSIONS.register("neighbours", "kinfed.algorithms.common.neighbours:Neighbours", summary="kNN-Per's")
 
 
 def make_algorithm(name: str, training: LocalTraining, options: Mapping[str, Any] | None = None) -> AnyAlgorithm:
-    """The algorithm `name` with its options. Fields of LocalTraining among them change its local training."""
+    """The algorithm that is registered as `name`, with its `options`. Fields of LocalTraining among them change its
+    local training.
+
+    Example:
+
+        >>> kinfed.make_algorithm("ditto", kinfed.LocalTraining(steps=5), {"lam": 0.1, "lr": 0.01}).training
+        LocalTraining(lr=0.01, batch=20, steps=5)
+    """
     from kinfed.data import LocalTraining
 
     entry = ALGORITHMS[name]

@@ -60,6 +60,8 @@ class RoundInfo:
     # For a server that trains or predicts on its own or public examples (population.pool): never with the noise of
     # private training, which is for clients' examples.
     server_task: Task | None = None
+    # Sum of the weights that a `step`'s mean stands for: mean times weight is the total (`AveragingAlgorithm.adds_up`).
+    weight: float = 1.0
 
     def key(self, purpose: str) -> Tensor:
         """The key of the draws for one purpose in this round (kinfed.core.rng)."""
@@ -96,6 +98,34 @@ class PrivacyProfile:
 
 @dataclass(frozen=True)
 class Algorithm(Generic[Server, Client, Down, Up]):
+    """A method of federated learning: what is kept, what travels, and what is computed at each end.
+
+    A subclass is a frozen dataclass whose fields are its options. Its four types are trees of tensors: Server and
+    Client are kept, Down and Up travel. All but Server have one row for each of n clients; a model is a row [P].
+    `kinfed.author` offers all that its file needs, and `kinfed.testing.check_algorithm` checks it.
+
+    Example:
+
+        >>> @dataclass(frozen=True)
+        ... class Plain(AveragingAlgorithm[ModelState, Nothing, ModelState, DeltaUp]):
+        ...     rate: float = option(1.0, "share of the mean change that the server takes", gt=0, le=1)
+        ...
+        ...     def init_server(self, task, population):
+        ...         return ModelState(task.init(population.seed))
+        ...
+        ...     def client_update(self, task, client, down, data):
+        ...         return client, DeltaUp(sgd(task, down.w, data.train.batches(self.training)) - down.w, None)
+        ...
+        ...     def step(self, server, mean, round):
+        ...         return ModelState(server.w + self.rate * mean.delta)
+        ...
+        ...     def personalize(self, task, client, down, data):
+        ...         return down.w
+        >>> with kinfed.simulate(kinfed.testing.tiny_federation(), "mlr", Plain(rate=0.5)) as loop:
+        ...     loop.round().active
+        6
+    """
+
     training: LocalTraining = field(default_factory=LocalTraining)
     _: KW_ONLY
     finetune: int = option(0, "k: local steps on the personal model before it is used; 0 is the algorithm itself", ge=0)
@@ -249,6 +279,10 @@ class AveragingAlgorithm(Algorithm[Server, Client, Down, Up]):
 
     fields: ClassVar[tuple[str, ...]] = (DELTA,)
     """Fields of Up that are averaged; any other is a weight of that mean. () where nothing is sent."""
+    adds_up: ClassVar[bool] = False
+    """Whether the fields are sums over a client's rows, and `step` works with their total over clients, which is the
+    mean times `RoundInfo.weight`. Every client weighs the same, and no robust rule takes the mean's place: a median of
+    sums is no sum of anybody's rows."""
 
     @property
     def single_updates(self) -> str:
@@ -269,8 +303,14 @@ class AveragingAlgorithm(Algorithm[Server, Client, Down, Up]):
         """[n]: what clients weigh in the mean; None: all the same."""
         return getattr(up, COUNT, None)
 
+    def averaged(self, up: Up) -> Up:
+        """The mean of updates [n, ...], as `step` takes it."""
+        return mean_of(up, self.fields, self.weight(up))
+
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
-        return self.step(server, mean_of(up, self.fields, self.weight(up)), round)
+        weight = self.weight(up)
+        total = float(len(ids) if weight is None else weight.sum())
+        return self.step(server, self.averaged(up), replace(round, weight=total))
 
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]

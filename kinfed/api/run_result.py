@@ -13,39 +13,37 @@ All of it is made from `result.run`, the record that pages are made from (kinfed
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinfed.analysis import Comparison, average, single_run
+from kinfed.api.progress import progress_display
 from kinfed.api.result_views import client_rows, history_rows, plot, summary_rows, to_native
+from kinfed.config import RunConfig
+from kinfed.core import convert
 from kinfed.data import Description
 from kinfed.errors import ConfigError
 from kinfed.records import Baseline, FinalRecord, Kind, RunFiles, RunRecord, client_number, headline_text, load_run
 from kinfed.report import findings, headline, main_columns, render, results_table
-from kinfed.runs import RunOutcome, pick_result
+from kinfed.runs import Observer, Observers, RunOutcome, experiment, pick_result
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from kinfed.config import RunConfig
     from kinfed.data import Federation
     from kinfed.engine import Builder, ModuleTask
     from kinfed.report import ClientShares
     from kinfed.serving import ModelPipeline
-from collections.abc import Callable
-
-from kinfed.api.progress import progress_display
-from kinfed.config import RunConfig
-from kinfed.core import convert
-from kinfed.data import Federation
-from kinfed.engine import Builder
-from kinfed.runs import Observer, Observers, experiment
 
 
 class RunResult:
-    """The results of `kinfed.run` and `kinfed.load`. `folder` is the run folder, or None for a run in memory."""
+    """The results of a run: what `kinfed.run` and `kinfed.load` return.
+
+    `algorithms` are the labels of its methods, `result(label)` the final figures of one, `to_frame`, `history` and
+    `clients` are tables by method, by round and by client, `plot` is a figure, `report` a page, and `personal_model`
+    the model of one client. `folder` is the run folder, or None for a run in memory."""
 
     def __init__(self, *, folder: Path | None = None, outcome: RunOutcome | None = None) -> None:
         if folder is None and outcome is None:
@@ -234,19 +232,27 @@ def run(
     observer: Observer | None = None, progress: bool | None = None, should_stop: Callable[[], bool] = lambda: False,
     **settings: Any,
 ) -> RunResult:  # fmt: skip
-    """Run a configuration (a RunConfig, a TOML file, or settings by name) and show its progress.
+    """Run methods on a federation, show the progress, and return the results.
 
-    `federation` replaces the data set and its partition. `model` is a name, a dictionary {"name": ..., ...} with
-    options, or a function that builds an nn.Module, either without arguments or from the shape of an example and the
-    number of classes.
+    - `config`: a RunConfig, or the path of a TOML file; `settings` by name replace its values.
+    - `federation`: data of your own, in place of a data set and its partition.
+    - `model`: a name, a dictionary {"name": ..., ...} with options, or a function that builds an nn.Module, either
+      without arguments or from the shape of an example and the number of classes.
+    - `out`: the run folder. Such a run can be resumed (`resume`) or extended (`extend`): pass the total number of
+      `rounds`, and the `seeds` and `algorithms` to add; the results are the same as if everything had been run at once.
+      Without `out`, everything stays in memory.
+    - `progress`: True for a progress bar, False for silence. By default there is a bar on a terminal, a line in a
+      notebook and nothing elsewhere.
+    - `observer` is notified of every round (kinfed.runs.observer); `should_stop` is called after every round.
 
-    With `out` the run writes its folder, and can be resumed (`resume`) or extended (`extend`). To extend, pass the
-    total number of `rounds`, and the `seeds` and `algorithms` to add; the results are the same as if everything had
-    been run at once. Without `out`, everything stays in memory.
+    Example:
 
-    `progress` is True for a progress bar and False for silence. By default there is a bar on a terminal, a line in a
-    notebook and nothing elsewhere. An `observer` is notified of every round (kinfed.runs.observer); `should_stop` is
-    called after every round."""
+        >>> result = kinfed.run(algorithms="local,ditto", clients=4, rounds=2, steps=2, seeds=[0])
+        >>> result.algorithms
+        ('local', 'ditto')
+        >>> 0 <= result.result("ditto").personal["accuracy_mean"] <= 1
+        True
+    """
     extended = Path(out) if extend and out is not None else None
     chosen, build = experiment.chosen_config(config, model, settings, extended)
     with progress_display(chosen, progress) as display:
@@ -261,11 +267,20 @@ def run(
 def load(
     folder: Path | str, *, plugins: Path | str | Sequence[Path | str] = (), trust_plugins: bool = False
 ) -> RunResult:
-    """Read the results of a run from its folder. An unfinished run has the results so far.
+    """Read the results of a run from its folder; an unfinished run has the results so far.
 
     Reading runs no code of a folder. What needs the plugins of the run (`config`, models that a plugin registers) asks
-    for them: name their files as `plugins`, or run those that the folder has recorded, if they are unchanged
-    (`trust_plugins`)."""
+    for them:
+
+    - `plugins`: their files, named by you;
+    - `trust_plugins`: run those that the folder has recorded, if they are unchanged.
+
+    Example:
+
+        >>> _ = kinfed.run(algorithms="local", clients=3, rounds=1, steps=1, seeds=[0], out="runs/first")
+        >>> kinfed.load("runs/first").algorithms
+        ('local',)
+    """
     convert(RunConfig, "plugins", plugins)
     if trust_plugins:
         RunFiles(folder).load_plugins()

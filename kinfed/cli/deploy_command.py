@@ -183,26 +183,38 @@ def list_(folder: VaultFolder = DEFAULT) -> None:
 
 @vault.command()
 def budget(folder: VaultFolder = DEFAULT) -> None:
-    """Show the privacy spent by each client over all runs and servers, and the owner's limit."""
-    from kinfed.deploy import Vault
+    """Show what has left each client over all runs and servers, the privacy spent, and the owner's limit."""
+    from kinfed.deploy import HELD_OUT_ROWS, TRAINING_ROWS, Vault
     from kinfed.privacy import epsilon_over_noises
 
     pages = {log.client: log.read() for log in Vault(folder).privacy_logs()}
+    if any(page.released for page in pages.values()):
+        table = plain_table("client", "run", "left without a price", "times")
+        for client, page in pages.items():
+            for run, by_rule in page.released.items():
+                for rule, times in by_rule.items():
+                    table.add_row(client, run, rule, str(times))
+        console.print(table)
+    pages = {client: page for client, page in pages.items() if page.answers}
     if not pages:
         say(f"the vault {folder.expanduser()} has not answered any private request yet")
         return
-    table = plain_table("client", "run", "answers", "epsilon")
+    table = plain_table("client", "run", "answers", "epsilon", "of evaluations")
     for client, page in pages.items():
         for run in dict.fromkeys(answer.run for answer in page.answers):
-            spent = epsilon_over_noises(page.spent(run), page.rules["delta"])
-            table.add_row(client, run, str(sum(answer.run == run for answer in page.answers)), f"{spent:g}")
+            delta, accounts = page.rules["delta"], (TRAINING_ROWS, HELD_OUT_ROWS)
+            spent, judged = (epsilon_over_noises(page.spent(run, kinds), delta) for kinds in accounts)
+            table.add_row(client, run, str(sum(a.run == run for a in page.answers)), f"{spent:g}", f"{judged:g}")
     console.print(table)
     for client, page in pages.items():
         rules = page.rules
-        total = epsilon_over_noises(page.spent(), rules["delta"])
+        total, judged = (
+            epsilon_over_noises(page.spent(kinds=kinds), rules["delta"]) for kinds in (TRAINING_ROWS, HELD_OUT_ROWS)
+        )
         limit = "no limit set" if rules["epsilon"] is None else f"of {rules['epsilon']:g}"
         say(
-            f"{client}: epsilon {total:g} {limit} (delta {rules['delta']:g}); noise {rules['min_noise']:g} at least; "
+            f"{client}: epsilon {total:g} {limit} (delta {rules['delta']:g}), {judged:g} {limit} for rows that models "
+            f"are evaluated on; noise {rules['min_noise']:g} at least; "
             f"methods {', '.join(rules['methods']) or 'any'}; evaluates on {', '.join(rules['evaluate'])}; "
             f"exact sums {'allowed' if rules['sums'] else 'refused under privacy'}"
             + ("; strict" if rules["strict"] else "")
@@ -258,6 +270,9 @@ def predict(
     image_column: Annotated[str | None, Option(help="Column of images instead of feature columns.")] = None,
     ignore: Annotated[str, Option(help="Columns that are not features (models without column names).")] = "",
     name_column: Annotated[str | None, Option(help="Column that names the rows in the output.")] = None,
+    level: Annotated[
+        float | None, Option("--set", help="Add sets, or intervals, that hold the truth so often (0.9; of kinfed fit).")
+    ] = None,
     plugin: Plugins = None,
     trust_plugins: TrustPlugins = False,
 ) -> None:
@@ -271,7 +286,8 @@ def predict(
     if client_column is not None:
         if run is None or not Path(run).is_dir() or client is not None:
             raise ConfigError("--client-column chooses among the models of a folder: give --run DIR, and no --client")
-        _show(_predictions_by_client(table, Path(run), client_column, algorithm, seed, name_column), out, run)
+        by_client = _predictions_by_client(table, Path(run), client_column, algorithm, seed, name_column, level)
+        _show(by_client, out, run)
         return
     if model is not None:
         source = ModelPipeline.read(model)
@@ -285,25 +301,28 @@ def predict(
         raise ConfigError(
             "which model? --model FILE, or --run DIR (of kinfed fit or kinfed run) with --client NAME, or --vault DIR"
         )
-    predictions = predicting.predict(source, table, image_column=image_column, ignore=ignore, name_column=name_column)
+    predictions = predicting.predict(
+        source, table, image_column=image_column, ignore=ignore, name_column=name_column, level=level
+    )
     about = ", ".join(f"{key} {source.about[key]}" for key in ("client", "algorithm", "round") if key in source.about)
     _show(predictions, out, about)
 
 
 def _predictions_by_client(
-    table: Path, folder: Path, column: str, algorithm: str | None, seed: int | None, name_column: str | None
-) -> Predictions:
+    table: Path, folder: Path, column: str, algorithm: str | None, seed: int | None, name_column: str | None,
+    level: float | None,
+) -> Predictions:  # fmt: skip
     from kinfed.records import RunFiles
     from kinfed.serving import model_of_run, predict_by_client
     from kinfed.tabular import FitResult, is_fit
 
     if is_fit(folder):
         result = FitResult.read(folder)
-        return predict_by_client(result.model, [one.site for one in result.sites], table, column, name_column)
+        return predict_by_client(result.model, [one.site for one in result.sites], table, column, name_column, level)
     run = RunFiles(folder)
     names = run.description(run.seed(seed)).names
     return predict_by_client(
-        lambda client: model_of_run(folder, client, algorithm, seed), names, table, column, name_column
+        lambda client: model_of_run(folder, client, algorithm, seed), names, table, column, name_column, level
     )
 
 

@@ -18,7 +18,7 @@ from kinfed.errors import ConfigError
 if TYPE_CHECKING:
     from kinfed.tabular import FitResult
 
-TABLE, SEARCH, FILES = "Table", "Search", "Files and time"
+TABLE, SEARCH, MODELS, FILES = "Table", "Search", "What sites are handed", "Files and time"
 DEMO = "breast_cancer"
 # Half a minute on a laptop.
 DEMO_SETTINGS = {"trials": 2, "rounds": 15, "algorithms": "ditto,selffl", "metric": "accuracy"}
@@ -49,6 +49,7 @@ def panels() -> Iterator[OptionPanel]:
     yield OptionPanel(TABLE, RunConfig, ("accept", "data"))
     names = ("algorithms", "models", "metric", "class_weights", "trials", "folds", "rounds", "seed")
     yield OptionPanel(SEARCH, FitSettings, names)
+    yield OptionPanel(MODELS, FitSettings, ("deploy", "alone_prior"))
 
 
 def fit(

@@ -120,6 +120,32 @@ def adopt(
         say(f"wrote    {out}")
 
 
+def watch(
+    model: Annotated[Path, Argument(help="Folder of kinfed fit, or a model file with --against.")],
+    table: Annotated[Path, Argument(help="New labelled rows in the order they came: .csv or .parquet.")],
+    client: Annotated[str | None, Option(help="The site whose model is watched (of a fit).")] = None,
+    label_column: Annotated[str | None, Option(help="Column with the truth (default: as in the fit).")] = None,
+    against: Annotated[Path | None, Option(help="File of the site's own model.")] = None,
+    alpha: Annotated[float, Option(help="Chance of a false alarm, however often you look.")] = 0.05,
+) -> None:
+    """Watch a deployed model on new rows: is it still as good as the site's own, do its sets cover? Exit 1: alarm."""
+    from kinfed.serving import ModelPipeline
+    from kinfed.tabular import FitResult, is_fit, watch_models, watch_site
+
+    if is_fit(model):
+        if client is None:
+            raise ConfigError("which site? Give --client NAME, one of the sites of the fit")
+        result = watch_site(FitResult.read(model), client, table, label_column, alpha)
+    elif against is None or label_column is None:
+        raise ConfigError("a model file is watched beside another: give --against FILE and --label-column NAME")
+    else:
+        result = watch_models(ModelPipeline.read(model), ModelPipeline.read(against), table, label_column, alpha)
+    for sentence in result.sentences():
+        say(sentence)
+    if result.is_alarmed:
+        raise typer.Exit(1)
+
+
 def gain(
     source: Annotated[
         Path, Argument(help="Folder of a run or of kinfed fit, or a table: client, estimate, variance, n.")

@@ -83,7 +83,7 @@ def _config(typed: TypedSettings, out: Path | None, resume: bool, extend: bool) 
         return typed.make_config()
     # "kinfed run --out DIR --resume" alone is enough; where data lies and how to compute may differ this time.
     typed.load_plugins()
-    return make_config(None, {**read_config(out).dump(), **typed.values})
+    return make_config(None, {**read_config(out).dump_for_pool(typed.values.get("pool")), **typed.values})
 
 
 def init(

@@ -37,6 +37,7 @@ NON_RESULT_SETTINGS = (
 )  # fmt: skip
 # Settings that came later: by default they leave the identity of a run as it was before there were any.
 LATER_SETTINGS = ("person_column", "encoding")
+_OF_ONE_POOL = ("ray_address", "ray_gpus", "workers", "state")  # mean nothing, or something else, on another pool
 
 
 # The groups in reverse: Python collects the fields of bases from the last to the first.
@@ -46,7 +47,14 @@ class RunConfig(
     groups.ProtectionSettings, groups.StepSettings, groups.LossSettings, groups.RoundSettings, groups.MethodSettings,
     groups.ModelSettings, groups.DataSettings, groups.PluginSettings,
 ):  # fmt: skip
-    """Everything that decides the results of a run. Every setting has a default: the default run is the demo."""
+    """Everything that decides the results of a run. Every setting has a default: the default run is the demo.
+
+    Example:
+
+        >>> config = kinfed.RunConfig(algorithms="local,ditto", rounds=10, lr=0.01)
+        >>> config.rounds, config.training.lr, config.changed["lr"]
+        (10, 0.01, 0.01)
+    """
 
     def __init__(self, **settings: Any) -> None:
         """Settings by name, as they were typed or as they are. A preset becomes options of methods. Without steps or
@@ -174,6 +182,11 @@ class RunConfig(
         refuse_exclusions(self.settings, where)
         for part in ("training", "privacy", "user_privacy", "codec", "robust_rule", "speeds"):
             getattr(self, part)  # each checks its values when it is made
+
+    def dump_for_pool(self, pool: str | None) -> dict[str, Any]:
+        """What `dump` gives, to go on with on this pool (None: the same): without settings of the one before."""
+        moves = pool is not None and pool != self.pool
+        return {name: value for name, value in self.dump().items() if not (moves and name in _OF_ONE_POOL)}
 
     @property
     def code(self) -> dict[str, str]:

@@ -27,11 +27,17 @@ def make_config(
     sets: tuple[str, ...] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> RunConfig:
-    """Configuration from a TOML file, overridden by `settings`, then by "owner.option=value" texts. `defaults` apply
-    where none of them says anything.
+    """Make a configuration from a TOML file, overridden by `settings`, then by `sets`, texts "owner.option=value".
+    `defaults` apply where none of them says anything.
 
     The owner is `dataset`, `partition`, `model`, `robust`, `compress`, `mode`, `clock`, the label of an algorithm, or
-    absent for a setting of the run."""
+    absent for a setting of the run.
+
+    Example:
+
+        >>> kinfed.make_config(settings={"rounds": 5, "algorithms": "ditto"}, sets=("ditto.lam=0.1", "lr=0.01"))
+        RunConfig(algorithms=['ditto'], rounds=5, lr=0.01)
+    """
     values: dict[str, Any] = {**(defaults or {}), **(read_toml(file) if file is not None else {})}
     values |= {name: value for name, value in (settings or {}).items() if value is not None}
     for name in ("plugins", "algorithms") if sets else ():  # which may be the owners of options

@@ -31,13 +31,29 @@ METRICS = ("l2", "l1", "cosine")
 def weighted_mean(rows: Tensor, weight: Tensor) -> Tensor:
     """[P]: Σ_m p_m rows[m] with p = weight / Σ weight, for rows [n, P] and weights [n]; accumulated in float64, where
     the device has it, so that order hardly matters."""
-    wide = widest_float(rows.device)
-    weight = weight.to(rows.device, wide)
-    p = weight / weight.sum()
-    # In blocks, because a float64 copy of all rows would pass through memory.
-    width = MEAN_BLOCK // max(min(len(rows), MEAN_ROWS), 1)
-    if len(rows) <= MEAN_ROWS and rows.numel() <= MEAN_AT_ONCE:
-        return torch.mv(rows.to(wide).T, p).to(rows.dtype)
+    p = shares(weight.to(rows.device))
+    if not mean_block(*rows.shape):
+        return torch.mv(rows.to(p.dtype).T, p).to(rows.dtype)
+    return mean_by_blocks(rows, p)
+
+
+def shares(weight: Tensor) -> Tensor:
+    """weight / Σ weight, in the type in which sums are added up."""
+    weight = weight.to(widest_float(weight.device))
+    return weight / weight.sum()
+
+
+def mean_block(n: int, columns: int) -> int:
+    """Columns that a mean of rows [n, columns] takes at a time; 0: all at once, where blocks would only cost time."""
+    if n <= MEAN_ROWS and n * columns <= MEAN_AT_ONCE:
+        return 0
+    return MEAN_BLOCK // max(min(n, MEAN_ROWS), 1)
+
+
+def mean_by_blocks(rows: Tensor, p: Tensor) -> Tensor:
+    """[P]: Σ_m p_m rows[m], by blocks of columns, because a float64 copy of all rows would pass through memory. Of some
+    whole blocks it is, bit for bit, what it is there of all columns: the same sums, in the same order."""
+    wide, width = p.dtype, MEAN_BLOCK // max(min(len(rows), MEAN_ROWS), 1)
     mean = empty_rows(rows, rows.shape[1])
     for part in (slice(start, start + width) for start in range(0, rows.shape[1], width)):
         total = torch.zeros_like(mean[part], dtype=wide)

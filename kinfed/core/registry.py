@@ -199,7 +199,18 @@ def registry_of(kind: str) -> Registry[Any]:
 
 
 def register(kind: str, name: str, target: Any = None, **about: Any) -> Any:
-    """Add a thing of your own under a name, or make a decorator that does; see `Registry.register` for `about`.
+    """Add a thing of your own under a name, or make a decorator that does.
 
-    kinfed.register("model", "mine", build, summary="a model of my own")"""
+    - `kind`: "algorithm", "dataset", "partition", "model", "metric", "codec", "robust rule", "preset" ...
+    - `target`: the class or function; where it is absent, a decorator is returned.
+    - `about`: title, summary, reference and others; see `Registry.register`.
+
+    Example:
+
+        >>> @kinfed.register("model", "linear", summary="a model of my own")
+        ... def linear(shape, classes):
+        ...     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+        >>> kinfed.run(model="linear", algorithms="fedavg", clients=3, rounds=1, seeds=[0]).config.model.name
+        'linear'
+    """
     return registry_of(kind).register(name, target, **about)

@@ -18,6 +18,7 @@ from kinfed.engine.contract.task import Task as Task
 from kinfed.engine.contract.task import judged_outputs as judged_outputs
 from kinfed.engine.personal.personal_models import ExtendedTask as ExtendedTask
 from kinfed.engine.personal.personal_models import Extension as Extension
+from kinfed.engine.personal.personal_models import MixtureModule as MixtureModule
 from kinfed.engine.personal.personal_models import MixtureTask as MixtureTask
 from kinfed.engine.personal.personal_models import extended_rows as extended_rows
 from kinfed.engine.personal.personal_models import mixture_rows as mixture_rows

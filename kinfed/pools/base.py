@@ -39,10 +39,13 @@ class Evaluation:
 
 class Pool(Protocol):
     def train(
-        self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None, *, hold: bool = False
-    ) -> Updates:
+        self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None, *, hold: bool = False,
+        only_mean: bool = False,
+    ) -> Updates:  # fmt: skip
         """One round at the clients `ids` (ascending, at least one), each doing its `effort` [n] of the work. A client's
-        new state is kept only if its update is in the reply and, with `hold`, among those that `commit` names."""
+        new state is kept only if its update is in the reply and, with `hold`, among those that `commit` names. With
+        `only_mean`, the server needs the mean of the updates alone: a pool that spares it the single ones fills in
+        `Updates.mean`, with the bits that the server's own average would have."""
 
     def commit(self, ids: Tensor) -> None:
         """End a round: the server has taken these clients' updates; what others held is forgotten."""

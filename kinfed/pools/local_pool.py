@@ -77,8 +77,9 @@ class LocalPool:
             self._keeps[evaluated] = True
 
     def train(
-        self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None, *, hold: bool = False
-    ) -> Updates:
+        self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None, *, hold: bool = False,
+        only_mean: bool = False,
+    ) -> Updates:  # fmt: skip
         pieces = self._pieces(self.federation.train, ids)
         self._held = []
         updates = OrderedUpdates(ids, (lambda *results: self._held.append(results)) if hold else self._put)
@@ -151,7 +152,7 @@ class LocalPool:
                     self.algorithm, self.task, state, down, cohort, trained=self.clients.has(who), server_model=shared
                 )
             part: Split = getattr(cohort, split)
-            of_server = None if shared is None else self.task.evaluate(shared, part)
+            of_server = None if shared is None else task_for(self.task, shared).evaluate(shared, part)
             scores = {name: self._score(name, split, theta, part, shared, of_server) for name, theta in models.items()}
             deployed, *others = models
             return Evaluation(

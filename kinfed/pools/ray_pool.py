@@ -4,6 +4,12 @@ Every worker is an actor with a shard of the clients (pools.worker), balanced by
 only messages move, and what is the same for all clients once per round. Replies are put together in the order of
 client ids, so the number of workers and which one is first do not change a result.
 
+Where the server needs nothing but the mean of large updates, these do not pass through the driver. Every worker cuts
+its updates into parts by columns, each of several workers gets one part of all updates and averages it, and the driver
+takes the means. Parts by rows (a tree of partial sums) would round in another order than the server's own average and
+change results; the parts by columns are whole blocks of those in which the average goes through the columns anyway
+(`kernels.mean_by_blocks`), so that every bit is the local pool's.
+
 A round's reply comes with a copy of the states it changed, as an object in Ray's store to which the driver has a
 reference, without fetching it. If a worker ends (crash, out of memory, killed), a new one gets the shard and those
 states, and the call is made again: as training is a pure function of states and messages, the run is equal to one
@@ -18,22 +24,22 @@ from __future__ import annotations
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms import AnyAlgorithm
-from kinfed.core import is_broadcast, plugins
+from kinfed.algorithms import AnyAlgorithm, AveragingAlgorithm
+from kinfed.core import Tree, is_broadcast, kernels, plugins
 from kinfed.data import Federation
 from kinfed.engine import ModuleTask, Task
 from kinfed.errors import ConfigError, PoolError
 from kinfed.pools.base import Download, Evaluation, ServerModelOf
 from kinfed.pools.collect import UpdatesCollector, join_evaluations
 from kinfed.pools.store import checked_ids
-from kinfed.pools.worker import balance, compact, expected_work, make_shard
+from kinfed.pools.worker import Cuts, balance, compact, expected_work, make_shard
 from kinfed.updates import Road, Stage, Updates
 
 try:
@@ -46,6 +52,7 @@ from kinfed.pools import ray_processes
 from kinfed.pools.ray_processes import GONE, WorkerShare, fetch, start_workers
 
 RESTARTS = 3  # of one worker for one call; what ends it more often is not chance
+PART_BYTES = 1 << 18  # least part of a worker's updates; Ray sends results below 100 kB through the driver
 
 Call = Callable[[Any], Any]  # worker -> reference to the result; a function, so that a new worker can be asked the same
 
@@ -91,7 +98,9 @@ class RayCluster:
         spec = partial(_RunSpec, uuid.uuid4().hex, algorithm, task, seed, Road(stages).at_clients(), device, federation)
         for slot, ids in zip(slots, members, strict=True):
             slot.prepare(spec(ids))
-        return RayPool(slots, members, federation.num_clients)
+        for slot in slots:
+            slot.wait()
+        return RayPool(algorithm, slots, members, federation.num_clients)
 
     def close(self) -> None:
         """Ends the workers; and Ray itself, where it was started or joined here."""
@@ -137,24 +146,27 @@ class _WorkerSlot:
     share: WorkerShare
     spec: _RunSpec | None = None
     snapshots: list[tuple[Tensor, Any]] = field(default_factory=list)  # ids, reference to a StateSnapshot; oldest first
+    under_way: list[tuple[Any, Call]] = field(default_factory=list)  # calls that nobody has waited for yet
 
     def prepare(self, spec: _RunSpec) -> None:
-        """Send what the worker does not have of a run: the data of its clients, and always the algorithm."""
+        """Send what the worker does not have of a run: the data of its clients, and always the algorithm. `wait` ends
+        it, so that all workers load at the same time."""
         before, self.spec, self.snapshots = self.spec, spec, []
         if self.worker is None:
             before = None
             (self.worker,) = start_workers(1, self.share.without_cpus())
-        if not spec.same_data(before):
-            self.ask(_load_shard(spec))
-        self.ask(_start_run(spec))
+        calls = [_start_run(spec)] if spec.same_data(before) else [_load_shard(spec), _start_run(spec)]
+        self.under_way = [(call(self.worker), call) for call in calls]
+
+    def wait(self) -> None:
+        for reference, call in self.under_way:
+            self.result(reference, call)
+        self.under_way = []
 
     def remember(self, ids: Tensor, reference: Any) -> None:
         """Remember the newest states of these clients; drop snapshots whose clients all have newer ones."""
         self.snapshots = [(old, snapshot) for old, snapshot in self.snapshots if not bool(torch.isin(old, ids).all())]
         self.snapshots.append((ids, reference))
-
-    def ask(self, call: Call) -> Any:
-        return self.result(call(self.worker), call)
 
     def result(self, reference: Any, call: Call) -> Any:
         """The result of a call that was made; made again at a new worker where this one has gone."""
@@ -201,34 +213,92 @@ class _WorkerSlot:
 class RayPool:
     """Clients at the workers of a cluster; see kinfed.pools.base.Pool."""
 
-    def __init__(self, slots: list[_WorkerSlot], members: list[Tensor], num_clients: int) -> None:
-        self._slots = slots
+    def __init__(
+        self, algorithm: AnyAlgorithm, slots: list[_WorkerSlot], members: list[Tensor], num_clients: int
+    ) -> None:
+        self._algorithm, self._slots = algorithm, slots
+        self._form: Tree | None = None  # an update of no clients, once there was one: its fields and their shapes
         self._held: list[tuple[_WorkerSlot, Tensor, Any]] = []  # ids and snapshot of a round that is not taken yet
         self._slot_of = torch.zeros(num_clients, dtype=torch.int64)
         for number, ids in enumerate(members):
             self._slot_of[ids] = number
 
     def train(
-        self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None, *, hold: bool = False
-    ) -> Updates:
+        self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None, *, hold: bool = False,
+        only_mean: bool = False,
+    ) -> Updates:  # fmt: skip
         send = _BroadcastCache(download)
         calls: list[tuple[_WorkerSlot, Tensor, Call, Any]] = []
         self._held = []
-        for slot, positions in self._by_slot(ids):
+        by_slot = list(self._by_slot(ids))
+        cuts = self._cuts(len(ids), len(by_slot)) if only_mean else {}
+        returns = 2 + max((len(bounds) - 1 for bounds in cuts.values()), default=0)
+        for slot, positions in by_slot:
             who, own_effort = ids[positions], None if effort is None else effort[positions]
-            call: Call = _call("train", who, send(who), round, own_effort, hold, returns=2)
+            call: Call = _call("train", who, send(who), round, own_effort, hold, cuts, returns=returns)
             calls.append((slot, positions, call, call(slot.worker)))
         collector = UpdatesCollector(ids)
+        sent: list[tuple[Tensor, list[Any]]] = []  # ids of a worker's updates, and references to their parts
         for slot, positions, call, reference in calls:
             updates: Updates
-            updates, snapshot = slot.result(reference, call)
+            updates, snapshot, *parts = slot.result(reference, call)
+            if len(updates.ids):
+                sent.append((updates.ids, parts))
             if hold:
                 self._held.append((slot, updates.ids, snapshot))
             else:
                 slot.remember(updates.ids, snapshot)
             replied = positions[torch.isin(ids[positions], updates.ids)]
             collector.add(replied, updates.rows, updates.nbytes, refused=updates.refused, record=updates.record)
-        return collector.updates()
+        together = collector.updates()
+        if cuts and together.rows is not None:
+            return self._with_parts(together, len(ids), cuts, sent)
+        if together.rows is not None:
+            self._form = together.rows.take(torch.zeros(0, dtype=torch.int64))
+        return together
+
+    def _cuts(self, n: int, workers: int) -> Cuts:
+        """Columns at which averaged fields are cut, where n updates are large enough for that to pay."""
+        names = self._algorithm.fields if isinstance(self._algorithm, AveragingAlgorithm) and self._form else ()
+        rows = {name: getattr(self._form, name) for name in names}
+        width = {name: one.shape[1:].numel() for name, one in rows.items()}
+        blocks = {name: size for name in rows if (size := kernels.mean_block(n, width[name]))}
+        nbytes = sum(n * width[name] * rows[name].element_size() for name in blocks)
+        parts = min(workers, nbytes // (workers * PART_BYTES))
+        if parts < 2:
+            return {}
+        return {
+            name: [min(size * (-(-width[name] // size) * k // parts), width[name]) for k in range(parts + 1)]
+            for name, size in blocks.items()
+        }
+
+    def _with_parts(
+        self, updates: Updates, asked: int, cuts: Cuts, sent: Sequence[tuple[Tensor, Sequence[Any]]]
+    ) -> Updates:
+        """The mean of updates whose parts are at the workers. Where clients that were asked are refused, so that the
+        average goes through other blocks: the updates themselves."""
+        n = len(updates.ids)
+        positions = [torch.searchsorted(updates.ids, ids) for ids, _ in sent]
+        shapes = {name: getattr(self._form, name).shape[1:] for name in cuts}
+        blocks, expected = ([kernels.mean_block(count, s.numel()) for s in shapes.values()] for count in (n, asked))
+        if blocks != expected:
+            order, fetched = torch.argsort(torch.cat(positions)), [[fetch(part) for part in parts] for _, parts in sent]
+            rows = {
+                name: torch.cat([torch.cat([part[name] for part in parts], 1) for parts in fetched]) for name in cuts
+            }
+            whole = {name: rows[name][order].reshape(n, *shape) for name, shape in shapes.items()}
+            return replace(updates, rows=replace(updates.rows, **whole))
+        assert isinstance(self._algorithm, AveragingAlgorithm)  # of no other is the mean alone asked for
+        weight = self._algorithm.weight(updates.rows)
+        share = ray.put(kernels.shares(torch.ones(n) if weight is None else weight))
+        calls = []
+        for number, slot in enumerate(self._slots[: len(sent[0][1])]):
+            call = _call("mean", share, positions, *(parts[number] for _, parts in sent))
+            calls.append((slot, call, call(slot.worker)))
+        means = [slot.result(reference, call) for slot, call, reference in calls]
+        whole = {name: torch.cat([part[name] for part in means]).reshape(shape) for name, shape in shapes.items()}
+        total = float(n if weight is None else weight.sum())
+        return replace(updates, rows=None, mean=replace(self._algorithm.averaged(updates.rows), **whole), weight=total)
 
     def commit(self, ids: Tensor) -> None:
         calls: list[tuple[_WorkerSlot, Call, Any]] = []
@@ -265,12 +335,16 @@ class RayPool:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         ids = checked_ids(tensors, len(self._slot_of))
+        calls: list[tuple[_WorkerSlot, Tensor, Call, Any]] = []
         for number, slot in enumerate(self._slots):
             positions = (self._slot_of[ids] == number).nonzero().squeeze(1)
             part = {name: tensor.index_select(0, positions) for name, tensor in tensors.items()}
             slot.snapshots = []
-            _, snapshot = slot.ask(_call("load", ray.put(part), returns=2))
-            slot.remember(part["ids"], snapshot)
+            call = _call("load", ray.put(part), returns=2)
+            calls.append((slot, part["ids"], call, call(slot.worker)))
+        for slot, own, call, reference in calls:
+            _, snapshot = slot.result(reference, call)
+            slot.remember(own, snapshot)
 
     def close(self) -> None:
         """The workers stay for the next pool; snapshots of their clients' states are dropped."""

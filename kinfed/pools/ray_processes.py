@@ -23,7 +23,8 @@ from kinfed.core import Silence, Tree
 from kinfed.errors import ConfigError, PoolError
 from kinfed.pools.base import Evaluation
 from kinfed.pools.local_pool import available_cores
-from kinfed.pools.worker import Trained, Worker
+from kinfed.pools.worker import NO_CUTS, Cuts, Part, StateSnapshot, Worker
+from kinfed.updates import Updates
 
 START_SECONDS = 300  # for workers to start: they import torch, perhaps from a slow disk on a busy machine
 SIGN_SECONDS = 10.0  # for a worker to say what it does, before it is said to be silent
@@ -116,9 +117,11 @@ class WorkerProcess(Worker):
             return f"{where} is alive and idle: its answer is on the way"
         return f"{where} {self._doing}, for {seconds:.0f} s so far ({processor:.0f} s of computing)"
 
-    def train(self, ids: Tensor, down: Tree, round: int, effort: Tensor | None, hold: bool = False) -> Trained:
+    def train(
+        self, ids: Tensor, down: Tree, round: int, effort: Tensor | None, hold: bool = False, cuts: Cuts = NO_CUTS
+    ) -> tuple[Updates, StateSnapshot, *tuple[Part, ...]]:
         with self._at_work(f"trains {len(ids)} clients in round {round}"):
-            return super().train(ids, down, round, effort, hold)
+            return super().train(ids, down, round, effort, hold, cuts)
 
     def evaluate(
         self, ids: Tensor, down: Tree, round: int, split: str, server_model: Tensor | None, keep_models: bool
@@ -168,12 +171,12 @@ def _is_running(worker: Any, deadline: float) -> bool:
 
 
 def fetch(reference: Any, report: Callable[[], None] | None = None) -> Any:
-    """The result of a call; of a pair the first, and the second as a reference. What an algorithm raised in the worker
+    """The result of a call; of several the first, and the others as references. What an algorithm raised in the worker
     is raised here. While there is no result, `report` is called: after half a minute, then ever more rarely."""
     if report is not None:
         _report_silence(reference[0] if isinstance(reference, list) else reference, report)
     try:
-        return (ray.get(reference[0]), reference[1]) if isinstance(reference, list) else ray.get(reference)
+        return (ray.get(reference[0]), *reference[1:]) if isinstance(reference, list) else ray.get(reference)
     except exceptions.RayTaskError as error:
         raise (error.cause if isinstance(error.cause, Exception) else error) from None
 

@@ -11,13 +11,14 @@ does the same in whichever process it is; to ask for the data of the others is a
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from kinfed.algorithms import AnyAlgorithm
-from kinfed.core import Nothing, Tree, is_broadcast
+from kinfed.core import Nothing, Tree, is_broadcast, kernels, threads
 from kinfed.data import SPLITS, Cohort, Features, Federation, Moments, Ragged
 from kinfed.engine import ModuleTask, Task
 from kinfed.errors import CheckpointError
@@ -97,7 +98,9 @@ class StateSnapshot:
     beside: dict[str, Moments] = field(default_factory=dict)  # what else clients keep (LocalPool.beside)
 
 
-Trained = tuple[Updates, StateSnapshot]
+Cuts = Mapping[str, Sequence[int]]  # by averaged field: the columns at which its parts begin, and its width
+NO_CUTS: Cuts = MappingProxyType({})
+Part = dict[str, Tensor]  # by field, some of its columns [n, c]
 
 
 class Worker:
@@ -126,12 +129,27 @@ class Worker:
             task = task.on(device)
         self._pool = LocalPool(algorithm, task, self._shard, seed, workers=1, stages=stages)
 
-    def train(self, ids: Tensor, down: Tree, round: int, effort: Tensor | None, hold: bool = False) -> Trained:
-        """One round at the clients `ids` (ascending), with messages as `compact` makes them."""
+    def train(
+        self, ids: Tensor, down: Tree, round: int, effort: Tensor | None, hold: bool = False, cuts: Cuts = NO_CUTS
+    ) -> tuple[Updates, StateSnapshot, *tuple[Part, ...]]:
+        """One round at the clients `ids` (ascending), with messages as `compact` makes them. Fields with `cuts` are
+        left out of the updates (they have no columns there), and come in parts behind them."""
         with recorded(self.pool.task, TRAINING) as record:
             updates = self.pool.train(ids, _download(ids, down), round, effort, hold=hold)
         updates.record = record
-        return updates, self._snapshot(updates.ids)
+        parts = _cut(updates, cuts)
+        return updates, self._snapshot(updates.ids), *parts
+
+    def mean(self, share: Tensor, positions: Sequence[Tensor], *parts: Part) -> Part:
+        """Σ_m share_m rows[m] of one part of all updates, by field; `positions` of the rows of each worker."""
+        means = {}
+        with threads.one_thread():
+            for name, like in parts[0].items():
+                rows = kernels.empty_rows(like, len(share), like.shape[1])
+                for index, part in zip(positions, parts, strict=True):
+                    rows[index] = part[name]
+                means[name] = kernels.mean_by_blocks(rows, share)
+        return means
 
     def evaluate(
         self, ids: Tensor, down: Tree, round: int, split: str, server_model: Tensor | None, keep_models: bool
@@ -180,6 +198,16 @@ class Worker:
         if self._pool is None:
             raise RuntimeError("this worker has no run; start one first")
         return self._pool
+
+
+def _cut(updates: Updates, cuts: Cuts) -> list[Part]:
+    """Take the columns of these fields out of the updates, in parts."""
+    count = max((len(bounds) - 1 for bounds in cuts.values()), default=0)
+    if updates.rows is None:
+        return [{} for _ in range(count)]
+    flat = {name: getattr(updates.rows, name).flatten(1) for name in cuts}
+    updates.rows = replace(updates.rows, **{name: rows[:, :0] for name, rows in flat.items()})
+    return [{name: rows[:, cuts[name][k] : cuts[name][k + 1]] for name, rows in flat.items()} for k in range(count)]
 
 
 Rows = TypeVar("Rows", Tree, Tensor)

@@ -52,6 +52,11 @@ class Ledger:
             by_client[client].append(Event(q, gradients, batches))
         return [tuple(sorted(events)) for events in by_client]
 
+    def events_of(self, client: int) -> Events:
+        """Those of one client."""
+        entries = self.batches.items()
+        return tuple(sorted(Event(q, gradients, batches) for (who, q, gradients), batches in entries if who == client))
+
     def named(self) -> dict[str, Tensor]:
         entries = sorted(self.batches.items())
         return {

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -81,6 +81,11 @@ class Secret:
         if len(nonce) < SECRET_BYTES:
             raise ConfigError(f"a nonce has {SECRET_BYTES} random bytes; got {len(nonce)}; use new_nonce()")
         return AnswerDraws(_hash(self.key, SECRET_BYTES, "answer", request, nonce))
+
+    def places(self, items: Sequence[bytes]) -> Tensor:
+        """float64 [n] in [0, 1): uniform draws, one for each item and always the same for it."""
+        draws = [int.from_bytes(_hash(self.key, 8, "place", item), "little") >> 11 for item in items]
+        return torch.tensor(draws, dtype=torch.float64) * 2.0**-53
 
 
 def new_nonce() -> bytes:

@@ -33,7 +33,7 @@ def grown_config(
     values = (read_toml(file) if file is not None else {}) | dict(settings or {})
     named = convert(RunConfig, "plugins", values.get("plugins") or ())  # they are run, and so known to the folder
     before = RunFiles(folder).config
-    merged = before.dump()
+    merged = before.dump_for_pool(values.get("pool"))
     for name, value in values.items():
         if value is None:
             continue

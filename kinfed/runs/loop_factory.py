@@ -273,10 +273,23 @@ def simulate(
     training: LocalTraining | None = None, participation: float = 1.0, dropout: float = 0.0, stragglers: float = 0.0,
     sampling: Sampling = "fixed", workers: int | None = None, stages: Sequence[Stage] = (), **options: Any,
 ) -> Loop:  # fmt: skip
-    """A server loop over a federation, ready for `round()`, `rounds(n)` and `evaluate()`.
+    """Make the server loop of one method over a federation, ready for `round()`, `rounds(n)` and `evaluate()`.
 
-    `model` is a name, a function that makes a module, or a task; `stages` is what happens to updates on their way
-    (kinfed.updates); `options` are those of a method given by name."""
+    - `model`: a name, a function that makes a module, or a task.
+    - `algorithm`: a name, with its `options` by name, or an object; `training` are its local steps.
+    - `participation`: share of the clients in a round; `dropout`: chance that one of them never replies; `stragglers`:
+      chance that one does only part of its work; `sampling`: "fixed" or "poisson".
+    - `stages`: what happens to updates on their way (kinfed.updates).
+
+    Example:
+
+        >>> federation = kinfed.testing.tiny_federation()
+        >>> with kinfed.simulate(federation, "mlr", "ditto", lam=0.5) as loop:
+        ...     reports = list(loop.rounds(3))
+        ...     scores = loop.evaluate().personal
+        >>> reports[-1].round, reports[-1].active, scores.loss.shape
+        (3, 6, torch.Size([6]))
+    """
     if isinstance(model, Task):
         task = model
     else:

@@ -171,7 +171,7 @@ class RunOutcome:
         """The server's model, if there is a single one for all clients."""
         result = self.result(label, seed)
         w = result.server_model
-        return None if w is None else self._pipeline(self.task.module_of(w), result)
+        return None if w is None else self._pipeline(module_for(self.task, w), result)
 
     def _pipeline(self, module: nn.Module, result: MethodResult, **about: str) -> ModelPipeline:
         model = self.config.model

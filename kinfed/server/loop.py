@@ -63,6 +63,7 @@ class Loop:
             stage.check(algorithm, self.schedule.size(population.num_clients))
         self._holds = any(stage.refuses for stage in self.stages)
         self._hides_absence = any(stage.hides_absence for stage in self.stages)
+        self._only_mean = _is_plain_mean(algorithm) and not self.stages.reads_updates
         with threads.one_thread():
             self.server: Tree = algorithm.init_server(task, self.population)
 
@@ -138,7 +139,7 @@ class Loop:
             records = [around.enter_context(stage.training(ids)) for stage in self.stages]
             if not len(ids):
                 return Updates(ids, None, 0)
-            updates = self.pool.train(ids, download, number, effort, hold=self._holds)
+            updates = self.pool.train(ids, download, number, effort, hold=self._holds, only_mean=self._only_mean)
             _join(records, updates.record)
         self.took_part[updates.ids] = True
         return updates
@@ -149,7 +150,7 @@ class Loop:
         self.pool.commit(updates.ids)
         if updates.mean is not None:
             assert isinstance(self.algorithm, AveragingAlgorithm)  # what stages with a mean ask for
-            return self.algorithm.step(server, updates.mean, info), updates
+            return self.algorithm.step(server, updates.mean, replace(info, weight=updates.weight)), updates
         if len(updates.ids):
             return self.algorithm.aggregate(server, updates.ids, updates.rows, info), updates
         return self.server, updates
@@ -241,6 +242,13 @@ class Loop:
 
 
 _TOOK_PART, _NOW = "took_part", "now"
+
+
+def _is_plain_mean(algorithm: Algorithm[Any, Any, Any, Any]) -> bool:
+    """Say whether the server would do nothing with updates but average them by the weights that clients state."""
+    parts = (AveragingAlgorithm.aggregate, AveragingAlgorithm.averaged, AveragingAlgorithm.weight)
+    methods = (getattr(getattr(algorithm, part.__name__, None), "__func__", None) for part in parts)
+    return not algorithm.single_updates and all(one is part for one, part in zip(methods, parts, strict=True))
 
 
 def _join(records: Iterable[Record | None], other: Record | None) -> None:

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from math import prod
+from math import inf, isfinite, prod
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,13 @@ from torch import Tensor, nn
 
 from kinfed.core import escape_formula, storage
 from kinfed.data import Features, Problem
-from kinfed.engine import MODELS, Builder, build_model, module_from, own_model
-from kinfed.errors import DataError, ModelError
+from kinfed.engine import MODELS, Builder, MixtureModule, build_model, module_from, own_model
+from kinfed.errors import ConfigError, DataError, ModelError
 from kinfed.serving.model_inputs import ModelInputs
 
 WIDTH = 1024  # examples at once
+MIXTURE = "mixture"  # the kind of a model that is several
+TECHNICAL = ("inputs", "parts", "sets")  # facts in a file that are for programs
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Predictions:
     outputs: Tensor  # [n, C] probabilities of classes, or [n] numbers in the target's unit; float32
     names: list[str] | None = None  # [n] of the rows, where a column holds them
     notes: list[str] = field(default_factory=list)  # what a reader should know: unseen categories, absent columns
+    threshold: Tensor | None = None  # [n] of prediction sets, where these were asked for
 
     @property
     def classes(self) -> list[str]:
@@ -63,19 +67,33 @@ class Predictions:
         return [self.classes[index] for index in self.probabilities.argmax(1).tolist()]
 
     @property
+    def sets(self) -> list[list[str]] | Tensor:
+        """[n] the classes in each prediction set, the likeliest among them; or the ends [n, 2] of intervals."""
+        if self.threshold is None:
+            raise ConfigError("ask for prediction sets by their level: predictions(rows, level=0.9)")
+        if self.problem.is_regression:
+            return torch.stack([self.outputs - self.threshold, self.outputs + self.threshold], 1)
+        inside = (1 - self.probabilities <= self.threshold[:, None]).scatter(1, self.outputs.argmax(1)[:, None], True)
+        return [[name for name, one in zip(self.classes, row, strict=True) if one] for row in inside.tolist()]
+
+    @property
     def header(self) -> list[str]:
         if self.problem.is_regression:
-            return ["row", "prediction"]
-        return ["row", "prediction", "probability", *(f"p_{name}" for name in self.classes)]
+            return ["row", "prediction", *([] if self.threshold is None else ["low", "high"])]
+        sets = [] if self.threshold is None else ["set"]
+        return ["row", "prediction", "probability", *sets, *(f"p_{name}" for name in self.classes)]
 
     def lines(self) -> list[list[str]]:
         """The row's number (or name) and the prediction; of classes also its probability and that of every class."""
         names = [str(number + 1) for number in range(len(self.outputs))] if self.names is None else self.names
         if self.problem.is_regression:
-            return [[name, f"{value:.6g}"] for name, value in zip(names, self.outputs.tolist(), strict=True)]
+            ends = [[]] * len(names) if self.threshold is None else torch.as_tensor(self.sets).tolist()
+            rows = zip(names, self.outputs.tolist(), ends, strict=True)
+            return [[name, *(f"{number:.6g}" for number in (value, *pair))] for name, value, pair in rows]
+        sets = [[]] * len(names) if self.threshold is None else [[" | ".join(one)] for one in self.sets]
         return [
-            [name, label, f"{max(p):.6g}", *(f"{value:.6g}" for value in p)]
-            for name, label, p in zip(names, self.labels, self.probabilities.tolist(), strict=True)
+            [name, label, f"{max(p):.6g}", *inside, *(f"{value:.6g}" for value in p)]
+            for name, label, p, inside in zip(names, self.labels, self.probabilities.tolist(), sets, strict=True)
         ]
 
     def csv_text(self) -> str:
@@ -99,7 +117,7 @@ class ModelPipeline:
     def __repr__(self) -> str:
         columns = self.inputs.columns
         source = f"columns={columns}" if columns else f"shape={list(self.inputs.shape)}"
-        about = ", ".join(f"{name}={value!r}" for name, value in self.about.items() if name != "inputs")
+        about = ", ".join(f"{name}={value!r}" for name, value in self.about.items() if name not in TECHNICAL)
         return f"ModelPipeline({about}, {source}, classes={self.classes})"
 
     @property
@@ -136,8 +154,12 @@ class ModelPipeline:
         features, _ = self.encode(rows)
         return features.gather(torch.arange(len(features)))
 
-    def predictions(self, rows: Any, names: list[str] | None = None, where: str = "the table") -> Predictions:
-        """Probabilities of every class, or the number, for every row, with notes."""
+    def predictions(
+        self, rows: Any, names: list[str] | None = None, where: str = "the table", level: float | None = None
+    ) -> Predictions:
+        """Probabilities of every class, or the number, for every row, with notes; with a `level` such as 0.9 also sets
+        that hold the truth about so often (models of `kinfed fit`)."""
+        threshold = None if level is None else self.set_threshold(level)
         features, notes = self.encode(rows, where)
         blocks = []
         self.module.eval()
@@ -150,7 +172,8 @@ class ModelPipeline:
             row = int((~torch.isfinite(outputs).all(1)).nonzero()[0])
             raise DataError(f"the model gives NaN for row {row + 1} of {where}; check the scale of its features")
         values = problem.restored(outputs[:, 0]) if problem.is_regression else torch.softmax(outputs, 1)
-        return Predictions(problem, values, names, notes)
+        reach = None if threshold is None else torch.full((len(values),), threshold)
+        return Predictions(problem, values, names, notes, reach)
 
     def predict(self, rows: Any) -> list[str] | np.ndarray[Any, np.dtype[np.float32]]:
         """[n] the name of the most probable class; of a regression the number, in the target's unit."""
@@ -183,6 +206,8 @@ class ModelPipeline:
         """Make it from a state dict and the facts in a file."""
         inputs = ModelInputs.from_json(about["inputs"], where)
         shape, outputs = inputs.shape, inputs.problem.outputs
+        if build is None and about["model"] == MIXTURE:
+            return cls._read_mixture(tensors, about, inputs, where)
         if build is not None:
             make = own_model(build, shape, outputs)
         elif about["model"] in MODELS:
@@ -197,8 +222,47 @@ class ModelPipeline:
             module.load_state_dict(tensors)
         except RuntimeError as error:
             raise ModelError(f"the parameters in {where} do not fit its model: {error}") from None
-        about = {name: text for name, text in about.items() if name not in ("inputs", storage.CHECKSUM)}
-        return cls(module.eval(), inputs, about)
+        return cls(module.eval(), inputs, _without_inputs(about))
+
+    @classmethod
+    def _read_mixture(
+        cls, tensors: dict[str, Tensor], about: Mapping[str, str], inputs: ModelInputs, where: str
+    ) -> ModelPipeline:
+        modules = []
+        for number, kind in enumerate(json.loads(about["parts"])):
+            start = f"components.{number}."
+            own = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+            part = replace(inputs, options=kind["options"])
+            modules.append(cls.from_parts(own, {"model": kind["model"], "inputs": part.to_json()}, where).module)
+        return cls(MixtureModule(modules, tensors["pi"]).eval(), inputs, _without_inputs(about))
+
+    @classmethod
+    def mixture(cls, parts: Sequence[ModelPipeline], shares: Sequence[float]) -> ModelPipeline:
+        """One model Σ share p of several with the same inputs and classes: of probabilities, or of numbers."""
+        if len(parts) == 1:
+            return parts[0]
+        first = parts[0]
+        if any(one.inputs.shape != first.inputs.shape or one.classes != first.classes for one in parts):
+            raise ModelError("models are mixed where they take the same inputs and give the same classes")
+        kinds = [{"model": one.about["model"], "options": dict(one.inputs.options)} for one in parts]
+        about = {**first.about, "model": MIXTURE, "parts": json.dumps(kinds)}
+        named = {f"{one.about.get('algorithm', '')}": f"{share:.4f}" for one, share in zip(parts, shares, strict=True)}
+        about["algorithm"] = " + ".join(f"{share} {name}" for name, share in named.items())
+        module = MixtureModule([one.module for one in parts], torch.tensor(shares, dtype=torch.float32))
+        return cls(module.eval(), first.inputs, about)
+
+    def with_sets(self, thresholds: Mapping[float, float]) -> ModelPipeline:
+        """The same model with thresholds of prediction sets by level (kinfed.theory.certificates)."""
+        known = {f"{level:g}": threshold if isfinite(threshold) else None for level, threshold in thresholds.items()}
+        return replace(self, about={**self.about, "sets": json.dumps(known)})
+
+    def set_threshold(self, level: float) -> float:
+        """The largest score in a prediction set of that level; refused where the file has none."""
+        known = json.loads(self.about.get("sets", "{}"))
+        if (name := f"{level:g}") not in known:
+            levels = ", ".join(known) or "none: sets are calibrated by kinfed fit"
+            raise ConfigError(f"prediction sets of level {level:g} are not in this model's file; it has {levels}")
+        return inf if known[name] is None else float(known[name])
 
     def with_scaling(self) -> nn.Module:
         """The module behind its scaling: it takes encoded rows that are not scaled yet (`encode`)."""
@@ -208,6 +272,10 @@ class ModelPipeline:
     def _scale(self) -> tuple[Tensor | None, Tensor | None]:
         learnt, inputs = self.inputs.preprocessing, self.inputs
         return (inputs.mean, inputs.std) if learnt is None or not learnt.standardize else (learnt.mean, learnt.std)
+
+
+def _without_inputs(about: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in about.items() if name not in ("inputs", storage.CHECKSUM)}
 
 
 class _Scaling(nn.Module):

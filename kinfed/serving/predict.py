@@ -52,23 +52,23 @@ def _check_code(trained: TrainedModels, build: Builder | None) -> None:
 
 def predict(
     model: ModelPipeline, table: Path | str, *, image_column: str | None = None, ignore: tuple[str, ...] | str = (),
-    name_column: str | None = None,
+    name_column: str | None = None, level: float | None = None,
 ) -> Predictions:  # fmt: skip
     """Predictions for every row of a table (.csv, .parquet, ...), or of x in an .npz file.
 
     Columns are found by their names, in any order; other columns do not matter. `name_column` names the rows. `ignore`
-    is for models whose training data had no column names."""
+    is for models whose training data had no column names. `level` asks for prediction sets."""
     path = Path(table)
     if not is_table(str(path)):
-        return model.predictions(_array(path), where=str(path))
+        return model.predictions(_array(path), where=str(path), level=level)
     rows = _read(path)
     names = None if name_column is None else _texts(rows, name_column, path)
-    return model.predictions(_examples(model, rows, path, image_column, ignore), names, str(path))
+    return model.predictions(_examples(model, rows, path, image_column, ignore), names, str(path), level)
 
 
 def predict_by_client(
     model_of: Callable[[str | None], ModelPipeline], known: Collection[str], table: Path | str, client_column: str,
-    name_column: str | None = None,
+    name_column: str | None = None, level: float | None = None,
 ) -> Predictions:  # fmt: skip
     """Predictions for every row of a table by the model of the client that the row's cell names; `model_of(None)`, the
     server's, predicts for clients that are not `known`."""
@@ -87,10 +87,12 @@ def predict_by_client(
     parts = []
     for owner, rows_of_owner in places.items():
         where = f"{path} (rows of {owner or 'other clients'})"
-        parts.append(model_of(owner).predictions(rows.take(rows_of_owner), where=where))
+        parts.append(model_of(owner).predictions(rows.take(rows_of_owner), where=where, level=level))
         notes |= dict.fromkeys(parts[-1].notes)
     order = torch.tensor([place for rows_of_owner in places.values() for place in rows_of_owner]).argsort()
-    return Predictions(parts[0].problem, torch.cat([part.outputs for part in parts])[order], names, list(notes))
+    outputs = torch.cat([part.outputs for part in parts])[order]
+    reach = None if level is None else torch.cat([torch.as_tensor(part.threshold) for part in parts])[order]
+    return Predictions(parts[0].problem, outputs, names, list(notes), reach)
 
 
 def _read(path: Path) -> pa.Table:

@@ -8,3 +8,5 @@ from kinfed.tabular.fit_settings import FitSettings as FitSettings
 from kinfed.tabular.fitting import fit as fit
 from kinfed.tabular.site_page import short_table as short_table
 from kinfed.tabular.site_sentences import Wording as Wording
+from kinfed.tabular.watch import watch_models as watch_models
+from kinfed.tabular.watch import watch_site as watch_site

@@ -21,7 +21,7 @@ from kinfed.tabular.portfolio import ALONE, LOCAL, Contender
 
 RECORD, MODELS_FOLDER, SERVER_FILE, PAGE = "fit.json", "models", "server.safetensors", "fit.html"
 SITES_FOLDER, RUNS = "sites", "runs"
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,12 @@ class Estimate:
     value: float | None
     low: float | None = None
     high: float | None = None
+    at_least: float | None = None  # of a gain: it is above this one, at 95 %
+
+    @property
+    def is_shown(self) -> bool:
+        """Tell whether test rows show a gain."""
+        return self.at_least is not None and self.at_least > 0
 
     @property
     def is_clear(self) -> bool:
@@ -62,7 +68,7 @@ class SiteRecord:
     validated_rows: int
     test_rows: int
     rare_rows: int | None  # of the test rows, those of the rarer of two classes; None where there are not two
-    chosen: str  # a contender
+    chosen: str  # a contender, by the folds
     together: str | None  # the best contender that learns with others
     expected: float  # α̂ of what was chosen, over learning alone
     expected_together: float
@@ -70,14 +76,25 @@ class SiteRecord:
     alone: Estimate
     one_model: Estimate
     with_others: Estimate  # of `together`
-    deployed: Estimate  # of `chosen`
-    gain: Estimate  # of `chosen` over alone, positive is better
+    deployed: Estimate  # of what it is handed
+    gain: Estimate  # of what it is handed over alone, positive is better
     gain_together: Estimate  # of `together` over alone
     rare_class: str = ""  # which of two classes is the rarer among the test rows
+    gain_chosen: Estimate = Estimate(None)  # of `chosen` over alone
+    shares: dict[str, float] = field(default_factory=dict)  # of contenders, in what it is handed
+    most_it_costs: float | None = None  # in expected log loss against alone; None where nothing is promised
+    set_rows: int = 0  # test rows that calibrate its prediction sets
+    covered: float | None = None  # share of these inside sets of 90 %, each by a threshold that it had no part in
+    set_size: float | None = None  # mean number of classes in these, or the width of intervals
 
 
 @dataclass(frozen=True, repr=False)
 class FitResult:
+    """The outcome of `kinfed.fit`: what every site has chosen, what it gains, and its model.
+
+    `sites` has a SiteRecord each, `contenders` what was tried, `overall` the mean gain over sites with its interval;
+    `model(site)` takes raw rows, and `predict(rows, site)` says what it makes of them."""
+
     problem: Problem
     metric: str
     table: str
@@ -86,7 +103,7 @@ class FitResult:
     left_out: dict[str, str]
     contenders: tuple[ContenderRecord, ...]
     sites: tuple[SiteRecord, ...]
-    overall: Estimate  # mean gain over sites of what was chosen
+    overall: Estimate  # mean gain over sites of what they are handed, every site alike
     notes: tuple[str, ...]  # on the table
     statistics_bytes: int  # that a site sends once, on average: what columns hold
     target: str = ""  # the column that is predicted, where it has a name
@@ -94,6 +111,9 @@ class FitResult:
     baseline: str = MAJORITY  # what `SiteRecord.baseline` predicts
     newcomer: str = ALONE  # the contender that suits a site that was not there
     weights: str = ""  # which rows or classes count more than others, in words
+    overall_by_rows: Estimate = Estimate(None)  # the same, every test row alike
+    choice_metric: str = ""  # the proper score that contenders were chosen by
+    deploy: str = "chosen"  # what sites are handed: safe, chosen or certified
     folder: Path | None = None
     models: dict[str, ModelPipeline] = field(default_factory=dict, repr=False)  # by site, where there is no folder
     server: ModelPipeline | None = field(default=None, repr=False)
@@ -145,7 +165,7 @@ class FitResult:
         record = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in left_out}
         record["problem"] = self.problem.to_json()
         record["contenders"], record["sites"] = ([asdict(one) for one in record[n]] for n in ("contenders", "sites"))
-        record["overall"] = asdict(self.overall)
+        record["overall"], record["overall_by_rows"] = asdict(self.overall), asdict(self.overall_by_rows)
         return {"format": FORMAT, **record}
 
     @classmethod
@@ -155,12 +175,15 @@ class FitResult:
         record = storage.read_json(folder / RECORD, "the result of kinfed fit")
         if record.pop("format", None) != FORMAT:
             raise ConfigError(f"{folder / RECORD} is of another version of kinfed; fit again")
-        estimates = ("baseline", "alone", "one_model", "with_others", "deployed", "gain", "gain_together")
+        estimates = (
+            "baseline", "alone", "one_model", "with_others", "deployed", "gain", "gain_together", "gain_chosen"
+        )  # fmt: skip
         sites = [SiteRecord(**(one | {name: Estimate(**one[name]) for name in estimates})) for one in record["sites"]]
         contenders = [ContenderRecord(**{**one, "sends": tuple(one["sends"])}) for one in record["contenders"]]
         whole = {
             "problem": Problem.from_json(record["problem"]), "sites": tuple(sites), "contenders": tuple(contenders),
-            "overall": Estimate(**record["overall"]), "notes": tuple(record["notes"]), "folder": folder,
+            "overall": Estimate(**record["overall"]),
+            "overall_by_rows": Estimate(**record["overall_by_rows"]), "notes": tuple(record["notes"]), "folder": folder,
             "class_rows": tuple(record.get("class_rows", ())),
         }  # fmt: skip
         return cls(**{**record, **whole})

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from kinfed.config import RunConfig
 from kinfed.core import convert_fields, option, option_of, registry_of
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from kinfed.engine import Metric
 
 DEFAULT_METRICS = {"binary": "auroc", "multiclass": "accuracy", "regression": "rmse"}
+PROPER_SCORES = {"binary": "log_loss", "multiclass": "log_loss", "regression": "rmse"}  # to choose by
+FEW_ROWS, FOLDS, FOLDS_OF_FEW = 100, 5, 10
 WEIGHTED_METRICS = DEFAULT_METRICS | {"multiclass": "balanced_accuracy"}  # where classes have weights
 
 
@@ -24,10 +26,16 @@ class FitSettings:
     algorithms: str = option("auto", "Methods to try beside local and fedavg.")
     models: str = option("mlr,mlp", "Kinds of model to try.")
     trials: int = option(4, "Settings to try, the same number for every method.", ge=1)
-    folds: int = option_of(RunConfig, "folds", 3, "Cross-validation folds of a site's training rows.")
+    folds: int = option(
+        0, "Cross-validation folds of a site's training rows; 0: five, or ten where sites have fewer than 100.", ge=0
+    )
     rounds: int = option_of(RunConfig, "rounds", 30, "Rounds of training.")
     steps: int = option_of(RunConfig, "steps", 20)
-    metric: str = option("auto", "Metric to choose by: auroc, accuracy, rmse, ...")
+    metric: str = option("auto", "Metric to report: auroc, accuracy, rmse, ...; choices are made by proper scores.")
+    deploy: Literal["safe", "chosen", "certified"] = option(
+        "safe", "What a site is handed: a safe mixture with its own model, what folds chose, or that where shown."
+    )
+    alone_prior: float = option(0.5, "Prior weight of a site's own model in safe mixtures.", gt=0, lt=1)
     class_weights: str = option_of(
         RunConfig, "class_weights", text="Classes in training: balanced, by_client, or sick=5,well=1."
     )
@@ -36,6 +44,8 @@ class FitSettings:
 
     def __post_init__(self) -> None:
         convert_fields(self)
+        if self.folds == 1:
+            raise ConfigError("folds must be a whole number of at least 2, or 0 for a number by the rows; got 1")
         for model in self.model_names:
             registry_of("model")[model]  # an unknown name is an error that names its like
         if not self.model_names:
@@ -51,6 +61,20 @@ class FitSettings:
 
         defaults = DEFAULT_METRICS if self.class_weights == RunConfig.class_weights else WEIGHTED_METRICS
         return METRICS.headline(problem, defaults[problem.kind] if self.metric == "auto" else self.metric)
+
+    def choice_metric_for(self, problem: Problem) -> Metric:
+        """The proper score that is chosen by. The reported metric where the kind of problem has none, and where classes
+        have weights: models are then meant to give other probabilities than those of the rows."""
+        from kinfed.engine import METRICS
+
+        weighted = self.class_weights != RunConfig.class_weights
+        name = None if weighted else PROPER_SCORES.get(problem.kind)
+        return self.metric_for(problem) if name is None else METRICS.headline(problem, name)
+
+    def with_folds(self, median: int, largest: int) -> FitSettings:
+        """Settings with a number of folds, by the training rows of the median and of the largest site."""
+        folds = min(FOLDS_OF_FEW if median < FEW_ROWS else FOLDS, max(largest, 2))
+        return self if self.folds else replace(self, folds=folds)
 
     def dump(self) -> dict[str, Any]:
         return asdict(self)

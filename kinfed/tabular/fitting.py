@@ -22,6 +22,7 @@ from typing import Any
 
 import pyarrow as pa
 import torch
+from torch import Tensor
 
 from kinfed.algorithms import make_algorithm, sample_update
 from kinfed.core import make_options, storage
@@ -32,11 +33,30 @@ from kinfed.newcomers import RunInMemory
 from kinfed.records import JobFolder
 from kinfed.runs import Interrupted, RunOutcome, baseline_name, run
 from kinfed.serving import ModelPipeline
-from kinfed.tabular.decision import FitDecision, decide, figures_on_test, only_choice, site_records
+from kinfed.tabular.decision import FitDecision, decide, judged_test, only_choice
 from kinfed.tabular.fit_result import RECORD, RUNS, ContenderRecord, FitResult, FittedModels, Newcomer
 from kinfed.tabular.fit_settings import FitSettings
-from kinfed.tabular.portfolio import ALONE, LOCAL, ONE_MODEL, Contender, methods_of, run_name
-from kinfed.tabular.search import FitObserver, FoldStore, Search, TimeBudget, Tries, Unobserved, method_config
+from kinfed.tabular.handover import (
+    CERTIFIED,
+    SAFE,
+    Handover,
+    OutputsOfAll,
+    plain_handover,
+    residual_variance,
+    safe_handover,
+)  # fmt: skip
+from kinfed.tabular.portfolio import ALONE, BASELINE, LOCAL, ONE_MODEL, Contender, methods_of, run_name
+from kinfed.tabular.search import (
+    FitObserver,
+    FoldStore,
+    Search,
+    TimeBudget,
+    Tries,
+    Unobserved,
+    method_config,
+    outputs_on_test,
+)  # fmt: skip
+from kinfed.tabular.site_figures import HANDED, SiteFigures, judged_baseline, site_records
 
 PLAN = "plan.json"
 AUDIT = "audit.json"
@@ -49,13 +69,23 @@ def fit(
     observer: FitObserver | None = None, should_stop: Callable[[], bool] = lambda: False, accept: str = "",
     **options: Any,
 ) -> FitResult:  # fmt: skip
-    """A model per site from a table: a CSV or Parquet file, several of them (one per site), a frame, or the name of a
-    data set with sites of its own.
+    """Fit a model for every site of a table, and choose for each whether it learns alone or with others.
 
-    `options` are fields of FitSettings (algorithms, models, trials, folds, rounds, metric, ...) and, for tables, of
-    kinfed.data.sources.TableOptions (client_column, label_column; also split_column, ignore, columns, task).
-    `minutes` bounds the time; with `out` everything is written there and can be resumed. The data are audited first;
-    `accept` names findings that are not to be refused (kinfed.data.audit)."""
+    - `table`: a CSV or Parquet file, several of them (one per site), a frame, or the name of a data set with sites.
+    - `options`: fields of FitSettings (algorithms, models, trials, folds, rounds, metric, ...) and, for tables, of
+      kinfed.data.sources.TableOptions (client_column, label_column; also split_column, ignore, columns, task).
+    - `minutes` bounds the time; with `out` everything is written there and can be resumed (`resume`).
+    - The data are audited first; `accept` names findings that are not to be refused (kinfed.data.audit).
+
+    Example:
+
+        >>> sick, age = [i % 3 == 0 for i in range(120)], [i * 7 % 90 for i in range(120)]
+        >>> rows = pa.table({"site": list("aabbcc") * 20, "age": age, "sick": sick})
+        >>> columns = {"client_column": "site", "label_column": "sick"}
+        >>> result = kinfed.fit(rows, **columns, algorithms="ditto", trials=1, rounds=2, folds=2)
+        >>> [site.site for site in result.sites]
+        ['a', 'b', 'c']
+    """
     own = {name: options.pop(name) for name in list(options) if name in FitSettings.__dataclass_fields__}
     if settings is not None and own:
         raise ConfigError("give either FitSettings or settings by name, not both")
@@ -65,6 +95,7 @@ def fit(
     source = replace(load_sites(table, options, data, settings.seed), is_val=None)
     job = SiteFit(source, settings, observer, should_stop, accept=accept)
     findings.refuse(job.data.findings, accept)
+    settings = job.settings
     if settings.folds > (most := int(job.data.train.count.max())):
         raise ConfigError(
             f"folds = {settings.folds}: the training rows of each site are shared out among the folds, and the largest "
@@ -90,7 +121,7 @@ class SiteFit:
         should_stop: Callable[[], bool] = lambda: False, test_fraction: float | None = None,
         accept: str = findings.EVERYTHING,
     ) -> None:  # fmt: skip
-        self.source, self.settings, self.should_stop = source, settings, should_stop
+        self.source, self.should_stop = source, should_stop
         self.observer: FitObserver = Unobserved() if observer is None else observer
         share = settings.test_fraction if test_fraction is None else test_fraction
         # Test rows by label: a site with eight rows of a class has two of them among its test rows, and never none.
@@ -99,7 +130,9 @@ class SiteFit:
             source, "column", None, options, settings.seed, resplit=Resplit(), audit=accept != findings.EVERYTHING
         )
         self.data: Federation = audited(data, accept)
-        self.metric, problem = settings.metric_for(self.data.problem), self.data.problem
+        rows, problem = self.data.train.count, self.data.problem
+        self.settings = settings = settings.with_folds(int(rows.median()), int(rows.max()))
+        self.metric, self.choice_metric = settings.metric_for(problem), settings.choice_metric_for(problem)
         example_weights.class_weight_table(settings.class_weights, self.data.class_counts(), problem)  # refuses wrong
         self.methods = methods_of(settings.algorithms, self.data.num_clients)
 
@@ -113,9 +146,13 @@ class SiteFit:
         self.observer.begin(self.settings.trials * len(self.methods) * self.settings.folds + len(self.methods))
         search = self._make_search(store, budget)
         tries = self._search(search, folder)
-        decision = decide(search, tries, self.metric)
+        decision = decide(search, tries, self.choice_metric, self.metric)
         fitted = self._fit_all(decision, folder, budget)
-        result, models = self._result(tries, decision, fitted), self._models(decision, fitted)
+        outputs = {one.name: outputs_on_test(fitted[one.name], one.name, one) for one in decision.fitted}
+        figures = self._figures(outputs)
+        handed = self._hand_over(decision, outputs, figures)
+        result = self._result(tries, decision, fitted, self._figures(outputs | {HANDED: handed.outputs}), handed)
+        models = self._models(decision, fitted, handed)
         if folder is None:
             return replace(result, models=models.sites, server=models.server)
         models.save(folder)
@@ -132,8 +169,8 @@ class SiteFit:
         budget = TimeBudget(None)
         search = self._make_search(FoldStore(None), budget)
         alone = self.methods == (LOCAL,) and self.settings.trials == 1
-        decision = only_choice(search) if alone else decide(search, search.run(), self.metric)
-        return self._models(decision, self._fit_all(decision, None, budget))
+        decision = only_choice(search) if alone else decide(search, search.run(), self.choice_metric)
+        return self._models(decision, self._fit_all(decision, None, budget), None)
 
     def _make_search(self, store: FoldStore, budget: TimeBudget) -> Search:
         return Search(
@@ -184,14 +221,35 @@ class SiteFit:
             results |= {one.name: result for one in contenders}
         return results
 
-    def _result(self, tries: Tries, decision: FitDecision, fitted: dict[str, RunOutcome]) -> FitResult:
+    def _figures(self, outputs: Mapping[str, Tensor]) -> SiteFigures:
+        judged = {name: judged_test(one, self.data) for name, one in outputs.items()}
+        return SiteFigures(self.metric, {**judged, BASELINE: judged_baseline(self.data)})
+
+    def _hand_over(self, decision: FitDecision, outputs: dict[str, Tensor], figures: SiteFigures) -> Handover:
+        """What every site is handed, by the setting `deploy`."""
+        data, names, settings = self.data, list(outputs), self.settings
+        rows, owner = data.train.rows[decision.places], data.train.owner[decision.places]
+        variance = residual_variance(decision.outputs[ALONE], data, rows, owner) if data.problem.is_regression else None
+        test = OutputsOfAll.of_rows(outputs, names, data, data.test.rows, data.test.owner, variance)
+        if settings.deploy == SAFE:
+            validated = OutputsOfAll.of_rows(decision.outputs, names, data, rows, owner, variance)
+            return safe_handover(names, decision.chosen, validated, test, data, settings.seed, settings.alone_prior)
+        taken = decision.chosen
+        if settings.deploy == CERTIFIED:
+            taken = [name if figures.gain(name, k).is_shown else ALONE for k, name in enumerate(taken)]
+        return plain_handover(names, taken, test)
+
+    def _result(
+        self, tries: Tries, decision: FitDecision, fitted: dict[str, RunOutcome], figures: SiteFigures, handed: Handover
+    ) -> FitResult:
         data = self.data
-        figures = figures_on_test(self.metric, data, decision, fitted)
+        by_sites, by_rows = figures.overall()
         return FitResult(
             problem=data.problem, metric=self.metric.name, table=self.source.name, settings=self.settings.dump(),
             trials=tries.trials, left_out=tries.left_out,
             contenders=tuple(self._contender(one, decision, fitted) for one in decision.contenders),
-            sites=site_records(data, decision, figures), overall=figures.overall(decision.chosen),
+            sites=site_records(data, decision, figures, handed), overall=by_sites, overall_by_rows=by_rows,
+            choice_metric=self.choice_metric.name, deploy=self.settings.deploy,
             notes=tuple(data.notes),
             statistics_bytes=fitted[ALONE].federations[self.settings.seed].statistics_bytes[1] // data.num_clients,
             target=self.source.options.get("label_column") or "",
@@ -216,18 +274,29 @@ class SiteFit:
             **(sent_message(fitted[one.name], one.name) if is_sent else {}),
         )  # fmt: skip
 
-    def _models(self, decision: FitDecision, fitted: dict[str, RunOutcome]) -> FittedModels:
+    def _models(self, decision: FitDecision, fitted: dict[str, RunOutcome], handed: Handover | None) -> FittedModels:
+        """Models of all sites; without test rows nothing is `handed` over but what the folds chose."""
         kinds = {one.name: one.model for one in decision.contenders}
         chosen = dict(zip(self.data.names, decision.chosen, strict=True))
+
+        def part(site: str, name: str) -> ModelPipeline:
+            if kinds[name] != "server":
+                return fitted[name].personal_model(site, name)
+            model = fitted[name].server_model(name)
+            assert model is not None  # of FedAvg
+            return ModelPipeline(model.module, model.inputs, {"client": site, **model.about})
+
         models = {}
-        for site, name in chosen.items():
-            if kinds[name] == "server":
-                model = fitted[name].server_model(name)
-                assert model is not None  # of FedAvg
-                models[site] = ModelPipeline(model.module, model.inputs, {"client": site, **model.about})
-            else:
-                models[site] = fitted[name].personal_model(site, name)
+        for k, (site, name) in enumerate(chosen.items()):
+            if handed is None:
+                models[site] = part(site, name)
+                continue
+            shares = handed.shares_of(k)
+            mixture = ModelPipeline.mixture([part(site, name) for name in shares], list(shares.values()))
+            models[site] = mixture.with_sets(handed.sets[k].thresholds)
         server = fitted[ONE_MODEL].server_model(ONE_MODEL) if ONE_MODEL in fitted else None
+        if server is not None and handed is not None:
+            server = server.with_sets(handed.new_site_sets)
         one = decision.newcomer
         run = RunInMemory.of_result(fitted[one.name], one.name) if fitted[one.name].folder is None else None
         return FittedModels(models, server, chosen, Newcomer(one, run))

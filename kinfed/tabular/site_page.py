@@ -7,7 +7,7 @@ from kinfed.core import storage
 from kinfed.report import TableCell, TableColumn, TextTable, render
 from kinfed.tabular.fit_result import PAGE, RUNS, FitResult, SiteRecord, server_path, site_path
 from kinfed.tabular.portfolio import ALONE, ONE_MODEL
-from kinfed.tabular.site_sentences import FEW_OF_A_CLASS, FEW_ROWS, Wording, some
+from kinfed.tabular.site_sentences import FEW_OF_A_CLASS, FEW_ROWS, Wording, percent, some
 from kinfed.version import __version__
 
 
@@ -31,13 +31,19 @@ def page(result: FitResult, folder: Path) -> str:
         metric_title=words.style.noun[0].upper() + words.style.noun[1:],
         definition=result.known_metric.definition.replace("client", "site"),
         notes=result.notes, cautions=cautions(result, words), weights=result.weights, table=site_table(result),
-        sites=[(site, words.sentence(site), words.why(site)) for site in result.sites],
+        sites=[(site, words.sentence(site), words.certificate(site), _details(site, words)) for site in result.sites],
+        insurance=words.insurance(), score=words.choice.noun, safe=result.deploy == "safe",
         leaves=[(one.title, words.leaves(one), takers(result, one.name)) for one in chosen],
         tried=tried_table(result), settings=result.settings, trials=result.trials, left_out=result.left_out,
         models=[(site.site, str(site_path(folder, site.site).relative_to(folder))) for site in result.sites],
         server=str(server_path(folder).relative_to(folder)) if len(result.sites) > 1 else "",
         newcomer=words.newcomer(), adopt=adopt_command(result),
     )  # fmt: skip
+
+
+def _details(site: SiteRecord, words: Wording) -> str:
+    """What is promised, what its sets hold, and why it was chosen."""
+    return " ".join(filter(None, (words.promise(site), words.sets(site), words.why(site))))
 
 
 def adopt_command(result: FitResult) -> str:
@@ -79,21 +85,22 @@ def cautions(result: FitResult, words: Wording) -> list[str]:
 
 
 def site_table(result: FitResult) -> TextTable:
-    """Every site: rows, alone, with the others, what it takes, and the gain, drawn on one scale."""
+    """Every site: its gain first, drawn on one scale, then what it has alone and takes, then the rest."""
     words = Wording(result)
     reach = common_reach([end for site in result.sites for end in (site.gain.low, site.gain.high) if end is not None])
     columns = [
         TableColumn("Site", "name"),
-        TableColumn("Training", group="Rows", definition="Rows that the site's model learnt from."),
-        TableColumn("Test", group="Rows", definition="Rows behind the figures to the right."),
-        TableColumn(words.baseline, group=words.style.axis_title,
-                    definition="What the site reaches without a model, by its own training rows alone."),
+        TableColumn("Gain over alone", definition="Positive is better; with its 95 % interval."),
         TableColumn("Alone", group=words.style.axis_title, definition="The best model that the site trains by itself."),
-        TableColumn("One for all", group=words.style.axis_title, definition="One model, trained by all sites."),
-        TableColumn("Best together", group=words.style.axis_title,
-                    definition="The best model that learns with others, by validation rows."),
-        TableColumn("Takes", "text", group="Choice"),
-        TableColumn("Gain over alone", group="Choice", definition="Positive is better; with its 95 % interval."),
+        TableColumn("Takes", group=words.style.axis_title, definition="What the site is handed."),
+        TableColumn("Own share", definition="The part of its own model, trained alone, in what it takes."),
+        TableColumn("Chosen", "text", definition="What validation rows spoke for, and what test rows show of it."),
+        TableColumn("One for all", group=f"Beside it, {words.style.axis_title}",
+                    definition="One model, trained by all sites."),
+        TableColumn(words.baseline, group=f"Beside it, {words.style.axis_title}",
+                    definition="What the site reaches without a model, by its own training rows alone."),
+        TableColumn("Training", group="Rows", definition="Rows that the site's model learnt from."),
+        TableColumn("Test", group="Rows", definition="Rows behind the figures to the left."),
     ]  # fmt: skip
     return TextTable.of("Every site", columns, [_site_row(site, words, reach, result) for site in result.sites])
 
@@ -111,7 +118,7 @@ def short_table(result: FitResult, most: int) -> TextTable:
     name, takes = TableColumn("site", "name"), TableColumn("takes", "text")
     rows = [
         (site.site, f"{site.test_rows:,}", words.value(site.baseline), words.value(site.alone),
-         words.title(site.chosen), words.value(site.deployed),
+         _takes(site, words), words.value(site.deployed),
          "–" if site.gain.value is None else words.gain(site.gain.value).removesuffix(" points"))
         for site in result.sites[:most]
     ]  # fmt: skip
@@ -120,9 +127,16 @@ def short_table(result: FitResult, most: int) -> TextTable:
     return TextTable.of(title, [name, "rows", "baseline", "alone", takes, "with it", "gain"], rows)
 
 
+def _takes(site: SiteRecord, words: Wording) -> str:
+    """What a site takes, in a few words: 52 % own, Kin."""
+    own = (site.shares or {site.chosen: 1.0}).get(ALONE, 0.0)
+    others = words.title(site.chosen) if site.chosen != ALONE else "others"
+    return words.title(site.chosen) if own in (0.0, 1.0) else f"{percent(own)} own, {others}"
+
+
 def _site_row(site: SiteRecord, words: Wording, reach: float, result: FitResult) -> list[TableCell | str]:
-    gain = site.gain
-    if site.chosen == ALONE:
+    gain, shares = site.gain, site.shares or {site.chosen: 1.0}
+    if shares.keys() == {ALONE}:
         cell = TableCell("0", tone="open")
     elif gain.value is None or gain.low is None or gain.high is None:
         cell = TableCell("–", tone="open")
@@ -130,11 +144,12 @@ def _site_row(site: SiteRecord, words: Wording, reach: float, result: FitResult)
         tone = ("yes" if gain.value > 0 else "no") if gain.is_clear else "open"
         low, value, high = (min(max(end, -reach), reach) for end in (gain.low, gain.value, gain.high))
         cell = TableCell(words.gain(gain.value), tone=tone, interval=(low, value, high), reach=reach)
-    together = "–" if site.together is None else f"{words.value(site.with_others)} ({words.title(site.together)})"
+    shown = "" if site.chosen == ALONE else ", shown" if site.gain_chosen.is_shown else ", not shown"
     one_model = words.value(site.one_model) if any(one.name == ONE_MODEL for one in result.contenders) else "–"
     return [
-        site.site, f"{site.train_rows:,}", f"{site.test_rows:,}", words.value(site.baseline), words.value(site.alone),
-        one_model, together, words.title(site.chosen), cell,
+        site.site, cell, words.value(site.alone), words.value(site.deployed), percent(shares.get(ALONE, 0.0)),
+        f"{words.title(site.chosen)}{shown}", one_model, words.value(site.baseline), f"{site.train_rows:,}",
+        f"{site.test_rows:,}",
     ]  # fmt: skip
 
 
@@ -144,10 +159,10 @@ def tried_table(result: FitResult) -> TextTable:
     columns = [
         TableColumn("What", "name"),
         TableColumn("Kind of model", "text"),
-        TableColumn(words.style.axis_title, group="Validation rows"),
+        TableColumn(words.choice.axis_title, group="Validation rows"),
         TableColumn("Gain over alone", group="Validation rows", definition="μ: the mean over sites."),
         TableColumn("Differs by", group="Validation rows", definition="τ: how much sites differ in it, beyond chance."),
-        TableColumn("Taken by", group="Choice", definition="So many sites."),
+        TableColumn("Taken by", group="Choice", definition="Number of sites."),
         TableColumn("Settings", "text", group="Choice", definition="The best of the tries; the others are defaults."),
     ]  # fmt: skip
     rows = []
@@ -155,8 +170,8 @@ def tried_table(result: FitResult) -> TextTable:
         settings = ", ".join(f"{name} {value:g}" for name, value in one.options.items()) or "defaults"
         alone = one.name == ALONE
         rows.append([
-            one.title, words.kind_of_model(one.network), words.number(one.validation),
-            "" if alone else words.gain(one.mean), "" if alone else words.gain(one.spread).removeprefix("+"),
+            one.title, words.kind_of_model(one.network), words.score(one.validation),
+            "" if alone else words.advantage(one.mean), "" if alone else words.advantage(one.spread).removeprefix("+"),
             str(len(takers(result, one.name))), settings,
         ])  # fmt: skip
     return TextTable.of("What was tried", columns, rows)

@@ -8,6 +8,7 @@ from kinfed.tabular.fit_result import ContenderRecord, Estimate, FitResult, Site
 from kinfed.tabular.portfolio import ALONE, FINE_TUNED, ONE_MODEL
 
 FEW_ROWS = 30  # test rows below which a figure of a site says little by itself
+FEW_FOR_T = 60  # test rows below which a bound by Student's t is called approximate
 BEYOND = 0.025  # the chance that a 95 % interval lies on one side of the truth
 FEW_OF_A_CLASS = 10  # the same for those of the rarer of two classes
 MOST_CLASSES = 5  # that are named where the target is described
@@ -37,6 +38,8 @@ class Wording:
         self.result = result
         alone = [site.alone.value for site in result.sites if site.alone.value is not None]
         self.style: MetricStyle = metric_style(result.metric).for_values(alone)
+        scores = [one.validation for one in result.contenders]
+        self.choice: MetricStyle = metric_style(result.choice_metric or result.metric).for_values(scores)
 
     # ---- figures ----
 
@@ -55,6 +58,14 @@ class Wording:
         if estimate.low is None or estimate.high is None:
             return "too few test rows for an interval"
         return f"95 % interval {signed(estimate.low, self.style)} to {signed(estimate.high, self.style)}"
+
+    def score(self, value: float) -> str:
+        """A value of the proper score that choices were made by."""
+        return shown(value, self.choice) + self.choice.unit
+
+    def advantage(self, value: float) -> str:
+        """An advantage in that score: positive is better."""
+        return signed(value, self.choice) + (" points" if self.choice.in_percent else "")
 
     # ---- sites ----
 
@@ -100,15 +111,75 @@ class Wording:
         }
         return fixed.get(name, f"a model of its own that learns with the others by {self.title(name)}")
 
+    def handed(self, site: SiteRecord) -> str:
+        """The words for what a site is handed, after "takes"."""
+        shares = site.shares or {site.chosen: 1.0}
+        if len(shares) == 1:
+            return self.way(next(iter(shares)))
+        own = shares.get(ALONE, 0.0)
+        ordered = sorted(shares.items(), key=lambda one: -one[1])
+        parts = [f"{self.title(name)} {percent(one)}" for name, one in ordered if name != ALONE and one >= 0.005]
+        others = f" ({', '.join(parts)})" if parts else ""
+        shared = f"{percent(1 - own)} what it learnt with the others{others}"
+        return f"{percent(own)} the model it trains alone and {shared}" if own else shared
+
+    def certificate(self, site: SiteRecord) -> str:
+        """What the test rows show of the contender that the folds chose; "" where that is learning alone."""
+        gain = site.gain_chosen
+        if site.chosen == ALONE or gain.value is None:
+            return ""
+        title = self.title(site.chosen)
+        if gain.at_least is None:
+            return f"Not shown: {title} has too few test rows for a bound."
+        about = " about" if self.style.name != "accuracy" and site.test_rows < FEW_FOR_T else ""
+        if gain.is_shown:
+            return f"Shown (95 %): {title} by itself gains{about} {self.gain(gain.at_least)} or more."
+        return (
+            f"Not shown: {title} by itself gains {self.gain(gain.value)} on these rows, lower bound{about} "
+            f"{signed(gain.at_least, self.style)}."
+        )
+
+    def promise(self, site: SiteRecord) -> str:
+        """What the mixture may cost; "" where nothing is promised."""
+        if site.most_it_costs is None or len(site.shares) < 2:
+            return ""
+        nats = f"at most {site.most_it_costs:.3f} nats of log loss against its own model"
+        if self.result.problem.is_regression:
+            nats += ", of normal densities"
+        return f"On average over rows like these, this costs {nats}; for {self.style.noun} nothing is promised."
+
+    def sets(self, site: SiteRecord) -> str:
+        """Prediction sets of a site, and how they covered."""
+        if site.set_size is None or site.covered is None:
+            return ""
+        size = f"are {self.number(site.set_size)} wide" if self.result.problem.is_regression else (
+            f"hold {site.set_size:.2f} classes on average"
+        )  # fmt: skip
+        return f"Sets of 90 % {size} and held the truth in {percent(site.covered)} of {plural(site.set_rows, 'row')}."
+
+    def insurance(self) -> str:
+        """What safe mixtures cost and saved beside what the folds chose; "" where none were made."""
+        pairs = [(one.gain.value, one.gain_chosen.value) for one in self.result.sites
+                 if one.gain.value is not None and one.gain_chosen.value is not None]  # fmt: skip
+        if self.result.deploy != "safe" or not pairs:
+            return ""
+        handed, chosen = ([pair[place] for pair in pairs] for place in (0, 1))
+        means = [self.gain(sum(values) / len(values)) for values in (handed, chosen)]
+        worst = [self.gain(min(values)) for values in (handed, chosen)]
+        return (
+            f"Mixtures are insurance: on test rows they gain {means[0]} on average over sites, where what the folds "
+            f"chose would gain {means[1]}; at the site that fares worst it is {worst[0]} against {worst[1]}."
+        )
+
     def sentence(self, site: SiteRecord) -> str:
         """One sentence on what the site has alone, what it takes, and what that gains on its test rows."""
-        takes, rows = f"{site.site} takes {self.way(site.chosen)}", self.rows(site)
+        takes, rows = f"{site.site} takes {self.handed(site)}", self.rows(site)
         if not site.test_rows:
             return f"{takes}; it has no test rows, so that nothing can be said of its gain."
         if site.alone.value is None or site.deployed.value is None:
             return f"{takes}; {self._undefined(site)}."
         alone = f"{self.style.noun} {self.value(site.alone)}"
-        if site.chosen == ALONE:
+        if (site.shares or {site.chosen: 1.0}).keys() == {ALONE}:
             return f"{takes} ({alone}, {rows}): {self._no_better(site)}."
         return (
             f"{takes}: {alone} alone, {self.value(site.deployed)} with it; {self._verdict(site.gain)} "
@@ -130,6 +201,8 @@ class Wording:
     def _no_better(self, site: SiteRecord) -> str:
         if site.together is None:
             return "there is no other site to learn with"
+        if site.chosen != ALONE:
+            return "test rows do not show that what the folds chose is better"
         return (
             "by validation rows nothing that learns with the others was better; the best of these "
             f"({self.title(site.together)}) has {self.value(site.with_others)} on the test rows"
@@ -148,14 +221,14 @@ class Wording:
         if site.chosen == ALONE:
             if site.together is None:
                 return "With one site there is nothing to choose."
-            change = f"change {self.style.noun} by {self.gain(site.expected_together)}"
             return (
                 f"By its own {own} and those of the other sites, the best that learns with others "
-                f"({self.title(site.together)}) was expected to {change}."
+                f"({self.title(site.together)}) was expected to gain {self.advantage(site.expected_together)} in "
+                f"{self.choice.noun}."
             )
         return (
-            f"By its own {own} and those of the other sites it was expected to gain {self.gain(site.expected)} over "
-            f"learning alone, more than all others that were tried."
+            f"By its own {own} and those of the other sites, {self.title(site.chosen)} was expected to gain "
+            f"{self.advantage(site.expected)} in {self.choice.noun} over learning alone, more than all others."
         )
 
     def leaves(self, contender: ContenderRecord) -> str:
@@ -199,7 +272,7 @@ class Wording:
 
     def overall(self) -> str:
         sites, gain = self.result.sites, self.result.overall
-        moved = [site for site in sites if site.chosen != ALONE]
+        moved = [site for site in sites if (site.shares or {site.chosen: 1.0}).keys() != {ALONE}]
         if len(sites) == 1:
             return "There is only one site and nobody to learn with: it uses the best of its own models."
         if not moved:
@@ -207,7 +280,9 @@ class Wording:
         head = f"{len(moved)} of {len(sites)} sites take a model that learns with the others"
         if gain.value is None:
             return f"{head}; what they gain cannot be told from their test rows."
-        return f"{head}; {self._clear_sites(moved)}. {self._mean(gain)}"
+        by_rows = self.result.overall_by_rows.value
+        rows = "" if by_rows is None else f" Every row alike, it is {self.gain(by_rows)}."
+        return f"{head}; {self._clear_sites(moved)}. {self._mean(gain)}{rows}"
 
     def _clear_sites(self, moved: Sequence[SiteRecord]) -> str:
         """The sites whose gain, or loss, is beyond chance; of many sites some are by chance."""
@@ -232,6 +307,10 @@ class Wording:
         if (gain.value or 0.0) > 0:
             return f"{figure}: on average, learning with the others helps."
         return f"{figure}: on average, sites do better alone, although their validation rows suggested otherwise."
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def some(names: Sequence[str], most: int = 8) -> str:

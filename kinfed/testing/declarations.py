@@ -54,7 +54,8 @@ def averages_are_only_averaged(bench: Bench) -> None:
         rows = [getattr(up, name) for name in algorithm.fields]
         means = [torch.tensordot(p, field.to(torch.float64), 1).to(field.dtype).flatten() for field in rows]
         new: Tree = inner(server, ids, up, round)
-        same: Tree = algorithm.step(server, mean_from_row(up, algorithm.fields, torch.cat(means)), round)
+        info = replace(round, weight=float(weight.sum()))
+        same: Tree = algorithm.step(server, mean_from_row(up, algorithm.fields, torch.cat(means)), info)
         expect_equal(same.named(), new.named(), "averaged fields reach the server through their mean only", 1e-4)
         return new
 

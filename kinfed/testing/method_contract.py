@@ -33,7 +33,12 @@ def check_algorithm(
     model: Callable[[], nn.Module] | None = None,
 ) -> None:
     """Put a method, by its registered name or as an object, to all checks. Raises ContractError at the first that
-    fails. A method that needs special data or a special model brings them; a few clients and parameters will do."""
+    fails. A method that needs special data or a special model brings them; a few clients and parameters will do.
+
+    Example:
+
+        >>> kinfed.testing.check_algorithm("fedprox", options={"mu": 0.1})
+    """
     bench = Bench(method, options=options, federation=federation, model=model)
     for check in CHECKS.values():
         check(bench)

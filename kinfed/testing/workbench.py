@@ -40,6 +40,10 @@ def adapted_model(*, freeze_a: bool = False, pair: bool = False) -> nn.Module:
     return lora(tiny_model(), targets="1,3", rank=2, alpha=4.0, train="5", freeze_a=freeze_a, pair=pair)
 
 
+def linear_model(outputs: int = 3) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, outputs))
+
+
 # What a method is tried on: the first that it accepts.
 MODELS: tuple[Callable[[], nn.Module], ...] = (
     tiny_model,
@@ -88,6 +92,17 @@ def tiny_federation(sizes: tuple[int, ...] = (1, 4, 16, 7, 13, 10), test: int = 
     )  # fmt: skip
 
 
+def of_numbers(federation: Federation) -> Federation:
+    """The same examples with numbers to predict, which clients have different levels of."""
+    x = federation.features.raw.to(torch.float64)
+    y = x[:, 0] - 0.5 * x[:, 1] + 0.1 * federation.labels
+    return replace(federation, labels=y, problem=Problem.of_numbers(y[federation.train.rows]))
+
+
+def of_two_classes(federation: Federation) -> Federation:
+    return replace(federation, labels=(federation.labels > 0).to(torch.int64), problem=Problem.of_classes(2))
+
+
 class Bench:
     """A method on a tiny federation, and the runs of it that several checks share."""
 
@@ -106,7 +121,9 @@ class Bench:
         else:
             self.algorithm = method
         self.federation = self.fitting(federation or tiny_federation())
-        self.model = model or self._fitting_model()
+        self.model = model or tiny_model
+        if model is None:
+            self._choose(() if federation is not None else (of_numbers, of_two_classes))
 
     def fitting(self, federation: Federation) -> Federation:
         """The federation as the method needs it."""
@@ -118,17 +135,22 @@ class Bench:
             federation = replace(federation, test=test, public=public)
         return federation
 
-    def _fitting_model(self) -> Callable[[], nn.Module]:
-        """The first of the tiny models that the method accepts; the usual one, whose refusal says why, if it accepts
-        none."""
-        population = self.federation.population(SEED)
-        for build in MODELS:
-            try:
-                check_algorithm_settings(self.algorithm, self.make_task(build), population)
-            except (ConfigError, ModelError):
-                continue
-            return build
-        return tiny_model
+    def _choose(self, others: Sequence[Callable[[Federation], Federation]]) -> None:
+        """The first of the tiny models that the method accepts, with classes or, where it accepts none, with `others`
+        to predict; the usual ones, whose refusal says why, if it accepts nothing."""
+        usual = self.federation
+        for federation in (usual, *(self.fitting(change(usual)) for change in others)):
+            self.federation = federation
+            linear = functools.partial(linear_model, federation.problem.outputs)
+            builds: tuple[Callable[[], nn.Module], ...] = (*(MODELS if federation is usual else ()), linear)
+            for build in builds:
+                try:
+                    check_algorithm_settings(self.algorithm, self.make_task(build), federation.population(SEED))
+                except (ConfigError, ModelError):
+                    continue
+                self.model = build
+                return
+        self.federation = usual
 
     def make_task(self, build: Callable[[], nn.Module] | None = None, backend: str = "auto") -> ModuleTask:
         """The task of the bench's model, or of that of `build`, for the federation's problem."""

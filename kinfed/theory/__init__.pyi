@@ -1,3 +1,5 @@
+from kinfed.theory import certificates as certificates
+from kinfed.theory import safe_mixture as safe_mixture
 from kinfed.theory.gaussian import CASES as CASES
 from kinfed.theory.gaussian import Case as Case
 from kinfed.theory.gaussian import GaussianTask as GaussianTask

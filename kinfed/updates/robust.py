@@ -146,9 +146,15 @@ class RobustAverage(Stage):
 
     def __init__(self, rule: Rule, algorithm: AnyAlgorithm, trained: Tensor | None = None) -> None:
         self.rule, self.trained = rule, trained
-        self.fields = required_averaging(
+        method = required_averaging(
             algorithm, type(algorithm).__name__, "a robust average could not keep its promise", "robust"
-        ).fields
+        )
+        if method.adds_up:
+            raise ConfigError(
+                f"{type(algorithm).__name__} adds up sums over clients' rows, and a robust rule's result is no such "
+                "sum; leave out the method or robust"
+            )
+        self.fields = method.fields
 
     def check(self, algorithm: AnyAlgorithm, called: int) -> None:
         if called < self.rule.least:
@@ -165,7 +171,7 @@ class RobustAverage(Stage):
             return updates
         fields = {name: getattr(updates.rows, name) for name in self.fields}
         row = _combined(self.rule, averaged_rows(updates.rows, self.fields), _trained_mask(fields, self.trained))
-        return replace(updates, mean=mean_from_row(updates.rows, self.fields, row))
+        return replace(updates, mean=mean_from_row(updates.rows, self.fields, row), weight=float(count))
 
 
 def _trained_mask(fields: Mapping[str, Tensor], trained: Tensor | None) -> Tensor | None:

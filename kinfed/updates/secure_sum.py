@@ -138,7 +138,8 @@ class SecureSum(Stage):
             return replace(updates.unused(note), nbytes=0)
         size = self.size(updates.rows, clients)
         mean = self.mean(updates.rows) if self.adds_up else None
-        return replace(updates, mean=mean, nbytes=size.up, nbytes_down=size.down)
+        weight = float(example_weights(updates.rows, clients).sum())
+        return replace(updates, mean=mean, weight=weight, nbytes=size.up, nbytes_down=size.down)
 
     def mean(self, up: Tree) -> Tree:
         rows = averaged_rows(up, self.averages)

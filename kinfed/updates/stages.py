@@ -42,6 +42,7 @@ class Updates:
     nbytes: int  # of all updates sent, the refused ones too
     refused: dict[int, str] = field(default_factory=dict)  # by client, why its update is not used; "": not finite
     mean: Any = None  # Tree: the averaged fields, without the axis of clients; then `rows` are of no use any more
+    weight: float = 1.0  # sum of the weights that the mean stands for
     record: Record | None = None  # of private tasks in other processes; None where the loop's own task recorded it
     nbytes_down: int = 0  # of messages to the clients beside what `download` made
     lag: int = 0  # of asynchronous updates: steps of the server since they started
@@ -157,6 +158,11 @@ class Road(Sequence[Stage]):
     def at_clients(self) -> tuple[Stage, ...]:
         """Stages that change updates before they are sent."""
         return tuple(stage for stage in self._stages if type(stage).at_client is not Stage.at_client)
+
+    @property
+    def reads_updates(self) -> bool:
+        """True where a stage at the server needs single updates."""
+        return any(type(stage).at_server is not Stage.at_server for stage in self._stages)
 
     def at_server(self, updates: Updates, round: RoundInfo) -> Updates:
         """Send updates through the stages at the server."""

@@ -112,7 +112,7 @@ class UserLevel(Stage):
         else:  # of updates that the clients have shortened themselves, from their secure sum
             parts = [getattr(updates.mean, name).flatten().to("cpu", torch.float64) for name in self._averages]
             mean = self._released(len(updates.ids) * torch.cat(parts)[None], number)
-        return replace(updates, mean=mean if self._averages else None)
+        return replace(updates, mean=mean if self._averages else None, weight=self.expected)
 
     def mean(self, up: Tree | None, round: int) -> Tree:
         """Δ̃, from the updates of the round (None: no client replied)."""

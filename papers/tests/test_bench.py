@@ -13,7 +13,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from kinfed.engine.zoo import encoder
+from kinfed.engine.zoo import pretrained
 from kinfed.engine.zoo.models import build_model
 from kinfed.errors import ConfigError, KinfedError
 from kinfed_papers.bench import (
@@ -92,10 +92,10 @@ def test_steps_of_any_model_are_those_of_plain_torch(name: str, monkeypatch: pyt
 def test_steps_on_activations_are_those_of_plain_torch(
     name: str, options: dict[str, int], backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = dict(zip(encoder._SIZES, (50, 8, 2, 2, 16, 16, 2, 1e-12), strict=True))
-    monkeypatch.setattr(encoder, "_MINILM", sizes)
+    sizes = dict(zip(pretrained._SIZES, (50, 8, 2, 2, 16, 16, 2, 1e-12), strict=True))
+    monkeypatch.setattr(pretrained, "_MINILM", sizes)
     monkeypatch.setattr("kinfed_papers.bench.step_timing.PARITY_STEPS", 3)
-    module = lambda _: encoder.random_minilm((6,), 10, **options)  # noqa: E731
+    module = lambda _: pretrained.random_minilm((6,), 10, **options)  # noqa: E731
     workload = replace(STEP_WORKLOADS[name].quick(), module=module, shape=(6,), vocabulary=50)
     [steps] = compare_steps(workload, 1, (1,), "")
     assert steps.disagreement < 1e-6

@@ -18,7 +18,8 @@ from kinfed.core.backoff import LONGEST_PAUSE, Silence
 from kinfed.deploy.server.deployment_server import TooFewClients, serve
 from kinfed.deploy.server.status import DONE, RUNNING, STOPPED, read_progress, read_status
 from kinfed.deploy.settings import Deployment
-from kinfed.deploy.transport.exchange import Presence
+from kinfed.deploy.transport.exchange import Presence, Sent
+from kinfed.deploy.transport.wire import TRAIN, Packet
 from kinfed.errors import KinfedError, StorageError
 
 SETTINGS: dict[str, Any] = {
@@ -101,6 +102,78 @@ def test_a_node_that_cannot_take_part_is_explained_while_waiting(tmp_path: Path)
     with pytest.raises(TooFewClients):
         run(net)
     assert "node 101 cannot take part: StorageError" in lines(net, "clients are here")[0]
+
+
+def dies(net: Loopback, node: int, from_round: int, until: float = float("inf")) -> None:
+    """Nothing comes from this node any more, from a round on until a time; it stays listed."""
+    dead = False
+
+    def lose(_: str, sent: Sent, answer: Packet) -> Packet | None:
+        nonlocal dead
+        dead = dead or (sent.kind == TRAIN and sent.packet.header["round"] >= from_round)
+        return None if sent.node == node and dead and net.now < until else answer
+
+    net.tamper = lose
+
+
+def journal(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def test_a_dead_node_costs_one_deadline_and_not_one_in_every_round(tmp_path: Path) -> None:
+    net = make(tmp_path, rounds=8, quorum=1)
+    dies(net, 101, from_round=3)
+    records = journal(run(net))
+    assert [record["dropped"] for record in records] == [0, 0, 1, 1, 1, 1, 1, 1]
+    assert 100 <= net.now < 120  # seconds: one deadline, and no other
+    assert len(lines(net, "^b: no answer; from now on waited for only after a sign of life")) == 1
+    assert lines(net, "round 4: without b: no sign of life since an earlier request")
+    asked = [sent.packet.header["round"] for sent in net.messages if sent.node == 101 and sent.kind == TRAIN]
+    assert asked == [1, 2, 3]  # no order whose answer nobody waits for, and for which the node might pay
+
+
+def test_a_suspect_that_says_who_it_is_takes_part_again_and_is_waited_for(tmp_path: Path) -> None:
+    net = make(tmp_path, rounds=8, quorum=1)
+    net.delay["a"] = 20.0  # a round takes 20 s; a suspect is asked every minute who it is
+    dies(net, 101, from_round=2, until=200.0)
+    records = journal(run(net))
+    dropped = [record["dropped"] for record in records]
+    assert dropped[:3] == [0, 1, 1]
+    assert dropped[-2:] == [0, 0]
+    assert lines(net, "^b: back after a silence")
+
+
+def test_a_node_that_is_slow_and_in_time_is_no_suspect(tmp_path: Path) -> None:
+    net = make(tmp_path, rounds=3, quorum=1)
+    net.delay["b"] = 60.0
+    assert [record["dropped"] for record in journal(run(net))] == [0, 0, 0]
+    assert not lines(net, "sign of life")
+
+
+def test_a_suspect_is_needed_where_there_is_no_quorum_without_it(tmp_path: Path) -> None:
+    net = make(tmp_path, rounds=3, quorum=2, patience=9)
+    dies(net, 101, from_round=2, until=150.0)
+    records = journal(run(net))
+    assert [record["dropped"] for record in records] == [0, 2, 0]  # round 3 waits until b is back
+
+
+def test_a_client_that_comes_back_on_another_node_leaves_its_suspect_behind(tmp_path: Path) -> None:
+    net = make(tmp_path, rounds=6, quorum=1)
+    dies(net, 101, from_round=2)
+    net.nodes_ |= {102: net.nodes_[101]}
+    net.offline.add(102)
+    sleep = net.sleep
+
+    def come_back(seconds: float) -> None:
+        sleep(seconds)
+        if net.now > 100.0:
+            net.offline.discard(102)
+
+    records = journal(serve(Deployment.parse(net.run_config), net, net.log.append, clock=net.clock, sleep=come_back))
+    assert records[-1]["dropped"] == 0
+    last = [sent.node for sent in net.messages if sent.kind == TRAIN and sent.packet.header["round"] == 6]
+    assert sorted(last) == [100, 102]
+    assert lines(net, "client b has appeared on a new node; its former one is not asked any more")
 
 
 def status_during(net: Loopback, when: Callable[[Loopback], bool]) -> dict[str, Any]:

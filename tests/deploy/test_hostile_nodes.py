@@ -125,6 +125,7 @@ BAD_GREETINGS: list[dict[str, Any]] = [
     {"rows": 10**30}, {"rows": "x"}, {"rows": 0}, {"rows": float("inf")}, {"tokens": 1}, {"columns": [1]},
     {"columns": "age"}, {"columns": ["a\\nb\n"]}, {"group": ["g"]}, {"name": ""}, {"name": "x" * 101},
     {"name": "b\x1b[31m"}, {"name": "b\nround 9 of 9"}, {"name": "[/bold]"}, {"name": 3}, {"key": None},
+    {"own_roles": "yes"},
 ]  # fmt: skip
 
 
@@ -132,7 +133,7 @@ BAD_GREETINGS: list[dict[str, Any]] = [
 def test_a_bad_greeting_is_refused_and_nobody_waits_for_more_than_its_node(values: dict[str, Any]) -> None:
     good = {
         "name": "b", "group": "", "columns": [], "counts": [12, 0, 5], "rows": 12, "shape": [5], "tokens": False,
-        "key": "k", "signature": "s",
+        "key": "k", "signature": "s", "own_roles": False,
     }  # fmt: skip
     assert Greeting.read(good, 10**6).counts == (12, 0, 5)
     with pytest.raises(MessageError) as caught:

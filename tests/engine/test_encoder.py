@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from kinfed.engine.contract.linear import runs_batched
-from kinfed.engine.zoo.encoder import EncoderLayer, EncoderNet, MeanPool, PatchEmbeddings, minilm, minilm_outline, pack
+from kinfed.engine.zoo.encoder import EncoderLayer, EncoderNet, MeanPool, PatchEmbeddings, pack
 from kinfed.engine.zoo.lora import load_adapter, save_adapter
 from kinfed.engine.zoo.models import build_model
+from kinfed.engine.zoo.pretrained import minilm, minilm_outline
 from kinfed.errors import ModelError, StorageError
 
 TOKENS = torch.tensor([[2, 7, 5, 3, 0, 0], [2, 9, 3, 0, 0, 0], [2, 4, 4, 8, 6, 3], [2, 3, 0, 0, 0, 0]])

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kinfed.engine.rows.model_trial import changed_attribute, python_state
+from kinfed.engine.rows.python_state import changed_attribute, python_state
 from kinfed.engine.task_factory import make_task
-from kinfed.engine.zoo.encoder import random_minilm
 from kinfed.engine.zoo.models import MODELS, build_model
+from kinfed.engine.zoo.pretrained import random_minilm
 from kinfed.errors import ModelError
 
 EXAMPLE = torch.linspace(-1.0, 1.0, 12).view(2, 6)

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import command_line
 import pytest
 import torch
 from torch import Tensor, nn
@@ -407,6 +408,17 @@ def test_a_run_begun_on_one_pool_goes_on_on_the_other(first: str, then: str, tmp
     stopped_after(2, tmp_path / "two", pool=first, **RUN)
     kinfed.run(out=tmp_path / "two", resume=True, pool=then, **RUN)
     assert same(tmp_path / "whole", tmp_path / "two") == []
+
+
+@pytest.mark.usefixtures("for_runs")
+def test_settings_of_ray_are_left_behind_by_a_run_that_is_resumed_on_the_local_pool(tmp_path: Path) -> None:
+    settings = RUN | {"algorithms": "ditto"}
+    kinfed.run(out=tmp_path / "whole", **settings)
+    out = tmp_path / "moved"
+    stopped_after(2, out, pool="ray", ray_address="10.0.0.7:6379", workers=2, **settings)
+    done = command_line.kinfed("run", "--out", out, "--resume", "--pool", "local", "--no-report", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert same(tmp_path / "whole", out) == []
 
 
 @pytest.mark.usefixtures("for_runs")

@@ -11,7 +11,8 @@ import torch
 from kinfed.data.examples.problem import Problem
 from kinfed.engine.scoring.metric_catalogue import METRICS
 from kinfed.engine.scoring.metrics import Judged
-from kinfed.tabular.decision import Advantage, SiteFigures, advantage, best_together, choose, shrunk
+from kinfed.tabular.decision import Advantage, advantage, best_together, choose, shrunk
+from kinfed.tabular.site_figures import HANDED, SiteFigures
 
 NAN = math.nan
 
@@ -106,7 +107,12 @@ def test_gains_of_sites_that_stay_alone_are_zero() -> None:
     assert figures.gain("alone", 0).value == 0
     assert figures.gain("ditto", 1).value == pytest.approx(0.5)
     assert figures.gain("ditto", 1).is_clear
-    everyone, one = figures.overall(["ditto"] * 3), figures.overall(["ditto", "alone", "alone"])
-    assert everyone.value == pytest.approx(0.5)
-    assert one.value == pytest.approx(0.5 / 3)
-    assert figures.overall(["alone"] * 3).value == 0
+
+
+def test_the_mean_gain_counts_every_site_alike_and_beside_it_every_row() -> None:
+    alone, handed = [[1, 0] * 20, [1, 0] * 5, [1, 0] * 5], [[1] * 40, [1, 0] * 5, [1, 0] * 5]
+    figures = SiteFigures(METRICS.named("accuracy"), {"alone": judged(alone), HANDED: judged(handed)})
+    by_sites, by_rows = figures.overall()
+    assert by_sites.value == pytest.approx(0.5 / 3)
+    assert by_rows.value == pytest.approx(0.5 * 40 / 60)
+    assert not by_sites.is_clear  # three sites, one of which gains

@@ -115,7 +115,9 @@ def test_test_rows_choose_nothing(table: Table) -> None:
     turned = {"ill": "well", "well": "ill"}
     labels = [turned[y] if m == "test" else y for y, m in zip(table["outcome"], marks, strict=True)]
     results = [
-        kinfed.fit({**marked, "outcome": outcome}, **COLUMNS, split_column="part", **SMALL | {"trials": 1})
+        kinfed.fit(
+            {**marked, "outcome": outcome}, **COLUMNS, split_column="part", **SMALL | {"trials": 1, "deploy": "chosen"}
+        )
         for outcome in (table["outcome"], labels)
     ]
     first, other = results
@@ -383,7 +385,7 @@ def test_rows_count_by_their_weights_in_training_choice_and_figures(table: Table
     north = weighted.site("north")
     assert north.alone.value is not None
     assert north.alone.value > 0.85
-    assert weighted.contender("alone").validation > 0.8 > strays.contender("alone").validation
+    assert weighted.contender("alone").validation < 0.5 < strays.contender("alone").validation  # log loss
     assert weighted.weights == "rows count by the column trust, in training and in all figures"
     assert weighted.statistics_bytes == strays.statistics_bytes + 16  # a sum and a number
 
@@ -399,7 +401,7 @@ def test_class_weights_reach_folds_and_models(table: Table) -> None:
         return float(np.mean([label == "ill" for label in result.predict(table, "north")]))
 
     plain, leaning = (
-        kinfed.fit(table, **COLUMNS, class_weights=rule, **SMALL | {"algorithms": "fedavg"})
+        kinfed.fit(table, **COLUMNS, class_weights=rule, **SMALL | {"algorithms": "fedavg", "deploy": "chosen"})
         for rule in ("none", "ill=30,well=1")
     )
     assert share_of_ill(leaning) > share_of_ill(plain) + 0.2

@@ -10,9 +10,9 @@ import pytest
 from kinfed.data.examples.problem import Problem
 from kinfed.engine.scoring.metric_catalogue import METRICS
 from kinfed.engine.scoring.metrics import Judged
-from kinfed.tabular.decision import SiteFigures
 from kinfed.tabular.fit_result import ContenderRecord, Estimate, FitResult, SiteRecord
 from kinfed.tabular.portfolio import BASELINE
+from kinfed.tabular.site_figures import SiteFigures
 from kinfed.tabular.site_sentences import Wording
 
 BINARY = Problem.of_classes(2, ["benign", "malignant"])

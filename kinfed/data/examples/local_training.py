@@ -44,7 +44,14 @@ class TrainingSettings:
 
 @dataclass(frozen=True, repr=False)
 class LocalTraining(TrainingSettings):
-    """Local training of one round. `steps` or `epochs`, not both."""
+    """Local training of one round: optimizer, learning rate, batch size, and `steps` or `epochs`, not both.
+
+    Example:
+
+        >>> training = kinfed.LocalTraining(lr=0.1, batch=10, steps=None, epochs=2, lr_decay=0.5)
+        >>> training.rate(round=3), training.num_steps(torch.tensor([5, 25])).tolist()
+        (0.025, [2, 6])
+    """
 
     poisson: bool = option(False, "Draw every example for a batch on its own with chance batch/n (privacy needs it).")
 

@@ -19,6 +19,7 @@ from kinfed.core import make_options, rng, storage
 from kinfed.data.examples.arrays import as_features, encode, groups_of, name_keys
 from kinfed.data.examples.batches import Split
 from kinfed.data.examples.features import Features
+from kinfed.data.examples.optimizer_state import LoopMemory, MemoryView
 from kinfed.data.examples.problem import HasProblem, Problem, TaskName
 from kinfed.data.examples.ragged import SPLITS, Ragged, hold_out, split_stratified
 from kinfed.data.examples.target import read_target
@@ -32,16 +33,23 @@ if TYPE_CHECKING:
     from kinfed.data.federations.description import Description
     from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing
 
-
-from kinfed.data.examples.optimizer_state import LoopMemory, MemoryView
-
 PUBLIC_EXAMPLES = "public_examples"  # in a description: how many of the clients' own examples were made public
 
 
 @dataclass(repr=False)
 class Federation(HasProblem):
-    """Made from arrays (`from_arrays`), tables (`from_table`) or torch data sets (`from_datasets`), read from a folder
-    (`load`), or by a run from the names of a data set and a partition."""
+    """The clients of a data set with their examples, labels and splits: N examples, held once, and K clients.
+
+    It is made from arrays (`from_arrays`), tables (`from_table`) or torch data sets (`from_datasets`), read from a
+    folder (`load`), or by a run from the names of a data set and a partition.
+
+    Example:
+
+        >>> x, y, hospital = np.random.rand(60, 4), np.arange(60) % 2, np.repeat(["a", "b", "c"], 20)
+        >>> federation = kinfed.Federation.from_arrays(x, y, hospital)
+        >>> federation.names, federation.num_classes, federation.train.count.tolist()
+        (['a', 'b', 'c'], 2, [15, 15, 15])
+    """
 
     features: Features
     labels: Tensor  # [N] int64 classes, or float64 numbers in their own unit where the problem is a regression
@@ -243,15 +251,16 @@ class Federation(HasProblem):
         tokens: bool = False, standardize: bool = False, weights: Any = None, stratify: bool = False, seed: int = 0,
         name: str = "arrays",
     ) -> Federation:  # fmt: skip
-        """A federation from the caller's own arrays.
+        """Make a federation from arrays of your own.
 
-        x [N, ...] numbers (uint8 stays as it is until a batch is made; whole numbers are token ids only with
-        `tokens`), y [N] classes (whole numbers 0..C-1 as they are, text by alphabet) or numbers to predict, which
-        `task` says, or the rule of kinfed.data.examples.target, clients [N] the owner of every example (any labels).
-        `test_rows` [N] bool marks test examples; otherwise `test_fraction` of each client's rows is drawn, keyed by the
-        client's name. `groups` maps a client's label to its group.
-        `standardize` scales every feature by mean and deviation of all training rows; `weights` [N] are positive
-        numbers by which examples count in training; `stratify` draws test rows in proportion to a client's labels."""
+        - `x` [N, ...]: numbers; uint8 stays as it is until a batch is made, whole numbers are token ids with `tokens`.
+        - `y` [N]: classes (whole numbers 0..C-1 as they are, text by alphabet) or numbers to predict; `task` says
+          which, or the rule of kinfed.data.examples.target.
+        - `clients` [N]: the owner of every example, any labels; `groups` maps such a label to its group.
+        - `test_rows` [N] bool marks test examples; otherwise `test_fraction` of each client's rows is drawn, keyed by
+          the client's name, with `stratify` in proportion to its labels.
+        - `standardize` scales every feature by mean and deviation of all training rows.
+        - `weights` [N]: positive numbers by which examples count in training."""
         features = Features(as_features(x, tokens))
         has_classes = num_classes is not None and task == "auto"
         target = read_target(y, "y", "classification" if has_classes else task, codes=True)

@@ -5,16 +5,13 @@ personal state stays in the vault (kinfed.deploy.node.vault); which of the last 
 server says by naming the last round of this client that counted. So a round that was lost on the way, came too late,
 was rejected or is repeated after a restart leaves no trace in what follows.
 
-The server never gets the text of an error that may quote the client's examples. Otherwise the settings of a run could
-name a column as the label, and read it value by value in sentences about unknown classes. Sentences about settings,
-messages, files and rules are sent as they are; of all other errors the server learns the kind.
+Nothing leaves but through the gate (kinfed.deploy.node.gate), not even the text of an error, which may quote examples:
+the settings of a run could name a column as the label, and read it value by value in sentences about unknown classes.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,42 +20,23 @@ from torch import Tensor
 
 from kinfed.algorithms import deployed_models
 from kinfed.core import storage
-from kinfed.data import SPLITS, LoopMemory, Moments, Split, with_memory
+from kinfed.data import SPLITS, LoopMemory, Moments, with_memory
+from kinfed.deploy.node.gate import Gate, Released, Withheld
 from kinfed.deploy.node.node_data import load_client_data
 from kinfed.deploy.node.node_settings import NodeSettings, Refused
 from kinfed.deploy.node.requests import Preparation, prepare, stored_state, with_weights
-from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.node.vault_entry import VaultEntry
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport import wire
 from kinfed.deploy.transport.wire import MessageError, Packet, message_types, sent_tensors, tree_of
-from kinfed.engine import Score, Task, module_for, task_for
-from kinfed.errors import ConfigError, KinfedError, ModelError, StorageError
+from kinfed.engine import module_for
+from kinfed.errors import ConfigError
 from kinfed.privacy import EVALUATION, TRAINING, Record, recorded
 from kinfed.serving import ModelInputs
 from kinfed.updates import SecureSum, user_level
 
 if TYPE_CHECKING:
     from kinfed.deploy.secure.secure_session import SecureSession
-
-_WITHOUT_EXAMPLES = (ConfigError, MessageError, ModelError, StorageError)
-_LOG = logging.getLogger("kinfed.node")
-
-
-class Withheld(KinfedError):
-    """An error at a node whose text stays there."""
-
-
-@contextmanager
-def _withheld_errors(clients: str) -> Iterator[None]:
-    try:
-        yield
-    except _WITHOUT_EXAMPLES:
-        raise
-    except Exception as error:
-        _LOG.exception("no answer for %s", clients)
-        kind = type(error).__name__
-        raise Withheld(f"{kind} at {clients}; its text may quote examples and is in the node's own log") from None
 
 
 class Node:
@@ -73,45 +51,53 @@ class Node:
         deployment = Deployment.parse(run_config)
         return cls({one.client: NodeClient(one, deployment) for one in NodeSettings.parse_all(node_config)}, number)
 
-    def answer(self, kind: str, order: Packet) -> Packet:
-        everyone = ", ".join(self.clients)
+    def answer(self, kind: str, order: Packet) -> Released:
         if kind == wire.HELLO:
             nonce = order.require("nonce", str)
-            with _withheld_errors(everyone):
-                return Packet({"clients": [client.hello(nonce, self.number) for client in self.clients.values()]})
+            greetings = [self._passed(name, lambda client: client.hello(nonce, self.number)) for name in self.clients]
+            return Released.together("clients", greetings)
         name = order.require("name", str)
         if name not in self.clients:
+            everyone = ", ".join(self.clients)
             raise MessageError(f"a message for client {name!r} has come to the node of {everyone}; nothing was done")
+        return self._passed(name, lambda client: client.answer(kind, order))
+
+    def _passed(self, name: str, answer: Callable[[NodeClient], Packet]) -> Released:
+        """A client's answer, if it comes from the gate."""
         client = self.clients[name]
-        with _withheld_errors(name):
-            if kind in wire.SECURE_KINDS:
-                return client.secure_answer(kind, order)
-            return {wire.SUMS: client.sums, wire.TRAIN: client.train, wire.EVALUATE: client.evaluate}[kind](order)
+        with client.gate.released_errors():
+            result = answer(client)
+            if not isinstance(result, Released):
+                raise Withheld(f"an answer of {name} has not passed the gate; it was not sent")
+            return result
 
 
 class NodeClient:
     def __init__(self, settings: NodeSettings, deployment: Deployment) -> None:
         self.settings, self.deployment, self.name = settings, deployment, settings.client
-        self.algorithm, self.rules = deployment.algorithm, settings.rules
-        self.vault = Vault(settings.vault)
+        self.algorithm, self.gate = deployment.algorithm, Gate(settings, deployment)
+        self.vault = self.gate.vault
         self.run = with_weights(deployment.run, settings.weights) if settings.weights else deployment.run
         torch.set_num_threads(settings.threads)
 
-    def hello(self, nonce: str, node: int) -> dict[str, Any]:
+    def answer(self, kind: str, order: Packet) -> Packet:
+        if kind in wire.SECURE_KINDS:
+            return self.secure_answer(kind, order)
+        return {wire.SUMS: self.sums, wire.TRAIN: self.train, wire.EVALUATE: self.evaluate}[kind](order)
+
+    def hello(self, nonce: str, node: int) -> Packet:
         """The client's greeting, signed, with the shape of its data: counts, not contents."""
         from kinfed.deploy.transport.client_keys import sign_greeting
 
         own = load_client_data(self.settings, self.deployment)
-        share, federation, features = self.deployment.validation_share, own.federation, own.federation.features
-        if share and not int(federation.val.count.sum()):
-            federation = federation.with_validation(share, self.deployment.seed)
+        federation, features = own.divided(own.federation, self.deployment), own.federation.features
         greeting = {
             "name": self.name, "group": self.settings.group, "columns": own.inputs,
             "counts": [int(federation.split(name).count[0]) for name in SPLITS], "shape": list(features.shape),
-            "rows": int(own.federation.train.count[0]), "tokens": features.is_tokens,
+            "rows": int(own.federation.train.count[0]), "tokens": features.is_tokens, "own_roles": bool(own.roles),
         }  # fmt: skip
         where, key = self._identity()
-        return sign_greeting(key, where, greeting, nonce, node)
+        return self.gate.release(wire.HELLO, Packet(sign_greeting(key, where, greeting, nonce, node)), "a greeting")
 
     def _identity(self) -> tuple[Path, bytes]:
         """File of the client's private key, and the key."""
@@ -124,13 +110,15 @@ class NodeClient:
     def sums(self, order: Packet) -> Packet:
         """This client's contribution to the common encoding and scaling: the statistics of its columns or, for arrays,
         the sum of every feature and, once the common mean is known, of squared distances from it."""
-        self.rules.check_sums(self.name, self.deployment)
+        self.gate.check_sums()
         own = load_client_data(self.settings, self.deployment)
         if own.table is not None:
             statistics = own.statistics()
-            self.rules.check_categories(self.name, self.deployment, statistics.columns_with_categories)
-            return Packet({"name": self.name, "statistics": statistics.to_json()})
-        return Packet({"name": self.name}, {"sums": {"total": own.sums(order.group("sums").get("mean"))}})
+            self.gate.check_categories(statistics.columns_with_categories)
+            answer = Packet({"name": self.name, "statistics": statistics.to_json()})
+            return self.gate.release(wire.SUMS, answer, "statistics of columns")
+        answer = Packet({"name": self.name}, {"sums": {"total": own.sums(order.group("sums").get("mean"))}})
+        return self.gate.release(wire.SUMS, answer, "sums of features")
 
     def train(self, order: Packet) -> Packet:
         """A round. The new state is in the vault before the update leaves."""
@@ -139,14 +127,14 @@ class NodeClient:
         if not 0 < effort <= 1:
             raise MessageError(f"effort is a share of the local work in (0, 1]; the message says {effort}")
         prepared, entry = self._prepare(wire.TRAIN, order), self._entry(order)
-        with prepared.log_locked(), entry.locked():
+        with self.gate.locked_if_private(), entry.locked():
             self._check_order(round, entry.newest_round)
             if self.deployment.run.secure is not None:
                 self._session(order, entry).check_round(round)  # before anything is computed
             client, moments, lost = prepared.state(entry, accepted)
-            request = prepared.request(entry, stored_state(client, moments))
+            request = self.gate.request(prepared, entry, stored_state(client, moments))
             if (answer := request.stored()) is not None:
-                return self._sent(order, entry, answer)
+                return request.leave(*self._sent(order, entry, answer))
             task, cohort = request.protect(prepared.task, prepared.cohort(round, effort))
             memory = LoopMemory(1, moments) if self.algorithm.training.optimizer_state == "kept" else None
             with recorded(task, TRAINING) as record:
@@ -156,15 +144,20 @@ class NodeClient:
             header = self._reply_header(order) | {"lost": lost, "gradients": _gradient_counts(record)}
             for what, tree in (("update", up), ("new state", client), ("optimizer", moments)):
                 if not bool(tree.finite_rows(1).all()):
-                    return request.keep(Packet(header | {"refused": f"its {what} is not finite"}))
+                    answer = Packet(header | {"refused": f"its {what} is not finite"})
+                    request.keep(answer)
+                    return request.leave(answer, "no update")
             entry.keep(round, stored_state(client, moments), accepted, self.deployment.method)
-            return self._sent(order, entry, request.keep(Packet(header, {"up": sent_tensors(up)})))
+            answer = Packet(header, {"up": sent_tensors(up)})
+            request.keep(answer)
+            return request.leave(*self._sent(order, entry, answer))
 
-    def _sent(self, order: Packet, entry: VaultEntry, answer: Packet) -> Packet:
-        """The answer to a round as it is sent: with the update or, for a secure sum, with keys that will mask it."""
+    def _sent(self, order: Packet, entry: VaultEntry, answer: Packet) -> tuple[Packet, str]:
+        """The answer to a round as it is sent, and by what rule: with the update or, for a secure sum, with keys that
+        will mask it."""
         secure = self.deployment.run.secure
         if secure is None or not self.algorithm.sends or "up" not in answer.groups:
-            return answer
+            return answer, "an update"
         averages = secure.averaged_fields(self.deployment.method, self.algorithm)
         update = tree_of(message_types(self.algorithm)[1], answer.group("up"))
         secure.check_update(self.deployment.method, self.algorithm, answer.group("up"), secure.least)
@@ -173,22 +166,24 @@ class NodeClient:
             vector = user_level.shortened(user_privacy, update, averages, order.require("num_clients", int))
         else:
             sums = SecureSum(secure, averages, order.require("total", int))
-            if reasons := sums.out_of_range(update):
-                return Packet(answer.header | {"refused": reasons[0]})
+            if sums.out_of_range(update):
+                # Not by how much: a range near zero would ask every client for its largest number.
+                return Packet(answer.header | {"refused": "its update holds a number beyond secure_range"}), "no update"
             vector = sums.encode(update)
-        return Packet(answer.header, self._session(order, entry).open(order.require("round", int), vector).groups)
+        keys = self._session(order, entry).open(order.require("round", int), vector)
+        return Packet(answer.header, keys.groups), "keys of a secure sum"
 
     def secure_answer(self, kind: str, order: Packet) -> Packet:
         """Answer a request after training, until the sum of a round is there."""
         entry = self._entry(order)
         with entry.locked():
             answer = self._session(order, entry).answer(kind, order)
-        return Packet(self._reply_header(order), answer.groups)
+        return self.gate.release(kind, Packet(self._reply_header(order), answer.groups), "a secure sum", entry.run)
 
     def _session(self, order: Packet, entry: VaultEntry) -> SecureSession:
         from kinfed.deploy.secure.secure_session import Owner, SecureSession
 
-        secure, rules = self.deployment.run.secure, self.rules
+        secure, rules = self.deployment.run.secure, self.settings.rules
         if secure is None:
             raise Refused(f"the run declares no secure_sum, so {self.name} takes part in none")
         owner = Owner(
@@ -201,14 +196,14 @@ class NodeClient:
         """Evaluate the personal model on the client's own held-out examples, and keep it in the vault, ready to use."""
         round, accepted = order.require("round", int), order.require("accepted", int)
         split = order.require("split", str)
-        self.rules.check_split(self.name, self.deployment, self.algorithm, split)
+        self.gate.check_split(split)
         prepared, entry = self._prepare(wire.EVALUATE, order), self._entry(order)
-        with prepared.log_locked(), entry.locked():
+        with self.gate.locked_if_private(), entry.locked():
             self._check_order(round, entry.model_round)
             client, moments, lost = prepared.state(entry, accepted)
-            request = prepared.request(entry, stored_state(client, moments))
+            request = self.gate.request(prepared, entry, stored_state(client, moments))
             if (answer := request.stored()) is not None:
-                return answer
+                return request.leave(answer, "the same figures again")
             task, cohort = request.protect(prepared.task, prepared.cohort(round))
             with recorded(task, EVALUATION) as record:
                 models = deployed_models(
@@ -221,10 +216,13 @@ class NodeClient:
             if not bool(torch.isfinite(theta).all()):
                 raise ConfigError(f"the personal model of {self.name} holds NaN or infinity; it was not kept")
             self._keep_model(entry, prepared, theta[0], round)
-            groups = self._scores(prepared.task, models, order, getattr(cohort, split))
-            groups["figures"] = dict(self.algorithm.client_figures(client))
-            header = self._reply_header(order) | {"lost": lost, "gradients": _gradient_counts(record)}
-            return request.keep(Packet(header, groups))
+            groups, terms = request.scores(_judged_models(models, order), getattr(cohort, split))
+            header = self._reply_header(order) | {"lost": lost, "gradients": _gradient_counts(record), "scores": terms}
+            if terms == wire.EXACT:
+                groups["figures"] = dict(self.algorithm.client_figures(client))
+            answer = Packet(header, groups)
+            request.keep(answer)
+            return request.leave(answer, f"figures on {split} rows, {terms}")
 
     def _check_order(self, round: int, newest: int) -> None:
         """Refuse orders of earlier rounds: what a server sent before it died may arrive after orders of its successor,
@@ -235,22 +233,26 @@ class NodeClient:
                 "the server went back by more than a round, clear the run here (kinfed vault clear) to begin anew"
             )
 
+<<<<<<< HEAD
     def _scores(self, task: Task, models: Mapping[str, Tensor], order: Packet, part: Split) -> dict[str, wire.Arrays]:
         """Scores of the personal model, the server's model, and the method's other models."""
         (_, theta), *others = models.items()
         scores = {"personal": task_for(task, theta).evaluate(theta, part)}
         if "model" in order.group("server_model"):
-            scores["server_model"] = task.evaluate(order.group("server_model")["model"], part)
+            model = order.group("server_model")["model"]
+            scores["server_model"] = task_for(task, model).evaluate(model, part)
         scores |= {f"other.{name}": task_for(task, model).evaluate(model, part) for name, model in others}
         return {name: _score(score) for name, score in scores.items()}
 
+=======
+>>>>>>> main
     def _reply_header(self, order: Packet) -> dict[str, Any]:
         """Fields that tell the server which request this answers."""
         same = {key: order.header.get(key) for key in ("run", "round", "number", "kind")}
         return same | {"name": self.name}
 
     def _prepare(self, kind: str, order: Packet) -> Preparation:
-        return prepare(kind, order, self.settings, self.deployment, self.run)
+        return prepare(self.gate, kind, order, self.run)
 
     def _entry(self, order: Packet) -> VaultEntry:
         return self.vault.entry(order.require("run", str), self.name)
@@ -268,10 +270,13 @@ class NodeClient:
         entry.keep_model(module_for(prepared.task, row.detach()).state_dict(), metadata)
 
 
-def _score(score: Score) -> dict[str, Tensor]:
-    plain = {"correct": score.correct, "loss": score.loss, "count": score.count}
-    errors = {} if score.error is None else {"error": score.error}
-    return plain | errors | {f"sums.{name}": sums for name, sums in score.sums.items()}
+def _judged_models(models: Mapping[str, Tensor], order: Packet) -> dict[str, Tensor]:
+    """The personal model, the server's, and the method's other models, by the names of their figures."""
+    (_, theta), *others = models.items()
+    judged = {"personal": theta}
+    if "model" in order.group("server_model"):
+        judged["server_model"] = order.group("server_model")["model"]
+    return judged | {f"other.{name}": model for name, model in others}
 
 
 def _gradient_counts(record: Record | None) -> list[list[float]]:

@@ -4,6 +4,10 @@ Weights of rows are the node's own business: they are scaled to mean one over th
 nothing of them leaves. (A simulation scales by the mean over all clients; the two agree where every client's weights
 have the same mean.)
 
+Which rows are for training, validation and test is named in the data or, where the owner of the node asks for privacy
+or sets a share, drawn here: a row's role is a keyed hash of all that it holds, so that it stays the same whatever a run
+chooses, in whatever order rows come, and also when others are added. Only elsewhere a run draws test rows.
+
 An .npz file holds x [n, ...] (or tokens [n, length], whole numbers that stand for pieces of text) and y [n], where the
 split is known test [n] and val [n], true or false, and where rows count differently weight [n]. A function returns
 (x, y), or `Examples`. Whole numbers and text are both fine as classes; all must be among the deployment's.
@@ -11,6 +15,7 @@ split is known test [n] and val [n], true or false, and where rows count differe
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import zipfile
 from collections.abc import Callable
@@ -23,8 +28,9 @@ import torch
 from torch import Tensor
 
 from kinfed.data import Cohort, Features, Federation, TablePreprocessing, TableStatistics, example_weights
-from kinfed.data.sources import SUFFIXES, LabelledRows, TextInput, is_table, load_like
-from kinfed.deploy.node.node_settings import NodeSettings, calls_function
+from kinfed.data.sources import SUFFIXES, LabelledRows, TextInput, is_table, load_like, read_table
+from kinfed.deploy.node.node_settings import NodeSettings, Refused, calls_function
+from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.settings import Deployment
 from kinfed.errors import ConfigError, DataError, StorageError
 
@@ -48,8 +54,9 @@ class ClientData:
     federation: Federation  # of one; features not scaled yet, those of a table not even encoded: one zero per column
     columns: list[str]  # of a table; else empty
     table: LabelledRows | None = None  # where its columns are features
-    names_test: bool = False  # the node says itself which rows are for the test, and the run's seed does not matter
+    names_test: bool = False  # the data say which rows are for the test
     names_val: bool = False  # likewise for validation
+    roles: str | None = None  # how the node has drawn those that its data do not name; None: it has not
     text: TextInput | None = None  # where a table's texts became the examples
 
     @property
@@ -60,6 +67,18 @@ class ClientData:
     def names_rows(self, deployment: Deployment) -> bool:
         """True if no choice of the server's decides which rows are trained on."""
         return self.names_test and (self.names_val or not deployment.validation_share)
+
+    def divided(self, federation: Federation, deployment: Deployment, number: int | None = None) -> Federation:
+        """With validation examples, where the run wants them. `number`: the client's, once it is known."""
+        share = deployment.validation_share
+        if not share or int(federation.val.count.sum()):
+            return federation
+        if self.roles is not None:
+            raise Refused(
+                f"the run wants validation examples, and {federation.names[0]} has none: its rows have the roles that "
+                "its owner gave them. Name some in the data, or set validation in node.toml before the first run"
+            )
+        return federation.with_validation(share, deployment.seed, None if number is None else torch.tensor([number]))
 
     def sums(self, mean: Tensor | None) -> Tensor:
         """float64 [*shape]: sums of features over training rows, or of squared distances from the common mean."""
@@ -75,10 +94,8 @@ class ClientData:
 
     def prepared(self, enrolment: Enrolment, deployment: Deployment) -> Federation:
         """The client as one of the deployment's: encoded and scaled as all are, with its validation examples."""
-        federation = self.encoded(enrolment)
-        share, rule = deployment.validation_share, deployment.run.class_weights
-        if share and not int(federation.val.count.sum()):
-            federation = federation.with_validation(share, deployment.seed, torch.tensor([enrolment.number]))
+        federation = self.divided(self.encoded(enrolment), deployment, enrolment.number)
+        rule = deployment.run.class_weights
         return federation if rule == example_weights.NONE else federation.with_class_weights(rule)
 
     def encoded(self, enrolment: Enrolment) -> Federation:
@@ -134,9 +151,50 @@ def load_client_data(node: NodeSettings, deployment: Deployment) -> ClientData:
     if rows.weights is not None:
         _check_weights(node, deployment)
     raw = torch.zeros(len(rows.labels), len(columns)) if rows.features is None else rows.features.raw
+    named = rows.is_test is not None, rows.is_val is not None and bool(rows.is_val.any())
+    roles = None
+    if node.drawn_roles is not None:
+        rows, roles = _with_own_roles(node, rows, named)
     federation = rows.federation(node.client, problem, Features(raw), deployment.test_fraction, deployment.seed)
-    is_split = rows.is_test is not None, rows.is_val is not None and bool(rows.is_val.any())
-    return ClientData(federation, columns, None if rows.read is None else rows, *is_split, text)
+    return ClientData(federation, columns, None if rows.read is None else rows, *named, roles, text)
+
+
+def _with_own_roles(node: NodeSettings, rows: LabelledRows, named: tuple[bool, bool]) -> tuple[LabelledRows, str]:
+    """The rows with roles that the node has drawn, and a text that is the same as long as it draws them so."""
+    assert node.drawn_roles is not None
+    test, validation = (0.0 if done else share for done, share in zip(named, node.drawn_roles, strict=True))
+    if named == (True, True) or (named[0] and not validation):
+        return rows, ""
+    log = Vault(node.vault, node.counter)
+    log.privacy_log(node.client)  # before the secret
+    draws = log.secret(node.client).places(_row_digests(node))  # [n] in [0, 1)
+    is_test = draws < test if rows.is_test is None else rows.is_test
+    is_val = rows.is_val if named[1] else ~is_test & (draws >= 1 - (1 - test) * validation)
+    if named[1]:
+        assert rows.is_val is not None
+        is_test = is_test & ~rows.is_val
+    text = f"drawn by the node: test {test:g}, validation {validation:g}"
+    return replace(rows, is_test=is_test, is_val=is_val), text
+
+
+def _row_digests(node: NodeSettings) -> list[bytes]:
+    """Digests of all that rows hold, also of columns that a run does not read: a run's choices change no role."""
+    if is_table(node.data):
+        table = read_table(Path(node.data))
+        columns = [table[name] for name in sorted(table.column_names)]
+        cells = [[_plain(cell) for cell in column.to_pylist()] for column in columns]
+        return [hashlib.sha256("\x1f".join(row).encode()).digest() for row in zip(*cells, strict=True)]
+    examples = _from_function(node) if calls_function(node.data) else _from_npz(Path(node.data))
+    x, y = np.asarray(examples.x), np.asarray(examples.y)
+    return [hashlib.sha256(x[row].tobytes() + repr(y[row]).encode()).digest() for row in range(len(x))]
+
+
+def _plain(cell: Any) -> str:
+    """Text of a cell, the same when other rows make the column another kind, such as numbers with a point."""
+    try:
+        return repr(float(cell))
+    except (TypeError, ValueError):
+        return str(cell).casefold()
 
 
 def _check_weights(node: NodeSettings, deployment: Deployment) -> None:

@@ -1,22 +1,19 @@
 """The settings of a node, and its owner's rules among them. Its operator gives them in --node-config, and no server can
-change them: a run may ask for more privacy than the rules, never for less.
+change them: a run may ask for more privacy than the rules, never for less. kinfed.deploy.node.gate holds to them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
-from torch import Tensor
 
-from kinfed.algorithms import AnyAlgorithm
 from kinfed.core import convert_fields, declared, option, option_of
-from kinfed.data import SPLITS
 from kinfed.data.sources import TableOptions
-from kinfed.deploy.settings import STANDARD, Deployment, distinct
+from kinfed.deploy.settings import distinct
 from kinfed.errors import ConfigError, unknown_name
 from kinfed.privacy import Privacy
 from kinfed.updates import SecureSettings
@@ -24,6 +21,7 @@ from kinfed.updates import SecureSettings
 DEFAULT_VAULT = "~/.kinfed/vault"
 NAME = "{client}"  # in the settings of a node with several clients
 IN_NODE_CONFIG = "--node-config"
+TEST_FRACTION = 0.25  # of rows, where an owner asks for privacy and names none
 
 
 class Refused(ConfigError):
@@ -49,6 +47,14 @@ class NodeRules:
     delta: float = option_of(Privacy, "delta")
     methods: tuple[str, ...] = option((), "Methods that may be run (default: any).")
     evaluate: tuple[Literal["train", "val", "test"], ...] = option(("test",), "Splits that models may be evaluated on.")
+    evaluation_noise: float = option(
+        5.0, "Under min_noise or epsilon, figures of evaluations get noise of so many rows, and cost epsilon of the "
+        "rows that models are evaluated on; 0: they stay at the node.", ge=0,
+    )  # fmt: skip
+    exact_scores: Permission = option(
+        False, "Give exact figures of evaluations although training is private: no epsilon covers the rows that models "
+        "are evaluated on.",
+    )  # fmt: skip
     sums: Permission = option(
         False, "Give exact counts and sums of features for a common scaling although training is private; the names of "
         "categories are never given under privacy.",
@@ -64,64 +70,10 @@ class NodeRules:
     def demands_privacy(self) -> bool:
         return self.min_noise > 0 or self.epsilon < math.inf
 
-    def _private(self, deployment: Deployment) -> bool:
-        return deployment.run.privacy is not None or self.demands_privacy
-
-    def check_method(self, client: str, deployment: Deployment, algorithm: AnyAlgorithm, count: Tensor) -> None:
-        """Refuse runs that this client takes no part in. `count` [1] training examples."""
-        method = deployment.method.strip()
-        if self.methods and method not in self.methods:
-            raise Refused(f"{client} takes part in {', '.join(self.methods)} only, and the run is of {method}")
-        privacy = deployment.run.privacy
-        if privacy is not None:
-            replace(privacy, strict=privacy.strict or self.strict).check_method(method, algorithm, count)
-        secure = deployment.run.secure
-        if secure is not None:
-            secure.averaged_fields(method, algorithm)
-        elif self.require_secure_aggregation and algorithm.sends:
-            raise Refused(f"{client} sends updates in secure sums only; set secure_sum in the run")
-
-    def check_noise(self, client: str, deployment: Deployment, noise: float) -> None:
-        privacy = deployment.run.privacy
-        least = self.min_noise if privacy is None else max(self.min_noise, privacy.noise or 0.0)
-        if not least <= noise < math.inf:  # NaN is neither
-            raise Refused(
-                f"{client} trains with noise of at least {least:g} only, and the server asks for {noise:g}; nothing "
-                "was computed"
-            )
-        if privacy is None and self.demands_privacy:
-            raise Refused(f"{client} trains with differential privacy only; set dp_noise or dp_epsilon in the run")
-
-    def check_split(self, client: str, deployment: Deployment, algorithm: AnyAlgorithm, split: str) -> None:
-        if split not in SPLITS:
-            raise Refused(f"a split is one of {', '.join(SPLITS)}; the message asks for {split[:20]!r}")
-        if split not in self.evaluate:
-            raise Refused(f"{client} evaluates models on {', '.join(self.evaluate)} examples only, not on {split}")
-        learned_from = split == "train" or (split == "val" and "needs validation" in algorithm.traits)
-        if self._private(deployment) and learned_from:
-            raise Refused(
-                f"{client} evaluates no model on examples that training uses: exact losses on them would tell what the "
-                "noise on gradients hides"
-            )
-
-    def check_sums(self, client: str, deployment: Deployment) -> None:
-        if deployment.scaling != STANDARD:
-            raise Refused(f"the run does not declare a common scaling, so {client} gives no sums of features")
-        if self.require_secure_aggregation:
-            raise Refused(f"{client} sends data in secure sums only, and sums of its features would be unmasked")
-        if self._private(deployment) and not self.sums:
-            raise Refused(
-                f'{client} gives no exact sums of its features, which epsilon would not cover; use scaling = "none" or '
-                'a number, or have the owner of the node allow it (sums="yes" in --node-config)'
-            )
-
-    def check_categories(self, client: str, deployment: Deployment, columns: list[str]) -> None:
-        """`columns` hold categories, whose names would be sent. Permission to give sums does not cover them."""
-        if self._private(deployment) and columns:
-            raise Refused(
-                f"{client} does not say which categories its columns {', '.join(columns[:5])} hold: no epsilon covers "
-                "that. Leave these columns out (features in the run, ignore in --node-config)"
-            )
+    @property
+    def noises_scores(self) -> bool:
+        """Whether evaluations are protected, too."""
+        return self.demands_privacy and not self.exact_scores
 
     def named(self) -> dict[str, Any]:
         """The rules for the privacy log, as JSON."""
@@ -141,6 +93,13 @@ class NodeSettings:
     )
     label: str = option("", "Column with the class, where it is called otherwise than at the server.")
     split: str = option("", "Column with train, val or test; without it some rows are drawn for the test.")
+    test_fraction: float | None = option(
+        None, "Share of the rows for the test, drawn here for good, where the data name none and runs shall not choose "
+        "them (under min_noise or epsilon they never do: default 0.25).", ge=0, lt=1,
+    )  # fmt: skip
+    validation: float | None = option(
+        None, "Likewise, share of the other rows for validation (under min_noise or epsilon: default 0).", ge=0, lt=1
+    )
     ignore: str = option_of(TableOptions, "ignore", "")
     row_weight: str = option("", "Column of positive numbers: how much each row counts in training here.")
     image: str = option_of(TableOptions, "image_column", "")
@@ -150,6 +109,10 @@ class NodeSettings:
     weights: str = option("", "Where this machine has the weights that the setting model.weights names.")
     group: str = option("", "The client's group, for methods that use groups.")
     vault: str = option(DEFAULT_VAULT, "Where the personal model is kept (kinfed.deploy.node.vault).")
+    counter: str = option(
+        "", "Folder for the number of private answers, by which a vault that is set back is noticed (default: the one "
+        "that the vault is in).",
+    )  # fmt: skip
     key: str = option("", "The node's private key, which the client belongs to (default: one in the vault).")
     threads: int = option(1, "Cores to train with.", ge=1)
     peers: str = option("", "Folder with <client>.pub of all clients, whose keys secure sums then insist on.")
@@ -196,6 +159,20 @@ class NodeSettings:
         values: dict[str, Any] = {name: str(value) for name, value in table.items() if str(value) != ""}
         own, rules = ({name: values[name] for name in declared(kind) if name in values} for kind in (cls, NodeRules))
         return cls(**own, rules=NodeRules(**rules), extra=dict(table))
+
+    @property
+    def drawn_roles(self) -> tuple[float, float] | None:
+        """Shares of rows for test and validation that the node draws for good, where its data do not name them; None
+        where a run may draw them."""
+        if not self.rules.demands_privacy and self.test_fraction is None and self.validation is None:
+            return None
+        return TEST_FRACTION if self.test_fraction is None else self.test_fraction, self.validation or 0.0
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """Settings that name files of this machine, by their keys."""
+        names = ("data", "tokenizer", "weights", "vault", "counter", "key", "peers")
+        return {name: str(getattr(self, name)) for name in names if getattr(self, name)}
 
     @property
     def table_options(self) -> TableOptions:

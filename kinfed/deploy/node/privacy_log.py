@@ -1,37 +1,47 @@
-"""A client's privacy log: all that its training examples were asked under differential privacy, over all runs and
-servers, and its cost.
+"""A client's ledger: all that ever left its node, over all runs and servers, with its price or the rule it left by.
 
-    <vault>/books/<client>.json    one entry per answer; written and synced before the answer leaves
+    <vault>/books/<client>.json    one entry per answer with a price, and counts of all others by run, kind and rule;
+                                   written and synced before anything leaves (kinfed.deploy.node.gate)
+    <vault>.<client>.count         how many entries with a price there were: beside the vault, not in it
 
 The server keeps a ledger too (kinfed.privacy.budget), of its own run. This one is the client's own: it needs to trust
 nobody, and a second run or a second server begins where the first one ended. An entry counts, whether or not its
-answer arrived.
+answer arrived. A vault that is restored from a backup brings an older ledger, which has forgotten what was spent since:
+it has fewer entries than the count beside the vault, and nothing leaves with it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import logging
+import os
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from kinfed.core import storage
-from kinfed.deploy.node.vault_entry import locked_by
+from kinfed.deploy.node.vault_entry import Lock
+from kinfed.deploy.transport.wire import EVALUATE, TRAIN
 from kinfed.errors import StorageError
 from kinfed.privacy import Event, Events, merge
 
 FORMAT = "kinfed-books-1"
-_WAY_OUT = "Restore it from a copy; without its privacy log a client answers nothing private"
+SCORES = "scores"  # kind of an entry: noised figures of an evaluation
+# What is protected, and the kinds of entries that its epsilon is computed from. No row is in two of the first two: the
+# owner says which rows are for what, for good.
+TRAINING_ROWS, HELD_OUT_ROWS = (TRAIN, EVALUATE), (SCORES,)
+_LOG = logging.getLogger("kinfed.node")
+_WAY_OUT = "Restore it from a copy; without its ledger a client answers nothing"
 
 ByNoise = tuple[tuple[float, Events], ...]
 
 
 @dataclass(frozen=True)
 class Answered:
-    """One answer that was computed from training examples."""
+    """One answer with a price."""
 
     question: str  # digest of all that the answer depends on; the file calls it so
     run: str
@@ -50,13 +60,14 @@ class Answered:
 class Page:
     answers: tuple[Answered, ...] = ()
     rules: Mapping[str, Any] = field(default_factory=dict)  # of the owner, as of the last request
-    roles: str = ""  # which rows are for training, validation and test, where the node does not name them; a digest
+    roles: str = ""  # which rows are for training, validation and test, where the data do not name them
+    released: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # answers without a price, by run and rule
 
-    def spent(self, run: str | None = None, kind: str | None = None) -> ByNoise:
-        """Cost of all answers, or of those of one run and kind."""
+    def spent(self, run: str | None = None, kinds: Collection[str] = TRAINING_ROWS) -> ByNoise:
+        """Cost of all answers of these kinds, or of those of one run."""
         total: dict[float, Events] = {}
         for answer in self.answers:
-            if run in (None, answer.run) and kind in (None, answer.kind):
+            if run in (None, answer.run) and answer.kind in kinds:
                 total[answer.noise] = merge(total.get(answer.noise, ()), answer.events)
         return tuple(sorted(total.items()))
 
@@ -65,28 +76,33 @@ class Page:
 
 
 class PrivacyLog:
-    def __init__(self, folder: Path, client: str) -> None:
+    def __init__(self, folder: Path, client: str, counter: Path) -> None:
         self.folder, self.client = folder, client
         self.path = folder / f"{storage.file_name(client)}.json"
+        self.counter = counter
+        self._lock = Lock(folder / f".{storage.file_name(client)}.lock")
 
     def locked(self) -> AbstractContextManager[None]:
-        """Lock the log, from the look at the rest of the budget until the answer is entered."""
-        return locked_by(self.folder / f".{storage.file_name(self.client)}.lock")
+        """Lock the ledger, from the look at the rest of the budget until the answer is entered; also within a lock."""
+        return self._lock.held()
 
     def open(self) -> None:
-        """Begin an empty log, if there is none yet."""
+        """Begin an empty ledger, if there is none yet."""
         with self.locked():
             if not self.path.exists():
                 self._write(Page())
 
     def read(self) -> Page:
         if not self.path.exists():
-            raise StorageError(f"the privacy log {self.path} is gone. {_WAY_OUT}")
-        record = storage.read_json(self.path, "the privacy log of a client")
+            raise StorageError(f"the ledger {self.path} is gone. {_WAY_OUT}")
+        record = storage.read_json(self.path, "the ledger of a client")
         digest = record.pop("digest", None)
         if record.get("format") != FORMAT or record.get("client") != self.client or digest != _digest(record):
             raise StorageError(f"{self.path} is damaged, or another client's. {_WAY_OUT}")
-        return Page(tuple(Answered.read(answer) for answer in record["answers"]), record["rules"], record["roles"])
+        answers = tuple(Answered.read(answer) for answer in record["answers"])
+        page = Page(answers, record["rules"], record["roles"], record.get("released", {}))
+        self._check_count(len(answers))
+        return page
 
     def note(self, rules: Mapping[str, Any], roles: str) -> Page:
         """Enter the owner's present rules, if they have changed."""
@@ -97,12 +113,41 @@ class PrivacyLog:
         return new
 
     def enter(self, answer: Answered) -> None:
+        """Enter an answer with a price."""
         page = self.read()
         self._write(replace(page, answers=(*page.answers, answer)))
+        self._keep_count(len(page.answers) + 1)
+
+    def count(self, run: str, rule: str) -> None:
+        """Enter an answer that a rule lets out without a price."""
+        page = self.read()
+        of_run = page.released.get(run, {})
+        self._write(replace(page, released={**page.released, run: {**of_run, rule: of_run.get(rule, 0) + 1}}))
+
+    def _keep_count(self, entries: int) -> None:
+        """Write the count, after the ledger: a crash in between leaves one that is too small, and no refused ledger."""
+        if self.counter.parent.is_dir() and not os.access(self.counter.parent, os.W_OK):
+            _LOG.warning(
+                "%s cannot be written, so nobody will notice if the vault is set back to an older copy; name a folder "
+                "for it: counter in node.toml", self.counter,
+            )  # fmt: skip
+            return
+        storage.write_json(self.counter, {"client": self.client, "answers": entries}, private=True)
+
+    def _check_count(self, entries: int) -> None:
+        if not self.counter.exists():
+            return
+        counted = storage.read_json(self.counter, "the count of a ledger's entries").get("answers")
+        if not isinstance(counted, int) or entries < counted:
+            raise StorageError(
+                f"the ledger {self.path} has been set back: it has {entries} answers with a price, and {counted} had "
+                f"left when {self.counter} was written. Restore the newest ledger. If it is lost, nobody knows what "
+                "was spent: only whoever accepts that removes the count"
+            )
 
     def _write(self, page: Page) -> None:
         answers = [asdict(a) | {"events": [[e.q, e.gradients, e.batches] for e in a.events]} for a in page.answers]
-        content = {"rules": dict(page.rules), "roles": page.roles, "answers": answers}
+        content = {"rules": dict(page.rules), "roles": page.roles, "answers": answers, "released": page.released}
         record = {"format": FORMAT, "client": self.client, **content}
         storage.write_json(self.path, record | {"digest": _digest(record)}, private=True)
 

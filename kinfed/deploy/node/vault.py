@@ -5,7 +5,8 @@
                            answer-*.safetensors  the last answers of private training, for when one is lost on the way
     <vault>/secrets/<client>.key                 32 random bytes for the noise of private training; never leaves
                    <client>.identity             the key that the client belongs to, where the node names no other
-    <vault>/books/<client>.json                  the privacy log, over all runs (kinfed.deploy.node.privacy_log)
+    <vault>/books/<client>.json                  the ledger, over all runs (kinfed.deploy.node.privacy_log)
+    <vault>.<client>.count                       the number of its entries, beside the vault
 
 Files are for their owner only (mode 600), and carry checksums of all that is in them. Nothing is pickled.
 """
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from kinfed.core import storage
 from kinfed.deploy.node.privacy_log import PrivacyLog
-from kinfed.deploy.node.vault_entry import MODEL, STATE, VaultEntry, locked_by, make_private_folder, read_about
+from kinfed.deploy.node.vault_entry import MODEL, STATE, Lock, VaultEntry, make_private_folder, read_about
 from kinfed.errors import ConfigError, StorageError
 from kinfed.privacy import SECRET_BYTES, Secret
 
@@ -38,8 +39,10 @@ class EntryInfo:
 
 
 class Vault:
-    def __init__(self, folder: Path | str) -> None:
+    def __init__(self, folder: Path | str, counter: Path | str = "") -> None:
+        """`counter`: folder for the numbers of entries of ledgers (default: the one that the vault is in)."""
         self.folder = Path(folder).expanduser()
+        self.counter = Path(counter).expanduser() if counter else self.folder.parent
 
     def entry(self, run: str, client: str) -> VaultEntry:
         if not run or run in (_SECRETS, _LOGS):
@@ -49,7 +52,7 @@ class Vault:
     def secret(self, client: str) -> Secret:
         """The client's own secret, made at the first use. Only the owner of the files may read it."""
         path = self._secret_path(client)
-        with storage.storage_errors("keep the secret", path), locked_by(path.parent / ".lock"):
+        with storage.storage_errors("keep the secret", path), Lock(path.parent / ".lock").held():
             if not path.exists():
                 storage.write_atomically(path, Secret.new().key, private=True)
             key = path.read_bytes()
@@ -65,7 +68,7 @@ class Vault:
         from kinfed.deploy.transport.client_keys import new_private_key
 
         path = self._secret_path(client).with_suffix(".identity")
-        with storage.storage_errors("keep the key", path), locked_by(path.parent / ".lock"):
+        with storage.storage_errors("keep the key", path), Lock(path.parent / ".lock").held():
             if not path.exists():
                 storage.write_atomically(path, new_private_key(), private=True)
             return path, path.read_bytes()
@@ -73,7 +76,7 @@ class Vault:
     def privacy_log(self, client: str) -> PrivacyLog:
         """The client's own, begun before its secret is: if there is a secret and no log, the log was lost."""
         make_private_folder(self.folder / _LOGS)
-        log = PrivacyLog(self.folder / _LOGS, client)
+        log = self._log(client)
         if not self._secret_path(client).exists():
             log.open()
             self.secret(client)
@@ -81,8 +84,12 @@ class Vault:
 
     def privacy_logs(self) -> list[PrivacyLog]:
         """Logs of all clients that have any."""
-        logs = self.folder / _LOGS
-        return [PrivacyLog(logs, str(storage.read_json(path).get("client"))) for path in sorted(logs.glob("*.json"))]
+        files = sorted((self.folder / _LOGS).glob("*.json"))
+        return [self._log(str(storage.read_json(path).get("client"))) for path in files]
+
+    def _log(self, client: str) -> PrivacyLog:
+        counter = self.counter / f"{self.folder.name}.{storage.file_name(client)}.count"
+        return PrivacyLog(self.folder / _LOGS, client, counter)
 
     def _secret_path(self, client: str) -> Path:
         folder = self.folder / _SECRETS

@@ -55,7 +55,7 @@ class VaultEntry:
     def locked(self) -> Iterator[None]:
         """Lock this entry: a process that outlived its supernode may still be writing."""
         make_private_folder(self.folder)
-        with locked_by(self.folder / ".lock"):
+        with Lock(self.folder / ".lock").held():
             storage.remove_drafts(self.folder)
             yield
 
@@ -165,12 +165,17 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-@contextlib.contextmanager
-def locked_by(path: Path) -> Iterator[None]:
-    lock = FileLock(path, mode=0o600)
-    with storage.storage_errors("lock", path):
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+class Lock:
+    """A lock between processes; whoever holds it may take it again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._file = path, FileLock(path, mode=0o600)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        with storage.storage_errors("lock", self.path):
+            self._file.acquire()
+        try:
+            yield
+        finally:
+            self._file.release()

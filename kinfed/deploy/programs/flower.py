@@ -14,6 +14,7 @@ from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
+from kinfed.deploy.node.gate import error_outside
 from kinfed.deploy.node.node import Node
 from kinfed.deploy.server.deployment_server import serve
 from kinfed.deploy.settings import Deployment
@@ -90,7 +91,10 @@ def _answers(kind: str) -> Callable[[Message, Context], Message]:
     """The function that answers requests of a kind at a node."""
 
     def answer(message: Message, context: Context) -> Message:
-        node = Node.of(context.node_config, context.run_config, message.metadata.dst_node_id)
+        try:
+            node = Node.of(context.node_config, context.run_config, message.metadata.dst_node_id)
+        except Exception as error:  # settings of the node or the run: there is no client yet, and no gate
+            raise error_outside(error, "this node", {}) from None
         return Message(to_records(node.answer(kind, from_records(message.content))), reply_to=message)
 
     return answer

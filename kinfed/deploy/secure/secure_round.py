@@ -189,7 +189,8 @@ class SecureNodePool(NodePool):
         secure = SecureRound(partial(self._ask_members, round), assembly, self._width, least, threshold)
         try:
             in_sum, total = secure.total()
-            updates = replace(updates, ids=torch.tensor(in_sum), mean=self._mean(in_sum, total))
+            mean, weight = self._mean(in_sum, total), float(total[-1])
+            updates = replace(updates, ids=torch.tensor(in_sum), mean=mean, weight=weight)
         except NoSum as error:
             self.exchange.say(f"round {round}: no secure sum: {error}; nothing was changed")
         return replace(updates, nbytes=updates.nbytes + secure.nbytes_up, nbytes_down=secure.nbytes_down)

@@ -139,6 +139,8 @@ def _roster(names: list[str], exchange: Exchange, learnt: bool) -> Roster:
     share = counts[:, 0] / counts[:, 0].sum().clamp_min(1)
     claims = [f"{name} {n} ({100 * p:.0f} %)" for name, n, p in zip(names, counts[:, 0].tolist(), share, strict=True)]
     exchange.say(f"training examples, as the clients say: {', '.join(claims)}")
+    if own := [name for name, greeting in zip(names, greetings, strict=True) if greeting.own_roles]:
+        exchange.say(f"which rows are for training and test is the choice of the owners of {', '.join(own)}")
     return Roster(
         names, counts, first.shape, list(first.columns), first.tokens, groups if any(groups) else [],
         keys=[exchange.keys[name] for name in names],

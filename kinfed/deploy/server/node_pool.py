@@ -17,7 +17,16 @@ from kinfed.deploy.server.answer_checks import AnswerChecks, check_figures, chec
 from kinfed.deploy.server.enrol import Roster
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.exchange import Exchange
-from kinfed.deploy.transport.wire import EVALUATE, TRAIN, MessageError, Packet, masked_widths, sent_tensors
+from kinfed.deploy.transport.wire import (
+    EVALUATE,
+    EXACT,
+    TRAIN,
+    MessageError,
+    Packet,
+    masked_widths,
+    plain_text,
+    sent_tensors,
+)  # fmt: skip
 from kinfed.engine import Score, Task
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools import Download, Evaluation, ServerModelOf
@@ -35,6 +44,7 @@ class NodePool:
         self.accepted = torch.zeros(len(roster.names), dtype=torch.int64)  # [K] last round that counted; 0: none yet
         self.rounds_without_quorum = 0  # the last ones, in a row
         self._round = 0  # the last one that was asked for
+        self._terms: set[tuple[str, str]] = set()  # on which clients' figures leave, as far as the log has them
         self._train_terms: dict[str, Any] = {}  # what else an order to train says
         self._sample = dict(up)
         self._checks = AnswerChecks(deployment, roster.counts, task, up)
@@ -46,8 +56,9 @@ class NodePool:
     # ---- the contract of a pool ----
 
     def train(
-        self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None, *, hold: bool = False
-    ) -> Updates:
+        self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None, *, hold: bool = False,
+        only_mean: bool = False,
+    ) -> Updates:  # fmt: skip
         """One round. Nodes hold their new states by themselves until a later message says whether it counted."""
         efforts = torch.ones(len(ids)) if effort is None else effort
         orders = {
@@ -123,11 +134,17 @@ class NodePool:
         events: dict[int, list[Event]] = {}
 
         def take(k: int, answer: Packet) -> None:
+            terms = answer.require("scores", str)
+            events[k] = self._checks.events(answer, self._checks.planned(k)[1])
+            if terms != EXACT:
+                self._say_terms(self.roster.names[k], terms)
+            if not answer.groups:
+                return  # the model is made, and its figures stay at the node
             scores = {"personal", *(name for name in answer.groups if name.startswith("other."))}
             for group in sorted(scores | ({"server_model"} if server_model is not None else set())):
-                self._checks.score(k, SPLITS.index(split), answer.group(group))
+                self._checks.score(k, SPLITS.index(split), answer.group(group), exact=terms == EXACT)
             check_figures(answer.group("figures"))
-            by_client[k], events[k] = answer, self._checks.events(answer, self._checks.planned(k)[1])
+            by_client[k] = answer
 
         self._ask(EVALUATE, orders, take, 1, f"evaluation after round {round}")
         numbers = sorted(by_client)
@@ -144,6 +161,12 @@ class NodePool:
             alternatives={name.removeprefix("other."): _scores(answers, name) for name in sorted(others)},
             record=record,
         )  # fmt: skip
+
+    def _say_terms(self, name: str, terms: str) -> None:
+        """Tell the operator once that figures of a client are not exact."""
+        if (name, terms) not in self._terms:
+            self._terms.add((name, terms))
+            self.exchange.say(f"figures of {name}: {plain_text(terms)}")
 
     def states(self) -> dict[str, Tensor]:
         return {"accepted": self.accepted.clone()}
@@ -223,7 +246,7 @@ def _scores(answers: list[Packet], group: str) -> Score:
     def column(name: str, dtype: torch.dtype = torch.float64) -> Tensor:
         return torch.cat([row[name].reshape(1).to(dtype) for row in rows])
 
-    names = sorted(name for name in rows[0] if name.startswith("sums."))
+    names = sorted(name for name in set.intersection(*map(set, rows)) if name.startswith("sums."))
     sums = {name.removeprefix("sums."): torch.cat([row[name].to(torch.float64) for row in rows]) for name in names}
     error = column("error") if all("error" in row for row in rows) else None
     return Score(column("correct"), column("loss"), column("count", torch.int64), sums, error)

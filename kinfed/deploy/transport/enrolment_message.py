@@ -24,6 +24,7 @@ class Greeting:
     shape: tuple[int, ...]  # of an example
     tokens: bool
     key: str  # public key of whom the client belongs to
+    own_roles: bool = False  # the node draws itself which rows are for the test, whatever the run says
 
     @classmethod
     def read(cls, header: Mapping[str, Any], largest_count: int) -> Greeting:
@@ -44,7 +45,7 @@ class Greeting:
             raise MessageError(f"{name} should have feature columns with printable names")
         return cls(
             name, group, tuple(columns), (counts[0], counts[1], counts[2]), rows, tuple(shape),
-            packet.require("tokens", bool), packet.require("key", str),
+            packet.require("tokens", bool), packet.require("key", str), packet.require("own_roles", bool),
         )  # fmt: skip
 
 

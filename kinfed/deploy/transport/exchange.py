@@ -7,6 +7,11 @@ asked gets its message as soon as it is back, until the time is up; one whose no
 again, and one whose process that should have answered was killed gets it once more. Every message has one answer at
 most: a second one, an answer to an earlier request, or one that comes after the time is up is never looked at. A client
 that is silent for long is named in the log, with all that is known of it.
+
+A node that lets the time of a request pass without a word from any of its clients may be dead without anybody's having
+noticed. It is a suspect: it counts as not connected, so that no request with answers enough waits for it, and is asked
+again and again who it is. That costs neither side anything, as an order would whose answer comes too late. As soon as
+it says so it is back, and gets its share of the request that is under way.
 """
 
 import secrets
@@ -21,7 +26,7 @@ from kinfed.deploy.transport.wire import HELLO, MessageError, Packet, plain_text
 
 POLL_SECONDS = 0.5  # between looks for answers; each is two requests, which cost a superlink some milliseconds
 HELLO_SECONDS = 300.0  # how long a greeting may stay without an answer before it is sent again
-RETRY_SECONDS = 60.0  # after which a node that failed to say who it is gets another chance
+RETRY_SECONDS = 60.0  # after which a node that failed to say who it is, or a suspect, is asked again
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,7 @@ class Exchange:
     _retry: dict[int, float] = field(default_factory=dict)  # when nodes in trouble are greeted again
     _greeted: dict[str, _Open] = field(default_factory=dict)  # by message
     _logged: set[str] = field(default_factory=set)  # troubles that the log has already
+    _suspects: dict[int, list[str]] = field(default_factory=dict)  # clients of nodes that have let a deadline pass
 
     def find(self, enough: Callable[[], bool], seconds: float, wanted: int, listed: Collection[str] = ()) -> None:
         """Ask nodes who they are until enough have said it, or the time is up. `wanted` and `listed` are for the log:
@@ -223,12 +229,24 @@ class Exchange:
                 if silence.is_due(self.clock()):
                     self._say_who_is_silent(kind, open_, len(packets), start, end)
                 self.sleep(POLL_SECONDS)
+        connected = self._where(self.transport.nodes())
+        if self.clock() >= end:
+            self._suspect(open_.keys(), packets.keys() - open_.keys(), self.clock() - seconds / 2)
+        doubtful = {name for names in self._suspects.values() for name in names}
         for name in open_:
-            connected = self._where(self.transport.nodes())
-            why = f"no answer within {seconds:g} s" if name in connected else "not connected"
+            why = "no sign of life since an earlier request" if name in doubtful else "not connected"
+            why = f"no answer within {seconds:g} s" if name in connected else why
             reasons[name] = f"{why} ({reasons[name]})" if name in reasons else why
             self.presence.settle(name, self.clock(), reasons[name])
         return reasons
+
+    def _suspect(self, silent: Collection[str], answered: Collection[str], before: float) -> None:
+        """Doubt nodes of which all clients that were asked are silent, and some were asked `before` a time."""
+        for node, names in list(self.clients.items()):
+            asked = [self.presence.of(name).asked for name in names if name in silent]
+            if any(when is not None and when <= before for when in asked) and not set(names) & set(answered):
+                self._suspects[node] = self.clients.pop(node)
+                self.say(f"{', '.join(names)}: no answer; from now on waited for only after a sign of life")
 
     def _say_who_is_silent(self, kind: str, names: Collection[str], asked: int, start: float, end: float) -> None:
         now, here = self.clock(), self.present()
@@ -250,10 +268,16 @@ class Exchange:
         self._greeted = {m: greeted for m, greeted in self._greeted.items() if now - greeted.since <= HELLO_SECONDS}
         # A node that went away may come back as another client's.
         self.clients = {node: names for node, names in self.clients.items() if node in online}
+        self._suspects = {node: names for node, names in self._suspects.items() if node in online}
         self.presence.see(self.present(), now)
         for node in [node for node in self.troubles if node not in online or now >= self._retry[node]]:
             del self.troubles[node], self._retry[node]
-        busy = {greeted.node for greeted in self._greeted.values()} | self.clients.keys() | self.troubles.keys()
+        awaited = {
+            greeted.node
+            for greeted in self._greeted.values()
+            if greeted.node not in self._suspects or now - greeted.since < RETRY_SECONDS
+        }
+        busy = awaited | self.clients.keys() | self.troubles.keys()
         new = [_Open(node, now, secrets.token_hex(16)) for node in sorted(online - busy)]
         messages = [Sent(one.node, HELLO, Packet({"kind": HELLO, "nonce": one.nonce}), HELLO_SECONDS) for one in new]
         for one, message in zip(new, self.transport.send(messages) if messages else [], strict=True):
@@ -272,6 +296,8 @@ class Exchange:
         except MessageError as error:
             self._quarantine(greeted.node, str(error))
             return
+        if self._suspects.pop(greeted.node, None) is not None:
+            self.say(f"{', '.join(greeting.name for greeting in greetings)}: back after a silence")
         for greeting in greetings:
             self._drop_stale(greeting.name)
             self.keys.setdefault(greeting.name, greeting.key)
@@ -296,13 +322,15 @@ class Exchange:
 
     def _drop_stale(self, name: str) -> None:
         """Forget the older connection of a client: a killed node stays listed for a while."""
-        former = next((node for node, names in self.clients.items() if name in names), None)
+        known = {**self._suspects, **self.clients}
+        former = next((node for node, names in known.items() if name in names), None)
         if former is None:
             return
-        self.clients[former].remove(name)
+        known[former].remove(name)
         self.say(f"client {name} has appeared on a new node; its former one is not asked any more")
-        if not self.clients[former]:
-            del self.clients[former]
+        if not known[former]:
+            self.clients.pop(former, None)
+            self._suspects.pop(former, None)
             self.troubles[former], self._retry[former] = f"another node has appeared as {name}", float("inf")
 
     def _quarantine(self, node: int, trouble: str) -> None:

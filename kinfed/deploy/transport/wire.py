@@ -23,11 +23,12 @@ from kinfed.algorithms import Algorithm
 from kinfed.core import MASKED_BY, Tree, count_bits, storage, unpacked
 from kinfed.errors import KinfedError
 
-FORMAT = 3  # of messages; both sides refuse any other
+FORMAT = 4  # of messages; both sides refuse any other
 
 # Kinds of requests to a node.
 HELLO, SUMS, TRAIN, EVALUATE = "hello", "sums", "train", "evaluate"
 SECURE_KINDS = SHARE, MASK, CONFIRM, UNMASK = "share", "mask", "confirm", "unmask"  # of secure sums, after training
+EXACT = "exact"  # terms on which figures of an evaluation leave; other terms are a sentence
 
 _DTYPES = {"float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"}
 

@@ -34,7 +34,11 @@ WholeProgram = Callable[[Sequence[Instruction], Mapping[str, Tensor], Mapping[st
 
 
 class Task(ABC):
-    """The contract between algorithms and models."""
+    """The contract between algorithms and models: what a method may ask of a model, for n clients at once.
+
+    Models are rows theta [n, P]. `init` is the start of all, `grad(theta, batch)` [n, P] the gradients of a batch,
+    `losses` and `logits` what models make of examples, `score` their sums over a split. How a backend computes them is
+    its own affair; methods train by `kinfed.author.sgd` and `run_program`, which use its fastest way."""
 
     num_params: int
     slots: tuple[ParameterSlot, ...]  # from left to right: all trainable parameters, then all running statistics

@@ -103,7 +103,17 @@ def lora(
 
     A target is the last part of a layer's name ("query": every layer called so), its whole name, or a glob over one of
     them ("encoder.layer.5.*"). `train` names layers or parameters, by globs too ("head", "*.LayerNorm"); with train=""
-    adapters alone are trained. Texts are split at commas. Every pattern must match something."""
+    adapters alone are trained. Texts are split at commas. Every pattern must match something.
+
+    An adapter of a layer W [out, in] is W + (alpha / rank) B A, with A [rank, in] and B [out, rank], zero at first.
+    `freeze_a` trains B alone (FFA-LoRA), `pair` gives every layer two, one to share and one to keep (FedDPA).
+
+    Example:
+
+        >>> model = kinfed.lora(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)), "0", rank=2, train="1")
+        >>> {name: list(p.shape) for name, p in model.named_parameters() if p.requires_grad}
+        {'0.lora_A': [2, 8], '0.lora_B': [8, 2], '1.weight': [2, 8], '1.bias': [2]}
+    """
     names = target_names(model, targets)
     return adapt(model, names, rank=rank, alpha=alpha, train=train, freeze_a=freeze_a, pair=pair)
 

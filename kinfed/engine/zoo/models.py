@@ -61,8 +61,8 @@ _add("lstm", "classics", "two LSTM layers of 256 for sequences of vectors (Self-
      ((25, 300), 2), "LSTMOptions", "rows/fused", trained=1_098_242)  # fmt: skip
 _add("transformer", "encoder", "a small encoder from scratch, for tokens or for images in patches",
      _TEXT, "TransformerOptions", trained=4_180_482)  # fmt: skip
-_add("minilm", "encoder", "pretrained all-MiniLM-L6-v2, frozen, with LoRA adapters and a head, for texts",
-     _TEXT, "MiniLMOptions", "rows/batched", outline="kinfed.engine.zoo.encoder:minilm_outline", trained=74_498,
+_add("minilm", "pretrained", "pretrained all-MiniLM-L6-v2, frozen, with LoRA adapters and a head, for texts",
+     _TEXT, "MiniLMOptions", "rows/batched", outline="kinfed.engine.zoo.pretrained:minilm_outline", trained=74_498,
      frozen=22_565_376)  # fmt: skip
 
 

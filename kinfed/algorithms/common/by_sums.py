@@ -1,0 +1,194 @@
+"""Methods that learn by sums: a client answers with sums over its rows, the server solves; there are no gradient steps.
+
+They fit the coefficients of a linear model, or of any model that trains nothing but its last layer: the design X has a
+column of ones and the features that this layer is given. A client's sums travel as one vector of float64, in units of
+2^10 rows, so that those of a million rows are within the usual range of secure sums; the unit is a power of two, which
+changes no digit.
+
+The personal model is the posterior of a client's coefficients: a row with its mean and, as an extension, the variance
+of predictions (`Posterior`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kinfed.algorithms.base import AveragingAlgorithm, Client, Down, Server
+from kinfed.author import ConfigError, Population, Split, Task, Tree, exact
+from kinfed.engine import extended_rows
+from kinfed.errors import ModelError
+
+Array = NDArray[np.float64]
+
+UNIT = 1024.0  # rows that sums travel in units of
+SUMS = "sums"
+
+
+@dataclass
+class SumsUp(Tree):
+    sums: Tensor = field(metadata=exact())  # [n, W] float64, in units of UNIT rows
+
+
+class Posterior:
+    """Numbers of the extension: σ² of a row's own noise, then a lower triangular factor L of the variance of the
+    coefficients (ones first), LL' = V, row after row. Predictions are those of the plain model."""
+
+    mark = -4
+
+    def logits(self, phi: Tensor, weight: Tensor, bias: Tensor | None, extra: Tensor) -> Tensor:
+        return torch.bmm(phi, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), phi, weight.mT)
+
+    def variance(self, phi: Tensor, extra: Tensor) -> tuple[Tensor, Tensor]:
+        """(x'Vx, σ²) [n, B] and [n, 1], for features [n, B, d_f] and extra [n, E]."""
+        p = phi.shape[-1] + 1
+        rows, columns = torch.tril_indices(p, p)
+        factor = phi.new_zeros(len(extra), p, p)
+        factor[:, rows, columns] = extra[:, 1:].to(phi)
+        spread = factor[:, :1] + torch.bmm(phi, factor[:, 1:])
+        return spread.square().sum(-1), extra[:, :1].to(phi)
+
+
+@dataclass(frozen=True)
+class BySums(AveragingAlgorithm[Server, Client, Down, SumsUp]):
+    """What these methods have in common. They take no local steps: settings of local training do not matter. Nor does
+    participation: a round that is needed at all needs everybody; whoever does not answer is missing from the sum."""
+
+    fields = (SUMS,)
+    adds_up = True
+    leaks = "sums of its rows"
+    traits = frozenset({"no example weights"})
+
+    def check(self, task: Task, population: Population) -> None:
+        name = type(self).__name__
+        try:
+            whole = bool(task.head.mask.all()) and task.head.dense.bias is not None
+        except ModelError:
+            whole = False
+        if not whole:
+            raise ConfigError(
+                f"{name} fits the coefficients of a linear model: choose --model mlr, or a model that trains nothing "
+                "but its last layer, with a bias"
+            )
+        if self.finetune:
+            raise ConfigError(f"{name}'s models are exact, so that there is nothing to fine-tune; set finetune to 0")
+
+
+def num_columns(task: Task) -> int:
+    """p: the features, and the column of ones."""
+    return task.head.inputs + 1
+
+
+def numpy_of(tensor: Tensor) -> Array:
+    return np.asarray(tensor.detach().to("cpu", torch.float64).numpy())
+
+
+def tensor_of(array: Any) -> Tensor:
+    return torch.from_numpy(np.array(array, dtype=np.float64))
+
+
+@torch.no_grad()
+def design(task: Task, x: Tensor) -> Tensor:
+    """[n, B, p] float64: ones, then what the last layer is given."""
+    theta = torch.zeros(len(x), task.num_params, device=x.device)
+    phi = task.features(theta, x).to("cpu", torch.float64)
+    return torch.cat([torch.ones(*phi.shape[:2], 1, dtype=torch.float64), phi], 2)
+
+
+def moments(task: Task, split: Split) -> Array:
+    """[n, p + 1, p + 1] S = [X y]'[X y] of every client."""
+    width = num_columns(task) + 1
+    total = torch.zeros(len(split.count), width, width, dtype=torch.float64)
+    for rows, batch in split.in_order():
+        valid = (batch.weight > 0).to("cpu", torch.float64)[:, :, None]
+        both = torch.cat([design(task, batch.x), batch.y.to("cpu", torch.float64)[:, :, None]], 2)
+        both = torch.where(valid > 0, both, 0.0)
+        total[rows] += torch.bmm(both.mT, both)
+    return numpy_of(total)
+
+
+def rows_by_client(task: Task, split: Split) -> tuple[Array, Array, NDArray[np.int64]]:
+    """(X [N, p], y [N], rows of each client [n]) of all clients, one after the other."""
+    count = split.count.numpy()
+    first = np.cumsum(count) - count
+    x, y = np.zeros((int(count.sum()), num_columns(task))), np.zeros(int(count.sum()))
+    done, everyone = np.zeros(len(count), dtype=np.int64), torch.arange(len(count))
+    for rows, batch in split.in_order():
+        both, target = design(task, batch.x).numpy(), numpy_of(batch.y)
+        for place, client in enumerate(everyone[rows].tolist()):
+            size = int((batch.weight[place] > 0).sum())
+            here = slice(first[client] + done[client], first[client] + done[client] + size)
+            x[here], y[here] = both[place, :size], target[place, :size]
+            done[client] += size
+    return x, y, count
+
+
+def packed(*parts: Array) -> Tensor:
+    """[n, W]: parts [n, ...] side by side, square matrices by their lower triangles, in units of UNIT rows."""
+    flat = []
+    for part in parts:
+        if part.ndim == 3:
+            rows, columns = np.tril_indices(part.shape[1])
+            flat.append(part[:, rows, columns])
+        else:
+            flat.append(part.reshape(len(part), -1))
+    return tensor_of(np.concatenate(flat, 1) / UNIT)
+
+
+def not_finite_where(answer: Tensor, spoilt: NDArray[np.bool_]) -> Tensor:
+    """The answer [n, W] with NaN in the rows of clients whose data are not finite."""
+    answer[torch.from_numpy(spoilt)] = torch.nan
+    return answer
+
+
+def unpacked_parts(vectors: Tensor, *shapes: tuple[int, ...]) -> list[Array]:
+    """The parts of vectors [n, W], of these shapes [...] each; two axes are a symmetric matrix."""
+    values, start, parts = numpy_of(vectors) * UNIT, 0, []
+    for shape in shapes:
+        symmetric = len(shape) == 2
+        size = shape[0] * (shape[0] + 1) // 2 if symmetric else math.prod(shape)
+        piece = values[:, start : start + size]
+        start += size
+        if symmetric:
+            rows, columns = np.tril_indices(shape[0])
+            whole = np.zeros((len(values), *shape))
+            whole[:, rows, columns] = whole[:, columns, rows] = piece
+            parts.append(whole)
+        else:
+            parts.append(piece.reshape(len(values), *shape))
+    return parts
+
+
+def places_of(task: Task) -> Tensor:
+    """[C, p] int64: where a model's row holds the coefficients of each output, that of the ones first."""
+    dense = task.head.dense
+    assert dense.bias is not None  # as `BySums.check` asks
+    outputs = torch.arange(dense.outputs)[:, None]
+    return torch.cat([dense.bias + outputs, dense.weight + outputs * dense.inputs + torch.arange(dense.inputs)], 1)
+
+
+def linear_rows(places: Tensor, coefficients: Array) -> Tensor:
+    """[n, P] models with these coefficients [n, p]: of a number, or of the log odds of two classes, as two logits of
+    which it is the difference."""
+    theta, c = torch.zeros(len(coefficients), places.numel()), tensor_of(coefficients).to(torch.float32)
+    signs = (1.0,) if len(places) == 1 else (-0.5, 0.5)
+    for sign, columns in zip(signs, places.cpu(), strict=True):
+        theta[:, columns] = sign * c
+    return theta
+
+
+def posterior_rows(places: Tensor, mean: Array, variance: Array, noise: float) -> Tensor:
+    """[n, P + E + 1]: models with coefficients `mean` [n, p] that are known up to `variance` [n, p, p]."""
+    p = mean.shape[1]
+    values, vectors = np.linalg.eigh((variance + np.swapaxes(variance, 1, 2)) / 2)
+    root = vectors * np.sqrt(np.maximum(values, 0))[:, None, :]
+    lower = np.swapaxes(np.linalg.qr(np.swapaxes(root, 1, 2), mode="r"), 1, 2)  # V = LL' also where V is singular
+    rows, columns = np.tril_indices(p)
+    extra = np.concatenate([np.full((len(mean), 1), noise), lower[:, rows, columns]], 1)
+    return extended_rows(linear_rows(places, mean), tensor_of(extra), Posterior()).to(places.device)

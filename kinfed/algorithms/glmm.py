@@ -1,0 +1,252 @@
+"""GLMM: a logistic or Poisson mixed model of all sites, from totals over sites.
+
+    y ~ f(η),    η = Xβ + XΛu_k,    u_k ~ N(0, I),    Λ = diag(λ) on some columns of X
+
+Breslow and Clayton, JASA 88 (1993), by maximum likelihood. Every site integrates over its own effects (adaptive
+Gauss-Hermite quadrature for an intercept, Laplace's approximation for slopes) and answers (β, λ) with the value,
+gradient and curvature of its log likelihood; the server takes a step of Newton's method on the totals
+(kinfed.theory.sums.generalized). It ends at the digits of R's glmer after about ten rounds; when a step would gain
+nothing, nobody is asked any more. Penalized quasi-likelihood takes as many rounds and halves variances where sites are
+small: it is not offered.
+
+The server uses totals alone, so that secure sums apply. Under user-level privacy the proof of the linear model's totals
+holds word for word (kinfed.algorithms.lmm): a site's answer is one vector, shortened to a norm before it is added.
+
+Two classes that columns separate have no finite β. Where a coefficient of a standardized column exceeds 15, the fit
+starts again with a normal prior of precision 0.5 on all but the intercept, and says so: such coefficients predict, and
+are no estimates. Where nearly every site has one class only, effects of sites grow without bound: they are left out.
+
+The personal model is the mode β + Λû_k, which the site computes from its own rows, with the variance of a normal
+approximation. Limits: λ = 0 is one generalized linear model of all rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kinfed.algorithms.common.by_sums import (
+    Array,
+    BySums,
+    SumsUp,
+    not_finite_where,
+    num_columns,
+    numpy_of,
+    packed,
+    places_of,
+    posterior_rows,
+    rows_by_client,
+    tensor_of,
+    unpacked_parts,
+)
+from kinfed.author import Cohort, ConfigError, Population, RoundInfo, ServerModels, Task, Tree, option
+from kinfed.theory.sums import (
+    FAMILIES,
+    FLOOR,
+    LARGEST,
+    RIDGE,
+    Ascent,
+    Likelihood,
+    SiteRows,
+    at_zero,
+    independent_columns,
+    log_likelihood,
+    modes,
+)
+
+DONE = 1e-9  # gain in the log likelihood for which another round is not asked
+HUGE = 1e300  # of what nothing is known yet: states are finite
+START = 0.5  # λ before the first step
+# What became of the fit.
+NOTHING_YET, FITTED, SEPARATED, ONE_CLASS = range(4)
+
+
+@dataclass
+class Down(Tree):
+    point: Tensor  # [n, p + q] (β, λ)
+    covariance: Tensor  # [n, p, p] of β
+
+
+@dataclass
+class Client(Tree):
+    effect: Tensor  # [n] of the site on a row with average columns, as of its last answer
+    deviation: Tensor  # [n] how well that is known
+
+
+@dataclass
+class Server(Tree):
+    point: Tensor  # [p + q] (β, λ) to ask about
+    best: Tensor  # [p + q] the last point that was an improvement
+    value: Tensor  # [] log likelihood there
+    promise: Tensor  # [] what the next step promises to gain
+    covariance: Tensor  # [p, p] of β
+    rms: Tensor  # [q] of the columns with random effects
+    kept: Tensor  # [p] bool: columns that no others determine
+    count: Tensor  # [2] rows and sites in the fit
+    ridge: Tensor  # [] precision of the prior that holds separated classes
+    verdict: Tensor  # [] int64
+    places: Tensor  # [C, p] int64 of coefficients in a row
+    offset: Tensor  # [] log of the count that a model's output 0 stands for
+
+
+@dataclass(frozen=True)
+class GLMM(BySums[Server, Client, Down]):
+    effects: Literal["intercept", "slopes"] = option("intercept", "which coefficients differ between sites")
+    nodes: int = option(
+        15, "nodes of the quadrature over a site's intercept; 1 is Laplace's approximation", ge=1, le=99
+    )
+    ridge: float = option(0.0, "precision of a normal prior on the coefficients; 0 is maximum likelihood", ge=0)
+
+    def check(self, task: Task, population: Population) -> None:
+        super().check(task, population)
+        if family_of(task) is None:
+            raise ConfigError(
+                "GLMM is for two classes or counts; use lmm for numbers, and --task counts where they are counts"
+            )
+        if population.num_clients < 2:
+            raise ConfigError("GLMM compares sites, and there is one; give it two sites or more")
+
+    def _columns(self, p: int) -> list[int]:
+        return list(range(p)) if self.effects == "slopes" else [0]
+
+    def init_server(self, task: Task, population: Population) -> Server:
+        p = num_columns(task)
+        q = len(self._columns(p))
+        point = tensor_of([*np.zeros(p), *np.full(q, START)])
+
+        def scalar(value: float) -> Tensor:
+            return torch.tensor(value, dtype=torch.float64)
+
+        return Server(
+            point, point.clone(), scalar(-HUGE), scalar(HUGE), tensor_of(np.zeros((p, p))),
+            tensor_of(np.ones(q)), torch.ones(p, dtype=torch.bool), tensor_of(np.zeros(2)), scalar(self.ridge),
+            torch.tensor(NOTHING_YET), places_of(task), scalar(offset_of(task)),
+        )  # fmt: skip
+
+    def init_client(self, task: Task, data: Cohort) -> Client:
+        return Client(*(torch.zeros(len(data), dtype=torch.float64) for _ in range(2)))
+
+    def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
+        """Everybody is asked, until a step would gain nothing."""
+        everyone = torch.arange(round.population.num_clients)
+        return server, everyone[:0] if float(server.promise) < DONE else everyone
+
+    def download(self, server: Server, ids: Tensor) -> Down:
+        return Down(server.point.expand(len(ids), -1), server.covariance.expand(len(ids), -1, -1))
+
+    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, SumsUp]:
+        rows, z, beta, lam = self._asked(task, down, data)
+        finite = np.isfinite(rows.total(rows.x).sum(1) + rows.total(rows.y))
+        rows = replace(rows, x=np.where(finite[rows.owner, None], rows.x, 0.0))
+        one = log_likelihood(rows, z, beta, lam, FAMILIES[family_of(task) or ""], self.nodes)
+        squares = rows.total(rows.x[:, z] ** 2)
+        answer = packed(one.value, one.gradient, one.curvature, squares, rows.total(np.ones(len(rows.y))))
+        u, a = modes(rows, z, beta, lam, FAMILIES[family_of(task) or ""])
+        deviation = lam[0] * np.sqrt(np.linalg.inv(a)[:, 0, 0])
+        return Client(tensor_of(lam[0] * u[:, 0]), tensor_of(deviation)), SumsUp(not_finite_where(answer, ~finite))
+
+    def _asked(self, task: Task, down: Down, data: Cohort) -> tuple[SiteRows, list[int], Array, Array]:
+        p, point = num_columns(task), numpy_of(down.point[0])
+        return SiteRows.of(*rows_by_client(task, data.train)), self._columns(p), point[:p], point[p:]
+
+    def step(self, server: Server, mean: SumsUp, round: RoundInfo) -> Server:
+        p, q = len(server.covariance), len(server.rms)
+        total = unpacked_parts(mean.sums[None] * round.weight, (), (p + q,), (p + q, p + q), (q,), ())
+        value, gradient, curvature, squares, rows = (part[0] for part in total)
+        rms, ridge, count = (
+            np.sqrt(np.maximum(squares, 1e-12) / rows),
+            float(server.ridge),
+            tensor_of([rows, round.weight]),
+        )
+        verdict, kept = int(server.verdict) or FITTED, independent_columns(curvature[:p, :p])
+        left_out = np.setdiff1d(np.arange(p), kept)  # they stay at 0
+        gradient[left_out], curvature[left_out], curvature[:, left_out] = 0.0, 0.0, 0.0
+        curvature[left_out, left_out] = 1.0
+        if verdict == ONE_CLASS:
+            gradient[p:] = -1.0  # held at zero
+        same = float(server.count[0]) == float(rows)  # otherwise other sites answered, and values do not compare
+        before = Ascent(numpy_of(server.point), numpy_of(server.best), float(server.value) if same else -HUGE)
+        after = before.after(Likelihood(np.array([value]), gradient[None], curvature[None]), p, rms, ridge)
+        point = after.point
+        runs_away = bool((np.abs(point[1:p]) > LARGEST).any()) and ridge == 0
+        alone = bool((point[p:] * rms > LARGEST).any())
+        if runs_away or alone:  # begin again, with a prior or without effects of sites
+            verdict, ridge = (ONE_CLASS if alone else SEPARATED), max(ridge, RIDGE)
+            start = np.concatenate([np.zeros(p), FLOOR / rms if alone else np.full(q, START)])
+            after = Ascent(start, start, -HUGE)
+        covariance = _covariance(curvature, kept, p, rms, point, ridge)
+        return replace(
+            server, point=tensor_of(after.point), best=tensor_of(after.best), value=tensor_of(after.value),
+            promise=tensor_of(min(after.promise, HUGE)), covariance=tensor_of(covariance),
+            rms=tensor_of(rms), kept=torch.from_numpy(np.isin(np.arange(p), kept)), count=count,
+            ridge=tensor_of(ridge), verdict=torch.tensor(verdict),
+        )  # fmt: skip
+
+    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor | dict[str, Tensor]:
+        """β + Λû, with the variance T Cov(β) T' + ΛA⁻¹Λ, where T = I − ΛA⁻¹ΛZ'WX on the columns z."""
+        rows, z, beta, lam = self._asked(task, down, data)
+        family = FAMILIES[family_of(task) or ""]
+        u, a = modes(rows, z, beta, lam, family)
+        coefficients = np.tile(beta, (len(u), 1))
+        coefficients[:, z] += lam * u
+        posterior = lam[:, None] * np.linalg.inv(a) * lam
+        eta = np.einsum("ip,ip->i", rows.x, coefficients[rows.owner])
+        weighted = family.weight(family.mean(eta))[:, None] * rows.x
+        gain = np.tile(np.eye(len(beta)), (len(u), 1, 1))
+        gain[:, z] -= posterior @ rows.total(rows.x[:, z][:, :, None] * weighted[:, None, :])
+        variance = gain @ numpy_of(down.covariance[0]) @ np.swapaxes(gain, 1, 2)
+        variance[np.ix_(range(len(u)), z, z)] += posterior
+        coefficients[:, 0] -= offset_of(task)
+        return posterior_rows(places_of(task).to(task.device), coefficients, variance, 0.0)
+
+    def server_models(self, server: Server) -> ServerModels | None:
+        """The model of a site that nothing is known of, with the variance between sites."""
+        p = len(server.covariance)
+        point, variance = numpy_of(server.best), numpy_of(server.covariance).copy()
+        z = self._columns(p)
+        variance[z, z] += point[p:] ** 2
+        beta = point[:p].copy()
+        beta[0] -= float(server.offset)
+        return ServerModels(posterior_rows(server.places, beta[None], variance[None], 0.0))
+
+    def figures(self, server: Server) -> dict[str, Any]:
+        p = len(server.covariance)
+        point, rms, z = numpy_of(server.best), numpy_of(server.rms), self._columns(p)
+        between = np.zeros((p, p))
+        between[z, z] = np.where(at_zero(point[p:], rms), 0.0, point[p:] ** 2)
+        rows = torch.tril_indices(p, p)
+        return {
+            "log_likelihood": float(server.value), "rows": float(server.count[0]), "sites": float(server.count[1]),
+            "verdict": int(server.verdict), "ridge": float(server.ridge), "coefficients": server.best[:p],
+            "covariance": server.covariance[rows[0], rows[1]], "between": tensor_of(between)[rows[0], rows[1]],
+            "kept": server.kept.to(torch.int64),
+        }  # fmt: skip
+
+    def client_figures(self, client: Client) -> dict[str, Tensor]:
+        return {"site_effect": client.effect, "site_sd": client.deviation}
+
+
+def _covariance(curvature: Array, kept: list[int], p: int, rms: Array, point: Array, ridge: float) -> Array:
+    """[p, p] of β, from the inverse of the whole curvature but for variances at zero; 0 for columns left out."""
+    free = [*kept, *(p + np.flatnonzero(~at_zero(point[p:], rms)))]
+    prior = np.diag([ridge if 0 < j < p else 0.0 for j in free])
+    square, covariance = curvature[np.ix_(free, free)] + prior, np.zeros((p, p))
+    covariance[np.ix_(kept, kept)] = np.linalg.pinv(square, hermitian=True)[: len(kept), : len(kept)]
+    return covariance
+
+
+def family_of(task: Task) -> str | None:
+    """The name in FAMILIES of what the task predicts; None where it has none there."""
+    if task.classifies:
+        return "binary" if task.head.outputs == 2 else None
+    return "count" if task.objective.name in ("poisson", "negative_binomial") else None
+
+
+def offset_of(task: Task) -> float:
+    """Log of the count that an output of 0 stands for: models of counts give ratios to the mean of training rows."""
+    problem = getattr(task.objective, "problem", None)
+    return 0.0 if task.classifies or problem is None else float(np.log(problem.mean))

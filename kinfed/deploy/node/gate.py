@@ -1,0 +1,383 @@
+"""The gate of a client: whatever leaves its node passes here, by a rule of the owner's or at a price in the ledger.
+
+    what leaves             rule                                                        price
+    greeting                name, group, key; columns, shape and numbers of examples    none: these are not protected
+    sums, statistics        refused under privacy, but with sums = "yes"                none: not covered by epsilon
+    update                  methods, min_noise, strict, require_secure_aggregation      under privacy, of training rows
+    keys, shares, masks     those of a secure sum (kinfed.deploy.secure)                none: they tell nothing alone
+    scores                  evaluate; never of rows that private training uses          under min_noise or epsilon, of
+                                                                                        the rows; or exact_scores
+    refusal, error          no text that may quote examples, no path of the machine     none
+
+`Node.answer` sends a `Released` answer and no other, and only `Gate.release` and `Gate.released_errors` make one.
+
+Under differential privacy
+
+  * noise and samples are drawn for this answer alone: from the client's secret, a digest of all that the answer depends
+    on (the order, the run's settings, the node's settings, data and state) and random bytes that are then forgotten;
+  * its cost is held against the owner's budget before anything is computed, and is in the ledger, on the disk, before
+    anything is kept or leaves;
+  * the answer is kept. The same request again, after an answer was lost on the way, gets that answer and costs
+    nothing; once a later answer has taken its place, the request is refused. It never gets noise anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kinfed.core import storage
+from kinfed.data import SPLITS, Cohort, Split
+from kinfed.deploy.node.node_settings import NodeSettings, Refused
+from kinfed.deploy.node.privacy_log import HELD_OUT_ROWS, SCORES, Answered, ByNoise, PrivacyLog
+from kinfed.deploy.node.vault import Vault
+from kinfed.deploy.node.vault_entry import VaultEntry, now
+from kinfed.deploy.settings import STANDARD, Deployment
+from kinfed.deploy.transport.wire import EVALUATE, EXACT, TRAIN, Arrays, MessageError, Packet
+from kinfed.engine import Score, Task, task_for
+from kinfed.errors import ConfigError, KinfedError, ModelError, StorageError
+from kinfed.privacy import Event, Events, Privacy, PrivateTask, Record, merge, new_nonce, planned_costs
+
+if TYPE_CHECKING:
+    from kinfed.deploy.node.requests import Preparation
+
+LARGEST_LOSS = 5.0  # of one row, in figures of an evaluation that get noise
+_WITHOUT_EXAMPLES = (ConfigError, MessageError, ModelError, StorageError)  # errors whose text quotes none
+_PATH = re.compile(r"(?<![\w.<])(?:~|[A-Za-z]:)?[/\\][^\s'\"<>:;,()]+")
+_LOG = logging.getLogger("kinfed.node")
+
+
+class Withheld(KinfedError):
+    """An error at a node whose text stays there."""
+
+
+class Released(Packet):
+    """An answer that has passed the gate. Nothing else is sent."""
+
+    @classmethod
+    def together(cls, field: str, answers: Sequence[Released]) -> Released:
+        """One answer with the headers of several, for a node of several clients."""
+        return cls({field: [answer.header for answer in answers]})
+
+
+class Gate:
+    def __init__(self, settings: NodeSettings, deployment: Deployment) -> None:
+        self.settings, self.deployment = settings, deployment
+        self.client, self.rules, self.algorithm = settings.client, settings.rules, deployment.algorithm
+
+    @cached_property
+    def vault(self) -> Vault:
+        return Vault(self.settings.vault, self.settings.counter)
+
+    @cached_property
+    def ledger(self) -> PrivacyLog:
+        return self.vault.privacy_log(self.client)
+
+    # ---- what leaves ----
+
+    def release(self, kind: str, answer: Packet, rule: str, run: str = "") -> Released:
+        """Let an answer out that costs nothing, by a rule; the ledger counts it first."""
+        with self.ledger.locked():
+            self.ledger.count(run, f"{kind}: {rule}")
+        return Released(answer.header, answer.groups)
+
+    @contextmanager
+    def released_errors(self) -> Iterator[None]:
+        """Let errors out: of those that may quote examples the kind alone, of all others a text without paths."""
+        try:
+            yield
+        except Exception as error:
+            known = isinstance(error, (Refused, MessageError))
+            _LOG.warning("no answer for %s: %s", self.client, error, exc_info=None if known else error)
+            try:
+                with self.ledger.locked():
+                    self.ledger.count("", f"error: {type(error).__name__}")
+            except KinfedError as broken:  # then this is all that leaves
+                error = broken
+            raise error_outside(error, self.client, self.settings.paths) from None
+
+    # ---- what may be asked ----
+
+    @property
+    def _private(self) -> bool:
+        return self.deployment.run.privacy is not None or self.rules.demands_privacy
+
+    def check_run(self, count: Tensor, noise: float) -> None:
+        """Refuse runs that this client takes no part in. `count` [1] training examples."""
+        client, rules, deployment, method = self.client, self.rules, self.deployment, self.deployment.method.strip()
+        if rules.methods and method not in rules.methods:
+            raise Refused(f"{client} takes part in {', '.join(rules.methods)} only, and the run is of {method}")
+        privacy, secure = deployment.run.privacy, deployment.run.secure
+        if privacy is not None:
+            replace(privacy, strict=privacy.strict or rules.strict).check_method(method, self.algorithm, count)
+        if secure is not None:
+            secure.averaged_fields(method, self.algorithm)
+        elif rules.require_secure_aggregation and self.algorithm.sends:
+            raise Refused(f"{client} sends updates in secure sums only; set secure_sum in the run")
+        least = rules.min_noise if privacy is None else max(rules.min_noise, privacy.noise or 0.0)
+        if not least <= noise < math.inf:  # NaN is neither
+            raise Refused(
+                f"{client} trains with noise of at least {least:g} only, and the server asks for {noise:g}; nothing "
+                "was computed"
+            )
+        if privacy is None and rules.demands_privacy:
+            raise Refused(f"{client} trains with differential privacy only; set dp_noise or dp_epsilon in the run")
+
+    def check_split(self, split: str) -> None:
+        """Refuse evaluations on rows that the owner does not name, or that private training uses."""
+        client, allowed = self.client, self.rules.evaluate
+        if split not in SPLITS:
+            raise Refused(f"a split is one of {', '.join(SPLITS)}; the message asks for {split[:20]!r}")
+        if split not in allowed:
+            raise Refused(f"{client} evaluates models on {', '.join(allowed)} examples only, not on {split}")
+        learned_from = split == "train" or (split == "val" and "needs validation" in self.algorithm.traits)
+        if self._private and learned_from:
+            raise Refused(
+                f"{client} evaluates no model on examples that training uses: exact losses on them would tell what the "
+                "noise on gradients hides"
+            )
+
+    def check_sums(self) -> None:
+        client = self.client
+        if self.deployment.scaling != STANDARD:
+            raise Refused(f"the run does not declare a common scaling, so {client} gives no sums of features")
+        if self.rules.require_secure_aggregation:
+            raise Refused(f"{client} sends data in secure sums only, and sums of its features would be unmasked")
+        if self._private and not self.rules.sums:
+            raise Refused(
+                f'{client} gives no exact sums of its features, which epsilon would not cover; use scaling = "none" or '
+                'a number, or have the owner of the node allow it (sums="yes" in --node-config)'
+            )
+
+    def check_categories(self, columns: list[str]) -> None:
+        """`columns` hold categories, whose names would be sent. Permission to give sums does not cover them."""
+        if self._private and columns:
+            raise Refused(
+                f"{self.client} does not say which categories its columns {', '.join(columns[:5])} hold: no epsilon "
+                "covers that. Leave these columns out (features in the run, ignore in --node-config)"
+            )
+
+    # ---- answers from examples ----
+
+    def request(self, prepared: Preparation, entry: VaultEntry, state: Mapping[str, Tensor]) -> PlainRequest:
+        """The request of a client that starts from this state."""
+        privacy = self.deployment.run.privacy
+        return (
+            PlainRequest(self, prepared) if privacy is None else PrivateRequest(self, prepared, privacy, entry, state)
+        )
+
+    def locked_if_private(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.deployment.run.privacy is None else self.ledger.locked()
+
+
+@dataclass
+class PlainRequest:
+    """A request that is answered without privacy, from when it is read until its answer leaves."""
+
+    gate: Gate
+    prepared: Preparation
+
+    def stored(self) -> Packet | None:
+        """The answer, if it has been given before."""
+        return None
+
+    def protect(self, task: Task, cohort: Cohort) -> tuple[Task, Cohort]:
+        """The task and data that the answer is computed with."""
+        return task, cohort
+
+    def settle(self, record: Record | None) -> None:
+        """Called after the answer is computed, and before anything is stored or sent."""
+
+    def scores(self, models: Mapping[str, Tensor], split: Split) -> tuple[dict[str, Arrays], str]:
+        """Figures of models on a split, by name, and on what terms they leave."""
+        task = self.prepared.task
+        return {name: _sums(task_for(task, theta).evaluate(theta, split)) for name, theta in models.items()}, EXACT
+
+    def keep(self, answer: Packet) -> None:
+        """Store an answer that may be asked for again."""
+
+    def leave(self, answer: Packet, rule: str) -> Released:
+        """Let an answer out: the kept one, or what takes its place in a secure sum."""
+        return self.gate.release(self.prepared.kind, answer, rule, self.prepared.order.require("run", str))
+
+
+@dataclass
+class PrivateRequest(PlainRequest):
+    """Hold the lock of the client's ledger from before one is made until its answer has left."""
+
+    privacy: Privacy
+    entry: VaultEntry
+    state: Mapping[str, Tensor]  # that the client starts from
+
+    def __post_init__(self) -> None:
+        prepared, client = self.prepared, self.gate.client
+        self.client, self.kind, self.order, self.rules = client, prepared.kind, prepared.order, self.gate.rules
+        self.log = self.gate.ledger
+        self.noise = float(self.order.require("noise", float))
+        self._has_price = False
+        page = self.log.read()
+        rows = {name: prepared.data.split(name).rows for name in SPLITS}
+        roles = prepared.own.roles
+        if roles is None:
+            roles = "" if prepared.own.names_rows(prepared.deployment) else storage.checksum(rows)
+        if roles and page.roles and roles != page.roles:
+            raise Refused(
+                f"{client} has trained privately with another division of its rows into training, "
+                "validation and test rows; rows that training has used would be evaluated. Use the same seed, "
+                "test_fraction and validation, or name the rows in the data (split in --node-config)"
+            )
+        self._page = self.log.note(self.rules.named(), roles or page.roles)
+        self.digest = self._digest(rows)
+
+    def _digest(self, rows: Mapping[str, Tensor]) -> str:
+        """Digest of all that the answer depends on. The number of rounds is not of it: a run may be prolonged."""
+        features, prepared = self.prepared.data.features, self.prepared
+        scale = {"mean": features.mean, "std": features.std}
+        tensors = {"raw": features.raw, "labels": prepared.data.labels, **rows}
+        data = storage.checksum(tensors | {name: torch.as_tensor(t) for name, t in scale.items() if t is not None})
+        run, settings = prepared.deployment.run.dump() | {"rounds": 0}, dataclasses.asdict(prepared.settings)
+        parts = [self.kind, self.order.digest(), run, settings, data, storage.checksum(self.state)]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+    # ---- the contract of a request ----
+
+    def stored(self) -> Packet | None:
+        if not self._page.knows(self.digest):
+            self._check_budget(self._declared(self.kind))
+            return None
+        answer = self.entry.answer(self.kind, self.digest)
+        if answer is None:
+            raise Refused(
+                f"{self.client} has answered this question before and no longer has the answer; computing "
+                "it again would reveal more than epsilon says"
+            )
+        return answer
+
+    def protect(self, task: Task, cohort: Cohort) -> tuple[Task, Cohort]:
+        draws = self.gate.vault.secret(self.client).draws(bytes.fromhex(self.digest), new_nonce())
+        return PrivateTask(task, self.privacy.clip, self.noise, draws.noise), draws.with_secret_sampling(cohort)
+
+    def settle(self, record: Record | None) -> None:
+        assert record is not None  # of a private task
+        cost = record.ledger().events_of(int(self.order.require("number", int)))
+        if cost:  # else nothing was computed from training examples
+            self._check_budget(cost)
+            self._enter(self.kind, self.noise, cost)
+
+    def scores(self, models: Mapping[str, Tensor], split: Split) -> tuple[dict[str, Arrays], str]:
+        """Exact, unless the owner demands privacy: then how many rows are right and the sum of bounded losses, with
+        noise, for the personal model and the server's, as long as the owner's epsilon allows it for these rows."""
+        if not self.rules.noises_scores:
+            return super().scores(models, split)
+        models = {name: theta for name, theta in models.items() if not name.startswith("other.")}
+        noise, cost = self.rules.evaluation_noise, (Event(1.0, 1, len(models)),)
+        if not noise:
+            return {}, f"the owner of {self.client} keeps figures of evaluations (evaluation_noise = 0)"
+        if not math.isinf(self.rules.epsilon):
+            spent = _epsilon(self._page.spent(kinds=HELD_OUT_ROWS), noise, cost, self.rules.delta)
+            if spent > self.rules.epsilon:
+                return {}, f"figures would take the rows that {self.client} evaluates on beyond its owner's epsilon"
+        self._enter(SCORES, noise, cost)
+        draws = self.gate.vault.secret(self.client).draws(bytes.fromhex(self.digest), new_nonce())
+        count = int(split.count[0])
+        groups = {}
+        for number, (name, theta) in enumerate(models.items()):
+            sums = _bounded_sums(task_for(self.prepared.task, theta), theta, split)  # [2], each of one row at most 1
+            sums = sums + math.sqrt(2) * noise * draws.noise(torch.tensor([number]), sums[None])[0]
+            # Whole rows and hundredths: no digit beyond the noise leaves.
+            correct, loss = sums[0].round().clamp(0, count), (100 * sums[1]).round().clamp(0, 100 * count) / 100
+            groups[name] = {
+                "correct": correct[None], "loss": LARGEST_LOSS * loss[None], "count": split.count.clone(),
+            }  # fmt: skip
+        return groups, f"noise {noise:g}"
+
+    def keep(self, answer: Packet) -> None:
+        if self._has_price:
+            self.entry.keep_answer(self.kind, self.digest, answer)
+
+    def leave(self, answer: Packet, rule: str) -> Released:
+        """The ledger has the price already, or else gets the rule."""
+        return Released(answer.header, answer.groups) if self._has_price else super().leave(answer, rule)
+
+    # ---- budget ----
+
+    def _enter(self, kind: str, noise: float, cost: Events) -> None:
+        run, round = self.order.require("run", str), self.order.require("round", int)
+        self.log.enter(Answered(self.digest, run, kind, round, noise, cost, now()))
+        self._has_price = True
+
+    def _declared(self, kind: str) -> Events:
+        """The most that an answer of this kind can cost, as far as the method says."""
+        round, after = planned_costs(self.prepared.deployment.algorithm, self.prepared.data.train.count)
+        events = round if kind == TRAIN else after
+        return () if events is None else events[0]
+
+    def _check_budget(self, events: Events) -> None:
+        client, rules, limit = self.client, self.rules, self.privacy.limit
+        if not math.isinf(rules.epsilon):
+            self._hold(self._page.spent(), events, rules.delta, rules.epsilon, f"the owner of {client} allows")
+        if self.kind == TRAIN and limit is not None:
+            # As the server plans it: with one personal model to be made and published at the end.
+            spent = self._page.spent(self.order.require("run", str), [TRAIN])
+            events = merge(events, self._declared(EVALUATE))
+            self._hold(spent, events, self.privacy.delta, limit, f"the run promises {client}")
+
+    def _hold(self, spent: ByNoise, events: Events, delta: float, limit: float, who: str) -> None:
+        epsilon = _epsilon(spent, self.noise, events, delta)
+        if epsilon > limit:
+            raise Refused(
+                f"{who} no more than epsilon {limit:g} (delta {delta:g}), and an answer would take it to {epsilon:g}; "
+                "nothing was sent"
+            )
+
+
+def _epsilon(spent: ByNoise, noise: float, events: Events, delta: float) -> float:
+    """Epsilon of all that was spent together with these events under this noise."""
+    from kinfed.privacy import epsilon_over_noises
+
+    by_noise = dict(spent)
+    by_noise[noise] = merge(by_noise.get(noise, ()), events)
+    return epsilon_over_noises(tuple(sorted(by_noise.items())), delta)
+
+
+def _sums(score: Score) -> Arrays:
+    plain = {"correct": score.correct, "loss": score.loss, "count": score.count}
+    errors = {} if score.error is None else {"error": score.error}
+    return plain | errors | {f"sums.{name}": sums for name, sums in score.sums.items()}
+
+
+@torch.no_grad()
+def _bounded_sums(task: Task, theta: Tensor, split: Split) -> Tensor:
+    """float64 [2]: how many rows are right, and the sum of losses in units of the largest that counts."""
+    total = torch.zeros(2, dtype=torch.float64)
+    for _, batch in split.in_order():
+        z, here = task.logits(theta, batch.x), batch.weight > 0
+        losses = task.objective.losses(z, batch.y).nan_to_num(LARGEST_LOSS, LARGEST_LOSS).clamp(0, LARGEST_LOSS)
+        if task.classifies:
+            total[0] += ((z.argmax(-1) == batch.y) & here).sum().cpu()
+        total[1] += torch.where(here, losses, 0.0).sum().cpu() / LARGEST_LOSS
+    return total
+
+
+def error_outside(error: Exception, client: str, paths: Mapping[str, str]) -> Exception:
+    """An error as the server gets it; `paths`: files that the node's settings name."""
+    if not isinstance(error, (*_WITHOUT_EXAMPLES, Withheld)):
+        kind = type(error).__name__
+        return Withheld(f"{kind} at {client}; its text may quote examples and is in the node's own log")
+    text = str(error)
+    for name, path in sorted(paths.items(), key=lambda item: -len(item[1])):
+        text = text.replace(path, f"({name})")
+    error.args = (_PATH.sub("(path)", text),)
+    return error

@@ -1,0 +1,208 @@
+"""What every site is handed after a fit: the chosen model, a safe mixture of it with its own, or what tests certify.
+
+    safe         experts are learning alone, what the folds chose, and the mixture that the folds make most likely; a
+                 part of the site's test rows sets their shares (kinfed.theory.safe_mixture): in expectation the log
+                 loss is at most that of learning alone + log 2 / (n + 1). No row and no message leaves a site for it
+    chosen       what the folds chose, as it is
+    certified    what the folds chose where the site's test rows show a gain, and else what it has alone
+
+Test rows train no model and choose none. With `safe`, half of them, drawn by a key of the site, set the shares; every
+one of these is judged by the shares that the rows before it left, so that all figures are of rows that a prediction had
+not seen. The other half calibrates the site's prediction sets (kinfed.theory.certificates); their coverage is that of
+each row by the threshold that the other rows set.
+
+The likely mixture maximizes the likelihood of the validated rows, Σ log Σ_m π_m p_m, by EM; shares of all sites
+together count like ten further rows of every site, as for `kin`. Where a number is predicted, densities are normal
+around predictions with one variance per site, that of the residuals of learning alone in the folds, and models are
+mixed by their predictions: log loss is then that of the density, and nothing is promised for squared error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kinfed.core import rng
+from kinfed.data import Federation
+from kinfed.tabular.portfolio import ALONE, ONE_MODEL
+from kinfed.theory import certificates, safe_mixture
+
+Floats = NDArray[np.float64]
+SAFE, CHOSEN, CERTIFIED = "safe", "chosen", "certified"
+LEVELS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99)  # of prediction sets that a model's file knows
+PRIOR_ROWS = 10.0  # rows that residuals of all sites count for in a site's variance
+
+
+@dataclass(frozen=True)
+class PredictionSets:
+    """Thresholds of scores by level, and how many of the rows that set them were covered."""
+
+    rows: int
+    thresholds: dict[float, float]  # score: 1 − p of a class, or the distance from the predicted number
+    covered: dict[float, float]  # share of rows, each by a threshold that it had no part in
+    sizes: dict[float, float]  # mean number of classes in a set, or the width of the interval
+
+
+@dataclass(frozen=True)
+class Handover:
+    """What K sites are handed, as shares of M fitted contenders."""
+
+    names: list[str]  # [M]
+    shares: Floats  # [K, M]
+    outputs: Tensor  # [T, C] what was handed over says of the test rows, as `judged_test` takes it
+    most_it_costs: list[float | None]  # [K] in nats of log loss against alone; None where nothing is promised
+    sets: list[PredictionSets]  # [K]
+    new_site_sets: dict[float, float]  # thresholds of the one model of all at a site without labelled rows
+
+    def shares_of(self, site: int) -> dict[str, float]:
+        return {name: float(share) for name, share in zip(self.names, self.shares[site], strict=True) if share > 0}
+
+
+@dataclass(frozen=True)
+class OutputsOfAll:
+    """Outputs [M, T, C] of all fitted contenders on rows of K sites, one site after the other, and their targets [T].
+    A probability is that of the truth; where a number is predicted, its density with a variance per site [K]."""
+
+    outputs: Floats
+    target: NDArray[Any]
+    owner: NDArray[np.int64]
+    weight: Floats | None = None  # [T] how much every row counts
+    variance: Floats | None = None
+
+    @classmethod
+    def of_rows(
+        cls, outputs: Mapping[str, Tensor], names: list[str], data: Federation, rows: Tensor, owner: Tensor,
+        variance: Floats | None = None,
+    ) -> OutputsOfAll:  # fmt: skip
+        stacked = torch.stack([outputs[name].double() for name in names])
+        if not data.problem.is_regression:
+            stacked = torch.softmax(stacked, 2)
+        weight = None if data.weights is None else data.weights[rows].double().numpy()
+        return cls(stacked.numpy(), data.labels[rows].numpy(), owner.numpy(), weight, variance)
+
+    def weights(self, rows: NDArray[np.int64]) -> Floats:
+        """[n] how much these rows count."""
+        return np.ones(len(rows)) if self.weight is None else self.weight[rows]
+
+    def log_p(self, shares: Floats, rows: NDArray[np.int64]) -> Floats:
+        """[E, n] of experts that are shares [E, M] of the contenders, on these rows."""
+        mixed = np.einsum("em,mtc->etc", shares, self.outputs[:, rows])
+        if self.variance is None:
+            truth = np.take_along_axis(mixed, self.target[rows].astype(np.int64)[None, :, None], 2)[..., 0]
+            return np.asarray(np.log(np.maximum(truth, 1e-300)))
+        variance = self.variance[self.owner[rows]]
+        return np.asarray(
+            -((mixed[..., 0] - self.target[rows]) ** 2) / (2 * variance) - np.log(2 * np.pi * variance) / 2
+        )
+
+    def mixed(self, shares: Floats, rows: NDArray[np.int64]) -> Floats:
+        """[n, C] by shares [n, M] of the contenders, one row of shares each."""
+        return np.asarray(np.einsum("tm,mtc->tc", shares, self.outputs[:, rows]))
+
+    def scores(self, mixed: Floats, rows: NDArray[np.int64]) -> Floats:
+        """[n] how strange the truth is: 1 − p of it, or its distance from the predicted number."""
+        if self.variance is None:
+            return np.asarray(1 - np.take_along_axis(mixed, self.target[rows].astype(np.int64)[:, None], 1)[:, 0])
+        return np.asarray(np.abs(mixed[:, 0] - self.target[rows]))
+
+    def size_of_sets(self, mixed: Floats, threshold: float) -> float:
+        """The mean number of classes in sets, or the width of intervals; NaN without rows."""
+        if self.variance is not None:
+            return 2 * threshold
+        inside = (1 - mixed <= threshold).sum(1)
+        return float(np.maximum(inside, 1).mean()) if len(mixed) else math.nan  # the likeliest class is always inside
+
+
+def residual_variance(alone: Tensor, data: Federation, rows: Tensor, owner: Tensor) -> Floats:
+    """[K] variance of the residuals of learning alone on validated rows; those of all sites count like ten rows."""
+    squares = (alone.double()[:, 0] - data.labels[rows].double()).square().numpy()
+    total = np.bincount(owner.numpy(), weights=squares, minlength=data.num_clients)
+    count = np.bincount(owner.numpy(), minlength=data.num_clients)
+    pooled = max(float(squares.mean()) if len(squares) else 1.0, 1e-12)
+    return np.asarray((total + PRIOR_ROWS * pooled) / (count + PRIOR_ROWS))
+
+
+def safe_handover(
+    names: list[str], chosen: list[str], validated: OutputsOfAll, test: OutputsOfAll, data: Federation, seed: int,
+    alone_prior: float,
+) -> Handover:  # fmt: skip
+    """Safe mixtures at all sites; `validated` are outputs of models of the folds, `test` of the fitted ones."""
+    M, sites = len(names), data.num_clients
+    alone = names.index(ALONE)
+    equal = np.full(M, 1 / M)
+    everything = np.arange(len(validated.target))
+    one_hot = np.eye(M)
+    population = safe_mixture.likely_shares(validated.log_p(one_hot, everything), equal, strength=1.0)
+    population = 0.9 * population + 0.1 * equal
+    shares = np.zeros((sites, M))
+    costs: list[float | None] = []
+    row_shares = np.zeros((len(test.target), M))
+    calibration: list[NDArray[np.int64]] = []
+    for k in range(sites):
+        own = np.flatnonzero(validated.owner == k)
+        likely = safe_mixture.likely_shares(validated.log_p(one_hot, own), population, PRIOR_ROWS)
+        # Learning alone first; what the folds chose only where that is something else.
+        pure = [alone] if chosen[k] == ALONE else [alone, names.index(chosen[k])]
+        experts = np.stack([*(one_hot[m] for m in pure), likely])
+        learning, setting = _halves(np.flatnonzero(test.owner == k), seed, k)
+        counted = test.weights(learning)
+        prior = safe_mixture.prior_weights(len(experts), alone_prior)
+        result = safe_mixture.safe_shares(test.log_p(experts, learning), prior, counted)
+        shares[k] = result.shares @ experts
+        row_shares[learning], row_shares[setting] = result.row_shares @ experts, shares[k]
+        costs.append(safe_mixture.most_it_costs(float(counted.sum()), alone_prior))
+        calibration.append(setting)
+    sets = prediction_sets(test, shares, calibration)
+    return Handover(names, shares, _outputs(test, row_shares), costs, sets, new_site_sets(test, names))
+
+
+def plain_handover(names: list[str], taken: list[str], test: OutputsOfAll) -> Handover:
+    """One contender for every site; all test rows calibrate its sets."""
+    shares = np.stack([np.eye(len(names))[names.index(name)] for name in taken])
+    calibration = [np.flatnonzero(test.owner == k) for k in range(len(taken))]
+    sets = prediction_sets(test, shares, calibration)
+    nothing: list[float | None] = [None] * len(taken)
+    return Handover(names, shares, _outputs(test, shares[test.owner]), nothing, sets, new_site_sets(test, names))
+
+
+def prediction_sets(test: OutputsOfAll, shares: Floats, calibration: list[NDArray[np.int64]]) -> list[PredictionSets]:
+    mixed = [test.mixed(np.repeat(shares[k : k + 1], len(rows), 0), rows) for k, rows in enumerate(calibration)]
+    scores = [test.scores(outputs, rows) for outputs, rows in zip(mixed, calibration, strict=True)]
+    sets = []
+    for k, own in enumerate(scores):
+        others = scores[:k] + scores[k + 1 :]
+        thresholds = {level: certificates.set_threshold(own, others, level) for level in LEVELS}
+        covered = {level: certificates.covered_share(own, others, level) for level in LEVELS}
+        sizes = {level: test.size_of_sets(mixed[k], threshold) for level, threshold in thresholds.items()}
+        sets.append(PredictionSets(len(own), thresholds, covered, sizes))
+    return sets
+
+
+def new_site_sets(test: OutputsOfAll, names: list[str]) -> dict[float, float]:
+    """Thresholds of the one model of all at a site without labelled rows, by level; none where there is no such."""
+    if ONE_MODEL not in names:
+        return {}
+    server = names.index(ONE_MODEL)
+    sites = [np.flatnonzero(test.owner == k) for k in np.unique(test.owner)]
+    scores = [test.scores(test.outputs[server, rows], rows) for rows in sites]
+    return {level: certificates.new_site_threshold(scores, level) for level in LEVELS}
+
+
+def _halves(rows: NDArray[np.int64], seed: int, site: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows that set shares, and rows that calibrate sets."""
+    order = rng.permutation(rng.fold(rng.root(seed, "fit-shares"), site), len(rows)).numpy()
+    half = (len(rows) + 1) // 2
+    return np.sort(rows[order[:half]]), np.sort(rows[order[half:]])
+
+
+def _outputs(test: OutputsOfAll, row_shares: Floats) -> Tensor:
+    """[T, C] logits, or numbers, of every test row by its own shares."""
+    mixed = torch.from_numpy(test.mixed(row_shares, np.arange(len(test.target))))
+    return mixed if test.variance is not None else mixed.clamp_min(1e-300).log()
