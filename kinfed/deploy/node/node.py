@@ -233,19 +233,6 @@ class NodeClient:
                 "the server went back by more than a round, clear the run here (kinfed vault clear) to begin anew"
             )
 
-<<<<<<< HEAD
-    def _scores(self, task: Task, models: Mapping[str, Tensor], order: Packet, part: Split) -> dict[str, wire.Arrays]:
-        """Scores of the personal model, the server's model, and the method's other models."""
-        (_, theta), *others = models.items()
-        scores = {"personal": task_for(task, theta).evaluate(theta, part)}
-        if "model" in order.group("server_model"):
-            model = order.group("server_model")["model"]
-            scores["server_model"] = task_for(task, model).evaluate(model, part)
-        scores |= {f"other.{name}": task_for(task, model).evaluate(model, part) for name, model in others}
-        return {name: _score(score) for name, score in scores.items()}
-
-=======
->>>>>>> main
     def _reply_header(self, order: Packet) -> dict[str, Any]:
         """Fields that tell the server which request this answers."""
         same = {key: order.header.get(key) for key in ("run", "round", "number", "kind")}
