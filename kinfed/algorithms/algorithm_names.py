@@ -29,6 +29,10 @@ METHODS = """
 local | local:Local | Local | every client alone
 fedavg | fedavg:FedAvg | FedAvg | one model, averaged by number of examples; fine-tuned for personal use
 fedavg_smooth | fedavg:FedAvg | FedAvg, smoothed | FedAvg with Self-FL's smoothing average only
+fedavg_intercept | recalibrated:Recalibrated | FedAvg + intercept |
+    one model whose output each client shifts to its own level
+fedavg_recalibrated | recalibrated:Recalibrated | FedAvg, recalibrated |
+    one model whose output each client shifts and scales to its examples
 fedprox | fedprox:FedProx | FedProx | FedAvg with local training held near the received model
 scaffold | scaffold:Scaffold | SCAFFOLD | FedAvg with control variates against client drift
 feddyn | feddyn:FedDyn | FedDyn | local losses corrected until their minima agree
@@ -113,6 +117,7 @@ kin | kin.kin:Kin | Kin |
 _SELFFL_NONE = {"use_init": False, "use_steps": False, "use_agg": False}
 PRESETS: dict[str, dict[str, Any]] = {
     "fedavg_smooth": {"smoothing": "participation"},
+    "fedavg_recalibrated": {"slope": True},
     "fedavgm": {"server_optimizer": "momentum", "server_lr": 1.0},
     "fedyogi": {"server_optimizer": "yogi"},
     "fedadagrad": {"server_optimizer": "adagrad", "beta1": 0.0},
