@@ -242,6 +242,13 @@ def test_chance_makes_equal_rows_and_copies_are_more_than_that() -> None:
     assert audited(data).findings == []
 
 
+def test_rounded_numbers_that_coincide_are_no_duplicates() -> None:
+    """One column of 400 rows with one decimal: 47 rows have an equal one."""
+    draw = np.random.default_rng(0)
+    x, y = np.round(draw.normal(60, 9, (400, 1)), 1), draw.integers(0, 2, 400)
+    assert audited(kinfed.Federation.from_arrays(x, y, np.arange(400) % 3)).findings == []
+
+
 def test_wide_examples_that_differ_in_one_number_are_no_copies() -> None:
     draw = np.random.default_rng(3)
     x = np.repeat(draw.normal(size=(100, 1000)), 2, 0).astype(np.float32)

@@ -27,7 +27,10 @@ LEAST_COPIES = 10
 COPIED_SHARE = 0.25  # of the test rows, from which on copies are refused
 NOTED_SHARE = 0.02
 LEAST_REPEATED, REPEATED_SHARE = 3, 0.001  # rows that occur a second time, from which on they are noted
-SAMPLE, MOSTLY_DIFFERENT = 2_000, 0.5  # where half of the values of a feature differ, equal rows are no chance
+SAMPLE, MOSTLY_DIFFERENT = (
+    2_000,
+    0.8,
+)  # where so many values of a feature differ among rows that do, copies are no chance
 BLOCK = 4096  # rows that are hashed at once
 BY_CHANCE = 5  # test rows up to which a class may have come there by chance alone
 SIMULATED_CLIENTS = 100_000  # with more nobody looks at single rows
@@ -131,10 +134,11 @@ def _duplicate_findings(data: Federation, rows: Tensor, hashes: Hashes) -> list[
     owner = torch.zeros(len(data.features), dtype=torch.int64)
     for split in (data.train, data.test):
         owner[split.rows] = split.owner
-    repeated = len(hashes) - len(np.unique(hashes + _bits(owner[rows].numpy()) * COEFFICIENTS[-2]))
+    _, first = np.unique(hashes + _bits(owner[rows].numpy()) * COEFFICIENTS[-2], return_index=True)
+    repeated = len(hashes) - len(first)
     if repeated < max(LEAST_REPEATED, REPEATED_SHARE * len(hashes)):
         return []
-    numbers = np.sort(_numbers(data, rows[:SAMPLE], MOST_NUMBERS), axis=0)
+    numbers = np.sort(_numbers(data, rows[torch.from_numpy(first[:SAMPLE])], MOST_NUMBERS), axis=0)
     different = (np.diff(numbers, axis=0) != 0).sum(0) + 1
     if different.max() < MOSTLY_DIFFERENT * len(numbers):
         return []
