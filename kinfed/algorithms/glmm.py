@@ -85,7 +85,7 @@ class Server(Tree):
     promise: Tensor  # [] what the next step promises to gain
     covariance: Tensor  # [p, p] of β
     rms: Tensor  # [q] of the columns with random effects
-    kept: Tensor  # [p] bool: columns that no others determine
+    basis: Tensor  # [p] bool: columns that no others determine
     count: Tensor  # [2] rows and sites in the fit
     ridge: Tensor  # [] precision of the prior that holds separated classes
     verdict: Tensor  # [] int64
@@ -162,8 +162,8 @@ class GLMM(BySums[Server, Client, Down]):
             float(server.ridge),
             tensor_of([rows, round.weight]),
         )
-        verdict, kept = int(server.verdict) or FITTED, independent_columns(curvature[:p, :p])
-        left_out = np.setdiff1d(np.arange(p), kept)  # they stay at 0
+        verdict, basis = int(server.verdict) or FITTED, independent_columns(curvature[:p, :p])
+        left_out = np.setdiff1d(np.arange(p), basis)  # they stay at 0
         gradient[left_out], curvature[left_out], curvature[:, left_out] = 0.0, 0.0, 0.0
         curvature[left_out, left_out] = 1.0
         if verdict == ONE_CLASS:
@@ -178,11 +178,11 @@ class GLMM(BySums[Server, Client, Down]):
             verdict, ridge = (ONE_CLASS if alone else SEPARATED), max(ridge, RIDGE)
             start = np.concatenate([np.zeros(p), FLOOR / rms if alone else np.full(q, START)])
             after = Ascent(start, start, -HUGE)
-        covariance = _covariance(curvature, kept, p, rms, point, ridge)
+        covariance = _covariance(curvature, basis, p, rms, point, ridge)
         return replace(
             server, point=tensor_of(after.point), best=tensor_of(after.best), value=tensor_of(after.value),
             promise=tensor_of(min(after.promise, HUGE)), covariance=tensor_of(covariance),
-            rms=tensor_of(rms), kept=torch.from_numpy(np.isin(np.arange(p), kept)), count=count,
+            rms=tensor_of(rms), basis=torch.from_numpy(np.isin(np.arange(p), basis)), count=count,
             ridge=tensor_of(ridge), verdict=torch.tensor(verdict),
         )  # fmt: skip
 
@@ -223,19 +223,19 @@ class GLMM(BySums[Server, Client, Down]):
             "log_likelihood": float(server.value), "rows": float(server.count[0]), "sites": float(server.count[1]),
             "verdict": int(server.verdict), "ridge": float(server.ridge), "coefficients": server.best[:p],
             "covariance": server.covariance[rows[0], rows[1]], "between": tensor_of(between)[rows[0], rows[1]],
-            "kept": server.kept.to(torch.int64),
+            "basis": server.basis.to(torch.int64),
         }  # fmt: skip
 
     def client_figures(self, client: Client) -> dict[str, Tensor]:
         return {"site_effect": client.effect, "site_sd": client.deviation}
 
 
-def _covariance(curvature: Array, kept: list[int], p: int, rms: Array, point: Array, ridge: float) -> Array:
+def _covariance(curvature: Array, basis: list[int], p: int, rms: Array, point: Array, ridge: float) -> Array:
     """[p, p] of β, from the inverse of the whole curvature but for variances at zero; 0 for columns left out."""
-    free = [*kept, *(p + np.flatnonzero(~at_zero(point[p:], rms)))]
+    free = [*basis, *(p + np.flatnonzero(~at_zero(point[p:], rms)))]
     prior = np.diag([ridge if 0 < j < p else 0.0 for j in free])
     square, covariance = curvature[np.ix_(free, free)] + prior, np.zeros((p, p))
-    covariance[np.ix_(kept, kept)] = np.linalg.pinv(square, hermitian=True)[: len(kept), : len(kept)]
+    covariance[np.ix_(basis, basis)] = np.linalg.pinv(square, hermitian=True)[: len(basis), : len(basis)]
     return covariance
 
 

@@ -7,13 +7,13 @@ digits of R's lme4. It is Self-FL's two-level model made exact: how much a site 
 variance between sites, which is estimated and not guessed.
 
 A site sends S = [X y]'[X y] once: (p + 1)(p + 2)/2 numbers. The server estimates β, σ² and Ψ. The personal model is
-the posterior mean β + b_k, which the site computes from its own rows; its variance is kept with the model, so that
+the posterior mean β + b_k, which the site computes from its own rows; its variance stays with the model, so that
 predictions have intervals. Columns that others determine are left out, as R does.
 
 `effects`: an intercept per site, or also slopes (independent, or `correlated` for up to eight columns). `auto` takes
 what has the smaller restricted AIC, the criterion plus two per variance: intercept, or independent slopes.
 
-`totals = true`: no site's sums are kept, and none need be seen. In every round the sites send what they add to the
+`totals = true`: no site's sums are stored, and none need be seen. In every round the sites send what they add to the
 criterion and to its derivatives at the current Ψ; the server uses their total alone, and takes a step of Fisher scoring
 on variances. What needs M_xx and β of the same round uses those of the round before: the lag vanishes in the limit,
 which is the same fit. It takes about 8 to 19 rounds to three digits, and stops asking when a step would gain less than
@@ -92,7 +92,7 @@ class Server(Tree):
     fit: Fit
     sums: Tensor  # [K, T] of sites, in units; [K, 0] with totals
     heard: Tensor  # [K] bool: whose sums are in the fit
-    kept: Tensor  # [p] bool: columns that no others determine
+    basis: Tensor  # [p] bool: columns that no others determine
     criterion: Tensor  # []
     count: Tensor  # [2] rows and sites in the fit
     verdict: Tensor  # [] int64
@@ -182,7 +182,7 @@ class LMM(BySums[Server, Nothing, Fit]):
         solved = fitted(sums, self.effects)
         fit = Fit(*(tensor_of(part) for part in (solved.beta, solved.inverse, solved.psi, solved.sigma2)))
         return replace(
-            server, fit=fit, kept=torch.from_numpy(solved.kept), criterion=tensor_of(solved.criterion),
+            server, fit=fit, basis=torch.from_numpy(solved.basis), criterion=tensor_of(solved.criterion),
             count=tensor_of([sums[:, 0, 0].sum(), len(sums)]), verdict=torch.tensor(solved.verdict),
         )  # fmt: skip
 
@@ -194,18 +194,18 @@ class LMM(BySums[Server, Nothing, Fit]):
         total = unpacked_parts(mean.sums[None] * round.weight, (p + 1, p + 1), (), (q,), (q,), (q,), (q, q), ())
         matrix, log_det, scores, traces, leverage, curvature, rows = (part[0] for part in total)
         first = int(server.verdict) == NOTHING_YET
-        kept = independent_columns(matrix[:-1, :-1]) if first else np.flatnonzero(server.kept.cpu().numpy()).tolist()
+        basis = independent_columns(matrix[:-1, :-1]) if first else np.flatnonzero(server.basis.cpu().numpy()).tolist()
         count, psi = tensor_of([rows, round.weight]), np.diag(numpy_of(server.fit.psi))[z]
         if not (bool((np.diag(matrix)[:-1] >= 0).all()) and matrix[0, 0] > 0 and matrix[-1, -1] >= 0):
             return server  # no matrix of moments: noise has spoilt it
-        if rows <= len(kept):
+        if rows <= len(basis):
             return replace(server, verdict=torch.tensor(FEW_ROWS), count=count)
-        index = [*kept, p]
+        index = [*basis, p]
         try:
-            at = solve_fixed(matrix[np.ix_(index, index)], float(log_det), float(rows) - len(kept))
+            at = solve_fixed(matrix[np.ix_(index, index)], float(log_det), float(rows) - len(basis))
         except (DataError, np.linalg.LinAlgError):  # a constant target; or a total that noise has spoilt
             return replace(server, verdict=torch.tensor(CONSTANT)) if first else server
-        beta, inverse = spread_out(at.beta, at.inverse, kept, p)
+        beta, inverse = spread_out(at.beta, at.inverse, basis, p)
         best, least = numpy_of(server.best[:p])[z], float(server.best[p])
         new, promise = psi, HUGE
         if not first:
@@ -214,17 +214,17 @@ class LMM(BySums[Server, Nothing, Fit]):
             else:
                 best, least = psi, at.criterion
                 gradient = traces - scores / at.sigma2 - leverage
-                information = curvature - np.outer(traces, traces) / (float(rows) - len(kept))
-                free = [j for j, column in enumerate(z) if column in kept]
+                information = curvature - np.outer(traces, traces) / (float(rows) - len(basis))
+                free = [j for j, column in enumerate(z) if column in basis]
                 step = np.zeros(q)
                 step[free], promise = scoring_step(psi[free], gradient[free], information[np.ix_(free, free)])
                 new, promise = np.maximum(psi + step, 0.0), abs(promise)
         variances, remembered = np.zeros(p), np.full(p, HUGE)
-        variances[z], remembered[z] = np.where(np.isin(z, kept), new, 0.0), best
+        variances[z], remembered[z] = np.where(np.isin(z, basis), new, 0.0), best
         fit = Fit(tensor_of(beta), tensor_of(inverse), tensor_of(np.diag(variances)), tensor_of(at.sigma2))
-        mask = torch.from_numpy(np.isin(np.arange(p), kept))
+        mask = torch.from_numpy(np.isin(np.arange(p), basis))
         return replace(
-            server, fit=fit, kept=mask, criterion=tensor_of(at.criterion), count=count,
+            server, fit=fit, basis=mask, criterion=tensor_of(at.criterion), count=count,
             verdict=torch.tensor(FITTED), best=tensor_of([*remembered, least, promise]),
         )  # fmt: skip
 
@@ -254,13 +254,13 @@ class LMM(BySums[Server, Nothing, Fit]):
             "criterion": float(server.criterion), "sigma": sigma2**0.5, "rows": float(server.count[0]),
             "sites": float(server.count[1]), "verdict": int(server.verdict), "coefficients": fit.beta,
             "covariance": (sigma2 * fit.inverse)[rows[0], rows[1]], "between": (sigma2 * fit.psi)[rows[0], rows[1]],
-            "kept": server.kept.to(torch.int64),
+            "basis": server.basis.to(torch.int64),
         }  # fmt: skip
         return figures if self.totals else figures | self._site_figures(server)
 
     def _site_figures(self, server: Server) -> dict[str, Any]:
-        """By site, for the page: its effect on a row with average columns and how well that is known, the deviation of
-        its rows around its model, and by how much β would move without it, as Cook's distance."""
+        """Numbers of sites for the page: the effect on a row with average columns, how well it is known, the deviation
+        of its rows around its model, and by how much β would move without the site, as Cook's distance."""
         k, p = len(server.heard), len(server.fit.beta)
         columns = {name: np.full(k, np.nan) for name in ("site_effect", "site_sd", "site_noise", "site_influence")}
         heard, sigma2 = server.heard.cpu().numpy(), float(server.fit.sigma2)
@@ -274,11 +274,11 @@ class LMM(BySums[Server, Nothing, Fit]):
             residual[:, z] += effect
             rss = np.einsum("ni,nij,nj->n", residual, sums, residual)
             terms = site_terms(sums, z, inner, beta, inverse)
-            kept = np.flatnonzero(server.kept.cpu().numpy())
-            xx, xr = terms.moments[:, kept][:, :, kept], -(terms.moments @ everything)[:, kept]
-            small = inverse[np.ix_(kept, kept)]
+            basis = np.flatnonzero(server.basis.cpu().numpy())
+            xx, xr = terms.moments[:, basis][:, :, basis], -(terms.moments @ everything)[:, basis]
+            small = inverse[np.ix_(basis, basis)]
             change = np.linalg.solve(np.linalg.inv(small) - xx, xr[:, :, None])[:, :, 0]
-            distance = np.einsum("ni,ij,nj->n", change, np.linalg.inv(small), change) / (len(kept) * sigma2)
+            distance = np.einsum("ni,ij,nj->n", change, np.linalg.inv(small), change) / (len(basis) * sigma2)
             values = (effect[:, 0], np.sqrt(conditional[:, 0, 0]), np.sqrt(rss / sums[:, 0, 0]), distance)
             for name, value in zip(columns, values, strict=True):
                 columns[name][heard] = value
@@ -292,35 +292,35 @@ class Solved:
     psi: Array  # [p, p]
     sigma2: float
     criterion: float
-    kept: Any  # [p] bool
+    basis: Any  # [p] bool
     verdict: int
 
 
 def fitted(sums: Array, effects: Effects) -> Solved:
     """The model of some sites, from their sums [n, p + 1, p + 1]. Where there is too little for it, the mean of y."""
     p, total = sums.shape[1] - 1, sums.sum(0)
-    kept = independent_columns(total[:-1, :-1])
-    index = [*kept, p]
+    basis = independent_columns(total[:-1, :-1])
+    index = [*basis, p]
     own = sums[:, index][:, :, index]
-    if total[0, 0] <= len(kept):
+    if total[0, 0] <= len(basis):
         return _mean_only(total, FEW_ROWS)
     try:
         if len(sums) < 2:
             at, psi, verdict = Sums.of(own).solve(np.zeros((1, 1))), np.zeros((1, 1)), ONE_SITE
         else:
             fits = [fit_diagonal(Sums.of(own))] if effects in ("auto", "intercept") else []
-            if effects == "slopes" or (effects == "auto" and 1 < len(kept) <= MOST_SLOPES):
-                fits.append(fit_diagonal(Sums.of(own, range(len(kept)))))
+            if effects == "slopes" or (effects == "auto" and 1 < len(basis) <= MOST_SLOPES):
+                fits.append(fit_diagonal(Sums.of(own, range(len(basis)))))
             if effects == "correlated":
-                fits.append(fit_full(Sums.of(own, range(len(kept)))))
+                fits.append(fit_full(Sums.of(own, range(len(basis)))))
             at = min(fits, key=lambda fit: fit.restricted_aic)
             psi, verdict = at.psi, FITTED
     except DataError:
         return _mean_only(total, CONSTANT)
-    beta, inverse = spread_out(at.beta, at.inverse, kept, p)
-    variances, z = np.zeros((p, p)), kept[: len(psi)]
+    beta, inverse = spread_out(at.beta, at.inverse, basis, p)
+    variances, z = np.zeros((p, p)), basis[: len(psi)]
     variances[np.ix_(z, z)] = psi
-    mask = np.isin(np.arange(p), kept)
+    mask = np.isin(np.arange(p), basis)
     return Solved(beta, inverse, variances, at.sigma2, at.criterion, mask, verdict)
 
 
@@ -332,9 +332,9 @@ def _mean_only(total: Array, verdict: int) -> Solved:
     return Solved(beta, inverse, np.zeros((p, p)), variance, 0.0, np.arange(p) == 0, verdict)
 
 
-def spread_out(beta: Array, inverse: Array, kept: list[int], p: int) -> tuple[Array, Array]:
+def spread_out(beta: Array, inverse: Array, basis: list[int], p: int) -> tuple[Array, Array]:
     """(β [p], M⁻¹ [p, p]) with zeros for the columns that are left out."""
     whole, square = np.zeros(p), np.zeros((p, p))
-    whole[kept] = beta
-    square[np.ix_(kept, kept)] = inverse
+    whole[basis] = beta
+    square[np.ix_(basis, basis)] = inverse
     return whole, square

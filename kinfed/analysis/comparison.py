@@ -26,7 +26,8 @@ from kinfed.records import KINDS, Baseline, Kind, RunRecord, TrialRecord
 
 DATA_KEYS = (
     *("dataset", "partition", "clients", "client_column", "label_column", "group_column", "split_column", "columns"),
-    *("weight_column", "stratify", "folds", "validation", "foreign_targets", "eval_clients"),
+    *("weight_column", "time_column", "event_column", "stratify", "folds", "validation", "foreign_targets"),
+    "eval_clients",
 )
 # Settings that a federation's own description repeats with all defaults filled in.
 _DESCRIBED = {"partition", "clients", "validation"}
@@ -352,10 +353,17 @@ def are_parts_of_one(one: RunRecord, other: RunRecord) -> bool:
     differ = any(ours[label] != theirs[label] for label in ours.keys() & theirs.keys())
     if settings[0] != settings[1] or one.version != other.version or differ:
         return False
+    if one.changed_files or other.changed_files or _contents_differ(one, other):
+        return False
     planned = [set(product(configured_methods(run), run.config.get("seeds") or ())) for run in (one, other)]
     if planned[0] & planned[1] or _data(one) is None or _data(one) != _data(other):
         return False
     return all((a.train, a.test) == (b.train, b.test) for a, b in _shared_seeds(one, other))
+
+
+def _contents_differ(one: RunRecord, other: RunRecord) -> bool:
+    """Whether the same data set or the same plugin was another one."""
+    return any(one.contents[name] != other.contents[name] for name in one.contents.keys() & other.contents.keys())
 
 
 def _data(run: RunRecord) -> tuple[Any, ...] | None:

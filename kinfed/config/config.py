@@ -200,11 +200,16 @@ class RunConfig(
     def fingerprint(self, extra: Mapping[str, Any] | None = None) -> str:
         """Identity of the results: equal for configurations that give equal results. `extra` are digests of what else
         decides them."""
-        later = [name for name in LATER_SETTINGS if getattr(self, name) == DEFAULTS[name]]
-        decisive = {name: value for name, value in self.dump().items() if name not in (*NON_RESULT_SETTINGS, *later)}
-        # The empty list stood for plugins once; without plugins a run keeps the fingerprint that it had.
-        text = json.dumps([decisive, [], {**self.code, **(extra or {})}], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return run_fingerprint(self.dump(), {**self.code, **(extra or {})})
+
+
+def run_fingerprint(settings: Mapping[str, Any], contents: Mapping[str, Any]) -> str:
+    """Identity of a run from its recorded settings, and from the digests of data and code."""
+    later = [name for name in LATER_SETTINGS if settings.get(name) == DEFAULTS[name]]
+    decisive = {name: value for name, value in settings.items() if name not in (*NON_RESULT_SETTINGS, *later)}
+    # The empty list stood for plugins once; without plugins a run keeps the fingerprint that it had.
+    text = json.dumps([decisive, [], dict(contents)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _plain(value: Any) -> Any:

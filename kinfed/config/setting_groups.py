@@ -15,7 +15,7 @@ from kinfed.config.algorithm_choice import parse_algorithms
 from kinfed.config.config_fields import Choice, Named, accepted_names, as_codec, plugin_files
 from kinfed.config.presets import PresetUse, as_preset
 from kinfed.core import declared, option, option_of
-from kinfed.data import TrainingSettings
+from kinfed.data import TaskName, TrainingSettings
 from kinfed.data.sources import TableOptions
 from kinfed.privacy import Privacy
 from kinfed.server import Participation
@@ -45,10 +45,12 @@ class DataSettings:
     clients: int | None = option(None, "Number of clients.", ge=1)
     client_column: str | None = option_of(TableOptions, "client_column")
     label_column: str | None = option_of(TableOptions, "label_column")
-    task: Literal["auto", "classification", "regression"] = option_of(TableOptions, "task")
+    task: TaskName = option_of(TableOptions, "task")
     group_column: str | None = option_of(TableOptions, "group_column")
     split_column: str | None = option_of(TableOptions, "split_column")
     weight_column: str | None = option_of(TableOptions, "weight_column")
+    time_column: str | None = option_of(TableOptions, "time_column")
+    event_column: str | None = option_of(TableOptions, "event_column")
     person_column: str | None = option_of(TableOptions, "person_column")
     columns: str | None = option_of(TableOptions, "columns", None)
     encoding: str | None = option_of(TableOptions, "encoding", None)
@@ -101,8 +103,8 @@ class RoundSettings:
 
 @dataclass(frozen=True)
 class LossSettings:
-    loss: Literal["auto", "cross_entropy", "squared", "absolute", "huber"] = option(
-        "auto", "Loss of an example: cross_entropy of classes; squared, absolute or huber of numbers."
+    loss: str = option(
+        "auto", "Loss of an example: auto takes the problem's own (kinfed list losses).", registry="loss"
     )
     huber_delta: float = option(
         1.0, "Where loss huber turns from squared to absolute, in standard deviations of the target.", gt=0

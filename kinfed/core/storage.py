@@ -62,6 +62,15 @@ class Draft:
         self.size += len(data)
         write_all(self._file, data)
 
+    def reserve(self, nbytes: int) -> None:
+        """Take room on the disk, for as long as the draft is there; OSError if it has none."""
+        assert self._file is not None, "a draft is written before it is committed"
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self._file, 0, nbytes)
+            return
+        for begin in range(0, nbytes, BLOCK_BYTES):
+            write_all(self._file, bytes(min(BLOCK_BYTES, nbytes - begin)))
+
     def commit(self, path: Path) -> None:
         """Sync before the rename, so that the name never stands for content that is still on its way to the disk;
         close before it, because Windows renames no open file."""

@@ -19,8 +19,9 @@ from pydantic import BeforeValidator
 
 from kinfed.algorithms import AnyAlgorithm, changes_data, make_algorithm
 from kinfed.config import Named, RunConfig, make_config, refuse_exclusions
-from kinfed.core import convert_fields, declared, option
+from kinfed.core import convert_fields, convert_options, declared, option
 from kinfed.data import Problem, example_weights
+from kinfed.engine import METRICS, MODELS, make_objective
 from kinfed.errors import ConfigError, DataError, unknown_name
 
 STANDARD, NONE = "standard", "none"
@@ -127,6 +128,7 @@ class Deployment:
         refuse_exclusions(self.run.settings | own, "deployment")
         if reason := not_for_nodes(self.algorithm):
             raise ConfigError(f"{self.method} cannot be deployed: {reason}; choose another method")
+        self._check_model()
         self._check_class_weights()
         secure = self.run.secure
         if secure is not None:
@@ -136,6 +138,13 @@ class Deployment:
                     'secure_sum hides single updates, and scaling = "standard" takes exact sums of features from every '
                     'node; use scaling = "none" or a number'
                 )
+
+    def _check_model(self) -> None:
+        """Refuse options, a metric or a loss that the model and the problem do not know, before anybody is asked."""
+        entry, name = MODELS[self.run.model.name], self.run.model.name
+        convert_options(entry.options, {**entry.preset, **self.run.model.options}, f"model {name}")
+        METRICS.headline(self.problem, self.run.metric)
+        make_objective(self.problem, self.run.loss, self.run.huber_delta)
 
     def _check_class_weights(self) -> None:
         """Refuse weights that the method does not know, or that are not those of the classes."""
@@ -229,7 +238,10 @@ class Deployment:
         if list(self.run.algorithms) != [self.method.strip()]:
             raise ConfigError(f"a deployment runs one method, given by its name; got {self.method!r}")
         options = dict(self.run.algorithms[self.method.strip()])
-        return make_algorithm(options.pop("method"), self.run.training, options)
+        if (name := options.pop("method")) != self.method.strip():
+            # The owners of nodes say which methods they allow.
+            raise ConfigError(f"method says {self.method.strip()}, and the options method={name}; give the name once")
+        return make_algorithm(name, self.run.training, options)
 
     @property
     def validation_share(self) -> float:

@@ -1,6 +1,5 @@
 """Whether two run folders hold the same results, and where two trees of values differ, in words."""
 
-import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -11,7 +10,8 @@ from torch import Tensor
 
 from kinfed.config import NON_RESULT_SETTINGS
 from kinfed.core import storage
-from kinfed.records.run_files import RunFiles
+from kinfed.errors import StorageError
+from kinfed.records.run_files import RunFiles, client_rows, read_journal
 
 GROWING = ("rounds", "seeds", "algorithms")  # settings of which a run may get more
 FUSED_CONTENT = "backend (fused needs numba)"  # among the contents of a run whose gradients compiled loops compute
@@ -122,6 +122,8 @@ def same_results(run_a: Path, run_b: Path, *, tolerance: float = 0.0, config: bo
         if missing := [str(folder) for folder in (a, b) if not (folder / name).exists()]:
             sentences.append(f"{name}: missing in {missing[0]}")
             continue
+        changed = [folder for folder in dict.fromkeys((a, b)) if RunFiles(folder).changed_files([name])]
+        sentences += [f"{name}: changed in {folder} after the run had ended" for folder in changed]
         ours, theirs = _contents(a, name), _contents(b, name)
         changes = list(differences(ours, theirs, tolerance, (f"in {a}", f"in {b}")))
         if not changes and name in ("rounds.jsonl", "clients.csv") and list(ours) != list(theirs):
@@ -138,17 +140,23 @@ def _contents(folder: Path, name: str) -> Any:
     if name == "config.json":
         return {key: value for key, value in RunFiles(folder).settings.items() if key not in NON_RESULT_SETTINGS}
     if name == "rounds.jsonl":
-        records = RunFiles(folder).records()
+        records = [record for _, record in read_journal(path)]
         return _by_name(("{algorithm}[seed {seed}, round {round}]".format_map(r), strip_times(r)) for r in records)
     if name == "clients.csv":
-        with storage.storage_errors("read", path), path.open(encoding="utf-8", errors="replace", newline="") as file:
-            rows = list(csv.DictReader(file))
-        named = [("{algorithm}[seed {seed}, client {client}]".format_map(row), row) for row in rows]
-        return _by_name((name, strip_times({k: _number(v) for k, v in row.items()})) for name, row in named)
+        return _by_name(_client_line(path, number, row) for number, row in client_rows(path))
     if path.suffix == ".safetensors":
         return storage.read_tensors(path)
     content = strip_times(storage.read_json(path))
     return {key: value for key, value in content.items() if key not in ("kinfed", "versions")}
+
+
+def _client_line(path: Path, number: int, row: Mapping[str, str] | None) -> tuple[str, Any]:
+    if row is None:
+        raise StorageError(
+            f"{path} is damaged: line {number} has more or fewer cells than the header; restore the file"
+        )
+    name = "{algorithm}[seed {seed}, client {client}]".format_map(row)
+    return name, strip_times({column: _number(cell) for column, cell in row.items()})
 
 
 def _by_name(lines: Iterable[tuple[str, Any]]) -> dict[str, Any]:

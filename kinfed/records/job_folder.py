@@ -1,8 +1,8 @@
 """A folder that a job writes: a run, a search or a fit. One process at a time, and the same job when it is resumed.
 
-config.json      {"kinfed", "versions", "fingerprint", "contents", "config"}; written first. "contents" are digests of
-                 the data and of code that is not kinfed's; "continued" has the versions of whoever resumed the job
-                 with others
+config.json      {"kinfed", "versions", "fingerprint", "contents", "config", "seal"}; written first. "contents" are
+                 digests of the data and of code that is not kinfed's; "continued" has the versions of whoever resumed
+                 the job with others; "files" and "seal": kinfed.records.run_files
 .lock            held while a process writes
 """
 
@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from kinfed.core import storage
 from kinfed.errors import StorageError
 from kinfed.records.compare import differences
-from kinfed.records.run_files import JobFiles
+from kinfed.records.run_files import JobFiles, sealed
 from kinfed.version import __version__
 
 _HOLDER = ".lock-holder"  # who has the lock; beside it, because a locked file cannot be read on Windows
@@ -70,9 +70,9 @@ class JobFolder:
             if self._config_path.exists():
                 self._take_up(config, fingerprint, contents, resume)
             else:
-                about = {"fingerprint": fingerprint, "contents": contents, "config": config}
-                # Unsorted: the order of algorithms in the configuration is their order in reports.
-                storage.write_json(self._config_path, run_versions() | about, sort_keys=False)
+                self._write_manifest(
+                    run_versions() | {"fingerprint": fingerprint, "contents": contents, "config": config}
+                )
         except BaseException:
             self.close()
             raise
@@ -100,9 +100,15 @@ class JobFolder:
                 f"{self.path} holds files but no run of kinfed ({listed}); choose a new or empty folder with --out"
             )
 
-    def _note_versions(self) -> None:
-        """Write down with what the run goes on, where that is not what it was last run with."""
-        envelope, now = JobFiles(self.path).envelope, run_versions()
+    def _write_manifest(self, envelope: Mapping[str, Any]) -> None:
+        # Unsorted: the order of algorithms in the configuration is their order in reports.
+        storage.write_json(self._config_path, sealed(envelope), sort_keys=False)
+
+    def _reopen(self) -> None:
+        """Write down with what the job goes on, where that is not what it was last run with, and that its files change
+        from here on."""
+        before, now = JobFiles(self.path).envelope, run_versions()
+        envelope = {name: value for name, value in before.items() if name != "files"}
         history = [{name: envelope.get(name) for name in now}, *envelope.get("continued", [])]
         changes = differences(history[-1], now, names=("before", "now"))
         if decisive := [change for change in changes if change.startswith(_DECISIVE_PACKAGES)]:
@@ -111,7 +117,9 @@ class JobFolder:
                 "differ, in the last digits or more, from those of an uninterrupted run"
             )
         if history[-1] != now:
-            storage.write_json(self._config_path, envelope | {"continued": [*history[1:], now]}, sort_keys=False)
+            envelope["continued"] = [*history[1:], now]
+        if envelope != before:
+            self._write_manifest(envelope)
 
     def _take_up(self, config: Mapping[str, Any], fingerprint: str, contents: Mapping[str, str], resume: bool) -> None:
         envelope = JobFiles(self.path).envelope
@@ -121,11 +129,11 @@ class JobFolder:
                     f"{self.path} already holds this run; add --resume to continue it, or choose another folder "
                     "with --out"
                 )
-            self._note_versions()
+            self._reopen()
             return
         now = storage.plain(config)
         changes = list(differences(envelope["config"], now))
-        before = envelope.get("contents", {})
+        before = JobFiles(self.path).contents
         # A name on one side only goes with a change of the configuration, such as another seed.
         names = before.keys() & contents.keys() if changes else before.keys() | contents.keys()
         changes += [f"other {name}" for name in sorted(names) if before.get(name) != contents.get(name)]

@@ -5,7 +5,6 @@ together with notes that say what is missing. Only a folder that is no run at al
 that give them meaning, is an error. Single files are read by kinfed.records.run_files.
 """
 
-import csv
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from kinfed.core import storage, unescape_formula
 from kinfed.data import Description
 from kinfed.errors import StorageError
 from kinfed.records.curves import Curves
-from kinfed.records.run_files import RunFiles, RunFolderError
+from kinfed.records.run_files import RunFiles, RunFolderError, client_rows
 from kinfed.records.run_record import Baseline, ClientRecord, FinalRecord, Key, RoundRecord, RunRecord, TrialRecord
 
 
@@ -42,9 +41,13 @@ def load_run(path: Path, label: str) -> RunRecord:
     run = RunRecord(
         path=path, label=label, config=config, version=str(envelope.get("kinfed", "unknown")),
         versions=dict(envelope.get("versions") or {}), fingerprint=str(envelope["fingerprint"]), trials=(),
-        federations=dict(_descriptions(files)), baselines=dict(_baselines(path)), curves=dict(_curves(path)),
-        parameters=read_parameters(path / "model.json"), results=tuple(results.values()),
+        federations=dict(_descriptions(path)), baselines=dict(_baselines(path)), curves=dict(_curves(path)),
+        parameters=read_parameters(path / "model.json"), results=tuple(results.values()), contents=files.contents,
+        changed_files=tuple(name for name in files.changed_files() if not name.startswith("models/")),
     )  # fmt: skip
+    if run.changed_files:
+        listed = ", ".join(run.changed_files)
+        notes.append(f"Changed after the run had ended: {listed}. The page shows what is there, not what was measured.")
     trials = []
     for key in dict.fromkeys([*rounds, *results]):
         ordered, final = tuple(entry for _, entry in sorted(rounds.get(key, {}).items())), results.get(key)
@@ -115,21 +118,16 @@ def _read_clients(path: Path, notes: list[str]) -> dict[Key, list[ClientRecord]]
     clients: dict[Key, list[ClientRecord]] = {}
     if not path.exists():
         return clients
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        reader = csv.DictReader(file)
-        needed = {"algorithm", "seed", "client", "n_train", "n_test"}
-        if missing := needed - set(reader.fieldnames or ()):
-            raise RunFolderError(f"{path} lacks the columns {', '.join(sorted(missing))}")
-        for row in reader:
-            if None in row or None in row.values():
-                notes.append(f"Line {reader.line_num} of clients.csv is cut; it was left out.")
-                continue
-            try:
-                key = unescape_formula(row["algorithm"]), int(row["seed"])
-                row["client"] = unescape_formula(row["client"])
-                clients.setdefault(key, []).append(ClientRecord.from_row(row))
-            except ValueError as error:
-                raise RunFolderError(f"{path}, line {reader.line_num}: {error}") from None
+    for number, row in client_rows(path):
+        if row is None:
+            notes.append(f"Line {number} of clients.csv is cut; it was left out.")
+            continue
+        try:
+            key = unescape_formula(row["algorithm"]), int(row["seed"])
+            row["client"] = unescape_formula(row["client"])
+            clients.setdefault(key, []).append(ClientRecord.from_row(row))
+        except ValueError as error:
+            raise RunFolderError(f"{path}, line {number}: {error}") from None
     return clients
 
 
@@ -141,11 +139,11 @@ def _read_results(path: Path) -> dict[Key, FinalRecord]:
     return {(final.label, final.seed): final for final in finals}
 
 
-def _descriptions(files: RunFiles) -> Iterator[tuple[int, Description]]:
-    for file in sorted(files.path.glob("federation-*.json")):
+def _descriptions(path: Path) -> Iterator[tuple[int, Description]]:
+    for file in sorted(path.glob("federation-*.json")):
         seed = file.stem.removeprefix("federation-")
         if seed.lstrip("-").isdecimal():
-            yield int(seed), files.description(int(seed))
+            yield int(seed), Description.from_json(storage.read_json(file), str(file))
 
 
 def _baselines(path: Path) -> Iterator[tuple[int, Baseline]]:

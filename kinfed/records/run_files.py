@@ -1,10 +1,20 @@
 """The files of a run folder, and how each of them is read. The writer is kinfed.records.run_folder; all results of a
-run together, for reports, are read by kinfed.records.reader."""
+run together, for reports, are read by kinfed.records.reader.
+
+config.json is the folder's manifest: the configuration, digests of code and data ("contents"), of the files of a
+finished run ("files"), and a "seal" over all of this. It is replaced as a whole, so that no crash leaves it half
+written. "files" is there only while nothing is written: whoever takes the run up again removes it first. A folder of an
+earlier version has no seal, and is read as it is. The seal finds mistakes and edits; it is no signature, since anyone
+can compute it.
+"""
 
 from __future__ import annotations
 
+import csv
+import hashlib
 import json
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +31,28 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kinfed.algorithms import ServerModels
+
+
+SEAL = "seal"
+JOURNAL = "rounds.jsonl"
+SEALED_FILES = (
+    JOURNAL, "clients.csv", "summary.json", "model.json", "federation-*.json", "baseline-*.json", "curves/*.json",
+    "models/*.safetensors",
+)  # fmt: skip
+
+
+def sealed(envelope: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of config.json with the seal that fits it."""
+    content = {name: value for name, value in envelope.items() if name != SEAL}
+    return {**content, SEAL: hashlib.sha256(storage.to_json(content).encode()).hexdigest()}
+
+
+def file_digest(path: Path) -> str:
+    """Digest of a file's bytes; "" where there is none."""
+    if not path.is_file():
+        return ""
+    with storage.storage_errors("read", path), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class RunFolderError(StorageError):
@@ -56,7 +88,29 @@ class JobFiles:
         envelope = storage.read_json(path)
         if not isinstance(envelope.get("config"), dict) or "fingerprint" not in envelope:
             raise RunFolderError(f"{path} has no fingerprint and config; was it written by kinfed?")
+        if SEAL in envelope and sealed(envelope) != envelope:
+            raise RunFolderError(
+                f"{path} was changed after kinfed had written it: its seal does not fit. A folder holds one run with "
+                "one configuration; restore the file, and run what you want to change in another folder (--out)"
+            )
         return envelope
+
+    def changed_files(self, names: Iterable[str] | None = None) -> list[str]:
+        """Files of a finished run, among these or all, that are gone or not as the run has left them."""
+        digests: dict[str, str] = self.envelope.get("files") or {}
+        names = digests if names is None else [name for name in names if name in digests]
+        changed = [name for name in names if file_digest(self.path / name) != digests[name]]
+        # Unless the run was taken up again since config.json was read: then they are being written.
+        return changed if changed and JobFiles(self.path).envelope.get("files") == digests else []
+
+    def unchanged(self, name: str) -> Path:
+        """The path of a file that is as a finished run has left it; of an unfinished run, as it is."""
+        path = self.path / name
+        if path.exists() and self.changed_files([name]):
+            again = f", or write it again: kinfed run --out {shlex.quote(str(self.path))} --resume"
+            remedy = "" if name == JOURNAL else again  # all else is made from checkpoints
+            raise StorageError(f"{path} was changed after the run had ended; restore it{remedy}")
+        return path
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -128,15 +182,15 @@ class RunFiles(JobFiles):
 
     def records(self) -> list[dict[str, Any]]:
         """All complete lines of rounds.jsonl; a last one that is being written, or was cut by a crash, is not there."""
-        return [record for _, record in read_journal(self.path / "rounds.jsonl")]
+        return [record for _, record in read_journal(self.unchanged(JOURNAL))]
 
     def description(self, seed: int) -> Description:
-        path = self.path / f"federation-{seed}.json"
+        path = self.unchanged(f"federation-{seed}.json")
         return Description.from_json(storage.read_json(path), str(path))
 
     def layout(self) -> dict[str, Any]:
         """model.json: name of the model, number of parameters, name and shape of each of them in a row."""
-        path = self.path / "model.json"
+        path = self.unchanged("model.json")
         layout = storage.read_json(path, "the layout of a run's models")
         known = _has(layout, model=str, parameters=int, layers=list)
         if not known or not all(isinstance(one, dict) and _has(one, name=str, shape=list) for one in layout["layers"]):
@@ -150,7 +204,8 @@ class RunFiles(JobFiles):
 
     def buffers(self) -> dict[str, Tensor]:
         """Tensors of a module besides its parameters."""
-        return storage.read_tensors(self.buffers_path) if self.buffers_path.exists() else {}
+        path = self.unchanged(self.buffers_path.relative_to(self.path).as_posix())
+        return storage.read_tensors(path) if path.exists() else {}
 
     def models(self, algorithm: str, seed: int) -> Models:
         path = models_path(self.path, algorithm, seed)
@@ -164,7 +219,7 @@ class RunFiles(JobFiles):
             raise StorageError(f"{self.path} has no models of {algorithm} with seed {seed}; stored: {stored}")
         from kinfed.algorithms import ServerModels  # with torch, which who only reads figures does not need
 
-        tensors = storage.read_tensors(path)
+        tensors = storage.read_tensors(self.unchanged(path.relative_to(self.path).as_posix()))
         if lacking := {"personal", "took_part"} - tensors.keys():
             raise StorageError(f"{path} has no {min(lacking)}; was it written by this version of kinfed?")
         server, assignment = tensors.get("server"), tensors.get("assignment")
@@ -218,6 +273,19 @@ def client_number(names: list[str], client: str | int) -> int:
         return names.index(client)
     first = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
     raise ConfigError(f"no client is called {client!r}; there are {first}")
+
+
+def client_rows(path: Path) -> Iterator[tuple[int, dict[str, str] | None]]:
+    """The lines of clients.csv, each with its number; None for one with more or fewer cells than the header."""
+    with storage.storage_errors("read", path), path.open(encoding="utf-8", errors="replace", newline="") as file:
+        reader = csv.DictReader(file)
+        try:
+            if missing := {"algorithm", "seed", "client", "n_train", "n_test"} - set(reader.fieldnames or ()):
+                raise RunFolderError(f"{path} lacks the columns {', '.join(sorted(missing))}")
+            for row in reader:
+                yield reader.line_num, None if None in row or None in row.values() else row
+        except csv.Error as error:
+            raise RunFolderError(f"{path}, line {reader.line_num}: {error}; restore the file") from None
 
 
 def trial_key(record: Mapping[str, Any]) -> TrialKey:

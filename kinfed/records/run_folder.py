@@ -35,12 +35,22 @@ from typing import Any
 from torch import Tensor
 
 from kinfed.algorithms import ServerModels
+from kinfed.config import run_fingerprint
 from kinfed.core import escape_formula, storage
 from kinfed.errors import StorageError
 from kinfed.records.checkpoint import Checkpoints
 from kinfed.records.compare import growth_differences
 from kinfed.records.job_folder import JobFolder, listed_changes
-from kinfed.records.run_files import RunFiles, models_path, read_journal, trial_key
+from kinfed.records.run_files import (
+    SEAL,
+    SEALED_FILES,
+    JobFiles,
+    RunFiles,
+    file_digest,
+    models_path,
+    read_journal,
+    trial_key,
+)
 from kinfed.records.run_record import TrialKey
 
 CLIENT_COLUMNS = (
@@ -103,18 +113,24 @@ class RunFolder(JobFolder):
         if envelope["fingerprint"] == fingerprint:
             return
         now = storage.plain(config)
+        if SEAL not in envelope and run_fingerprint(envelope["config"], files.contents) != envelope["fingerprint"]:
+            raise StorageError(
+                f"{self.path / 'config.json'} does not hold the configuration that the run was started with, or is of "
+                "a run with plugins by an earlier version; restore the file, or choose another folder with --out"
+            )
         backend = files.layout().get("backend") if (self.path / "model.json").exists() else None
         if changes := growth_differences(envelope, now, contents, backend):
             raise StorageError(
                 f"{self.path} cannot grow into this run ({listed_changes(changes)}); more rounds, seeds and methods "
                 "may be added, all else must be as it is there, or choose another folder with --out"
             )
+        self._reopen()
         with storage.storage_errors("clear results in", self.path):
             for name in ("summary.json", "clients.csv"):  # of the smaller run; written again at the end
                 (self.path / name).unlink(missing_ok=True)
         identity = {"fingerprint": fingerprint, "contents": dict(contents), "config": config}
         grown_from = [*files.earlier_fingerprints, envelope["fingerprint"]]
-        storage.write_json(self._config_path, envelope | identity | {"grown_from": grown_from}, sort_keys=False)
+        self._write_manifest(JobFiles(self.path).envelope | identity | {"grown_from": grown_from})
 
     @property
     def checkpoints(self) -> Checkpoints:
@@ -261,7 +277,12 @@ class RunFolder(JobFolder):
         self._client_columns = names
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write the last file of a run, and seal them all."""
         self._write("summary.json", summary, indent=2)
+        self._close_journal()
+        paths = sorted(path for pattern in SEALED_FILES for path in self.path.glob(pattern))
+        files = {path.relative_to(self.path).as_posix(): file_digest(path) for path in paths}
+        self._write_manifest(JobFiles(self.path).envelope | {"files": files})
 
     def write_federation(self, seed: int, federation: Mapping[str, Any]) -> None:
         self._write(f"federation-{seed}.json", federation)

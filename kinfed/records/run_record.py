@@ -248,6 +248,8 @@ class RunRecord:
     curves: dict[Key, Curves] = field(default_factory=dict)  # ROC and calibration of clients, by algorithm and seed
     parameters: int | None = None  # of a model
     results: tuple[FinalRecord, ...] = ()  # of a finished run
+    contents: dict[str, str] = field(default_factory=dict)  # digests of data and code
+    changed_files: tuple[str, ...] = ()  # since the run has ended
 
     def __repr__(self) -> str:
         seeds = len({trial.seed for trial in self.trials})

@@ -24,7 +24,7 @@ from kinfed.analysis import (
     summarize_gains,
 )
 from kinfed.engine import METRICS
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, StorageError
 from kinfed.records import KINDS, Baseline, Kind, TrialRecord, finite, load_runs
 from kinfed.report.charts.figures import KIND_NAMES
 from kinfed.report.drawing.looks import format_number, natural_order, shown, signed, style_of
@@ -345,7 +345,10 @@ def measured_gain(folder: Path, algorithm: str | None = None, limit: int = 40) -
     from rich.table import Table
     from rich.text import Text
 
-    comparison = single_run(load_runs([folder])[0])
+    run = load_runs([folder])[0]
+    if run.changed_files:
+        raise StorageError(f"{', '.join(run.changed_files)} in {folder} changed after the run had ended; restore them")
+    comparison = single_run(run)
     method = _method(comparison, algorithm)
     values = gains(comparison, method)
     if not values:

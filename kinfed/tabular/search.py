@@ -90,7 +90,8 @@ class TimeBudget:
 def assign_folds(data: Federation, folds: int, seed: int, persons: Tensor | None = None) -> Tensor:
     """[T] the fold in which each entry of `data.train.rows` is validated; the only row of a site always trains. All
     rows of one of the `persons` [N] at a site are in the same."""
-    fold = fold_numbers(data.train, folds, data.labels, name_keys(rng.root(seed, "fit-folds"), data.names))
+    strata, _ = data.problem.strata(data.labels)
+    fold = fold_numbers(data.train, folds, strata, name_keys(rng.root(seed, "fit-folds"), data.names))
     if persons is not None:
         pairs = torch.stack([data.train.owner, persons[data.train.rows]])
         _, person = torch.unique(pairs, dim=1, return_inverse=True)
@@ -111,7 +112,10 @@ def fold_federation(source: Source, data: Federation, fold_of: Tensor, fold: int
     marked[data.train.rows[fold_of == fold]] = True
     rows = data.train.rows.sort().values
     part = replace(take_rows(source, rows), is_test=marked[rows], is_val=None)
-    return make_federation(part, "column", None, None, seed, audit=False)
+    federation = make_federation(part, "column", None, None, seed, audit=False)
+    if data.problem.kind in ("counts", "survival"):  # outputs are ratios to what all training rows have: to the same
+        return replace(federation, problem=data.problem)
+    return federation
 
 
 def fold_rows(data: Federation, fold_of: Tensor, fold: int) -> Tensor:

@@ -90,7 +90,7 @@ def test_columns_that_others_determine_are_left_out_of_the_table():
     x, site, draw = table()
     y = (draw.uniform(size=len(x)) < 1 / (1 + np.exp(-x[:, 0]))).astype(int)
     loop, _ = after(federation(np.column_stack([x, x[:, 0] - x[:, 1]]), y, site))
-    assert loop.server.kept.tolist() == [True, True, True, False]
+    assert loop.server.basis.tolist() == [True, True, True, False]
 
 
 def test_it_is_refused_in_words():

@@ -166,7 +166,7 @@ def test_a_site_is_forgotten_as_if_it_had_never_answered():
 def test_columns_that_others_determine_get_no_coefficient():
     x, y, site = sites()
     loop = after(federation(np.column_stack([x, x[:, 0] + x[:, 1]]), y, site))
-    assert loop.server.kept.tolist() == [True, True, True, True, False]
+    assert loop.server.basis.tolist() == [True, True, True, True, False]
     assert float(loop.server.fit.beta[4]) == 0
 
 

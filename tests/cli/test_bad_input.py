@@ -12,6 +12,7 @@ import pyarrow.parquet
 import pytest
 import torch
 from command_line import Done, kinfed
+from manifests import change_settings
 from torch import nn
 
 from kinfed.config.config_reading import make_config
@@ -114,7 +115,9 @@ def test_a_table_of_clients_that_is_not_utf8_can_be_reported(folder: Path) -> No
     try:
         done = kinfed("report", "[/red]", "-o", "page.html", cwd=folder)
         assert (done.returncode, done.stdout) == (0, "report   page.html\n"), done.stderr
-        assert kinfed("compare", "[/red]", "[/red]", cwd=folder).stdout == "same results\n"
+        assert "Changed after the run had ended: clients.csv." in (folder / "page.html").read_text()
+        done = kinfed("compare", "[/red]", "[/red]", cwd=folder)
+        assert (done.returncode, done.stdout) == (1, "clients.csv: changed in [/red] after the run had ended\n")
     finally:
         path.write_bytes(before)
 
@@ -221,8 +224,7 @@ def test_what_came_is_said(tmp_path: Path, arguments: tuple[str, ...], words: st
 def test_a_configuration_without_methods_or_seeds_is_refused(folder: Path, settings: dict[str, object]) -> None:
     path = folder / "[/red]" / "config.json"
     before = path.read_text()
-    envelope = json.loads(before)
-    path.write_text(json.dumps(envelope | {"config": envelope["config"] | settings}))
+    change_settings(path.parent, **settings)
     try:
         done = kinfed("export", "[/red]", "--client", "=1+1", cwd=folder)
         refused(done, f"names no {next(iter(settings))}; was it written by kinfed?")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Done, kinfed
+from manifests import change_settings
 
 import kinfed as package
 from kinfed.algorithms import ALGORITHMS
@@ -40,13 +41,6 @@ def trusted_net(shape, classes):
 """
 
 
-def forged(folder: Path, **settings: object) -> None:
-    """Change settings in a folder's config.json, as somebody does who makes a folder for others."""
-    path = folder / "config.json"
-    envelope = json.loads(path.read_text())
-    path.write_text(json.dumps(envelope | {"config": envelope["config"] | settings}))
-
-
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of a run and a tuning that name a plugin which leaves a trace where it is run."""
@@ -60,7 +54,7 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = kinfed("tune", *(word for word in QUICK if word != "--no-report"), *tune, cwd=place)
     assert done.returncode == 0, done.stderr
     for name in ("run", "tuned"):
-        forged(place / name, plugins=[str(place / "evil.py")])
+        change_settings(place / name, plugins=[str(place / "evil.py")])
     then = "2026-01-01T00:00:00+00:00"
     status = {"method": "fedavg", "state": "done", "doing": "done", "since": then, "written": then, "rounds": 2}
     (place / "run" / "status.json").write_text(json.dumps(status | {"clients": {}, "nodes": [], "reason": ""}))
@@ -122,7 +116,7 @@ def test_a_recorded_plugin_without_a_hash_cannot_be_confirmed(stranger: Path) ->
 
 def test_a_plugin_that_is_no_path_is_refused(stranger: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((stranger / "run" / "config.json").read_bytes())
-    forged(tmp_path, plugins={"a": 1})
+    change_settings(tmp_path, plugins={"a": 1})
     with pytest.raises(KinfedError, match="was it written by kinfed"):
         RunFiles(tmp_path).config  # noqa: B018
 
@@ -202,7 +196,7 @@ def test_a_plugin_or_a_module_beside_it_that_changed_is_refused(
 
 
 def test_a_recorded_plugin_that_changed_is_not_confirmed(place: Path) -> None:
-    forged(place / "run", plugins=[str(place / "trusted_plugin.py")])
+    change_settings(place / "run", plugins=[str(place / "trusted_plugin.py")])
     (place / "trusted_helper.py").write_text("STEP = -100.0\n")
     refused(kinfed(*PREDICT, "--trust-plugins", cwd=place), "it is not what it was")
     assert not plugins._loaded

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from command_line import kinfed
 from loopback import Loopback, write_nodes
+from manifests import change_manifest
 
 from kinfed.core.backoff import LONGEST_PAUSE, Silence
 from kinfed.deploy.server.deployment_server import TooFewClients, serve
@@ -289,9 +290,7 @@ def test_a_site_that_joins_later_takes_part_in_a_new_run_only(tmp_path: Path) ->
 
 def test_an_upgrade_between_rounds_is_in_the_log_and_loses_none(tmp_path: Path) -> None:
     folder = run(make(tmp_path))
-    path = folder / "config.json"
-    former = json.loads(path.read_text())
-    path.write_text(json.dumps(former | {"kinfed": "0.0.1"}))
+    change_manifest(folder, kinfed="0.0.1")
     net = make(tmp_path, rounds=4)
     run(net)
     assert lines(net, "was run with other versions so far .*0.0.1")

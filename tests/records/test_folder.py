@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import resource
 import subprocess
@@ -19,6 +18,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from manifests import as_of_an_earlier_version, change_manifest
 
 from kinfed.algorithms.base import ServerModels
 from kinfed.core.storage import to_json
@@ -470,8 +470,7 @@ def test_equal_runs_are_byte_equal_but_for_times(tmp_path: Path) -> None:
     a, b = a_run(tmp_path / "a", 1.0), a_run(tmp_path / "b", 1.0)
     assert tree(a) == tree(b)
     c = a_run(tmp_path / "c", 2.0)
-    envelope = json.loads((c / "config.json").read_text()) | {"kinfed": "9", "versions": {"torch": "9"}}
-    (c / "config.json").write_text(json.dumps(envelope))
+    change_manifest(c, kinfed="9", versions={"torch": "9"})
     assert same_results(a, c) == []
 
 
@@ -494,6 +493,7 @@ def test_differences_are_told(tmp_path: Path) -> None:
 
 def test_missing_doubled_and_reordered_lines_are_told(tmp_path: Path) -> None:
     a, b = a_run(tmp_path / "a", 1.0), a_run(tmp_path / "b", 1.0)
+    as_of_an_earlier_version(b)
     (b / "summary.json").unlink()
     lines = (b / "rounds.jsonl").read_bytes().splitlines(keepends=True)
     (b / "rounds.jsonl").write_bytes(lines[1] + lines[0])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from manifests import change_manifest
 
 import kinfed
 from kinfed.core import plugins
@@ -126,8 +127,7 @@ def test_other_versions_are_said_and_written_down(tmp_path: Path) -> None:
     path = tmp_path / "run" / "config.json"
     envelope = json.loads(path.read_text())
     current = {"kinfed": envelope["kinfed"], "versions": envelope["versions"]}
-    envelope["versions"] = {**envelope["versions"], "torch": "1.0.0"}
-    path.write_text(json.dumps(envelope))
+    change_manifest(path.parent, versions={**envelope["versions"], "torch": "1.0.0"})
     notes = Notes()
     kinfed.run(**QUICK, federation=federation, out=tmp_path / "run", resume=True, observer=notes)
     torch_version = current["versions"]["torch"]
@@ -144,7 +144,7 @@ def test_other_versions_are_said_and_written_down(tmp_path: Path) -> None:
 def test_a_package_that_decides_no_result_is_written_down_and_not_said(tmp_path: Path) -> None:
     RunFolder.open(tmp_path, {}, "mine").close()
     path = tmp_path / "config.json"
-    path.write_text(path.read_text().replace('"python": "3', '"python": "2'))
+    change_manifest(tmp_path, versions=json.loads(path.read_text())["versions"] | {"python": "2"})
     with RunFolder.open(tmp_path, {}, "mine", resume=True) as folder:
         assert folder.version_change == ""
     assert len(json.loads(path.read_text())["continued"]) == 1

@@ -90,7 +90,7 @@ def difference(first: str, second: str) -> str:
 
 
 def class_findings(data: Federation) -> list[Finding]:
-    if data.problem.is_regression or data.num_clients > SIMULATED_CLIENTS:
+    if not data.problem.has_classes or data.problem.kind == "dense" or data.num_clients > SIMULATED_CLIENTS:
         return []
     learnt = np.unique(data.labels[torch.cat([data.train.rows, data.val.rows])].numpy())
     tested, counts = np.unique(data.labels[data.test.rows].numpy(), return_counts=True)
@@ -177,7 +177,9 @@ def _weighted(data: Federation, rows: Tensor, most: int | None) -> Hashes:
     for block in torch.split(rows, BLOCK):
         bits = _bits(_numbers(data, block, most))
         parts.append((bits * np.resize(COEFFICIENTS[:-2], bits.shape[1])).sum(1))
-    return np.asarray(np.concatenate(parts) + _bits(data.labels[rows].numpy()) * COEFFICIENTS[-1], np.uint64)
+    labels = _bits(data.labels[rows].reshape(len(rows), -1).numpy()) if len(rows) else np.zeros((0, 1), np.uint64)
+    weights = np.resize(COEFFICIENTS[::-1], labels.shape[1])  # the last is that of a single label
+    return np.asarray(np.concatenate(parts) + (labels * weights).sum(1), np.uint64)
 
 
 def _bits(values: Array) -> Hashes:

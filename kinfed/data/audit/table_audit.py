@@ -100,7 +100,7 @@ def column_name_findings(cells: Mapping[str, Cells], rows: Array) -> list[Findin
 
 def _label_findings(parts: TableParts) -> list[Finding]:
     """Classes that differ in nothing but case, blanks, Unicode form, or a letter of a rare one."""
-    if parts.problem.is_regression or parts.problem.num_classes > MOST_NAMES:
+    if not 0 < parts.problem.num_classes <= MOST_NAMES:
         return []
     names = parts.problem.class_labels
     pairs = alike(names)

@@ -4,7 +4,7 @@ Training rows are sorted into the values of a column, or into bins of equal size
 are a bin of their own, since a date that only the dead have says enough by being there. A column is
 
     a copy     where its values, or whether there is one, name the classes one to one; or where a straight line through
-               its numbers is the target (a regression)
+               its numbers is the target (or one of its numbers)
     a leak     where the most frequent class of its bin is right in 99 % of rows, and wrong in at most a tenth of those
                that the most frequent class of all gets wrong; or where the means of its bins, or a straight line,
                explain 99 % of the variance of a number
@@ -12,7 +12,7 @@ are a bin of their own, since a date that only the dead have says enough by bein
 A copy cannot be meant. A leak may be a column that is that good: whoever knows the table decides.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ Array = np.ndarray[Any, Any]
 
 def leak_findings(cells: Mapping[str, Cells], rows: Array, target: Array, problem: Problem) -> list[Finding]:
     """Copies and leaks among columns. `rows` [m] are training rows, `target` [m] theirs."""
-    if len(target) < LEAST_ROWS:
+    if len(target) < LEAST_ROWS or problem.kind == "dense":
         return []
     chosen = np.linspace(0, len(target) - 1, min(len(target), MOST_ROWS)).astype(np.int64)
     rows, target = rows[chosen], target[chosen]
@@ -85,12 +85,22 @@ def _values(column: Cells, rows: Array) -> Array:
 
 def _is_copy(value: Array, target: Array, problem: Problem) -> bool:
     absent = np.isnan(value)
-    if problem.is_regression:
-        return not absent.any() and _explained_by_line(value, target.astype(np.float64)) >= 1 - EXACT
+    if not problem.has_classes:
+        return not absent.any() and any(
+            _explained_by_line(value[known], y[known]) >= 1 - EXACT for y, known in _numbers(target)
+        )
     if np.bincount(target, minlength=problem.num_classes).min() < LEAST_IN_CLASS:
         return False
     by_value = _one_to_one(np.unique(value, return_inverse=True, equal_nan=True)[1], target, problem.num_classes)
     return by_value or (bool(absent.any()) and _one_to_one(absent.astype(np.int64), target, problem.num_classes))
+
+
+def _numbers(target: Array) -> Iterator[tuple[Array, Array]]:
+    """Every number of a target [m] or [m, ...], with the rows that have it."""
+    for y in target.astype(np.float64).reshape(len(target), -1).T:
+        known = ~np.isnan(y)
+        if known.sum() >= LEAST_ROWS:
+            yield y, known
 
 
 def _one_to_one(place: Array, target: Array, classes: int) -> bool:
@@ -103,10 +113,16 @@ def _tells(value: Array, is_text: bool, target: Array, problem: Problem) -> bool
     bins = _bins(value, is_text)
     if bins is None:
         return False
-    if problem.is_regression:
-        absent = np.isnan(value)
-        line = 0.0 if absent.any() or is_text else _explained_by_line(value, target.astype(np.float64))
-        return max(line, _explained_by_bins(bins, target.astype(np.float64))) >= TELLS
+    if not problem.has_classes:
+        by_line = not (np.isnan(value).any() or is_text)
+        return any(
+            max(
+                _explained_by_line(value[known], y[known]) if by_line else 0.0,
+                _explained_by_bins(bins[known], y[known]),
+            )
+            >= TELLS
+            for y, known in _numbers(target)
+        )
     counts = np.zeros((int(bins.max()) + 1, problem.num_classes), np.int64)
     np.add.at(counts, (bins, target), 1)
     wrong = 1 - counts.max(1).sum() / len(target)

@@ -53,6 +53,7 @@ from kinfed.privacy import Event, Events, Privacy, PrivateTask, Record, merge, n
 if TYPE_CHECKING:
     from kinfed.deploy.node.requests import Preparation
 
+SPARE_BYTES = 1 << 16  # on a disk, beside what an answer is known to take
 LARGEST_LOSS = 5.0  # of one row, in figures of an evaluation that get noise
 _WITHOUT_EXAMPLES = (ConfigError, MessageError, ModelError, StorageError)  # errors whose text quotes none
 _PATH = re.compile(r"(?<![\w.<])(?:~|[A-Za-z]:)?[/\\][^\s'\"<>:;,()]+")
@@ -256,6 +257,7 @@ class PrivateRequest(PlainRequest):
     def stored(self) -> Packet | None:
         if not self._page.knows(self.digest):
             self._check_budget(self._declared(self.kind))
+            self._check_room()
             return None
         answer = self.entry.answer(self.kind, self.digest)
         if answer is None:
@@ -317,6 +319,12 @@ class PrivateRequest(PlainRequest):
         run, round = self.order.require("run", str), self.order.require("round", int)
         self.log.enter(Answered(self.digest, run, kind, round, noise, cost, now()))
         self._has_price = True
+
+    def _check_room(self) -> None:
+        """Nothing is paid for an answer that the disk could not hold: two states, the answer, a model, the ledger."""
+        state = sum(tensor.numel() * tensor.element_size() for tensor in self.state.values())
+        ledger = self.log.path.stat().st_size
+        self.entry.check_room(2 * state + 2 * self.order.nbytes + 2 * ledger + SPARE_BYTES)
 
     def _declared(self, kind: str) -> Events:
         """The most that an answer of this kind can cost, as far as the method says."""

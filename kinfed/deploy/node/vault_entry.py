@@ -109,6 +109,11 @@ class VaultEntry:
         tensors = {f"{group}/{key}": t for group, some in answer.groups.items() for key, t in some.items()}
         self._write(self._answer_path(kind), tensors, {"question": request, "header": json.dumps(answer.header)})
 
+    def check_room(self, nbytes: int) -> None:
+        """Refuse to go on where the disk has no room for this number of bytes; called before an answer is paid for."""
+        with storage.storage_errors("find room to answer in", self.folder), storage.draft(self.folder, True) as new:
+            new.reserve(nbytes)
+
     def _write(self, path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
         """Write a file whose metadata have a checksum of their own: the one in a tensor file covers tensors only, and a
         model's scaling is among the metadata."""

@@ -17,7 +17,10 @@ Paths are relative to the file's folder.
 
 from __future__ import annotations
 
+import email.utils
+import http.client
 import os
+import ssl
 import subprocess
 import sys
 import time
@@ -41,6 +44,8 @@ LOOPBACK = "127.0.0.1"
 _KEYS = ("server", "ca", "key", "trusted_entities", "node")
 # The superlink takes a killed node for alive for about a minute, and refuses its key meanwhile.
 NODE_RESTART_SECONDS, SERVER_RESTART_SECONDS = 15.0, 3.0
+# Flower refuses a node's signature whose time lies this far ahead of the server's, or this far behind.
+CLOCK_AHEAD, CLOCK_BEHIND = 5.0, 300.0
 _NODE_ENDED = (
     "If it says 'Failed to activate', its key is not registered (flwr supernode register), or the superlink still "
     "believes that the former node with this key is alive, which lasts about a minute"
@@ -56,7 +61,7 @@ class Supervised:
     name: str  # for people
     command: Callable[[], list[str]]  # asked for at every start
     restart_seconds: float  # between an end and the next start
-    advice: str  # what its end may mean
+    advice: Callable[[], str]  # what its end may mean
 
 
 def run_service(
@@ -107,7 +112,7 @@ class _Process:
             self._process, self._start_at = None, time.monotonic() + pause
             self._say(
                 f"the {self._program.name} has ended with status {status}; the next try is in {pause:g} s. "
-                f"{self._program.advice}"
+                f"{self._program.advice()}"
             )
 
     def stop(self) -> None:
@@ -160,11 +165,41 @@ class NodeFile:
 
 def run_node(file: NodeFile, say: Say, should_stop: ShouldStop, *, warm: bool = True, home: Path | None = None) -> None:
     """Run the node until it should stop. `home`: the folder of Flower's own files (default: beside the node's)."""
-    program = Supervised("supernode", lambda: file.command(free_port()), NODE_RESTART_SECONDS, _NODE_ENDED)
+
+    def advice() -> str:
+        return clock_fault(file) or _NODE_ENDED
+
+    program = Supervised("supernode", lambda: file.command(free_port()), NODE_RESTART_SECONDS, advice)
     say(f"node of {file.node['client']}: connects to {file.server}; Ctrl-C stops it")
+    if fault := clock_fault(file):
+        say(fault)
     say("runs the installed kinfed for every message, and no code that a run brings")
     run_service([program], CLIENT_PROGRAM, say, should_stop, warm=warm, home=home or file.folder / "flower")
     say(f"node of {file.node['client']}: stopped")
+
+
+def clock_fault(file: NodeFile) -> str:
+    """A sentence where this machine's clock differs from the server's by more than Flower bears; "" where it does not,
+    or the server says no time. Flower's own answer would be that the node's key is not valid."""
+    if file.ca is None:
+        return ""
+    context = ssl.create_default_context(cafile=str(file.ca))
+    connection = http.client.HTTPSConnection(file.server, timeout=3, context=context)
+    try:
+        connection.request("GET", "/")
+        date = connection.getresponse().getheader("Date")
+        difference = time.time() - email.utils.parsedate_to_datetime(date or "").timestamp()
+    except (OSError, ValueError, http.client.HTTPException):
+        return ""
+    finally:
+        connection.close()
+    if -CLOCK_BEHIND < difference < CLOCK_AHEAD:
+        return ""
+    way = "ahead of" if difference > 0 else "behind"
+    return (
+        f"the clock of this machine is {abs(difference):.0f} s {way} the server's: Flower refuses signatures more than "
+        f"{CLOCK_AHEAD:g} s ahead or {CLOCK_BEHIND:g} s behind. Set it (by NTP, say); the key is not at fault"
+    )
 
 
 def _existing(folder: Path, table: Mapping[str, Any], name: str, path: Path) -> Path | None:
@@ -231,8 +266,8 @@ def run_server(place: ServerPlace, say: Say, should_stop: ShouldStop, *, warm: b
     place.check()
     storage.make_folder(place.folder)
     programs = [
-        Supervised("superlink", place.superlink, SERVER_RESTART_SECONDS, _SERVER_ENDED),
-        Supervised("door for nodes", place.gate, SERVER_RESTART_SECONDS, _GATE_ENDED),
+        Supervised("superlink", place.superlink, SERVER_RESTART_SECONDS, lambda: _SERVER_ENDED),
+        Supervised("door for nodes", place.gate, SERVER_RESTART_SECONDS, lambda: _GATE_ENDED),
     ]
     who = "this machine" if place.host in (LOOPBACK, "localhost", "::1") else "every machine that reaches this address"
     say(

@@ -101,6 +101,13 @@ class AnswerChecks:
         if not self._private:
             return []
         events = _reported_events(answer)
+        planned, actual = (max((event.q for event in some), default=0.0) for some in (most, events))
+        if most and actual > planned:
+            raise MessageError(
+                f"it takes each of its examples with chance {actual:.3g}, and {planned:.3g} follows from the number "
+                f"that it said at the start: it has about {100 * (1 - planned / actual):.0f} % fewer training examples "
+                "now. Give it its data back, or begin another run (out)"
+            )
         if not dominates(most, tuple(sorted(events))):
             raise MessageError("it computed more private gradients than the method takes")
         return events

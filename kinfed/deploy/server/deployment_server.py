@@ -124,6 +124,13 @@ def _run_rounds(
                     f"{pool.rounds_without_quorum} rounds in a row had too few updates; the run stops after round "
                     f"{report.round}. Start it again (flwr run) when clients are back, and it goes on from there"
                 )
+        if not bool(pool.accepted.any()):
+            raise TooFewClients(
+                f"no round of {config.rounds} had enough updates, so nothing was learnt; the log says why. Mend it and "
+                "begin again in another folder (out)"
+            )
+        if pool.rounds_without_quorum:
+            exchange.say(f"the last {pool.rounds_without_quorum} round(s) had too few updates, and changed nothing")
         result = method_run.finish()
     folder.write_summary({"results": [result.to_json()]})
     return result

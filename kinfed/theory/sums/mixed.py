@@ -338,19 +338,19 @@ def independent_columns(total: Array, tolerance: float = ALIASED) -> list[int]:
     """Columns of X that are no linear function of columns before them, from X'X [p, p]: as R drops them, from left to
     right."""
     scale = np.sqrt(np.maximum(np.diag(total), 0))
-    kept: list[int] = []
+    basis: list[int] = []
     factor = np.zeros((0, 0))
     for j in range(len(total)):
         if not scale[j] > 0:
             continue
-        cross = total[kept, j] / (scale[kept] * scale[j])
-        part = linalg.solve_triangular(factor, cross, lower=True) if kept else np.zeros(0)
+        cross = total[basis, j] / (scale[basis] * scale[j])
+        part = linalg.solve_triangular(factor, cross, lower=True) if basis else np.zeros(0)
         rest = 1 - float(part @ part)
         if rest < tolerance:
             continue
-        factor = np.block([[factor, np.zeros((len(kept), 1))], [part[None], np.array([[np.sqrt(rest)]])]])
-        kept.append(j)
-    return kept
+        factor = np.block([[factor, np.zeros((len(basis), 1))], [part[None], np.array([[np.sqrt(rest)]])]])
+        basis.append(j)
+    return basis
 
 
 def check_sums(sums: Array) -> None:
