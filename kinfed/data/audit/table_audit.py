@@ -20,7 +20,6 @@ from kinfed.data.audit.target_leaks import leak_findings
 from kinfed.data.audit.unit_differences import unit_findings
 from kinfed.data.examples.problem import Problem
 from kinfed.data.preprocessing.cells import Cells
-from kinfed.data.preprocessing.column_rule import names_identifier
 
 MOST_ROWS = 100_000
 LEAST_ROWS = 50  # below which nothing is said of values
@@ -35,6 +34,11 @@ MOST_NAMES = 10_000
 MANY_CLIENTS, FEW_ROWS = 20, 5  # so many clients with fewer rows each are worth a note
 _PERSON = re.compile(r"patient|person|subject|proband|participant|user|customer|member|client|student|kunde|mrn", re.I)
 _BIRTH = re.compile(r"birth|born|dob|geburt", re.I)
+# Surer than the names by which the rule leaves out what always differs: age_at_index is a number.
+_IDENTIFIER = re.compile(
+    r"(^|[_\W])(id|ids|nr|nbr|nummer|key|uuid|guid|mrn|record|case|fall|patient|subject|encounter)$|(?-i:[a-z]I[dD]$)",
+    re.I,
+)
 _CODED = re.compile(r"(^|[_\W])(zip|zipcode|zip_code|plz|postcode|postal_?code|postleitzahl|phone|telefon)$", re.I)
 _MISREAD = re.compile("\N{REPLACEMENT CHARACTER}|Ã[\x80-\xbf¤¶¼Ÿ©¨±]|â€")
 
@@ -149,7 +153,7 @@ def _identifier_findings(numbers: Mapping[str, Cells], rows: Array) -> list[Find
         different = len(np.unique(values))
         extent = float(np.ptp(values)) + 1
         runs_on = different >= ALL_BUT_FEW * len(values) and extent <= 2 * len(values)
-        called = (names_identifier(name) or _CODED.search(name)) and different > 2
+        called = (_IDENTIFIER.search(name) or _CODED.search(name)) and different > 2
         if called or runs_on:
             suspects.append(name)
     if not suspects:
@@ -165,7 +169,7 @@ def _person_findings(parts: TableParts) -> list[Finding]:
     if not len(parts.test):
         return []
     for name, cells in parts.cells.items():
-        if not (_PERSON.search(name) or names_identifier(name)) or name == parts.client_column:
+        if not (_PERSON.search(name) or _IDENTIFIER.search(name)) or name == parts.client_column:
             continue
         keys = cells.codes if cells.codes is not None else cells.numbers
         train, test = np.unique(keys[parts.train]), keys[parts.test]

@@ -41,11 +41,6 @@ _IDENTIFIER_NAME = re.compile(
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__$")
 
 
-def names_identifier(name: str) -> bool:
-    """Whether a column is called like an identifier."""
-    return bool(_IDENTIFIER_NAME.search(name))
-
-
 def choose_encoding(
     name: str, column: ColumnStatistics, declared: Kind | None, standardize: bool, sites: int = 1
 ) -> Encoding | SkippedColumn:
@@ -78,7 +73,7 @@ def _kind(name: str, column: ColumnStatistics, sites: int) -> tuple[Kind, str]:
             return "skip", "holds dates at some sites, numbers at others"
         if column.booleans == present:
             return "number", "false and true"
-        if all_differ and column.whole and names_identifier(name):
+        if all_differ and column.whole and _IDENTIFIER_NAME.search(name):
             return "skip", f"all {present:,} values differ, and the name says so: an identifier"
         if all_differ and column.whole and _runs_on(column):
             return "skip", (
