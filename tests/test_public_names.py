@@ -104,6 +104,7 @@ def test_unknown_kinds_are_refused_with_the_near_ones() -> None:
         "partition",
         "model",
         "extension",
+        "loss",
         "metric",
         "stage",
         "robust rule",

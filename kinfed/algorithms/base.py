@@ -326,13 +326,18 @@ def required_averaging(
     return algorithm
 
 
+def _target(task: Task) -> str:
+    return "a number" if task.problem is None or task.problem.is_regression else task.problem.in_words()
+
+
 def check_algorithm_settings(algorithm: AnyAlgorithm, task: Task, population: Population) -> None:
     """Refuse what cannot work: classes that are not there, local training with terms that the algorithm's own steps
     ignore, and `check`."""
     if "needs classes" in algorithm.traits and not task.classifies:
         raise ConfigError(
             f"{type(algorithm).__name__} works with classes (their probabilities, counts, prototypes or margins), and "
-            "the target here is a number; leave it out, or choose --task classification where the values are classes"
+            f"the target here is {_target(task)}; leave it out, or choose --task classification where the values are "
+            "classes"
         )
     if "needs public data" in algorithm.traits and population.pool is None:
         raise ConfigError(

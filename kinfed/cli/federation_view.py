@@ -35,7 +35,7 @@ def picture(d: Description, width: int = 100, *, ascii_only: bool = False) -> Gr
     shades = _ASCII_SHADES if ascii_only else _SHADES
     columns = _columns(d)
     notes: list[Table | Text] = [*([] if columns is None else [columns]), *(Text(f"note: {note}") for note in d.notes)]
-    if d.problem.is_regression:
+    if not d.problem.has_classes:
         return Group(*parts, _target_table(d, sample), *notes)
     parts.append(_grid(d, sample, width, shades))
     bounds = ["none", *(f"up to {level:.0%}" for level in _LEVELS[1:]), "more"]
@@ -98,11 +98,14 @@ def _client_table(names: list[str], figures: list[str], **about: Any) -> Table:
 
 
 def _target_table(d: Description, sample: list[int]) -> Table:
-    table = _client_table(["client"], ["train", "test", "target, mean", "deviation"])
+    survival = d.problem.kind == "survival"
+    figures = ["events", "median time"] if survival else ["target, mean", "deviation"]
+    table = _client_table(["client"], ["train", "test", *figures])
     train, test, targets = d.sizes("train"), d.sizes("test"), d.targets or [(0.0, 0.0)] * d.num_clients
     for k in sample:
         mean, deviation = targets[k]
-        table.add_row(Text(d.names[k]), f"{train[k]:,}", f"{test[k]:,}", f"{mean:.4g}", f"{deviation:.4g}")
+        first = f"{mean:.0%}" if survival else f"{mean:.4g}"
+        table.add_row(Text(d.names[k]), f"{train[k]:,}", f"{test[k]:,}", first, f"{deviation:.4g}")
     return table
 
 

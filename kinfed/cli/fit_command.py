@@ -24,8 +24,8 @@ DEMO = "breast_cancer"
 DEMO_SETTINGS = {"trials": 2, "rounds": 15, "algorithms": "ditto,selffl", "metric": "accuracy"}
 TEXTS = {
     "client_column": "Column that names the site of each row.",
-    "label_column": "Column with the class, or the number to predict.",
-    "task": "classification or regression (default: by the column).",
+    "label_column": "Column with the class, or the number to predict; several with commas between.",
+    "task": "What it holds: classification, regression, counts, ... (default: by the column).",
     "columns": "Types of columns: age=number,zip=category,note=skip.",
     "weight_column": "Column with the weight of a row, in training and in results.",
     "split_column": "Column with train or test, if the split is given.",
@@ -38,7 +38,8 @@ def panels() -> Iterator[OptionPanel]:
     from kinfed.data.sources import TableOptions
     from kinfed.tabular import FitSettings
 
-    columns = ("client_column", "label_column", "task", "columns", "ignore", "weight_column", "split_column")
+    columns = ("client_column", "label_column", "time_column", "event_column", "task", "columns", "ignore",
+               "weight_column", "split_column")  # fmt: skip
     yield OptionPanel(TABLE, TableOptions, columns)
     yield OptionPanel(TABLE, FitSettings, ("test_fraction",))
     yield OptionPanel(TABLE, RunConfig, ("data",))

@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 # As `kinfed list` calls them, and as their registries do. Only the registries that are asked for are imported.
 KINDS = {
     "algorithms": "algorithm", "datasets": "dataset", "partitions": "partition", "models": "model", "presets": "preset",
+    "losses": "loss",
 }  # fmt: skip
 RECIPES = "recipes"
 _OTHER_WORDS = {"method": "algorithms", "methods": "algorithms", "recipe": RECIPES}
 
 DESCRIBE_SETTINGS = (
     "plugins", "dataset", "partition", "clients", "client_column", "label_column", "group_column", "split_column",
-    "weight_column", "columns", "stratify", "data",
+    "weight_column", "time_column", "event_column", "task", "columns", "stratify", "data",
 )  # fmt: skip
 
 
@@ -38,7 +39,7 @@ def list_(
     what: Annotated[
         str | None,
         Argument(
-            help="methods, datasets, partitions, models, presets or recipes; or the name of one, to see its options."
+            help="methods, datasets, partitions, models, presets, losses or recipes; or one of them, for its options."
         ),
     ] = None,
     plugin: Plugins = None,

@@ -77,14 +77,14 @@ def export(
 def newcomer_panels() -> Iterator[OptionPanel]:
     from kinfed.data.sources import TableOptions
 
-    names = ("label_column", "split_column", "weight_column", "image_column", "text_column", "tokenizer", "ignore")
+    names = ("label_column", "time_column", "event_column", "split_column", "weight_column", "image_column",
+             "text_column", "tokenizer", "ignore")  # fmt: skip
     yield OptionPanel(None, TableOptions, names)
 
 
 AdoptCommand = DeclaredCommand.of(
     newcomer_panels,
     after="table",
-    required=("label_column",),
     texts={
         "label_column": "Column with the class, or the number to predict.",
         "split_column": "Column with train, val or test.",

@@ -15,7 +15,7 @@ from kinfed.config.algorithm_choice import parse_algorithms
 from kinfed.config.config_fields import Choice, Named, as_codec, plugin_files
 from kinfed.config.presets import PresetUse, as_preset
 from kinfed.core import declared, option, option_of
-from kinfed.data import TrainingSettings
+from kinfed.data import TaskName, TrainingSettings
 from kinfed.data.sources import TableOptions
 from kinfed.privacy import Privacy
 from kinfed.server import Participation
@@ -45,10 +45,12 @@ class DataSettings:
     clients: int | None = option(None, "Number of clients.", ge=1)
     client_column: str | None = option_of(TableOptions, "client_column")
     label_column: str | None = option_of(TableOptions, "label_column")
-    task: Literal["auto", "classification", "regression"] = option_of(TableOptions, "task")
+    task: TaskName = option_of(TableOptions, "task")
     group_column: str | None = option_of(TableOptions, "group_column")
     split_column: str | None = option_of(TableOptions, "split_column")
     weight_column: str | None = option_of(TableOptions, "weight_column")
+    time_column: str | None = option_of(TableOptions, "time_column")
+    event_column: str | None = option_of(TableOptions, "event_column")
     columns: str | None = option_of(TableOptions, "columns", None)
     stratify: bool = option(
         False, "Draw test and validation rows in proportion to each client's classes, or quartiles of a number."
@@ -96,8 +98,8 @@ class RoundSettings:
 
 @dataclass(frozen=True)
 class LossSettings:
-    loss: Literal["auto", "cross_entropy", "squared", "absolute", "huber"] = option(
-        "auto", "Loss of an example: cross_entropy of classes; squared, absolute or huber of numbers."
+    loss: str = option(
+        "auto", "Loss of an example: auto takes the problem's own (kinfed list losses).", registry="loss"
     )
     huber_delta: float = option(
         1.0, "Where loss huber turns from squared to absolute, in standard deviations of the target.", gt=0

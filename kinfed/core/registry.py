@@ -178,6 +178,7 @@ REGISTRIES = {
     "partition": "kinfed.data.sources:PARTITIONS",
     "model": "kinfed.engine:MODELS",
     "extension": "kinfed.algorithms.algorithm_names:EXTENSIONS",
+    "loss": "kinfed.engine:LOSSES",
     "metric": "kinfed.engine:METRICS",
     "robust rule": "kinfed.updates:RULES",
     "stage": "kinfed.updates:STAGES",

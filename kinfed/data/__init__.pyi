@@ -11,8 +11,10 @@ from kinfed.data.examples.local_training import LocalTraining as LocalTraining
 from kinfed.data.examples.local_training import TrainingSettings as TrainingSettings
 from kinfed.data.examples.optimizer_state import LoopMemory as LoopMemory
 from kinfed.data.examples.optimizer_state import Moments as Moments
+from kinfed.data.examples.problem import IGNORED as IGNORED
 from kinfed.data.examples.problem import Kind as Kind
 from kinfed.data.examples.problem import Problem as Problem
+from kinfed.data.examples.problem import TaskName as TaskName
 from kinfed.data.examples.ragged import SPLITS as SPLITS
 from kinfed.data.examples.ragged import Ragged as Ragged
 from kinfed.data.examples.ragged import fold_numbers as fold_numbers

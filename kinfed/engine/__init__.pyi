@@ -12,6 +12,8 @@ from kinfed.engine.contract.feature_loss import refuse_feature_loss as refuse_fe
 from kinfed.engine.contract.feature_loss import weighing_ones as weighing_ones
 from kinfed.engine.contract.head import Head as Head
 from kinfed.engine.contract.linear import Dense as Dense
+from kinfed.engine.contract.loss_names import LOSSES as LOSSES
+from kinfed.engine.contract.loss_names import fitting_losses as fitting_losses
 from kinfed.engine.contract.objective import Objective as Objective
 from kinfed.engine.contract.objective import make_objective as make_objective
 from kinfed.engine.contract.task import Task as Task
@@ -43,5 +45,5 @@ from kinfed.engine.zoo.lora import lora as lora
 from kinfed.engine.zoo.models import MODELS as MODELS
 from kinfed.engine.zoo.models import Builder as Builder
 from kinfed.engine.zoo.models import build_model as build_model
+from kinfed.engine.zoo.models import model_for as model_for
 from kinfed.engine.zoo.models import model_outline as model_outline
-from kinfed.engine.zoo.models import own_model as own_model

@@ -28,7 +28,13 @@ from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.contract.task import Task as Task
 from kinfed.engine.rows.keyed_random import drops
 from kinfed.engine.rows.layout import RowLayout, still_buffers
-from kinfed.engine.rows.model_trial import example_like, failures_as_model_errors, mark_still_buffers, try_model
+from kinfed.engine.rows.model_trial import (
+    OutputShapes,
+    example_like,
+    failures_as_model_errors,
+    mark_still_buffers,
+    try_model,
+)
 from kinfed.engine.rows.module_checks import check_values
 from kinfed.engine.rows.module_task import Build, build_seeded, checked_module
 from kinfed.engine.rows.module_task import ModuleTask as ModuleTask
@@ -50,16 +56,16 @@ _BACKENDS = {kind.backend: kind for kind in _KINDS}
 def make_task(
     build: Build, *, backend: str = "auto", device: torch.device | str = "cpu", frozen: tuple[str, ...] = (),
     head: str | None = None, example: Tensor | None = None, shape: tuple[int, ...] | None = None,
-    batch: int | None = None, outputs: int | None = None, objective: Objective = CROSS_ENTROPY, examples: float = 0,
+    batch: int | None = None, outputs: OutputShapes = None, objective: Objective = CROSS_ENTROPY, examples: float = 0,
 ) -> ModuleTask:  # fmt: skip
     """The task for the module that `build()` makes; `backend` forces one of fused, stacked, rows, batched, vmap;
     `frozen` are patterns of parameters that are not trained; `head` names the last linear layer where the module does
     not declare it last; `shape` is that of an example, where none is given; `batch` is how many examples a step has, by
-    which adapters are trained batched or in rows; `objective` is the loss, of classes or of numbers
-    (kinfed.engine.contract.objective); `examples` is how many all local steps of a run have together, by which compiled
-    loops are worth loading.
+    which adapters are trained batched or in rows; `outputs` are the shapes that the output of an example may have, or
+    its length; `objective` is the loss (kinfed.engine.contract.objective); `examples` is how many all local steps of a
+    run have together, by which compiled loops are worth loading.
 
-    On an `example` batch [B, ...] the model is tried at once: one that fails, or gives anything but `outputs` logits
+    On an `example` batch [B, ...] the model is tried at once: one that fails, or gives anything but `outputs`
     per example, is refused here and not in the first round, and one that only works for one client at a time (it
     branches on its data, draws random numbers, or holds an operation that torch runs in a loop over clients anyway)
     trains row by row."""
@@ -158,9 +164,11 @@ def _reason_without_features(task: ModuleTask, example: Tensor) -> str:
 
 
 def _batch(task: ModuleTask, x: Tensor) -> Batch:
-    """Examples x [n, B, ...] with labels of 0."""
-    y = torch.zeros(x.shape[:2], dtype=torch.int64 if task.classifies else torch.float32, device=task.device)
-    return Batch(x, y, torch.full(y.shape, 1 / y.shape[1], device=task.device), torch.arange(len(x)))
+    """Examples x [n, B, ...] with labels of 0; in survival, events at the end of the first period."""
+    target = task.objective.example_target.to(task.device)
+    y = target.expand(*x.shape[:2], *target.shape).contiguous()
+    weight = torch.full(x.shape[:2], 1 / x.shape[1], device=task.device)
+    return Batch(x, y, weight, torch.arange(len(x)))
 
 
 def _gains_from_vmap(task: ModuleTask, example: Tensor) -> bool:
@@ -199,6 +207,8 @@ def _task_for(
 ) -> ModuleTask:  # fmt: skip
     """The task of a module that `build` made, by a rule that was measured (docs/models.md)."""
     if backend != "auto":
+        if objective.couples and backend not in ("rows", "stacked"):
+            raise ModelError(f"loss {objective.name} needs whole batches of one client; use backend rows or stacked")
         return _BACKENDS[backend](build, device, module=module, objective=objective)
     layout = RowLayout.of(module)
     net = stacked_net(module, objective) if layout.is_plain(module) else None
@@ -211,7 +221,7 @@ def _task_for(
         return BatchedTask(build, device, module=module, objective=objective)
     has_state = layout.has_statistics or bool(still_buffers(module))
     weights = sum(p.numel() for p in module.parameters())  # frozen ones too: their products are the work of a step
-    gains_nothing = has_state or drops(module) or weights > FEW_PARAMETERS
+    gains_nothing = has_state or drops(module) or weights > FEW_PARAMETERS or objective.couples
     if gains_nothing or any(isinstance(child, _ROW_BY_ROW) for child in module.modules()):
         return RowsTask(build, device, module=module, objective=objective)
     return VmapTask(build, device, module=module, objective=objective)

@@ -74,6 +74,11 @@ class PrivateTask(Task):
             raise ConfigError(f"the clipping norm must be positive and finite; got {clip}")
         if not 0 <= noise < float("inf"):
             raise ConfigError(f"noise is a multiple of the clipping norm, 0 or more; got {noise}")
+        if inner.objective.couples:
+            raise ConfigError(
+                f"loss {inner.objective.name} compares the examples of a batch, so that there is no gradient of a "
+                "single one to clip and no privacy to account for; leave loss out, or leave out the dp_ settings"
+            )
         if isinstance(inner, ModuleTask) and not inner.has_example_gradients:
             raise ModelError(
                 "differential privacy clips every example's own gradient, which models with running statistics "

@@ -57,7 +57,7 @@ class Curves:
 def evaluated_curves(task: ModuleTask, data: Federation, evaluation: Evaluation) -> Curves | None:
     """None for a regression, for too many clients, and where models were not kept."""
     models, ids = evaluation.models, evaluation.ids
-    if data.problem.is_regression or models is None or len(ids) > MOST_CLIENTS or not len(ids):
+    if not data.problem.classifies or models is None or len(ids) > MOST_CLIENTS or not len(ids):
         return None
     part = data.cohort(ids, 0, 0).test
     if not int(part.count.sum()):

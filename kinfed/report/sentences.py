@@ -224,7 +224,7 @@ def data_sentence(federation: Description) -> str:
         f"{plural(len(sizes), 'client')} hold {plural(sum(sizes), 'training example')}: {sizes[0]} to {sizes[-1]} each "
         f"(median {median(sizes):g})"
     )
-    if federation.problem.is_regression:
+    if not federation.problem.has_classes:
         return f"{text}; {federation.problem.in_words()}."
     held = [sum(count > 0 for count in counts) for counts in federation.train]
     classes = f"{min(held)} to {max(held)}" if min(held) != max(held) else f"{held[0]}"

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +31,7 @@ from kinfed.algorithms import (
 from kinfed.config import RunConfig
 from kinfed.core import Tree
 from kinfed.data import Federation, LocalTraining, Moments, Population
-from kinfed.engine import Builder, Task, build_model, make_objective, make_task, own_model
+from kinfed.engine import Builder, Task, make_objective, make_task, model_for
 from kinfed.errors import ConfigError
 from kinfed.pools import LocalPool, Pool, physical_memory
 from kinfed.privacy import Ledger, check_weights, make_budget, seeded_noise
@@ -293,11 +292,9 @@ def simulate(
     if isinstance(model, Task):
         task = model
     else:
-        shape, outputs = federation.features.shape, federation.problem.outputs
-        own = None if isinstance(model, str) else own_model(model, shape, outputs)
-        build = own or partial(build_model, str(model), shape, outputs)
-        objective, example = make_objective(federation.problem), example_batch(federation)
-        task = make_task(build, example=example, outputs=outputs, objective=objective)
+        problem, example = federation.problem, example_batch(federation)
+        build, objective = model_for(problem, federation.features.shape, model), make_objective(problem)
+        task = make_task(build, example=example, outputs=problem.output_shapes, objective=objective)
     if isinstance(algorithm, str):
         algorithm = make_algorithm(algorithm, training or LocalTraining(), options)
     if "needs validation" in algorithm.traits and not int(federation.val.count.sum()):

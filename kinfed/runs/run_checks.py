@@ -184,7 +184,7 @@ def _note_on_sample(inputs: RunInputs, seed: int) -> str:
 def _note_on_rare_classes(inputs: RunInputs, seed: int) -> str:
     """Note where accuracy is the metric, and hardly more than the share of one class."""
     data = inputs.federation(seed)
-    if data.problem.is_regression or METRICS.headline(data.problem, inputs.config.metric).name != "accuracy":
+    if not data.problem.classifies or METRICS.headline(data.problem, inputs.config.metric).name != "accuracy":
         return ""
     counts = data.class_counts().sum(0)
     share = float(counts.max() / counts.sum())

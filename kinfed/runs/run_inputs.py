@@ -28,11 +28,10 @@ from kinfed.engine import (
     Builder,
     FrozenPrefix,
     ModuleTask,
-    build_model,
     frozen_prefix,
     make_objective,
     make_task,
-    own_model,
+    model_for,
     parse_patterns,
 )
 from kinfed.errors import ConfigError
@@ -40,7 +39,10 @@ from kinfed.records import FUSED_CONTENT
 
 DEFAULT_CLIENTS = 20
 DEFAULT_PARTITION = "dirichlet"
-COLUMNS = ("client_column", "label_column", "group_column", "split_column", "weight_column", "columns")
+COLUMNS = (
+    "client_column", "label_column", "group_column", "split_column", "weight_column", "time_column", "event_column",
+    "columns",
+)  # fmt: skip
 
 
 class RunInputs:
@@ -138,6 +140,8 @@ class RunInputs:
                 data = data.with_public(public, seed)
             if self.config.foreign_targets:
                 data = data.with_foreign_targets(seed)
+            if self.config.loss.partition(":")[0] == "cox":  # which learns one risk for all times
+                data = replace(data, problem=replace(data.problem, proportional=True))
             if self.config.class_weights != example_weights.NONE:
                 data = data.with_class_weights(self.config.class_weights)
             self._federations[seed] = data
@@ -271,12 +275,13 @@ def build_task(
 ) -> ModuleTask:  # fmt: skip
     """The task of a configuration's model (or of the module that `build` makes) for examples of this shape; it is tried
     on an `example` batch at once, where there is one. `examples` are those of all local steps together."""
-    name, options, outputs = config.model.name, config.model.options, problem.outputs
     METRICS.headline(problem, config.metric)  # refuses a metric that is not the problem's
     task = make_task(
-        (lambda: build_model(name, shape, outputs, options)) if build is None else own_model(build, shape, outputs),
+        model_for(problem, shape, config.model.name, config.model.options) if build is None
+        else model_for(problem, shape, build),
         backend=config.backend, device=device, frozen=parse_patterns(config.frozen), example=example, shape=shape,
-        batch=config.batch, outputs=outputs, objective=make_objective(problem, config.loss, config.huber_delta),
+        batch=config.batch, objective=make_objective(problem, config.loss, config.huber_delta),
+        outputs=problem.output_shapes,
         examples=examples,
     )  # fmt: skip
     task.problem, task.metric = problem, config.metric

@@ -2,7 +2,8 @@
 
     inputs   of a table one per column, as they stand in it (below); of all other data "features"
              [rows, ...]: examples before scaling, float32 or int64
-    output   "probabilities" [rows, C], or of a regression "prediction" [rows] in the target's own unit
+    output   "probabilities" [rows, C] of classes, labels or outliving each period, or "prediction" [rows] of numbers
+             and counts in the target's own unit
 
 The file's metadata say what belongs to it: `classes`, `features` (what columns become, names such as `cp=2`), `inputs`
 (the whole of it, as in kinfed's own files) and all that the model says of itself. PyTorch's exporter (torch.onnx, by
@@ -56,9 +57,8 @@ class _Answer(nn.Module):
         self.problem = problem
 
     def forward(self, outputs: Tensor) -> Tensor:
-        if self.problem.is_regression:
-            return outputs[:, 0] * self.problem.scale + self.problem.mean
-        return torch.softmax(outputs, 1)
+        answer: Tensor = self.problem.predicted(outputs)
+        return answer
 
 
 def write_onnx(pipeline: ModelPipeline, path: Path) -> None:
@@ -66,7 +66,7 @@ def write_onnx(pipeline: ModelPipeline, path: Path) -> None:
     inputs, learnt = pipeline.inputs, pipeline.inputs.preprocessing
     network = nn.Sequential(pipeline.with_scaling(), _Answer(inputs.problem)).eval()
     example = torch.zeros(2, *inputs.shape, dtype=torch.int64 if inputs.tokens else torch.float32)
-    output = "prediction" if inputs.problem.is_regression else "probabilities"
+    output = "probabilities" if inputs.problem.has_probabilities else "prediction"
     try:
         with _quietly():
             program = torch.onnx.export(

@@ -16,7 +16,6 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import inf, isfinite, prod
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 
 from kinfed.core import escape_formula, storage
 from kinfed.data import Features, Problem
-from kinfed.engine import MODELS, Builder, MixtureModule, build_model, module_from, own_model
+from kinfed.engine import MODELS, Builder, MixtureModule, model_for, module_from
 from kinfed.errors import ConfigError, DataError, ModelError
 from kinfed.serving.model_inputs import ModelInputs
 
@@ -39,7 +38,7 @@ TECHNICAL = ("inputs", "parts", "sets")  # facts in a file that are for programs
 @dataclass(frozen=True)
 class Predictions:
     problem: Problem
-    outputs: Tensor  # [n, C] probabilities of classes, or [n] numbers in the target's unit; float32
+    outputs: Tensor  # [n, ...] `Problem.predicted`: probabilities, or numbers in the target's unit; float32
     names: list[str] | None = None  # [n] of the rows, where a column holds them
     notes: list[str] = field(default_factory=list)  # what a reader should know: unseen categories, absent columns
     threshold: Tensor | None = None  # [n] of prediction sets, where these were asked for
@@ -50,20 +49,22 @@ class Predictions:
 
     @property
     def probabilities(self) -> Tensor:
-        """[n, C]"""
-        if self.problem.is_regression:
+        """[n, C] of classes or labels, or of outliving each period of survival."""
+        if not self.problem.has_probabilities:
             raise ModelError("a model of a regression gives numbers and no probabilities; ask for its values")
         return self.outputs
 
     @property
     def values(self) -> Tensor:
-        """[n]"""
-        if not self.problem.is_regression:
+        """[n], or [n, K] of several numbers"""
+        if self.problem.has_probabilities:
             raise ModelError("a model of classes gives probabilities and labels; it has no values")
         return self.outputs
 
     @property
     def labels(self) -> list[str]:
+        if not self.problem.has_classes:
+            raise ModelError(f"labels are names of classes, and the problem is {self.problem.in_words()}")
         return [self.classes[index] for index in self.probabilities.argmax(1).tolist()]
 
     @property
@@ -78,18 +79,19 @@ class Predictions:
 
     @property
     def header(self) -> list[str]:
-        if self.problem.is_regression:
-            return ["row", "prediction", *([] if self.threshold is None else ["low", "high"])]
+        if not self.problem.has_classes:
+            return ["row", *self.problem.prediction_names, *([] if self.threshold is None else ["low", "high"])]
         sets = [] if self.threshold is None else ["set"]
         return ["row", "prediction", "probability", *sets, *(f"p_{name}" for name in self.classes)]
 
     def lines(self) -> list[list[str]]:
         """The row's number (or name) and the prediction; of classes also its probability and that of every class."""
         names = [str(number + 1) for number in range(len(self.outputs))] if self.names is None else self.names
-        if self.problem.is_regression:
+        if not self.problem.has_classes:
+            values = self.outputs.flatten(1) if self.outputs.dim() > 1 else self.outputs[:, None]
             ends = [[]] * len(names) if self.threshold is None else torch.as_tensor(self.sets).tolist()
-            rows = zip(names, self.outputs.tolist(), ends, strict=True)
-            return [[name, *(f"{number:.6g}" for number in (value, *pair))] for name, value, pair in rows]
+            rows = zip(names, values.tolist(), ends, strict=True)
+            return [[name, *(f"{number:.6g}" for number in (*row, *pair))] for name, row, pair in rows]
         sets = [[]] * len(names) if self.threshold is None else [[" | ".join(one)] for one in self.sets]
         return [
             [name, label, f"{max(p):.6g}", *inside, *(f"{value:.6g}" for value in p)]
@@ -169,19 +171,20 @@ class ModelPipeline:
         problem = self.inputs.problem
         outputs = torch.cat(blocks) if blocks else torch.zeros(0, problem.outputs)
         if not bool(torch.isfinite(outputs).all()):
-            row = int((~torch.isfinite(outputs).all(1)).nonzero()[0])
+            row = int((~torch.isfinite(outputs).flatten(1).all(1)).nonzero()[0])
             raise DataError(f"the model gives NaN for row {row + 1} of {where}; check the scale of its features")
-        values = problem.restored(outputs[:, 0]) if problem.is_regression else torch.softmax(outputs, 1)
+        values: Tensor = problem.predicted(outputs)
         reach = None if threshold is None else torch.full((len(values),), threshold)
         return Predictions(problem, values, names, notes, reach)
 
     def predict(self, rows: Any) -> list[str] | np.ndarray[Any, np.dtype[np.float32]]:
-        """[n] the name of the most probable class; of a regression the number, in the target's unit."""
+        """[n] the name of the most probable class; of numbers and counts these, in the target's unit; of survival the
+        chance to outlive each period, of several labels that of each."""
         predictions = self.predictions(rows)
-        return predictions.values.numpy() if self.inputs.problem.is_regression else predictions.labels
+        return predictions.labels if self.inputs.problem.has_classes else predictions.outputs.numpy()
 
     def predict_proba(self, rows: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """[n, C] in the order of `classes`."""
+        """[n, C] in the order of `classes`, of labels, or of periods."""
         return self.predictions(rows).probabilities.numpy()
 
     def save(self, path: Path | str) -> None:
@@ -205,13 +208,12 @@ class ModelPipeline:
     ) -> ModelPipeline:
         """Make it from a state dict and the facts in a file."""
         inputs = ModelInputs.from_json(about["inputs"], where)
-        shape, outputs = inputs.shape, inputs.problem.outputs
         if build is None and about["model"] == MIXTURE:
             return cls._read_mixture(tensors, about, inputs, where)
         if build is not None:
-            make = own_model(build, shape, outputs)
+            make = model_for(inputs.problem, inputs.shape, build)
         elif about["model"] in MODELS:
-            make = partial(build_model, about["model"], shape, outputs, inputs.options)
+            make = model_for(inputs.problem, inputs.shape, about["model"], inputs.options)
         else:
             raise ModelError(
                 f"{where} holds a {about['model']}, which is none of kinfed's models; give `build`, the "

@@ -184,7 +184,9 @@ def judged_rows(outputs: Tensor, rows: Tensor, owner: Tensor, data: Federation) 
     """The rows of `data` in order of their sites, each as often as its weight says; outputs of a regression are in the
     target's own unit."""
     problem, labels = data.problem, data.labels[rows]
-    if problem.is_regression:
+    if problem.is_regression and problem.shape:
+        outputs, labels = problem.standardized(outputs), problem.standardized(labels)
+    elif problem.is_regression:
         problem = Problem.of_numbers()
     else:
         outputs = torch.nan_to_num(outputs, nan=0.0, posinf=1e30, neginf=-1e30)

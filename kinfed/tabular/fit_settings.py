@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from kinfed.data import Problem
     from kinfed.engine import Metric
 
-DEFAULT_METRICS = {"binary": "auroc", "multiclass": "accuracy", "regression": "rmse"}
-PROPER_SCORES = {"binary": "log_loss", "multiclass": "log_loss", "regression": "rmse"}  # to choose by
+DEFAULT_METRICS: dict[str, str] = {"binary": "auroc"}  # of other kinds the headline of runs
+PROPER_SCORES = {  # to choose by; of other kinds the headline of runs
+    "binary": "log_loss", "multiclass": "log_loss", "regression": "rmse", "ordinal": "ranked_probability",
+    "survival": "integrated_brier", "counts": "deviance",
+}  # fmt: skip
 FEW_ROWS, FOLDS, FOLDS_OF_FEW = 100, 5, 10
 WEIGHTED_METRICS = DEFAULT_METRICS | {"multiclass": "balanced_accuracy"}  # where classes have weights
 
@@ -60,7 +63,7 @@ class FitSettings:
         from kinfed.engine import METRICS
 
         defaults = DEFAULT_METRICS if self.class_weights == RunConfig.class_weights else WEIGHTED_METRICS
-        return METRICS.headline(problem, defaults[problem.kind] if self.metric == "auto" else self.metric)
+        return METRICS.headline(problem, defaults.get(problem.kind) if self.metric == "auto" else self.metric)
 
     def choice_metric_for(self, problem: Problem) -> Metric:
         """The proper score that is chosen by. The reported metric where the kind of problem has none, and where classes

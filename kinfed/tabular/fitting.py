@@ -44,6 +44,7 @@ from kinfed.tabular.handover import (
     plain_handover,
     residual_variance,
     safe_handover,
+    single_handover,
 )  # fmt: skip
 from kinfed.tabular.portfolio import ALONE, BASELINE, LOCAL, ONE_MODEL, Contender, methods_of, run_name
 from kinfed.tabular.search import (
@@ -220,8 +221,15 @@ class SiteFit:
         """What every site is handed, by the setting `deploy`."""
         data, names, settings = self.data, list(outputs), self.settings
         rows, owner = data.train.rows[decision.places], data.train.owner[decision.places]
-        variance = residual_variance(decision.outputs[ALONE], data, rows, owner) if data.problem.is_regression else None
+        one_number = data.problem.is_regression and not data.problem.shape
+        variance = residual_variance(decision.outputs[ALONE], data, rows, owner) if one_number else None
         test = OutputsOfAll.of_rows(outputs, names, data, data.test.rows, data.test.owner, variance)
+        if not one_number and not data.problem.classifies:
+            self.observer.note(
+                "every site is handed the one model that was chosen by its validation rows: mixtures, certificates and "
+                "prediction sets are for classes and single numbers"
+            )
+            return single_handover(names, decision.chosen, test)
         if settings.deploy == SAFE:
             validated = OutputsOfAll.of_rows(decision.outputs, names, data, rows, owner, variance)
             return safe_handover(names, decision.chosen, validated, test, data, settings.seed, settings.alone_prior)
@@ -243,8 +251,8 @@ class SiteFit:
             choice_metric=self.choice_metric.name, deploy=self.settings.deploy,
             notes=tuple(data.notes),
             statistics_bytes=fitted[ALONE].federations[self.settings.seed].statistics_bytes[1] // data.num_clients,
-            target=self.source.options.get("label_column") or "",
-            class_rows=() if data.problem.is_regression else tuple(data.class_counts().sum(0).tolist()),
+            target=_target_name(self.source.options),
+            class_rows=tuple(data.class_counts().sum(0).tolist()) if data.problem.has_classes else (),
             baseline=baseline_name(data.problem), weights=self._weights(), newcomer=decision.newcomer.name,
         )  # fmt: skip
 
@@ -284,9 +292,9 @@ class SiteFit:
                 continue
             shares = handed.shares_of(k)
             mixture = ModelPipeline.mixture([part(site, name) for name in shares], list(shares.values()))
-            models[site] = mixture.with_sets(handed.sets[k].thresholds)
+            models[site] = mixture.with_sets(handed.sets[k].thresholds) if handed.sets[k].thresholds else mixture
         server = fitted[ONE_MODEL].server_model(ONE_MODEL) if ONE_MODEL in fitted else None
-        if server is not None and handed is not None:
+        if server is not None and handed is not None and handed.new_site_sets:
             server = server.with_sets(handed.new_site_sets)
         one = decision.newcomer
         run = RunInMemory.of_result(fitted[one.name], one.name) if fitted[one.name].folder is None else None
@@ -369,3 +377,8 @@ def _as_text(part: pa.Table, names: set[str]) -> pa.Table:
         place = part.column_names.index(name)
         part = part.set_column(place, name, part[name].cast(pa.string()))
     return part
+
+
+def _target_name(options: Mapping[str, Any]) -> str:
+    """The column that is predicted; of survival that of time."""
+    return str(options.get("label_column") or options.get("time_column") or "")

@@ -82,7 +82,7 @@ class OutputsOfAll:
         variance: Floats | None = None,
     ) -> OutputsOfAll:  # fmt: skip
         stacked = torch.stack([outputs[name].double() for name in names])
-        if not data.problem.is_regression:
+        if data.problem.classifies:
             stacked = torch.softmax(stacked, 2)
         weight = None if data.weights is None else data.weights[rows].double().numpy()
         return cls(stacked.numpy(), data.labels[rows].numpy(), owner.numpy(), weight, variance)
@@ -170,6 +170,15 @@ def plain_handover(names: list[str], taken: list[str], test: OutputsOfAll) -> Ha
     sets = prediction_sets(test, shares, calibration)
     nothing: list[float | None] = [None] * len(taken)
     return Handover(names, shares, _outputs(test, shares[test.owner]), nothing, sets, new_site_sets(test, names))
+
+
+def single_handover(names: list[str], taken: list[str], test: OutputsOfAll) -> Handover:
+    """One contender for every site, without sets: of problems whose predictions are neither classes nor one number."""
+    shares = np.stack([np.eye(len(names))[names.index(name)] for name in taken])
+    unknown = dict.fromkeys(LEVELS, math.nan)
+    sets = [PredictionSets(0, {}, unknown, unknown)] * len(taken)
+    outputs = torch.from_numpy(test.mixed(shares[test.owner], np.arange(len(test.owner))))
+    return Handover(names, shares, outputs, [None] * len(taken), sets, {})
 
 
 def prediction_sets(test: OutputsOfAll, shares: Floats, calibration: list[NDArray[np.int64]]) -> list[PredictionSets]:

@@ -89,7 +89,8 @@ class TimeBudget:
 
 def assign_folds(data: Federation, folds: int, seed: int) -> Tensor:
     """[T] the fold in which each entry of `data.train.rows` is validated; the only row of a site always trains."""
-    fold = fold_numbers(data.train, folds, data.labels, name_keys(rng.root(seed, "fit-folds"), data.names))
+    strata, _ = data.problem.strata(data.labels)
+    fold = fold_numbers(data.train, folds, strata, name_keys(rng.root(seed, "fit-folds"), data.names))
     if not bool((fold >= 0).any()):
         raise DataError(
             f"none of the {data.num_clients} sites has two training rows, so methods cannot be compared; give more "
@@ -104,7 +105,10 @@ def fold_federation(source: Source, data: Federation, fold_of: Tensor, fold: int
     marked[data.train.rows[fold_of == fold]] = True
     rows = data.train.rows.sort().values
     part = replace(take_rows(source, rows), is_test=marked[rows], is_val=None)
-    return make_federation(part, "column", None, None, seed)
+    federation = make_federation(part, "column", None, None, seed)
+    if data.problem.kind in ("counts", "survival"):  # outputs are ratios to what all training rows have: to the same
+        return replace(federation, problem=data.problem)
+    return federation
 
 
 def fold_rows(data: Federation, fold_of: Tensor, fold: int) -> Tensor:

@@ -79,7 +79,9 @@ def cautions(result: FitResult, words: Wording) -> list[str]:
             f"One class has fewer than {FEW_OF_A_CLASS} test rows at {some(rare)}, and the figures depend on them."
         )
     if useless := [site.site for site in result.sites if words.no_model(site)]:
-        guess = "the mean of its training rows" if result.problem.is_regression else "its most frequent class"
+        guess = (
+            "its most frequent class" if result.problem.has_classes else f"the {result.baseline} of its training rows"
+        )
         sentences.append(f"On test rows the model does no better than always predicting {guess} at {some(useless)}.")
     return sentences
 

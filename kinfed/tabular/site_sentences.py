@@ -75,6 +75,8 @@ class Wording:
         if problem.is_regression:
             figures = f"mean {problem.mean:.3g}, standard deviation {problem.scale:.3g}"
             return f"{name}, a number ({figures} in training rows)"
+        if not problem.has_classes:
+            return f"{name}: {problem.in_words()}"
         labels = problem.class_labels
         if len(self.result.class_rows) == len(labels) <= MOST_CLASSES:
             counts = (format_number(rows, 0) for rows in self.result.class_rows)
@@ -99,7 +101,9 @@ class Wording:
 
     def kind_of_model(self, network: str) -> str:
         """The kind of model for people who do not know the names of those that are tried by default."""
-        linear = "linear regression" if self.result.problem.is_regression else "logistic regression"
+        problem = self.result.problem
+        linear = "linear regression" if problem.is_regression else "logistic regression"
+        linear = linear if problem.is_regression or problem.classifies else "linear model"
         return {"mlr": f"{linear} (mlr)", "mlp": "small neural network (mlp)"}.get(network, network)
 
     def way(self, name: str) -> str:

@@ -87,10 +87,13 @@ def watch_models(
     level = LEVEL if "sets" in model.about else None
     one, other = model.predictions(rows, where=where, level=level), against.predictions(rows, where=where)
     problem, cells = one.problem, rows[label_column].to_pylist()
+    if not problem.has_classes and (not problem.is_regression or problem.shape):
+        raise ConfigError(f"watch compares classes or single numbers, and the problem is {problem.in_words()}")
     if problem.is_regression:
         target = _numbers(cells, label_column)
-        threshold = model.set_threshold(LEVEL) if level is not None else problem.scale
-        reach = 3 * (threshold if isfinite(threshold) else problem.scale)
+        scale = float(problem.scale)  # type: ignore[arg-type]  # a single number has one
+        threshold = model.set_threshold(LEVEL) if level is not None else scale
+        reach = 3 * (threshold if isfinite(threshold) else scale)
         losses = [np.minimum(1.0, ((p.outputs.double().numpy() - target) / reach) ** 2) for p in (one, other)]
         outside = np.abs(one.outputs.double().numpy() - target) > threshold
     else:

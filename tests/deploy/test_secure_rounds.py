@@ -379,6 +379,40 @@ def test_batches_of_secure_sums_are_the_nodes_secret(tmp_path: Path) -> None:
     assert float((guess - updates["e"]).norm() / updates["e"].norm()) > 0.1
 
 
+def test_clients_with_the_same_keys_are_refused(tmp_path: Path) -> None:
+    """b publishes the keys of c as its own, with its own signature: masks of the two with others would agree."""
+    certs = tmp_path / "certs"
+    make_certificates(certs, ["localhost"], NAMES)
+
+    def forge(one: Sent) -> Sent:
+        if one.kind != SHARE or one.node != 100:
+            return one
+        table, header = one.packet.group("keys")["records"].clone(), one.packet.header
+        record = replace(KeyRecord.read(bytes(table[2].tolist())), commitment=bytes(32))
+        text = record.text(header["run"], header["round"], Member(1, "b", ""))
+        signed = replace(record, signature=sign((certs / "b").read_bytes(), certs / "b", text))
+        table[1] = torch.tensor(list(signed.packed()), dtype=torch.uint8)
+        return replace(one, packet=Packet(header, {"keys": {"records": table}}))
+
+    net = make(tmp_path, rounds=1)
+    for config in net.nodes_.values():
+        config["key"] = str(certs / config["client"])
+    net.forge = forge
+    run(net)
+    assert any("without a: Refused: two clients of the sum have the same keys" in line for line in net.log)
+
+
+def test_several_clients_of_one_owner_count_as_one(tmp_path: Path) -> None:
+    certs = tmp_path / "certs"
+    make_certificates(certs, ["localhost"], ["a", "b"])
+    net = make(tmp_path, rounds=1, patience=1)
+    for config in net.nodes_.values():
+        config["key"] = str(certs / ("a" if config["client"] == "a" else "b"))
+    with pytest.raises(TooFewClients):
+        run(net)
+    assert any("5 clients with 2 keys take part; a adds up 3 at least, of 3 owners" in line for line in net.log)
+
+
 # ---- clients that lie ----
 
 

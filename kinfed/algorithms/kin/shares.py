@@ -16,18 +16,21 @@ A candidate that diverged (its parameters, or what it says of validation example
 share: a prediction that is not finite spoils a mixture however small its share.
 
 Where models predict a number, p_j(y | x) is normal around the prediction, with the variance T (of a standardized
-target), and the client predicts the mean of the mixture.
+target), and the client predicts the mean of the mixture. Of counts, survival and other targets it is the likelihood of
+the task's loss, uncalibrated, and outputs are averaged where they are linear.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from kinfed.author import Split, Task
+from kinfed.engine import Objective
 from kinfed.errors import ModelError
 
 TEMPERATURES = tuple(2.0 ** (k / 2) for k in range(-2, 7))  # 1/2 to 8
@@ -95,7 +98,9 @@ def evidence(task: Task, candidates: Sequence[Tensor], split: Split) -> Evidence
     """Evidence for candidate models, each [n, P]."""
     # Where no trial has seen it, passes that read features notice a head that does not give the logits.
     logits = (lambda theta, x: task.features_and_logits(theta, x)[1]) if can_calibrate(task) else task.logits
-    losses_of = _losses if task.classifies else _normal_losses
+    losses_of: Callable[[Tensor, Tensor], Tensor] = _losses if task.classifies else _normal_losses
+    if not task.classifies and not task.objective.of_residual:
+        losses_of = partial(_own_losses, task.objective)
     pieces: list[tuple[Tensor | slice, Tensor, Tensor]] = []
     count = torch.zeros(len(split.count), dtype=torch.float64, device=task.device)
     healthy = _healthy_rows(task, candidates)
@@ -128,6 +133,12 @@ def _normal_losses(z: Tensor, y: Tensor) -> Tensor:
     """[m, B, G] float64 −log N(y; z, T) without its constant, of predictions [m, B, 1] at every variance."""
     square = (z[..., 0].to(torch.float64) - y).square()
     return torch.stack([(square / t + math.log(t)) / 2 for t in VARIANCES], -1).nan_to_num(nan=WORST).clamp_max(WORST)
+
+
+def _own_losses(objective: Objective, z: Tensor, y: Tensor) -> Tensor:
+    """[m, B, G] float64 −log likelihood by the task's own loss, the same at every temperature."""
+    losses = (objective.nats * objective.losses(z, y)).to(torch.float64)
+    return losses.nan_to_num(nan=WORST).clamp(0.0, WORST)[..., None].expand(*losses.shape, len(TEMPERATURES))
 
 
 def can_calibrate(task: Task) -> bool:

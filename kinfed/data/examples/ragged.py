@@ -140,9 +140,10 @@ def _offsets(sizes: Tensor) -> Tensor:
 
 def strata(rows: Ragged, labels: Tensor, problem: Problem) -> tuple[Tensor, int]:
     """[total] the stratum of every entry, and how many strata there are."""
-    own = labels[rows.rows]
-    if not problem.is_regression:
-        return own, problem.num_classes
+    values, number = problem.strata(labels)
+    own = values[rows.rows]
+    if number:
+        return own, number
     order = np.lexsort((own.numpy(), rows.owner.numpy()))
     rank = torch.empty(len(own), dtype=torch.int64)
     rank[torch.from_numpy(order)] = rows.position  # of a client's list, whose entries lie side by side in the order too

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from kinfed.data.examples.problem import HasProblem, Problem
+from kinfed.data.examples.problem import IGNORED, HasProblem, Problem
 from kinfed.errors import DataError, StorageError
 
 if TYPE_CHECKING:
@@ -46,7 +46,9 @@ class Description(HasProblem):
     description: dict[str, Any]  # data set, partition and their options
     notes: list[str]
     inputs: dict[str, Any]  # what models are fed: shape of an example, and what columns became, or (x - mean) / std
-    targets: list[tuple[float, float]] | None = None  # [K] mean and deviation of the training target of a regression
+    # [K] of problems without classes: mean and deviation of the training target; of survival, the share of events and
+    # the median time
+    targets: list[tuple[float, float]] | None = None
     listed: list[int] | None = None  # numbers of the clients that the lists above are of; None: all of them
     clients: int | None = None  # how many there are in all, where not all are listed
 
@@ -102,7 +104,7 @@ class Description(HasProblem):
     def to_json(self) -> dict[str, Any]:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # asdict would copy all
         means = {"mean_emd": self.mean_emd, "mean_emd_code": self.mean_emd_code}
-        return fields | {"problem": dataclasses.asdict(self.problem)} | means
+        return fields | {"problem": self.problem.to_json()} | means
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any], where: str) -> Description:
@@ -118,7 +120,8 @@ class Description(HasProblem):
             problem = error.errors()[0]
             place = ".".join(map(str, problem["loc"]))
             raise StorageError(f"{where} does not describe a federation: {place}: {problem['msg']}") from None
-        clients, classes = len(description.names), max(description.num_classes, 1)
+        clients = len(description.names)
+        classes = description.num_classes if description.problem.has_classes else 1
         for split in _SPLITS:
             counts = getattr(description, split)
             widths = {len(row) for row in counts}
@@ -142,7 +145,7 @@ def _shown(d: Description) -> list[int]:
 
 
 def _picture(d: Description, rows: list[int]) -> str:
-    classes = d.class_labels if 0 < d.num_classes <= MOST_CLASSES else []
+    classes = d.class_labels if d.problem.has_classes and d.num_classes <= MOST_CLASSES else []
     sizes, grid = d.sizes(), _CELL * len(classes)
     largest = max([sizes[k] for k in rows], default=1) or 1
     width, height = _LABEL + grid + _BAR + 120, _TOP + _CELL * len(rows) + 4
@@ -161,14 +164,20 @@ def _picture(d: Description, rows: list[int]) -> str:
         marks.append(_square(_LABEL + grid + 8, y + 3, _BAR * sizes[k] / largest, 0.45, f"{sizes[k]:,}", _CELL - 8))
         figure = f"{sizes[k]:,}"
         if d.targets is not None:
-            mean, deviation = d.targets[k]
-            figure += f", target {mean:.3g} ± {deviation:.3g}"
+            figure += ", " + target_words(d.problem, *d.targets[k])
         marks.append(_text(_LABEL + grid + 14 + _BAR * sizes[k] / largest, y + _CELL - 5, figure, muted=True))
     return (
         f"<svg xmlns='http://www.w3.org/2000/svg' role='img' aria-label='Training examples of every client by class' "
         f"width='{width}' height='{height}' viewBox='0 0 {width} {height}' fill='currentColor' "
         f"font-family='system-ui, sans-serif' font-size='11' style='max-width: 100%'>{''.join(marks)}</svg>"
     )
+
+
+def target_words(problem: Problem, first: float, second: float) -> str:
+    """A client's target in a few words, from its figures in `Description.targets`."""
+    if problem.kind == "survival":
+        return f"{first:.0%} events, median time {second:.3g}"
+    return f"target {first:.3g} ± {second:.3g}"
 
 
 def _text(
@@ -191,7 +200,7 @@ def _cut(text: str, limit: int) -> str:
 
 def describe(federation: Federation, ids: Tensor | None = None) -> Description:
     """Describe all clients, or only those of `ids` [n], measured against all."""
-    everyone, regression = slice(None) if ids is None else ids, federation.problem.is_regression
+    everyone, plain = slice(None) if ids is None else ids, not federation.problem.has_classes
     counts = {split: federation.class_counts(split)[everyone].tolist() for split in _SPLITS}
     trained = federation.class_counts()
     return Description(
@@ -199,17 +208,21 @@ def describe(federation: Federation, ids: Tensor | None = None) -> Description:
         problem=federation.problem, description=federation.description, notes=list(federation.notes),
         groups=None if federation.groups is None else federation.groups[everyone].tolist(),
         group_names=federation.group_names, inputs=_inputs(federation),
-        emd=None if regression else emd(trained)[everyone].tolist(),
-        emd_code=None if regression else emd_code(trained)[everyone].tolist(),
-        targets=_targets(federation, ids) if regression else None,
+        emd=None if plain else emd(trained)[everyone].tolist(),
+        emd_code=None if plain else emd_code(trained)[everyone].tolist(),
+        targets=_targets(federation, ids) if plain else None,
         listed=None if ids is None else ids.tolist(), clients=None if ids is None else federation.num_clients,
     )  # fmt: skip
 
 
 def _targets(federation: Federation, ids: Tensor | None) -> list[tuple[float, float]]:
     lists = (federation.train if ids is None else federation.train.take(ids)).lists()
+    if federation.problem.kind == "survival":  # the share of events, and the median time of follow-up
+        times = [federation.labels[rows].T for rows in lists]
+        return [(float(event.mean()), float(time.quantile(0.5))) for time, event in times]
     own = [federation.labels[rows].double() for rows in lists]
-    return [(float(y.mean()), float(y.std(correction=0))) for y in own]
+    known = [y[(y == y) & (y != IGNORED)] for y in own]
+    return [(float(y.mean()), float(y.std(correction=0))) for y in known]
 
 
 def _inputs(federation: Federation) -> dict[str, Any]:

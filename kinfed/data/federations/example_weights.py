@@ -36,7 +36,7 @@ def class_weight_table(rule: str, counts: Tensor, problem: Problem) -> Tensor | 
     all classes weigh alike."""
     if rule == NONE:
         return None
-    if problem.is_regression:
+    if not problem.has_classes:
         raise ConfigError(f"class_weights = {rule}: the target is a number, without classes; leave it out")
     if rule == BALANCED:
         return _balanced(counts.sum(0, keepdim=True)).expand(len(counts), -1)

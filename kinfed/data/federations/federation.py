@@ -95,8 +95,8 @@ class Federation(HasProblem):
 
     @cached_property
     def targets(self) -> Tensor:
-        """[N] what models learn: classes int64, or standardized numbers float32."""
-        return self.problem.standardized(self.labels).to(torch.float32) if self.problem.is_regression else self.labels
+        """[N, ...] what models learn: classes int64, or numbers float32, standardized in a regression."""
+        return self.problem.targets(self.labels)
 
     def split(self, name: str) -> Ragged:
         if name not in SPLITS:
@@ -162,9 +162,9 @@ class Federation(HasProblem):
         return down, up
 
     def class_counts(self, split: str = "train") -> Tensor:
-        """[K, C] examples of every class at every client; [K, 1] all examples where the problem is a regression."""
+        """[K, C] examples of every class at every client; [K, 1] all examples where the problem has no classes."""
         ragged = self.split(split)
-        if self.problem.is_regression:
+        if not self.problem.has_classes:
             return ragged.count[:, None]
         flat = ragged.owner * self.num_classes + self.labels[ragged.rows]
         return torch.bincount(flat, minlength=len(ragged) * self.num_classes).reshape(-1, self.num_classes)
@@ -251,8 +251,9 @@ class Federation(HasProblem):
         """Make a federation from arrays of your own.
 
         - `x` [N, ...]: numbers; uint8 stays as it is until a batch is made, whole numbers are token ids with `tokens`.
-        - `y` [N]: classes (whole numbers 0..C-1 as they are, text by alphabet) or numbers to predict; `task` says
-          which, or the rule of kinfed.data.examples.target.
+        - `y` [N]: classes (whole numbers 0..C-1 as they are, text by alphabet) or numbers to predict; [N, ...]: several
+          labels or numbers, classes of positions, time and event; `task` says which, or the rule of
+          kinfed.data.examples.target.
         - `clients` [N]: the owner of every example, any labels; `groups` maps such a label to its group.
         - `test_rows` [N] bool marks test examples; otherwise `test_fraction` of each client's rows is drawn, keyed by
           the client's name, with `stratify` in proportion to its labels.
@@ -276,20 +277,24 @@ class Federation(HasProblem):
                 train, test = split_stratified(owned, train.count, labels, target.problem, keys)
         else:
             marked = torch.as_tensor(np.asarray(test_rows))
-            if marked.dtype != torch.bool or marked.shape != labels.shape:
+            if marked.dtype != torch.bool or marked.shape != labels.shape[:1]:
                 kind = f"{marked.dtype} of shape {tuple(marked.shape)}"
                 raise DataError(f"test_rows must be {len(labels)} booleans, one per example; got {kind}")
             train, test = owned.filter(~marked[owned.rows]), owned.filter(marked[owned.rows])
         group_index, group_names = groups_of(names, groups)
         problem = target.problem.fitted(labels[train.rows])
         if num_classes is not None:
-            if problem.is_regression:
-                raise ConfigError(f"num_classes = {num_classes}: a regression has no classes; leave it out")
-            problem = Problem.of_classes(num_classes, problem.class_names)
+            if not problem.num_classes:
+                what = "a regression" if problem.is_regression else problem.kind
+                raise ConfigError(f"num_classes = {num_classes}: {what} has no classes; leave it out")
+            if problem.classifies:
+                problem = Problem.of_classes(num_classes, problem.class_names)
+            else:
+                problem = replace(problem, num_classes=num_classes)
         if standardize:
             features = features.standardized(train.rows)
         counted = None if weights is None else example_weights.read_weights(weights, "weights")
-        notes = [target.note] if problem.is_regression else []
+        notes = [] if problem.classifies else [target.note]
         return cls(
             features, labels, problem, train, Ragged.empty(len(names)), test, names, group_index, group_names,
             {"dataset": name, "partition": "given"}, notes,

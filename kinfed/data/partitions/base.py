@@ -132,9 +132,10 @@ class CountPartition(Partition):
 
 def check_has_classes(source: Source, partition: str) -> None:
     """For partitions that deal rows by class."""
-    if source.problem.is_regression:
+    if not source.problem.has_classes:
+        kind = "a number" if source.problem.is_regression else source.problem.in_words()
         raise ConfigError(
-            f"partition {partition} deals rows by class, and the target of {source.name} is a number; name the clients "
+            f"partition {partition} deals rows by class, and the target of {source.name} is {kind}; name the clients "
             "(client_column), or use partition iid"
         )
 

@@ -66,7 +66,7 @@ class Resplit:
         if self.folds is None:
             train, test = split_stratified(owned, assignment.train.count, source.labels, source.problem, keys)
             return replace(assignment, train=train, test=test)
-        train, test = split_fold(owned, self.fold, self.folds, source.labels, keys)
+        train, test = split_fold(owned, self.fold, self.folds, source.problem.strata(source.labels)[0], keys)
         notes = [*assignment.notes, *fold_notes(owned, self.folds)]
         return replace(assignment, train=train, test=test, notes=notes)
 
@@ -161,6 +161,6 @@ def fold_of_federation(data: Federation, folds: int, fold: int, seed: int) -> Fe
         )
     owned = data.train.joined(data.test).ascending()
     keys = name_keys(rng.root(seed, "folds"), data.names)
-    train, test = split_fold(owned, fold, folds, data.labels, keys)
+    train, test = split_fold(owned, fold, folds, data.problem.strata(data.labels)[0], keys)
     problem = data.problem.fitted(data.labels[train.rows])
     return replace(data, train=train, test=test, problem=problem, notes=[*data.notes, *fold_notes(owned, folds)])

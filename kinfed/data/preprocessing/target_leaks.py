@@ -55,8 +55,10 @@ def _tells(column: Encoding, part: Array, target: Array, problem: Problem) -> bo
     else:
         value = part[:, 0].astype(np.float64)
     bins = _bins(value)
-    if problem.is_regression:
-        return _explained(value, bins, target.astype(np.float64)) >= TELLS
+    if not problem.has_classes:
+        numbers = target.astype(np.float64).reshape(len(target), -1).T
+        return any(_explained(value[known], bins[known], y[known]) >= TELLS
+                   for y in numbers if (known := ~np.isnan(y)).sum() > 1)  # fmt: skip
     counts = np.zeros((int(bins.max()) + 1, problem.num_classes), np.int64)
     np.add.at(counts, (bins, target), 1)
     wrong = 1 - counts.max(1).sum() / len(target)

@@ -85,9 +85,7 @@ def load_like(rows: Any, options: TableOptions, columns: list[str] | None, probl
     all without another role)."""
     opened, name, folder = table.opened(rows)
     used = table.roles(opened, options, name)
-    assert options.label_column is not None
-    values = table.values_of(opened, options.label_column, name)
-    labels = read_known_target(values, problem, f"column {options.label_column} of {name}")
+    labels = table.read_table_target(opened, options, name, problem).labels
     is_test, is_val = table.splits(opened, options, name)
     present = [column for column in opened.column_names if column not in used]
     declared = ",".join(f"{column}={kind}" for column, kind in options.kinds.items() if column in present)

@@ -74,6 +74,8 @@ _BY_CLIENT = (
     ("beijing_air", _SITES, "PM2.5 at 12 stations from weather and time"),
     ("diabetes_130", _SITES, "readmission of diabetics within 30 days, by medical specialty"),
     ("adult", _SITES, "income above $50,000, by level of education"),
+    ("tcga_brca", _SITES, "survival with breast cancer in six regions (TCGA, as in FLamby)"),
+    ("rotterdam_gbsg", _SITES, "recurrence-free survival with breast cancer in two studies"),
     ("breast_cancer", _SITES, "569 tumours (scikit-learn), five made-up sites; no download"),
     ("sentiment140", "text:TweetOptions", "tweets by user, two sentiments, GloVe word vectors"),
     ("sentiment140_subset", "text:TweetSubsetOptions", "39,415 tweets, for trying the text task only"),

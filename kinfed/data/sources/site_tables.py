@@ -3,7 +3,6 @@
 Each is one Parquet file in the data folder, <name>/train-*.parquet, with the column `client`. What is learnt, what
 would give it away, and which split is honest is written here once, in SITE_TABLES, so that a name is enough.
 
-Left out by name: tcga_brca and rotterdam_gbsg, whose outcome is a survival time, which kinfed does not model.
 `breast_cancer` comes with scikit-learn, needs no file, and its five sites are made up, which every run on it says.
 """
 
@@ -58,13 +57,17 @@ class SiteTable:
     notes: tuple[str, ...] = ()
     task: TaskName = "auto"  # where the rule of kinfed.data.examples.target would take another
     has_hours: bool = False  # year, month, day and hour are columns, which become one time
+    event: str = ""  # the column that says whether the event happened, where the target is a time
 
     def load(self, options: SiteTableOptions, data_dir: Path | None, seed: int) -> Source:
         target, table = getattr(options, "target", self.target), self._read(data_dir)
-        table = table.filter(pc.is_valid(table[target]))  # rows whose target is known
+        for name in self._targets(target):
+            table = table.filter(pc.is_valid(table[name]))  # rows whose target is known
         leave_out = [name for name in self.leave_out if name in table.column_names and name != target]
         settings = TableOptions(
-            target, CLIENT, split_column=None if self.split == "random" else SPLIT, ignore=tuple(leave_out),
+            None if self.event else target, CLIENT, time_column=target if self.event else None,
+            event_column=self.event or None, split_column=None if self.split == "random" else SPLIT,
+            ignore=tuple(leave_out),
             columns=",".join(part for part in (self._kinds(options.columns), options.columns) if part),
             standardize=options.standardize, public_statistics=options.public_statistics,
             task=self.task if options.task == "auto" else options.task,
@@ -77,6 +80,9 @@ class SiteTable:
         source.notes += self.notes
         return subsample(source, options.examples, "rows")
 
+    def _targets(self, target: str) -> tuple[str, ...]:
+        return (target, self.event) if self.event else (target,)
+
     def _kinds(self, declared: str) -> str:
         """Kinds of this table that the user has not declared otherwise."""
         names = {part.partition("=")[0].strip() for part in declared.split(",")}
@@ -86,7 +92,11 @@ class SiteTable:
         advice = f"one file with the columns {CLIENT}, {self.target}, ..."
         files = hub.obtain(ParquetSet(self.name, ("train",), advice=advice), data_dir)["train"]
         table = pa.concat_tables([hub.read_parquet(file) for file in files])
-        needed = [CLIENT, self.target, *(_HOUR if self.has_hours else [self.split_by] if self.split_by else [])]
+        needed = [
+            CLIENT,
+            *self._targets(self.target),
+            *(_HOUR if self.has_hours else [self.split_by] if self.split_by else []),
+        ]
         if lacking := [name for name in needed if name not in table.column_names]:
             raise DataError(f"{files[0]} has no column {' or '.join(lacking)}; is it the table {self.name}?")
         return _with_time(table) if self.has_hours else table
@@ -147,6 +157,10 @@ SITE_TABLES = {
                          "cannot return, and discharge_disposition_id tells",)),
         SiteTable("adult", "label", ("education", "education-num", "fnlwgt"), split="official",
                   split_by="official_split", notes=("clients are levels of education: there are no sites",)),
+        SiteTable("tcga_brca", "time_days", ("tss_code", "flamby_fold"), event="event",
+                  notes=("Canada has 3 events in all and Europe 9: their figures mean little",)),
+        SiteTable("rotterdam_gbsg", "time_days", event="event",
+                  notes=("gbsg says nothing of chemotherapy",)),
     )
 }  # fmt: skip
 

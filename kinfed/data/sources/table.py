@@ -2,7 +2,8 @@
 
     client_column   who owns the row (any labels); without it, share the rows out with a partition
     label_column    the class (any labels; they become 0..C-1 in natural order and keep their names), or a number to
-                    predict: kinfed.data.examples.target decides, unless `task` does
+                    predict: kinfed.data.examples.target decides, unless `task` does; several with commas between
+    time_column     with event_column, in place of a label: when an event happened (1), or follow-up ended without (0)
     group_column    device type, region, ...: the same for all rows of a client
     split_column    train, val or test
     weight_column   how much the row counts in training (kinfed.data.federations.example_weights)
@@ -28,7 +29,8 @@ from torch import Tensor
 
 from kinfed.data.examples.arrays import encode
 from kinfed.data.examples.features import Features
-from kinfed.data.examples.target import Target, read_target
+from kinfed.data.examples.problem import Problem
+from kinfed.data.examples.target import Target, read_known_target, read_target, survival_target
 from kinfed.data.federations.example_weights import read_weights
 from kinfed.data.preprocessing.cells import format_hint
 from kinfed.data.preprocessing.column_statistics import ReadTable
@@ -52,10 +54,10 @@ _SPLIT_WORDS = {
 def source_from_table(table: pa.Table, options: TableOptions, name: str, folder: Path | None = None) -> Source:
     """`name` is what errors call the table; paths of images are relative to `folder`."""
     used = roles(table, options, name)
-    assert options.label_column is not None
-    table, without_label = _labelled_rows(table, options.label_column, name)
-    target = read_target(values_of(table, options.label_column, name), f"column {options.label_column}", options.task)
-    _check_classes(target, options.label_column, name)
+    columns = target_columns(table, options)
+    table, without_label = _labelled_rows(table, columns, name, together=options.time_column is not None)
+    target = read_table_target(table, options, name)
+    _check_classes(target, columns[0], name)
     is_test, is_val = splits(table, options, name)
     read = read_features(table, options, [column for column in table.column_names if column not in used], name)
     if read is None:
@@ -67,7 +69,7 @@ def source_from_table(table: pa.Table, options: TableOptions, name: str, folder:
         features = Features(early.encode_cells(read.cells, read.rows, name).raw)
     source = Source(name, features, target.labels, target.problem, is_test, is_val, table=read)
     source.weights = row_weights(table, options, name)
-    source.notes += [target.note, *without_label, *_doubts(options.label_column, target.problem.class_labels)]
+    source.notes += [target.note, *without_label, *_doubts(columns[0], target.problem.class_labels)]
     if read is not None:
         undeclared = [format_hint(column, cells) for column, cells in read.cells.items() if column not in read.columns]
         source.notes += [hint for hint in undeclared if hint]
@@ -94,7 +96,7 @@ def _doubts(column: str, names: list[str]) -> list[str]:
 
 def _check_classes(target: Target, column: str, path: str) -> None:
     names, rows = target.problem.class_labels, len(target.labels)
-    if target.problem.is_regression:
+    if not target.problem.has_classes:
         return
     if len(names) < 2:
         raise DataError(
@@ -139,13 +141,24 @@ def load_inputs(
 
 def roles(table: pa.Table, options: TableOptions, path: str) -> set[str]:
     """Columns that are something else than features, after a check of all that the options name."""
-    if options.label_column is None:
+    if not options.target_columns:
         columns = ", ".join(name for name in table.column_names if name != options.client_column)
         raise ConfigError(f"which column of {path} is to be predicted? Give it with --label-column; columns: {columns}")
+    if (options.time_column is None) != (options.event_column is None):
+        raise ConfigError("survival has a time and an event: give both --time-column and --event-column")
+    if options.time_column is not None and options.task not in ("auto", "survival"):
+        raise ConfigError(f"--time-column is for survival, and --task is {options.task}; leave one of them out")
     settings = [f"{role}_column" for role in ("label", "client", "group", "split", "image", "text", "weight")]
+    settings += ["time_column", "event_column"]
+    if options.time_column is not None:
+        settings.remove("label_column")  # deployments have a default for it
     named = {setting: column for setting in settings if (column := getattr(options, setting)) is not None}
+    if "label_column" in named:
+        labels = target_columns(table, options)
+        named = {setting: column for setting, column in named.items() if setting != "label_column"}
+        named |= {f"label_column{number or ''}": column for number, column in enumerate(labels)}
     for setting, column in named.items():
-        _require(table, column, setting, path)
+        _require(table, column, setting.rstrip("0123456789"), path)
     for column in options.ignored:
         _require(table, column, "ignore", path)
     used = list(named.values())
@@ -190,9 +203,48 @@ def _trimmed(table: pa.Table, column: str) -> pa.ChunkedArray:
     return values
 
 
-def _labelled_rows(table: pa.Table, column: str, path: str) -> tuple[pa.Table, list[str]]:
-    """The rows that have a label, and a note where others do not: nothing can be learnt from these, nor tested."""
-    missing = pc.is_null(_trimmed(table, column), nan_is_null=True)
+def target_columns(table: pa.Table, options: TableOptions) -> tuple[str, ...]:
+    """Columns of what is predicted. A label with commas names several, unless a column is called so."""
+    columns = options.target_columns
+    if len(columns) == 1 and columns[0] not in table.column_names and "," in columns[0]:
+        return tuple(name.strip() for name in columns[0].split(",") if name.strip())
+    return columns
+
+
+def read_table_target(table: pa.Table, options: TableOptions, where: str, problem: Problem | None = None) -> Target:
+    """What is predicted of every row; of a `problem` that is known already, where there is one."""
+    columns, task = target_columns(table, options), options.task
+    what = f"column {columns[0]}" if len(columns) == 1 else f"columns {', '.join(columns)}"
+    values = [values_of(table, column, where) if len(columns) < 2 or options.time_column else
+              _numbers_with_gaps(table, column, where) for column in columns]  # fmt: skip
+    if problem is not None:
+        what = f"{what} of {where}"
+        several = survival_target(values[0], values[1], what).labels if options.time_column else np.stack(values, 1)
+        labels = read_known_target(values[0] if len(values) == 1 else several, problem, what)
+        return Target(labels, problem, "")
+    if options.time_column is not None:
+        return survival_target(values[0], values[1], what)
+    if len(values) == 1:
+        return read_target(values[0], what, task)
+    return read_target(np.stack(values, 1), what, task, names=columns)
+
+
+def _numbers_with_gaps(table: pa.Table, column: str, path: str) -> np.ndarray[Any, Any]:
+    values = _trimmed(table, column)
+    if not (pa.types.is_floating(values.type) or pa.types.is_integer(values.type) or pa.types.is_boolean(values.type)):
+        raise DataError(f"column {column} of {path} is one of several targets, which are numbers; it is {values.type}")
+    return np.asarray(values.cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
+
+
+def _labelled_rows(
+    table: pa.Table, columns: tuple[str, ...], path: str, *, together: bool
+) -> tuple[pa.Table, list[str]]:
+    """The rows that have a label, and a note where others do not: nothing can be learnt from these, nor tested. Of
+    several labels one is enough, unless they belong `together`."""
+    gaps = [pc.is_null(_trimmed(table, column), nan_is_null=True) for column in columns]
+    missing, column = gaps[0], columns[0]
+    for gap in gaps[1:]:
+        missing = (pc.or_ if together else pc.and_)(missing, gap)
     count = pc.sum(missing).as_py()
     if not count:
         return table, []

@@ -19,7 +19,9 @@ LENGTH = 64  # tokens of a text, where nothing else is asked for
 class TableOptions:
     """Columns of a table, and what becomes of them."""
 
-    label_column: str | None = option(None, "Column with the class, or the number to predict (own tables).")
+    label_column: str | None = option(
+        None, "Column with the class, or the number to predict; several with commas between (own tables)."
+    )
     client_column: str | None = option(None, "Column that names the client (own tables).")
     group_column: str | None = option(None, "Column with the client's group (own tables).")
     split_column: str | None = option(None, "Column with train, val or test (own tables).")
@@ -32,9 +34,18 @@ class TableOptions:
     tokenizer: str | None = option(None, "Folder with tokenizer.json or vocab.txt, for text_column.")
     length: int = option(LENGTH, "Tokens of a text that are read, for text_column.", ge=3)
     task: TaskName = option(
-        "auto", "Whether the label column holds classes or numbers (own tables); auto decides and says so."
+        "auto", "What the label column holds: classes, numbers, counts, ... (own tables); auto decides and says so."
     )
     weight_column: str | None = option(None, "Column with the weight of a row in training (own tables).")
+    time_column: str | None = option(None, "Column with the time of an event or of the end of follow-up (survival).")
+    event_column: str | None = option(None, "Column that says whether the event happened: 1 or 0 (survival).")
+
+    @property
+    def target_columns(self) -> tuple[str, ...]:
+        """Columns that hold what is predicted: time and event, or the label; without a look at the table."""
+        if self.time_column is not None or self.event_column is not None:
+            return tuple(name for name in (self.time_column, self.event_column) if name is not None)
+        return () if self.label_column is None else (self.label_column,)
 
     @property
     def ignored(self) -> tuple[str, ...]:

@@ -111,7 +111,7 @@ class BatchedTask(ModuleTask):
         named = {name: value.detach().requires_grad_() for name, value in self.unflatten(theta).items()}
         with torch.enable_grad():
             phi, z = self._cut_call(named, batch.x, True, feature_loss is not None)
-            losses = self.objective.losses(z, batch.y).flatten()
+            losses = self.objective.losses(z, batch.y, batch.weight).flatten()
             deltas = answer(feature_loss, phi.detach(), z.detach(), batch)
             grads = pulled_back(losses, batch.weight.flatten(), phi, z, deltas, list(named.values()))
         self._working_copy(training=True).check_still()
@@ -168,7 +168,7 @@ class VmapTask(ModuleTask):
 
     def _loss(self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         z = self._call(self.unflatten(row), x, training=True)
-        return (self.objective.losses(z, y) * weight).sum()
+        return (self.objective.losses(z, y, weight) * weight).sum()
 
     def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
         if feature_loss is None:

@@ -82,7 +82,7 @@ class RowsTask(ModuleTask):
             else:
                 with HeadProbe(working.module, self.head.name) as probe:
                     z, drew = self._training_forward(working, x, batch, i)
-            losses = self.objective.losses(z, y)
+            losses = self.objective.losses(z, y, weight)
             phi, deltas = z, KEEP
             if feature_loss is not None:
                 phi = probe.features(z)

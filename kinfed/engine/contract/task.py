@@ -85,7 +85,7 @@ class Task(ABC):
 
     @abstractmethod
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
-        """[n, B, C] for theta [n, P] and x [n, B, ...], by models in evaluation mode."""
+        """[n, B, ...] outputs for theta [n, P] and x [n, B, ...], by models in evaluation mode."""
 
     @property
     def head(self) -> Head:
@@ -150,7 +150,7 @@ class Task(ABC):
 
     def losses(self, theta: Tensor, batch: Batch) -> Tensor:
         """[n, B] the loss of every example."""
-        return self.objective.losses(self.logits(theta, batch.x), batch.y)
+        return self.objective.losses(self.logits(theta, batch.x), batch.y, batch.weight)
 
     def example_norms(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
         """[n, B] Euclidean norm of every example's own gradient. One example of each row at a time: there is never
@@ -178,7 +178,7 @@ class Task(ABC):
             z = self.logits(theta[rows], batch.x)
             if outputs is not None:
                 outputs.add(rows, z, batch)
-            losses = self.objective.losses(z, batch.y)
+            losses = self.objective.losses(z, batch.y, batch.weight)
             if self.classifies:
                 # NaN has no largest entry; a model that gives it is never right, whatever argmax says.
                 hit = (z.argmax(-1) == batch.y) & (batch.weight > 0) & torch.isfinite(losses)
@@ -199,9 +199,9 @@ class Task(ABC):
             names = sorted(one.name for one in METRICS.of_problem(problem, headline))
             nothing = {name: torch.zeros(n, 2, dtype=torch.float64) for name in names}
             return replace(self.score(theta, part), sums=nothing, error_or_draws=no_draws(headline, n))
-        outputs = OutputCollector(n)
+        outputs = OutputCollector(n, problem)
         score = self._scored(theta, part, outputs)
-        judged = outputs.judged(problem)
+        judged = outputs.judged()
         if headline.needs_start:
             start = self.start_model(part.seed).expand(n, -1)
             output = judged_outputs(self.plain_task, start, part, problem).output
@@ -259,7 +259,7 @@ class Task(ABC):
 
 def judged_outputs(task: Task, theta: Tensor, part: Split, problem: Problem) -> Judged:
     """Outputs of models theta [n, P] on their clients' examples, of which there is at least one."""
-    outputs = OutputCollector(len(part.count))
+    outputs = OutputCollector(len(part.count), problem)
     for rows, batch in part.in_order():
         outputs.add(rows, task.logits(theta[rows], batch.x), batch)
-    return outputs.judged(problem)
+    return outputs.judged()

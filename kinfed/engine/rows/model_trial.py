@@ -36,9 +36,12 @@ ROUNDING_OF_16_BITS = 0.1
 PROBABILITY_ROUNDING = 1e-5  # by which a sum of probabilities may miss 1
 
 
-def try_model(task: ModuleTask, example: Tensor, outputs: int | None = None) -> None:
+OutputShapes = int | tuple[tuple[int, ...], ...] | None  # of one example: [C] by C, any of several, or any at all
+
+
+def try_model(task: ModuleTask, example: Tensor, outputs: OutputShapes = None) -> None:
     """Refuse a task whose module does not work on the batch `example` [B, ...], with the reason and what to do;
-    `outputs` is the number of classes, or 1 for a regression, where it is known."""
+    `outputs` is the number of classes, or 1 for a regression, where it is known, or all shapes that may be."""
     example = example.to(task.device)
     z = _output(task, example, training=True)
     _check_output(z, len(example), outputs, "in training")
@@ -59,8 +62,8 @@ def try_model(task: ModuleTask, example: Tensor, outputs: int | None = None) -> 
         )
     z = _output(task, example, training=False)
     _check_output(z, len(example), outputs, "in evaluation")
-    sums_are_one = z.shape[1] > 1 and bool(((z.sum(1) - 1).abs() < PROBABILITY_ROUNDING).all())
-    if task.classifies and sums_are_one and bool((z >= 0).all()):
+    sums_are_one = task.classifies and z.shape[1] > 1 and bool(((z.sum(1) - 1).abs() < PROBABILITY_ROUNDING).all())
+    if sums_are_one and bool((z >= 0).all()):
         raise ModelError(
             "the model gives probabilities, which are 0 or more and add up to 1 for every example; leave out the "
             "softmax at its end: the loss expects logits; with probabilities training would silently go badly"
@@ -144,12 +147,20 @@ def _failure(module: nn.Module, example: Tensor, error: Exception, where: str) -
     return f"the model fails on examples of shape {list(example.shape[1:])}{where}: {kind}{reason}{hint}"
 
 
-def _check_output(z: Any, examples: int, outputs: int | None, when: str) -> None:
+def _check_output(z: Any, examples: int, outputs: OutputShapes, when: str) -> None:
+    if isinstance(outputs, tuple) and [len(shape) for shape in outputs] == [1]:
+        ((outputs,),) = outputs
     what = "one number per example" if outputs == 1 else "one row of logits per example"
     wanted = f"the model should give {what}, [{examples}, {outputs or 'classes'}]"
+    if isinstance(outputs, tuple):
+        shapes = [str([examples, *shape]) for shape in outputs] or [f"[{examples}, ...]"]
+        wanted = f"the model should give {' or '.join(shapes)}"
     if not isinstance(z, Tensor):
         raise ModelError(f"{wanted}; {when} it gives a {type(z).__name__}: return the tensor of logits alone")
-    if z.dim() != 2 or len(z) != examples or (outputs is not None and z.shape[1] != outputs):
+    if isinstance(outputs, tuple):
+        if z.dim() == 0 or len(z) != examples or (outputs and tuple(z.shape[1:]) not in outputs):
+            raise ModelError(f"{wanted}; {when} it gives {list(z.shape)}: see what the problem's outputs are")
+    elif z.dim() != 2 or len(z) != examples or (outputs is not None and z.shape[1] != outputs):
         raise ModelError(f"{wanted}; {when} it gives {list(z.shape)}: {_advice(z, examples, outputs)}")
     if z.dtype != torch.float32:
         raise ModelError(f"{wanted} of float32; {when} it gives {z.dtype}: return logits, by .float() where needed")

@@ -174,8 +174,8 @@ class ModuleTask(Task):
     @property
     def has_example_gradients(self) -> bool:
         """Whether the gradient of a batch is a sum of gradients of single examples, each a function of that example
-        alone: nothing is normalized by the batch, and nothing is drawn at random."""
-        return not (self.layout.has_statistics or drops(self.module))
+        alone: nothing is normalized by the batch or coupled by the loss, and nothing is drawn at random."""
+        return not (self.objective.couples or self.layout.has_statistics or drops(self.module))
 
     def _working_copy(self, *, training: bool) -> WorkingCopy:
         # Rows are put in the place of a module's parameters while it runs, so every thread needs one of its own; and

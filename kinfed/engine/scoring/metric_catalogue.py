@@ -1,30 +1,23 @@
-"""The metrics that kinfed brings: their sums over a client's examples. Needs no torch."""
-
-from collections.abc import Callable
-from typing import Any
+"""The metrics of classes and numbers that kinfed brings: their sums over a client's examples. Needs no torch."""
 
 import numpy as np
 
 from kinfed.data import Kind
-from kinfed.engine.scoring.metrics import Judged, MetricRegistry, Sums
+from kinfed.engine.scoring import outcome_metrics  # noqa: F401  # registers the metrics of all other kinds
+from kinfed.engine.scoring.metrics import METRICS as METRICS
+from kinfed.engine.scoring.metrics import Judged, Sums
+from kinfed.engine.scoring.metrics import add_metric as _add
 
-METRICS = MetricRegistry()
-_Function = Callable[[Judged], Sums]
 _CLASSES: tuple[Kind, ...] = ("binary", "multiclass")
+_ORDERED: tuple[Kind, ...] = (*_CLASSES, "ordinal")
 _NUMBERS: tuple[Kind, ...] = ("regression",)
+_AMOUNTS: tuple[Kind, ...] = ("regression", "counts")
 _SHARE = {"unit": "%", "kinds": _CLASSES}
 _LOWER = {"higher_is_better": False}
 
 
-def _add(name: str, title: str, summary: str, *scorer: str, **about: Any) -> Callable[[_Function], _Function]:
-    """Register a metric of examples; `scorer`: what scikit-learn calls it."""
-    decorate: Callable[[_Function], _Function] = METRICS.register(
-        name, title=title, summary=summary, of="examples", scorer=scorer, **about
-    )
-    return decorate
-
-
-@_add("accuracy", "Accuracy", "Share of test examples that are classified correctly.", "accuracy", **_SHARE)
+@_add("accuracy", "Accuracy", "Share of test examples that are classified correctly.", "accuracy",
+      unit="%", kinds=_ORDERED)  # fmt: skip
 def _accuracy(d: Judged) -> Sums:
     return d.total(d.predicted == d.target), d.count
 
@@ -126,7 +119,7 @@ def _average_precision(d: Judged) -> Sums:
 
 
 @_add("log_loss", "Log loss", "Mean of −log of the probability given to the truth, in nats.", "neg_log_loss",
-      kinds=_CLASSES, **_LOWER)  # fmt: skip
+      kinds=_ORDERED, **_LOWER)  # fmt: skip
 def _log_loss(d: Judged) -> Sums:
     with np.errstate(divide="ignore"):
         return d.total(-np.log(np.maximum(d.truth, 1e-300))), d.count
@@ -164,21 +157,31 @@ def _relative_false_accepts(d: Judged) -> Sums:
 
 
 @_add("rmse", "RMSE", "Root of the mean squared error, in the target's own unit: lower is better.",
-      "neg_root_mean_squared_error", kinds=_NUMBERS, finish="root", **_LOWER)  # fmt: skip
+      "neg_root_mean_squared_error", kinds=_AMOUNTS, finish="root", **_LOWER)  # fmt: skip
 def _squares(d: Judged) -> Sums:
-    return d.total(d.residual**2), d.count
+    return d.known_total(d.residual**2)
 
 
 @_add("mae", "MAE", "Mean absolute error, in the target's own unit: lower is better.", "neg_mean_absolute_error",
-      kinds=_NUMBERS, **_LOWER)  # fmt: skip
+      kinds=_AMOUNTS, **_LOWER)  # fmt: skip
 def _absolutes(d: Judged) -> Sums:
-    return d.total(np.abs(d.residual)), d.count
+    return d.known_total(np.abs(d.residual))
 
 
 @_add("r2", "R²", "Share of the variance inside a client that the model explains: 0 is as good as the client's own "
       "mean, below 0 worse.", "r2", kinds=_NUMBERS, finish="complement")  # fmt: skip
 def _unexplained(d: Judged) -> Sums:
+    if d.problem.shape:
+        return _several_unexplained(d)
     own = d.target * d.problem.scale
     mean = d.total(own) / np.maximum(d.count, 1e-300)
     spread = d.total((own - mean[d.owner]) ** 2)
     return d.total(d.residual**2), np.where(spread > 1e-12 * d.count, spread, 0.0)
+
+
+def _several_unexplained(d: Judged) -> Sums:
+    """Squares of residuals and of distances from the client's own means, over all numbers that are known."""
+    flat = d.target.reshape(len(d.target), -1)
+    sums = [d.known_total(column[:, None]) for column in flat.T]
+    means = np.stack([total / np.maximum(count, 1e-300) for total, count in sums], 1)
+    return d.known_total(d.residual**2)[0], d.known_total((flat - means[d.owner]) ** 2)[0]

@@ -36,14 +36,18 @@ from kinfed.data import Kind, Problem
 from kinfed.errors import ConfigError, unknown_name
 
 CALIBRATION_BINS = 10
+HEADLINES: Mapping[Kind, str] = {  # by which methods are compared where nobody names another metric
+    "binary": "accuracy", "multiclass": "accuracy", "regression": "rmse", "ordinal": "rank_error", "counts": "deviance",
+    "survival": "concordance", "multilabel": "label_accuracy", "dense": "position_accuracy",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Judged:
     """Test examples of n clients, one after the other, and what their models say of them."""
 
-    output: np.ndarray  # [T, C] float64 logits; [T, 1] standardized predictions of a regression
-    target: np.ndarray  # [T] int64 classes, or float64 standardized numbers
+    output: np.ndarray  # [T, C] float64 outputs of models (kinfed.data.examples.problem)
+    target: np.ndarray  # [T, ...] what models learn: int64 classes, or float64 numbers
     owner: np.ndarray  # [T] in [0, n), ascending
     clients: int
     problem: Problem
@@ -52,9 +56,9 @@ class Judged:
 
     @cached_property
     def probability(self) -> np.ndarray:
-        """[T, C]."""
-        shifted = np.exp(self.output - self.output.max(1, keepdims=True))
-        return np.asarray(shifted / shifted.sum(1, keepdims=True))
+        """[T, C] of classes; what `Problem.predicted` makes of outputs for other kinds: numbers in the target's own
+        unit, chances to outlive each period."""
+        return np.asarray(self.problem.predicted(self.output))
 
     @cached_property
     def truth(self) -> np.ndarray:
@@ -63,16 +67,31 @@ class Judged:
 
     @cached_property
     def predicted(self) -> np.ndarray:
-        return np.asarray(self.output.argmax(1))
+        """[T] classes."""
+        return np.asarray((self.output if self.problem.classifies else self.probability).argmax(1))
 
     @cached_property
     def residual(self) -> np.ndarray:
-        """[T] prediction − target, in the target's own unit."""
-        return np.asarray((self.output[:, 0] - self.target) * self.problem.scale)
+        """[T] prediction − target, in the target's own unit; [T, K] of several numbers, in standard deviations of each
+        where units may differ, and NaN where one is unknown."""
+        if self.problem.kind == "counts":
+            return np.asarray(self.probability - self.target)
+        scale = self.problem.scale
+        if not self.problem.shape:
+            return np.asarray((self.output[:, 0] - self.target) * scale)
+        standard = self.output.reshape(self.target.shape) - self.target
+        return np.asarray(standard if isinstance(scale, tuple) else standard * scale).reshape(len(standard), -1)
 
     def total(self, values: np.ndarray) -> np.ndarray:
         """[n] sums by client."""
         return np.bincount(self.owner, weights=self.weighted(values), minlength=self.clients)
+
+    def known_total(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """[n] sums by client of values [T] or [T, K], and how many there are: NaN is none."""
+        if values.ndim == 1:
+            return self.total(values), self.count
+        known = ~np.isnan(values)
+        return self.total(np.where(known, values, 0.0).sum(1)), self.total(known.sum(1).astype(np.float64))
 
     def weighted(self, values: np.ndarray) -> np.ndarray:
         """[T] every value as often as its example counts."""
@@ -145,7 +164,7 @@ class Metric:
     unit: str = ""  # "%": a share, shown as 97.5 %; any other is written behind the number
     higher_is_better: bool = True
     kinds: tuple[Kind, ...] = ("binary", "multiclass", "regression")
-    finish: Literal["", "root", "complement"] = ""
+    finish: Literal["", "root", "complement", "exp"] = ""
     scorer: tuple[str, ...] = ()  # what scikit-learn calls it
     slow: bool = False  # computed client by client: errors are estimated for few clients only
     needs_start: bool = False  # predictions of the model that all methods start from; computed for the headline only
@@ -168,7 +187,9 @@ class Metric:
     def value(self, sums: Tensor) -> Tensor:
         """[...] from sums [..., 2]; NaN where it is undefined."""
         ratio = (sums[..., 0] / sums[..., 1].clamp_min(1e-300)).where(sums[..., 1] > 0, math.nan)
-        return ratio.sqrt() if self.finish == "root" else 1 - ratio if self.finish == "complement" else ratio
+        if self.finish in ("root", "exp"):
+            return ratio.sqrt() if self.finish == "root" else ratio.exp()
+        return 1 - ratio if self.finish == "complement" else ratio
 
     def support(self, judged: Judged) -> np.ndarray:
         """[n] how many examples a client's value rests on: all, or those of the rarer of two classes (`by_class`)."""
@@ -224,10 +245,10 @@ class MetricRegistry(Registry[Callable[[Any], Any]]):
         return list((fitting | ({} if headline is None else {headline.name: headline})).values())
 
     def headline(self, problem: Problem, name: str | None) -> Metric:
-        """The metric of that name, else accuracy or RMSE, by which a run's methods are compared; it must fit."""
+        """The metric of that name, else the problem's own, by which a run's methods are compared; it must fit."""
         from kinfed.engine.scoring.scorers import check_scorer, scorer_names
 
-        name = name or ("rmse" if problem.is_regression else "accuracy")
+        name = name or HEADLINES[problem.kind]
         metric = self.find(name)
         if metric is None or metric.name not in self:
             if name in scorer_names():
@@ -242,3 +263,15 @@ class MetricRegistry(Registry[Callable[[Any], Any]]):
             fitting = ", ".join(one.name for one in self.of_problem(problem))
             raise ConfigError(f"metric {metric.name} is not for {problem.in_words()}; choose one of {fitting}")
         return metric
+
+
+METRICS = MetricRegistry()
+_Function = Callable[[Judged], Sums]
+
+
+def add_metric(name: str, title: str, summary: str, *scorer: str, **about: Any) -> Callable[[_Function], _Function]:
+    """Register a metric of examples; `scorer`: what scikit-learn calls it."""
+    decorate: Callable[[_Function], _Function] = METRICS.register(
+        name, title=title, summary=summary, of="examples", scorer=scorer, **about
+    )
+    return decorate

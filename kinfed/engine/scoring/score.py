@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from kinfed.core import rng
-from kinfed.data import Batch, Problem, Split
+from kinfed.data import IGNORED, Batch, Problem, Split
 from kinfed.engine.scoring.metric_catalogue import METRICS
 from kinfed.engine.scoring.metrics import Drawn, Judged, Metric
 
@@ -269,16 +269,19 @@ class Score:
 
 
 class OutputCollector:
-    """Outputs of the models of n clients on their examples, from batches of these."""
+    """Outputs of the models of n clients on their examples, from batches of these. Of dense problems three sums of
+    every example stand for its outputs: -log probabilities and hits over its positions, and their number."""
 
-    def __init__(self, n: int) -> None:
-        self._n = n
-        # rows [m], outputs [m, B, C], targets [m, B] and which of these are examples [m, B]
+    def __init__(self, n: int, problem: Problem) -> None:
+        self._n, self._problem = n, problem
+        # rows [m], outputs [m, B, ...], targets [m, B, ...] and which of these are examples [m, B]
         self._pieces: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
     def add(self, rows: Tensor | slice, z: Tensor, batch: Batch) -> None:
         """Outputs z [m, B, C] of the clients `rows` on a batch, whose padding is left out."""
         valid = batch.weight.cpu() > 0
+        if self._problem.kind == "dense":
+            z = position_sums(z, batch.y, self._problem)
         self._pieces.append((torch.arange(self._n)[rows], z.to("cpu", torch.float64), batch.y.cpu(), valid))
 
     def add_all(self, part: Split, z: Tensor) -> None:
@@ -291,19 +294,29 @@ class OutputCollector:
             (owner, z.to(torch.float64)[:, None], y[:, None], torch.ones(len(owner), 1, dtype=torch.bool))
         )
 
-    def judged(self, problem: Problem) -> Judged:
+    def judged(self) -> Judged:
         """An output that is not a number is as wrong as can be: it must not make a metric of others undefined."""
-        pieces = self._pieces
+        pieces, problem = self._pieces, self._problem
         owner = torch.cat([rows[:, None].expand_as(valid)[valid] for rows, _, _, valid in pieces])
         output = torch.cat([z[valid] for _, z, _, valid in pieces])
         target = torch.cat([y[valid] for _, _, y, valid in pieces])
         order = torch.argsort(owner, stable=True)
         output = output[order]
-        if problem.is_regression:
+        if target.is_floating_point():
             target = target.to(torch.float64)
-        else:
+        if not problem.is_regression:
             output = torch.nan_to_num(output, nan=0.0, posinf=1e30, neginf=-1e30)
         return Judged(output.numpy(), target[order].numpy(), owner[order].numpy(), self._n, problem)
+
+
+def position_sums(z: Tensor, y: Tensor, problem: Problem) -> Tensor:
+    """[m, B, 3] sums over an example's positions that have a class: -log of its probability, hits, and their number;
+    from logits z [m, B, *shape, C] or [m, B, C, *shape] and classes y [m, B, *shape]."""
+    last = z if z.shape[2:] == (*problem.shape, problem.num_classes) else z.movedim(2, -1)
+    known = y != IGNORED
+    losses = -last.double().log_softmax(-1).gather(-1, torch.where(known, y, 0)[..., None])[..., 0]
+    hits = (last.argmax(-1) == y) & known
+    return torch.stack([x.flatten(2).sum(2).double() for x in (torch.where(known, losses, 0.0), hits, known)], -1)
 
 
 FALSE_REJECT = 0.05  # the share of positive rows that a detector misses where it is compared

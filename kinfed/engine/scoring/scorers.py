@@ -50,7 +50,7 @@ def scorer_metric(name: str) -> Metric | None:
         name=name, title=name,
         definition=f"scikit-learn's scorer {name}: higher is better; of all clients the mean by test rows.",
         function=lambda judged: _sums(name, judged), of="examples",
-        kinds=("regression",) if name in NUMBERS else _CLASSES, slow=True,
+        kinds=("regression", "counts") if name in NUMBERS else _CLASSES, slow=True,
     )  # fmt: skip
 
 
@@ -62,10 +62,10 @@ def check_scorer(name: str, problem: Problem) -> None:
         raise ConfigError(f"metric {name} is for several labels per row, and here a row has one; choose another one")
     metric = scorer_metric(name)
     assert metric is not None  # the caller knows the name
-    if problem.kind not in metric.kinds:
+    if problem.kind not in metric.kinds or problem.shape:
         what = "numbers" if name in NUMBERS else "classes"
         raise ConfigError(f"metric {name} is for {what}, and the problem is {problem.in_words()}; choose another one")
-    if problem.is_regression:
+    if not problem.classifies:
         return
     # Three of four rows of every class are right: only the problem can be what a scorer objects to, or warns of.
     # `f1` is for two classes, `f1_macro` for more; the best two of two classes are always right.
@@ -101,7 +101,7 @@ def _value(name: str, judged: Judged, warning: Literal["ignore", "error"] = "ign
 
     classes, numbers = _estimators()
     rows, target = np.arange(len(judged.target))[:, None], judged.target
-    model = numbers(judged) if judged.problem.is_regression else classes(judged)
+    model = classes(judged) if judged.problem.classifies else numbers(judged)
     if judged.problem.is_regression:
         target = judged.problem.restored(target)
     with warnings.catch_warnings():
@@ -135,6 +135,6 @@ def _estimators() -> tuple[Any, Any]:
             self.judged = judged
 
         def predict(self, rows: np.ndarray) -> Any:
-            return self.judged.problem.restored(self.judged.output[rows[:, 0], 0])
+            return self.judged.problem.predicted(self.judged.output[rows[:, 0]])
 
     return FixedClasses, FixedNumbers

@@ -15,9 +15,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kinfed.core import NoOptions, Registry, imported, make_options
+from kinfed.data import Problem
 
 if TYPE_CHECKING:
     from torch import nn
@@ -77,6 +79,26 @@ def own_model(build: Builder, shape: tuple[int, ...], classes: int) -> Callable[
     """A user's function as one without arguments: as it is, or, where it requires two, as a model of the registry is
     called, with the shape of an example and the number of classes."""
     return (lambda: build(shape, classes)) if _required_arguments(build) == 2 else build
+
+
+def model_for(
+    problem: Problem, shape: tuple[int, ...], model: str | Builder, options: Mapping[str, Any] | None = None
+) -> Callable[[], nn.Module]:
+    """A function that makes the model of a problem for examples of this shape: a registered one by its name, or what a
+    user's function makes. Of classes in an order it makes the score, and thresholds are added (zoo/adapted.py)."""
+    in_order = problem.kind == "ordinal"
+    outputs = 1 if in_order else problem.outputs
+    if isinstance(model, str):
+        make: Callable[[], nn.Module] = partial(build_model, model, shape, outputs, options)
+    else:
+        make = own_model(model, shape, outputs)
+    return partial(_with_thresholds, make, problem.num_classes) if in_order else make
+
+
+def _with_thresholds(make: Callable[[], nn.Module], classes: int) -> nn.Module:
+    from kinfed.engine.zoo.adapted import Thresholds  # with torch
+
+    return Thresholds(make(), classes)
 
 
 def _required_arguments(build: Builder) -> int:
