@@ -75,6 +75,7 @@ def export(
 
 
 def newcomer_panels() -> Iterator[OptionPanel]:
+    """Options of `kinfed adopt` that say how the new client's table is read."""
     from kinfed.data.sources import TableOptions
 
     names = ("label_column", "time_column", "event_column", "split_column", "weight_column", "image_column",

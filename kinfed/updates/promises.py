@@ -119,6 +119,7 @@ class ClientSampling:
         return epsilon((Event(self.rate, 1, rounds),) if rounds else (), noise, delta)
 
     def renyi_epsilon(self, noise: float, rounds: int, delta: float) -> float:
+        """Epsilon by Rényi accounting, the looser bound that other libraries report."""
         from kinfed.privacy import Event, fixed_size_renyi_epsilon, renyi_epsilon
 
         if self.replaces:
