@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import kinfed
-from kinfed.data import Batch, Federation, Problem
+from kinfed.data import Batch, Federation, Problem, kaplan_meier
 from kinfed.engine import LOSSES, METRICS, Judged, make_objective, make_task, model_for
-from kinfed.engine.scoring.outcome_metrics import brier_terms, kaplan_meier
+from kinfed.engine.scoring.outcome_metrics import brier_terms
 from kinfed.errors import ConfigError, DataError, ModelError
 
 B, D = 7, 4
