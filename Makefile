@@ -8,7 +8,7 @@ DEMO   := $(VENV)/.demo
 READY  := $(VENV)/.ready
 TOOLS  := $(VENV)/.tools
 
-.PHONY: demo test documents test-random test-portable lint reference site gallery coverage durations dist tools clean
+.PHONY: demo test documents test-random test-portable mutants lint reference site gallery coverage durations dist tools clean
 
 # Digits of clients in four groups that nobody names; who finds its kin?
 demo: $(DEMO)
@@ -30,6 +30,12 @@ test-random: $(READY)
 # Without what needs Ray, Flower or Chromium, for systems that do not have them.
 test-portable: $(READY)
 	$(BIN)/python -m pytest -n 2 -m "not ray and not flower and not browser"
+
+# Bugs planted in what protects people, one at a time, and whether the nearest tests notice: all named ones and a tenth of
+# the others, in about an hour (SHARE=1 for all).
+SHARE ?= 0.1
+mutants: $(READY)
+	$(BIN)/python benchmarks/mutants.py --share $(SHARE)
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

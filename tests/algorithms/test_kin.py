@@ -18,7 +18,7 @@ import kinfed
 from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.kin import kin as module
-from kinfed.algorithms.kin.groups import centres, find_groups, sketch
+from kinfed.algorithms.kin.groups import centres, find_groups, no_sketches, sketch, with_sketches
 from kinfed.algorithms.kin.kin import COMMON, GROUPED, TRIAL, Kin
 from kinfed.algorithms.kin.shares import LEAST, TEMPERATURES, UNKNOWN, VARIANCES, calibrated, evidence
 from kinfed.algorithms.local import Local
@@ -252,6 +252,17 @@ def test_sketches_keep_what_directions_have_in_common() -> None:
     assert find_groups(sketch(noise, 7), 8, 0.1, 0) is None
     assert find_groups(small[:3], 8, 0.1, 0) is None  # too few to say
     assert bool((sketch(torch.zeros(2, 50), 7) == 0).all())
+
+
+@pytest.mark.parametrize("clients", [12, 40_000])
+def test_new_sketches_leave_those_before_as_they_were(clients: int) -> None:
+    """Of 40,000 clients, few enough are known for the others not to be copied."""
+    before, known, ids = no_sketches(clients, torch.zeros(1)), torch.tensor([1, 2, 5]), torch.tensor([2, 7])
+    before[known] = torch.randn(3, 256, generator=torch.Generator().manual_seed(0))
+    kept, new = before.clone(), torch.ones(2, 256)
+    after = with_sketches(before, known, ids, new)
+    assert torch.equal(after, kept.index_copy(0, ids, new))
+    assert torch.equal(before, kept)
 
 
 def test_centres_are_means() -> None:

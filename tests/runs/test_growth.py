@@ -168,6 +168,18 @@ def test_rounds_under_privacy_do_not_grow_and_seeds_do(data: Federation, tmp_pat
     assert same_results(tmp_path / "a", tmp_path / "b") == []
 
 
+def test_rounds_do_not_grow_where_an_epsilon_of_clients_was_planned_and_do_where_the_noise_is_given(
+    data: Federation, tmp_path: Path
+) -> None:
+    pytest.importorskip("dp_accounting", reason="the extra dp is not installed")
+    settings = {**SETTINGS, "algorithms": "fedavg", "sampling": "poisson", "seeds": (0,)}
+    run(federation=data, out=tmp_path / "a", **settings, user_epsilon=4.0, rounds=1)
+    with pytest.raises(ConfigError, match="planned for 1 rounds"):
+        run(federation=data, out=tmp_path / "a", extend=True, rounds=2)
+    run(federation=data, out=tmp_path / "b", **settings, user_noise=2.0, rounds=1)
+    run(federation=data, out=tmp_path / "b", extend=True, rounds=2)
+
+
 def test_another_sample_of_evaluated_clients_is_refused(data: Federation, tmp_path: Path) -> None:
     settings = {**SETTINGS, "algorithms": "fedavg", "eval_clients": 2, "participation": 0.2, "seeds": (2,)}
     run(federation=data, out=tmp_path / "a", **settings, rounds=1)

@@ -92,7 +92,7 @@ def test_updates_out_of_range_are_left_out_and_few_are_not_added_up() -> None:
 
 
 @pytest.mark.parametrize(("settings", "reason"), [
-    ({"algorithms": "fedfomo"}, "FedFomo hands clients' models on to other clients .* its server needs single"),
+    ({"algorithms": "fedfomo"}, "fedfomo hands clients' models on to other clients .* its server needs single"),
     ({"algorithms": "selffl_control"}, "also sends s,? .*neither averaged nor a number"),
     ({"algorithms": "fedavg", "robust": "median"}, "robust judges single updates"),
     ({"algorithms": "fedavg", "largest_norm": 1.0}, "largest_norm judges single updates"),

@@ -144,6 +144,18 @@ def test_sum_and_count_together_have_the_noise_that_is_accounted(noise: float, e
     assert noise <= level.sum_noise <= 1.1548 * noise
 
 
+@pytest.mark.parametrize("quantile", [None, 0.5])
+def test_the_sum_gets_its_noise_and_the_count_its_own(quantile: float | None) -> None:
+    """With draws of one in the place of normal ones: (1/E) σ C in every coordinate, and σ_b in the count."""
+    level = user_level(
+        UserPrivacy(noise=2.0, clip=3.0, quantile=quantile), expected=4.0, source=lambda name, at: torch.ones_like(at)
+    )
+    assert (level.sum_noise > 2.05) == (quantile is not None)
+    assert as_row(level.mean(None, 1)) == pytest.approx([level.sum_noise * 3.0 / 4.0] * 4)
+    clip = 3.0 if quantile is None else 3.0 * math.exp(-0.2 * (0.5 + level.count_noise / 4.0 - 0.5))
+    assert level.clip == pytest.approx(clip)
+
+
 @given(st.permutations(range(4)), st.floats(0.1, 10))
 def test_the_order_of_clients_does_not_matter(order: list[int], clip: float) -> None:
     up = pairs([3, 0, 0, 4], [0.3, 1, 0, 0.4], [0, 0, 12, 5], [1e-3, 0, 0, 0])

@@ -7,12 +7,14 @@ which keeps inner products up to noise of about 1/√D (Charikar, Chen, Farach-C
 Streams, 2002).
 """
 
+import mmap
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from kinfed.algorithms.common.clustering import k_means
-from kinfed.core import rng
+from kinfed.core import LARGE, rng
 
 BUCKETS = 256  # D
 
@@ -24,6 +26,29 @@ def sketch(direction: Tensor, seed: int) -> Tensor:
     bucket, sign = draw.remainder(BUCKETS), 1 - 2 * (draw.div(BUCKETS, rounding_mode="floor").remainder(2))
     sums = direction.new_zeros(len(direction), BUCKETS).index_add_(1, bucket, direction * sign)
     return torch.nn.functional.normalize(sums, dim=1)
+
+
+def no_sketches(clients: int, like: Tensor) -> Tensor:
+    """Zeros [clients, D] of the type and on the device of `like`. Of very many on the processor, memory is taken for
+    those alone that somebody writes to: small pages, which the system clears at the first touch."""
+    nbytes = clients * BUCKETS * like.element_size()
+    if nbytes <= LARGE or like.device.type != "cpu":
+        return like.new_zeros(clients, BUCKETS)
+    pages = mmap.mmap(-1, nbytes)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(pages, dtype=like.dtype).view(clients, BUCKETS)
+
+
+def with_sketches(sketches: Tensor, known: Tensor, ids: Tensor, new: Tensor) -> Tensor:
+    """A copy of sketches [N, D] with new ones for the clients `ids`. All but the `known` rows [m] are zero: where these
+    are few of very many, only they are copied."""
+    if 4 * len(known) > len(sketches) or sketches.device.type != "cpu":
+        return sketches.index_copy(0, ids.to(sketches.device), new)
+    copy = no_sketches(len(sketches), sketches)
+    copy[known] = sketches[known]
+    copy[ids] = new
+    return copy
 
 
 def find_groups(sketches: Tensor, most: int, least_silhouette: float, seed: int) -> Tensor | None:

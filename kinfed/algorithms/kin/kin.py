@@ -43,7 +43,7 @@ from torch import Tensor
 from kinfed.algorithms.base import Algorithm, PrivacyProfile, RoundInfo, ServerModels, gradient_steps
 from kinfed.algorithms.common.averaging import Weights, example_counts, mean_update
 from kinfed.algorithms.common.clustering import join_best_cluster, moved_by_cluster
-from kinfed.algorithms.kin.groups import BUCKETS, centres, find_groups, sketch
+from kinfed.algorithms.kin.groups import BUCKETS, centres, find_groups, no_sketches, sketch, with_sketches
 from kinfed.algorithms.kin.shares import (
     LEAST,
     TEMPERATURES,
@@ -133,12 +133,12 @@ class Kin(Algorithm[Server, Client, Down, Up]):
     def init_server(self, task: Task, population: Population) -> Server:
         n, w = population.num_clients, task.init(population.seed)
         prior = torch.full((len(CANDIDATES),), 1 / len(CANDIDATES), dtype=torch.float64, device=w.device)
-        sketch = torch.zeros(n, BUCKETS, device=w.device)
         heat = prior.new_zeros(len(CANDIDATES), len(TEMPERATURES))
         return Server(
-            w, w.new_zeros(0, len(w)), centre=w.new_zeros(0, BUCKETS), group=torch.full((n,), NONE), sketch=sketch,
-            replies=torch.zeros(n, dtype=torch.int64), prior=prior, heat=heat, loss=prior.new_full((n, 2), UNKNOWN),
-            phase=torch.tensor(COMMON), since=torch.tensor(1), by_group=torch.tensor(False),
+            w, w.new_zeros(0, len(w)), centre=w.new_zeros(0, BUCKETS), group=torch.full((n,), NONE),
+            sketch=no_sketches(n, w), replies=torch.zeros(n, dtype=torch.int64), prior=prior, heat=heat,
+            loss=prior.new_full((n, 2), UNKNOWN), phase=torch.tensor(COMMON), since=torch.tensor(1),
+            by_group=torch.tensor(False),
         )  # fmt: skip
 
     def init_client(self, task: Task, data: Cohort) -> Client:
@@ -211,7 +211,8 @@ class Kin(Algorithm[Server, Client, Down, Up]):
             memory = MEMORY if bool(heat.any()) else 0.0
             prior = memory * prior + (1 - memory) * population_mean(up.pi[measured])
             heat = memory * heat + (1 - memory) * up.loss[measured].sum(0)
-        sketch = server.sketch.index_copy(0, ids.to(server.sketch.device), up.sketch)
+        known = (server.replies > 0).nonzero().squeeze(1)
+        sketch = with_sketches(server.sketch, known, ids, up.sketch)
         replies = server.replies.index_add(0, ids, torch.ones_like(ids))
         return replace(server, sketch=sketch, replies=replies, prior=prior, heat=heat, loss=loss)
 

@@ -1,0 +1,345 @@
+"""Bugs planted on purpose, one at a time, and whether the nearest tests notice.
+
+    python benchmarks/mutants.py                              the rooms that protect people, all mutants: hours
+    python benchmarks/mutants.py --share 0.1                  a tenth of them, always the same
+    python benchmarks/mutants.py kinfed/updates/robust.py     one file, or a folder
+    python benchmarks/mutants.py --named                      the bugs of mutants.toml alone: two minutes
+
+A mutant is one change of one line: a comparison that lets its boundary in or out, a condition turned round, a check
+left out, a sum that is a difference, a smallest that is a largest, a number that is one more. Its nearest tests are the
+files of tests that import its module, of the same room first, without those that start other processes. It is
+killed if one of them fails (or takes ten times as long), and survives otherwise.
+
+mutants.toml beside this file lists named mutants, which a review has found to matter, and survivors with the reason why
+nothing can tell them from the original. A survivor that is not listed makes the command fail. Processes are forked from
+one that has imported torch, so that a mutant costs its tests and little else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+import tomllib
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+LIST = Path(__file__).with_suffix(".toml")
+ROOMS = ("privacy", "updates", "deploy/secure", "deploy/server", "deploy/transport", "analysis")
+MARKERS = "not ray and not flower and not browser and not documents"
+LEAST_SECONDS, PATIENCE = 30.0, 10.0  # of a mutant's tests: at least, and so many times what they take without it
+NEAREST = 4  # files of tests of one module
+
+SWAPS: dict[type[ast.AST], str] = {
+    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in",
+    ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is", ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*",
+}  # fmt: skip
+NAMES = {"min": "max", "max": "min", "any": "all", "all": "any", "clamp_min": "clamp_max", "clamp_max": "clamp_min"}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    path: str  # of the file, from the root of the repository
+    place: str  # the function or class that it is in
+    before: str  # text of the change, in one line
+    after: str
+    source: str  # the whole file with the change
+    why: str = ""  # of named ones: what would go wrong
+
+    @property
+    def key(self) -> str:
+        return f"{self.path} {self.place}: {self.before} → {self.after}"
+
+    def drawn(self, share: float) -> bool:
+        return int(hashlib.sha256(self.key.encode()).hexdigest()[:8], 16) < share * 16**8
+
+
+@dataclass
+class Verdict:
+    mutant: Mutant
+    outcome: str  # killed, survived, untested
+    seconds: float
+    by: str = ""  # the first test that failed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("mutants.py")
+    parser.add_argument("places", nargs="*", help="files or folders; default: the rooms that protect people")
+    parser.add_argument("--named", action="store_true", help="only the bugs that mutants.toml names")
+    parser.add_argument("--share", type=float, default=1.0, help="of the generated mutants")
+    parser.add_argument("--jobs", type=int, default=2)
+    arguments = parser.parse_args()
+    listed = tomllib.loads(LIST.read_text())
+    mutants = named_mutants(listed)
+    if not arguments.named:
+        places = arguments.places or [f"kinfed/{room}" for room in ROOMS]
+        files = sorted({file for place in places for file in python_files(ROOT / place)})
+        mutants += [mutant for file in files for mutant in generated_mutants(file) if mutant.drawn(arguments.share)]
+    preload()
+    verdicts = list(judged(mutants, arguments.jobs))
+    sys.exit(report(verdicts, {entry["mutant"]: entry["reason"] for entry in listed.get("survivor", [])}))
+
+
+def python_files(place: Path) -> Iterator[Path]:
+    files = [place] if place.is_file() else place.rglob("*.py")
+    yield from (file for file in files if file.name != "__init__.py")
+
+
+def named_mutants(listed: dict[str, Any]) -> list[Mutant]:
+    mutants = []
+    for entry in listed["named"]:
+        source = (ROOT / entry["path"]).read_text()
+        if source.count(entry["before"]) != 1:
+            sys.exit(f"{LIST.name}: {entry['path']} has {entry['before']!r} not once; bring the entry up to date")
+        source = source.replace(entry["before"], entry["after"])
+        mutants.append(Mutant(entry["path"], "", entry["before"], entry["after"], source, entry["why"]))
+    return mutants
+
+
+def generated_mutants(file: Path) -> Iterator[Mutant]:
+    source, path = file.read_text(), str(file.relative_to(ROOT))
+    lines = source.splitlines(keepends=True)
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line.encode()))
+    data = source.encode()
+    seen: dict[str, int] = {}
+    for place, begin, end, text in changes(ast.parse(source), data, starts):
+        number = data[:begin].count(b"\n")
+        before = lines[number].strip()
+        offset = begin - starts[number]
+        row = lines[number].encode()
+        last = min(end - starts[number], len(row))
+        after = (row[:offset] + text.encode() + row[last:]).decode().strip()
+        if after == before:
+            continue
+        key = f"{place}: {before} → {after}"
+        seen[key] = seen.get(key, 0) + 1
+        if seen[key] == 1:
+            yield Mutant(path, place, before, after, (data[:begin] + text.encode() + data[end:]).decode())
+
+
+def changes(tree: ast.Module, data: bytes, starts: list[int]) -> Iterator[tuple[str, int, int, str]]:
+    """Place, bytes from and to, and the text to put there, of every change."""
+
+    def span(node: Any) -> tuple[int, int]:
+        return starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
+
+    def between(left: Any, right: Any, text: str) -> tuple[int, int, str] | None:
+        """The operator between two operands, if nothing else stands there."""
+        begin, end = span(left)[1], span(right)[0]
+        found = re.fullmatch(rb"([\s)]*)(not in|is not|[<>=!+*/-]+|in|is|and|or)([\s(]*)", data[begin:end])
+        return None if found is None else (begin + found.start(2), begin + found.end(2), text)
+
+    def visit(node: ast.AST, place: str) -> Iterator[tuple[str, int, int, str]]:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            place = f"{place}.{node.name}" if place else node.name
+        found: list[tuple[int, int, str] | None] = []
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in SWAPS:
+            found = [between(node.left, node.comparators[0], SWAPS[type(node.ops[0])])]
+        elif isinstance(node, ast.BinOp) and type(node.op) in SWAPS and not is_text(node):
+            found = [between(node.left, node.right, SWAPS[type(node.op)])]
+        elif isinstance(node, ast.BoolOp):
+            text = "or" if isinstance(node.op, ast.And) else "and"
+            found = [between(*pair, text) for pair in zip(node.values, node.values[1:], strict=False)]
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            found = [(span(node)[0], span(node.operand)[0], "")]
+        elif isinstance(node, ast.If) and any(isinstance(one, ast.Raise) for one in node.body):
+            found = [(*span(node.test), "False")]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+            name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+            end = span(node.func)[1]
+            found = [(end - len(name), end, NAMES[name])] if name in NAMES else []
+        elif isinstance(node, ast.Constant) and type(node.value) in (int, float) and node.value is not True:
+            found = [(*span(node), str(node.value + 1))]
+        elif isinstance(node, ast.Constant) and type(node.value) is bool:
+            found = [(*span(node), str(not node.value))]
+        for one in found:
+            if one is not None:
+                yield (place, *one)
+        skipped: Iterable[Any] = ()
+        if isinstance(node, ast.arg | ast.AnnAssign):
+            skipped = (node.annotation,)
+        elif isinstance(node, ast.FunctionDef):
+            skipped = (*node.decorator_list, node.returns)
+        elif isinstance(node, ast.Raise | ast.JoinedStr | ast.Assert):
+            return  # words, and what cannot happen
+        for child in ast.iter_child_nodes(node):
+            if not any(child is one for one in skipped):
+                yield from visit(child, place)
+
+    yield from visit(tree, "")
+
+
+def is_text(node: ast.BinOp) -> bool:
+    kinds = ast.JoinedStr | ast.Constant | ast.List | ast.Tuple
+    return any(isinstance(one, kinds) and not is_number(one) for one in (node.left, node.right))
+
+
+def is_number(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, int | float)
+
+
+def nearest_tests(path: str) -> list[str]:
+    """Files of tests that import the module, or else modules of its folder; those of its room first, and of these the
+    ones that import the least beside it."""
+    module = path.removesuffix(".py").replace("/", ".")
+    files = {file: file.read_text() for file in sorted((ROOT / "tests").rglob("test_*.py"))}
+    for name in (rf"{re.escape(module)}\b", rf"{re.escape(module.rpartition('.')[0])}\b"):
+        found = [
+            (file.parent.name != Path(path).parts[1], text.count("\nfrom kinfed"), str(file.relative_to(ROOT)))
+            for file, text in files.items()
+            if re.search(rf"\b{name}", text) or file.stem == f"test_{Path(path).stem}"
+        ]
+        if found:
+            break
+    return [file for *_, file in sorted(found)][:NEAREST]
+
+
+def preload() -> None:
+    """What takes long to import and no mutant is in."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.path[:0] = [str(ROOT), str(ROOT / "papers"), str(ROOT / "tests")]
+    os.chdir(ROOT)
+    import numpy  # noqa: F401
+    import pydantic  # noqa: F401
+    import pytest  # noqa: F401
+    import scipy.stats  # noqa: F401
+    import sklearn.cluster  # noqa: F401
+    import torch  # noqa: F401
+
+
+@dataclass
+class Nearest:
+    """Tests of a module, as words of pytest's command line."""
+
+    words: list[str]
+    seconds: float
+
+
+@dataclass
+class Running:
+    mutant: Mutant
+    began: float
+    limit: float
+    log: Path
+
+
+def judged(mutants: list[Mutant], jobs: int) -> Iterator[Verdict]:
+    running: dict[int, Running] = {}
+    waiting, nearest = list(reversed(mutants)), dict[str, Nearest]()
+    with tempfile.TemporaryDirectory() as folder:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                mutant = waiting.pop()
+                if mutant.path not in nearest:
+                    nearest[mutant.path] = without_mutant(nearest_tests(mutant.path), Path(folder))
+                tests = nearest[mutant.path]
+                if not tests.words:
+                    yield Verdict(mutant, "untested", 0.0)
+                    continue
+                log = Path(folder) / f"{len(waiting)}.log"
+                limit = max(LEAST_SECONDS, PATIENCE * tests.seconds)
+                running[start([*tests.words, "-x"], log, mutant)] = Running(mutant, time.monotonic(), limit, log)
+            for pid, one in list(running.items()):
+                seconds = time.monotonic() - one.began
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if not ended and seconds > one.limit:
+                    os.killpg(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+                    ended, status = pid, 1
+                if ended:
+                    del running[pid]
+                    verdict = Verdict(one.mutant, "killed" if status else "survived", seconds, first_failure(one.log))
+                    print(f"{verdict.outcome:9} {seconds:5.1f} s  {one.mutant.key}", flush=True)
+                    yield verdict
+            time.sleep(0.05)
+
+
+def without_mutant(files: list[str], folder: Path) -> Nearest:
+    """The tests of these files that pass, and how long they take; the others are named and left out."""
+    if not files:
+        return Nearest([], 0.0)
+    began, log = time.monotonic(), folder / "original.log"
+    _, status = os.waitpid(start(files, log, None), 0)
+    failing = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", log.read_text(errors="replace"), re.MULTILINE)
+    if status and not failing:
+        sys.exit(f"{' '.join(files)} cannot run without any mutant:\n{log.read_text(errors='replace')[-3000:]}")
+    for name in failing:
+        print(f"fails without any mutant, and is left out: {name}", flush=True)
+    return Nearest([*files, *(f"--deselect={name}" for name in failing)], time.monotonic() - began)
+
+
+def start(tests: list[str], log: Path, mutant: Mutant | None) -> int:
+    """A process of its own group that runs the tests on the mutant."""
+    if pid := os.fork():
+        return pid
+    os.setpgid(0, 0)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    code = 2
+    try:
+        import pytest
+
+        if mutant is not None:
+            plant(mutant)
+        code = pytest.main([*tests, "-q", "-n0", "-p", "no:cacheprovider", "-m", MARKERS])
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(int(code))
+
+
+def plant(mutant: Mutant) -> None:
+    original, target = SourceFileLoader.get_code, str(ROOT / mutant.path)
+
+    def get_code(self: SourceFileLoader, name: str) -> Any:
+        if self.path == target:
+            return compile(mutant.source, target, "exec", dont_inherit=True)
+        return original(self, name)
+
+    SourceFileLoader.get_code = get_code  # type: ignore[method-assign,assignment]
+
+
+def first_failure(log: Path) -> str:
+    found = re.search(r"^(?:FAILED|ERROR) (\S+)", log.read_text(errors="replace"), re.MULTILINE)
+    return "" if found is None else found.group(1)
+
+
+def report(verdicts: list[Verdict], reasons: dict[str, str]) -> int:
+    """Prints the table and what to do; 1 where a survivor is not listed."""
+    rooms: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        rooms.setdefault("named" if verdict.mutant.why else verdict.mutant.path, []).append(verdict)
+    print(f"\n{'':48} mutants  killed  listed  survived")
+    for name, some in sorted(rooms.items()):
+        survivors = [one for one in some if one.outcome != "killed"]
+        listed = sum(one.mutant.key in reasons for one in survivors)
+        killed = len(some) - len(survivors)
+        print(f"{name:48} {len(some):7} {killed:7} {listed:7} {len(survivors) - listed:9}")
+    new = [one for one in verdicts if one.outcome != "killed" and one.mutant.key not in reasons]
+    for one in new:
+        print(f"\n{one.outcome}: {one.mutant.key}" + (f"\n  {one.mutant.why}" if one.mutant.why else ""))
+    stale = [one.mutant.key for one in verdicts if one.outcome == "killed" and one.mutant.key in reasons]
+    for key in stale:
+        print(f"\nlisted as a survivor, and killed: take it out of {LIST.name}: {key}")
+    print(f"\n{len(verdicts)} mutants, {sum(one.seconds for one in verdicts):.0f} s of tests, {len(new)} not noticed")
+    return 1 if new else 0
+
+
+if __name__ == "__main__":
+    main()
