@@ -173,6 +173,8 @@ def changes(tree: ast.Module, data: bytes, starts: list[int]) -> Iterator[tuple[
             skipped = (node.annotation,)
         elif isinstance(node, ast.FunctionDef):
             skipped = (*node.decorator_list, node.returns)
+        elif isinstance(node, ast.ClassDef):
+            skipped = node.decorator_list
         elif isinstance(node, ast.Raise | ast.JoinedStr | ast.Assert):
             return  # words, and what cannot happen
         for child in ast.iter_child_nodes(node):
@@ -196,6 +198,7 @@ def nearest_tests(path: str) -> list[str]:
     ones that import the least beside it."""
     module = path.removesuffix(".py").replace("/", ".")
     files = {file: file.read_text() for file in sorted((ROOT / "tests").rglob("test_*.py"))}
+    files = {file: text for file, text in files.items() if not re.search(r"^pytestmark.*\n?.*(ray|flower)", text, re.M)}
     for name in (rf"{re.escape(module)}\b", rf"{re.escape(module.rpartition('.')[0])}\b"):
         found = [
             (file.parent.name != Path(path).parts[1], text.count("\nfrom kinfed"), str(file.relative_to(ROOT)))
