@@ -17,8 +17,8 @@ from kinfed.algorithms.common.averaging import mean_losses as mean_losses
 from kinfed.algorithms.common.averaging import mean_update as mean_update
 from kinfed.algorithms.common.averaging import own_or_server as own_or_server
 from kinfed.core import rng as rng
+from kinfed.core.buffers import difference as difference
 from kinfed.core.kernels import cosines as cosines
-from kinfed.core.kernels import difference as difference
 from kinfed.core.kernels import pairwise_squared_distances as pairwise_squared_distances
 from kinfed.core.kernels import weighted_mean as weighted_mean
 from kinfed.core.kernels import weighted_sum as weighted_sum

@@ -173,6 +173,11 @@ class Comparison:
         return headline_of(self.runs[0].config, present)
 
     @property
+    def seeds(self) -> int:
+        """The number of seeds that the averages rest on, the smallest over methods."""
+        return min((len(method.complete_trials) for method in self.methods), default=0)
+
+    @property
     def style(self) -> MetricStyle:
         return metric_style(self.metric)
 

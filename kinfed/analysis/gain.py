@@ -328,6 +328,7 @@ def _names(table: Any, path: str | Path) -> list[str]:
 
 
 def _numbers(table: Any, name: str, clients: Sequence[str], path: str | Path) -> Tensor:
+    """A column of a table as float64 [K], one number for every client."""
     column = table.column(name)
     kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_null)
     if not any(kind(column.type) for kind in kinds):

@@ -14,6 +14,7 @@ All of it is made from `result.run`, the record that pages are made from (kinfed
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,6 +121,14 @@ class RunResult:
     def clients(self, backend: str | None = None) -> Any:
         """A table with a row per method, seed and client, after the last round."""
         return to_native(client_rows(self.run), backend)
+
+    def coefficients(self, label: str | None = None, seed: int | None = None, backend: str | None = None) -> Any:
+        """A table with a row per coefficient of a method that learns by sums (lmm, glmm): estimate, standard error,
+        95 % interval and p-value, in the units of the table."""
+        from kinfed.serving import coefficients
+
+        fit = coefficients.coefficients_of(self.run, label, seed)
+        return to_native([asdict(row) for row in fit.rows], backend)
 
     def answers(self, label: str | None = None, seed: int | None = None) -> tuple[ClientShares, ...]:
         """Shares by Kin: how much every client learns alone, from all and from its group, and what it gains over

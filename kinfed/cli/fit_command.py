@@ -29,6 +29,8 @@ TEXTS = {
     "columns": "Types of columns: age=number,zip=category,note=skip.",
     "weight_column": "Column with the weight of a row, in training and in results.",
     "split_column": "Column with train or test, if the split is given.",
+    "person_column": "Column with the person (patient, case) of a row, all of whose rows stay in one part.",
+    "encoding": "Encoding of CSV files, such as latin-1 (utf-8).",
     "data": "Folder with data sets.",
 }
 
@@ -38,11 +40,13 @@ def panels() -> Iterator[OptionPanel]:
     from kinfed.data.sources import TableOptions
     from kinfed.tabular import FitSettings
 
-    columns = ("client_column", "label_column", "time_column", "event_column", "task", "columns", "ignore",
-               "weight_column", "split_column")  # fmt: skip
+    columns = (
+        "client_column", "label_column", "time_column", "event_column", "task", "columns", "ignore", "weight_column",
+        "split_column", "person_column", "encoding",
+    )  # fmt: skip
     yield OptionPanel(TABLE, TableOptions, columns)
     yield OptionPanel(TABLE, FitSettings, ("test_fraction",))
-    yield OptionPanel(TABLE, RunConfig, ("data",))
+    yield OptionPanel(TABLE, RunConfig, ("accept", "data"))
     names = ("algorithms", "models", "metric", "class_weights", "trials", "folds", "rounds", "seed")
     yield OptionPanel(SEARCH, FitSettings, names)
     yield OptionPanel(MODELS, FitSettings, ("deploy", "alone_prior"))
@@ -72,7 +76,7 @@ def fit(
     from kinfed.tabular import fit as fit_table
 
     options: dict[str, Any] = dict(context.obj)
-    data = options.pop("data", None)
+    data, accept = options.pop("data", None), options.pop("accept", "")
     if resume and out is None:
         raise ConfigError("--resume needs --out, the folder of the fit to continue")
     table: str | list[str] | None = tables[0] if tables and len(tables) == 1 else tables or None
@@ -90,7 +94,7 @@ def fit(
         try:
             result = fit_table(
                 table, out=folder, resume=resume, minutes=minutes, data=None if data is None else Path(data),
-                observer=display, should_stop=stop, **options,
+                observer=display, should_stop=stop, accept=accept, **options,
             )  # fmt: skip
         except (Interrupted, KeyboardInterrupt) as interruption:
             say(f"{str(interruption) or 'stopped'}. To continue: kinfed fit --out {shlex.quote(str(folder))} --resume")

@@ -31,7 +31,7 @@ _OTHER_WORDS = {"method": "algorithms", "methods": "algorithms", "recipe": RECIP
 
 DESCRIBE_SETTINGS = (
     "plugins", "dataset", "partition", "clients", "client_column", "label_column", "group_column", "split_column",
-    "weight_column", "time_column", "event_column", "task", "columns", "stratify", "data",
+    "weight_column", "time_column", "event_column", "person_column", "task", "columns", "encoding", "stratify", "data",
 )  # fmt: skip
 
 
@@ -114,11 +114,14 @@ def describe(
 ) -> None:
     """Show who holds what: sizes, classes per client, how far apart label distributions are."""
     from kinfed.cli.federation_view import FederationView
+    from kinfed.data import audited
     from kinfed.data import describe as description_of
     from kinfed.runs import build_federation
 
-    federation = build_federation(settings_of(context).make_config(), seed)
+    federation = audited(build_federation(settings_of(context).make_config(), seed))
     console.print(FederationView(description_of(federation)))
+    if refused := list(dict.fromkeys(finding.name for finding in federation.findings if finding.refused)):
+        say(f"refused by run, fit and tune unless --accept {','.join(refused)}")
     if save is not None:
         federation.save(save)
         say(f"saved    {save}")

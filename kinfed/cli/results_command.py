@@ -74,7 +74,37 @@ def export(
     say(f"wrote    {path} ({model.about['model']}, {model.about['algorithm']})")
 
 
+def coefficients(
+    folder: RunFolderArgument,
+    algorithm: Algorithm = None,
+    seed: Seed = None,
+    out: Annotated[
+        Path | None, Option("--out", "-o", help="File to write: .csv, .tex or .md (default: the terminal).")
+    ] = None,
+) -> None:
+    """Show coefficients with standard errors and intervals, and how sites differ (methods lmm and glmm)."""
+    from kinfed.core import storage
+    from kinfed.records import load_run
+    from kinfed.report import coefficient_table
+    from kinfed.serving import coefficients as fits
+
+    fit = fits.coefficients_of(load_run(folder.resolve(), folder.name), algorithm, seed)
+    table = coefficient_table(fit)
+    if out is None:
+        console.print(table)
+    else:
+        forms = {".csv": table.csv, ".tex": table.latex, ".md": table.markdown}
+        if out.suffix not in forms:
+            raise ConfigError(f"--out writes .csv, .tex or .md; got {out}")
+        storage.write_atomically(out, forms[out.suffix]().encode())
+    for sentence in fit.sentences():
+        say(sentence)
+    if out is not None:
+        say(f"wrote    {out}")
+
+
 def newcomer_panels() -> Iterator[OptionPanel]:
+    """Options of `kinfed adopt` that say how the new client's table is read."""
     from kinfed.data.sources import TableOptions
 
     names = ("label_column", "time_column", "event_column", "split_column", "weight_column", "image_column",

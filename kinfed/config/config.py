@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 # plugins the content counts, not the place.
 NON_RESULT_SETTINGS = (
     "plugins", "workers", "data", "checkpoint_every", "state", "save_models", "pool", "ray_address", "ray_gpus",
+    "accept",
 )  # fmt: skip
+# Settings that came later: by default they leave the identity of a run as it was before there were any.
+LATER_SETTINGS = ("person_column", "encoding")
 _OF_ONE_POOL = ("ray_address", "ray_gpus", "workers", "state")  # mean nothing, or something else, on another pool
 
 
@@ -202,7 +205,8 @@ class RunConfig(
 
 def run_fingerprint(settings: Mapping[str, Any], contents: Mapping[str, Any]) -> str:
     """Identity of a run from its recorded settings, and from the digests of data and code."""
-    decisive = {name: value for name, value in settings.items() if name not in NON_RESULT_SETTINGS}
+    later = [name for name in LATER_SETTINGS if settings.get(name) == DEFAULTS[name]]
+    decisive = {name: value for name, value in settings.items() if name not in (*NON_RESULT_SETTINGS, *later)}
     # The empty list stood for plugins once; without plugins a run keeps the fingerprint that it had.
     text = json.dumps([decisive, [], dict(contents)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -88,6 +88,15 @@ def as_codec(value: Any) -> Any:
     return value
 
 
+def accepted_names(value: Any) -> Any:
+    """Names of findings, separated by commas; unknown ones are refused."""
+    from kinfed.data import findings
+
+    if not isinstance(value, str | list | tuple):
+        return value
+    return ",".join(sorted(findings.accepted(value)))
+
+
 def plugin_files(value: Any) -> tuple[Path, ...]:
     """Absolute paths, so that a run can be resumed from anywhere. The files are run: names they add can be used.
     What a folder has recorded comes here only after `JobFiles.trusted_settings`, which has seen to it that it may."""

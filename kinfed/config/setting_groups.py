@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from kinfed.config.algorithm_choice import parse_algorithms
-from kinfed.config.config_fields import Choice, Named, as_codec, plugin_files
+from kinfed.config.config_fields import Choice, Named, accepted_names, as_codec, plugin_files
 from kinfed.config.presets import PresetUse, as_preset
 from kinfed.core import declared, option, option_of
 from kinfed.data import TaskName, TrainingSettings
@@ -51,7 +51,9 @@ class DataSettings:
     weight_column: str | None = option_of(TableOptions, "weight_column")
     time_column: str | None = option_of(TableOptions, "time_column")
     event_column: str | None = option_of(TableOptions, "event_column")
+    person_column: str | None = option_of(TableOptions, "person_column")
     columns: str | None = option_of(TableOptions, "columns", None)
+    encoding: str | None = option_of(TableOptions, "encoding", None)
     stratify: bool = option(
         False, "Draw test and validation rows in proportion to each client's classes, or quartiles of a number."
     )
@@ -61,6 +63,9 @@ class DataSettings:
         "auto", "Share of training data made public, for methods that distil on it, or auto.", ge=0, lt=1
     )
     foreign_targets: bool = option(False, "Shuffle validation and test sets among clients.")
+    accept: Annotated[str, BeforeValidator(accepted_names)] = option(
+        "", "Findings of the data audit to accept, e.g. label_copy,units; all: no audit."
+    )
     data: Path | None = option(None, "Folder with data sets: <DIR>/<dataset>/*.parquet.", variable="KINFED_DATA")
 
 

@@ -1,18 +1,18 @@
-"""Kernels on rows of models: means, sums, norms and distances of long rows of float32; memory for them, and bits.
+"""Kernels on rows of models: means, sums, norms and distances of long rows of float32.
 
 Models are few rows of very many numbers. A row passes through memory once: work is cut into blocks that stay in the
 processor's cache, sums are added up in float64 (or exactly enough in pieces of float32), and no float64 copy of all
 rows is ever made. Block sizes are part of the result: another size adds up in another order.
 """
 
-import weakref
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from kinfed.core.buffers import empty_rows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -205,94 +205,3 @@ def _piece_norms(x: Tensor) -> Tensor:
     if not rest:
         return norms
     return torch.cat([norms, torch.linalg.vector_norm(x[..., -rest:], dim=-1, keepdim=True)], -1)
-
-
-# Memory for rows of large models, used again. The C library keeps no block of more than 32 MB that was given back, and
-# the system clears each page of a new one at the first touch: of 11 million parameters (45 MB) that took 20 ms, and to
-# copy them 4. So such blocks are kept here for the next rows of the same size. New ones come from numpy, which asks
-# Linux for pages of 2 MB, the faster ones to clear. Smaller blocks find memory that was used before anyway, and are
-# torch's own.
-LARGE = 32 << 20  # bytes; of more the C library (glibc) keeps nothing
-KEPT = 256 << 20  # bytes of free blocks of one size
-BOUNDARY = 64  # bytes, at a multiple of which torch's memory begins: products go by it, to the last bit
-
-Block = np.ndarray[Any, np.dtype[np.uint8]]
-
-_free: dict[int, list[Block]] = {}  # by size
-
-
-def empty_rows(like: Tensor, *shape: int) -> Tensor:
-    """`like.new_empty(shape)`."""
-    nbytes = prod(shape) * like.element_size()
-    if nbytes <= LARGE or like.device.type != "cpu":
-        return like.new_empty(shape)
-    free = _free.setdefault(nbytes, [])
-    try:
-        block = free.pop()  # no lock: a finalizer may run anywhere, even where this thread holds it
-    except IndexError:
-        block = _new_block(nbytes)
-    lease = block[:]  # dies with the last tensor that looks at the block
-    weakref.finalize(lease, _give_back, free, block).atexit = False
-    return torch.from_numpy(lease).view(like.dtype).view(shape)
-
-
-def copied_rows(rows: Tensor) -> Tensor:
-    """A contiguous copy."""
-    return empty_rows(rows, *rows.shape).copy_(rows)
-
-
-def difference(rows: Tensor, others: Tensor) -> Tensor:
-    """rows − others, of one shape and type."""
-    return torch.sub(rows, others, out=empty_rows(rows, *rows.shape))
-
-
-def forget_free_blocks() -> None:
-    """Give what nobody uses back to the system."""
-    _free.clear()
-
-
-def _new_block(nbytes: int) -> Block:
-    block = np.empty(nbytes + BOUNDARY, dtype=np.uint8)
-    begin = -block.ctypes.data % BOUNDARY
-    return block[begin : begin + nbytes]
-
-
-def _give_back(free: list[Block], block: Block) -> None:
-    if (len(free) + 1) * block.nbytes <= KEPT:
-        free.append(block)
-
-
-# Masks and small numbers as bits: eight columns, or a few codes, in a byte, as messages carry them.
-_PLACES = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
-_ONES = torch.tensor([number.bit_count() for number in range(256)])  # set bits of every byte
-
-
-def packed(mask: Tensor) -> Tensor:
-    """[n, ⌈T/8⌉] uint8 of a mask [n, T]."""
-    padded = torch.nn.functional.pad(mask.to(torch.uint8), (0, -mask.shape[1] % 8))
-    return (padded.reshape(len(mask), -1, 8) * _PLACES.to(mask.device)).sum(2, dtype=torch.uint8)
-
-
-def unpacked(bits: Tensor, width: int) -> Tensor:
-    """bool [..., width]: the columns behind those that were packed are False."""
-    mask = (bits[..., None] & _PLACES.to(bits.device) > 0).flatten(-2)
-    return torch.nn.functional.pad(mask[..., :width], (0, max(width - mask.shape[-1], 0)))
-
-
-def count_bits(bits: Tensor) -> int:
-    """Number of bits that are set in bytes of any shape."""
-    return int((torch.bincount(bits.flatten().to("cpu", torch.int64), minlength=256) * _ONES).sum())
-
-
-def pack_numbers(numbers: Tensor, width: int) -> Tensor:
-    """uint8 [n, ⌈d width/8⌉] of whole numbers [n, d] in [0, 2^width), the lowest bit of each first."""
-    values = numbers.cpu().numpy().astype(np.uint32)
-    bits = (values[:, :, None] >> np.arange(width, dtype=np.uint32)).astype(np.uint8) & 1
-    return torch.from_numpy(np.packbits(bits.reshape(len(values), -1), axis=1, bitorder="little"))
-
-
-def unpack_numbers(code: Tensor, count: int, width: int) -> Tensor:
-    """int64 [n, count]: the inverse of `pack_numbers`."""
-    bits = np.unpackbits(code.numpy(), axis=1, count=count * width, bitorder="little")
-    places = np.int64(1) << np.arange(width, dtype=np.int64)
-    return torch.from_numpy(bits.reshape(len(bits), count, width) @ places)

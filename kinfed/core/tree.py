@@ -25,7 +25,7 @@ from typing import Any, Self, TypeGuard
 import torch
 from torch import Tensor
 
-from kinfed.core.kernels import count_bits
+from kinfed.core.bitpack import count_bits
 
 # In the metadata of a field.
 MASKED_BY = "masked_by"

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms import AnyAlgorithm
-from kinfed.core import Nothing, Tree, is_broadcast, kernels, threads
+from kinfed.core import Nothing, Tree, empty_rows, is_broadcast, kernels, threads
 from kinfed.data import SPLITS, Cohort, Features, Federation, Moments, Ragged
 from kinfed.engine import ModuleTask, Task
 from kinfed.errors import CheckpointError
@@ -145,7 +145,7 @@ class Worker:
         means = {}
         with threads.one_thread():
             for name, like in parts[0].items():
-                rows = kernels.empty_rows(like, len(share), like.shape[1])
+                rows = empty_rows(like, len(share), like.shape[1])
                 for index, part in zip(positions, parts, strict=True):
                     rows[index] = part[name]
                 means[name] = kernels.mean_by_blocks(rows, share)

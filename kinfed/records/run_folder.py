@@ -287,6 +287,9 @@ class RunFolder(JobFolder):
     def write_federation(self, seed: int, federation: Mapping[str, Any]) -> None:
         self._write(f"federation-{seed}.json", federation)
 
+    def write_audit(self, audit: Mapping[str, Any]) -> None:
+        self._write("audit.json", audit, indent=2)
+
     def write_baseline(self, seed: int, baseline: Mapping[str, Any]) -> None:
         self._write(f"baseline-{seed}.json", baseline)
 

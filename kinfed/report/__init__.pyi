@@ -16,6 +16,7 @@ from kinfed.report.panels.base import ClientGroups as ClientGroups
 from kinfed.report.panels.base import Panel as Panel
 from kinfed.report.panels.cgpfl_panel import accuracy_by_number as accuracy_by_number
 from kinfed.report.panels.cgpfl_panel import choice_of_number as choice_of_number
+from kinfed.report.panels.coefficients_panel import coefficient_table as coefficient_table
 from kinfed.report.panels.fedfomo_panel import Matrix as Matrix
 from kinfed.report.panels.fedfomo_panel import kin_found as kin_found
 from kinfed.report.panels.selffl_panel import decisions as decisions

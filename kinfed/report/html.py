@@ -13,23 +13,15 @@ even a string that slipped through unescaped could neither run nor call home.
 
 import base64
 import hashlib
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
-import jinja2
-from jinja2 import BytecodeCache, ChoiceLoader, Environment, PackageLoader, StrictUndefined
-from jinja2.bccache import Bucket
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from kinfed.core import cache as code_cache
-from kinfed.core import storage
-from kinfed.errors import StorageError
 from kinfed.report.drawing.looks import DARK, plural, style_of
 from kinfed.report.drawing.svg import palette_rules, still_picture
 
@@ -54,33 +46,6 @@ class Download:
         return f"data:{kind};charset=utf-8;base64,{base64.b64encode(self.text.encode()).decode()}"
 
 
-class TemplateCache(BytecodeCache):
-    """Compiled templates in the cache folder, as Python keeps compiled modules: compiling takes half of the time of a
-    small page. Jinja2 compares the text of a template, so nothing is ever out of date; a damaged file is made again (so
-    no `FileSystemBytecodeCache`, which would run it), and a folder that cannot be written costs time, not the page."""
-
-    def load_bytecode(self, bucket: Bucket) -> None:
-        try:
-            content = self._path(bucket).read_bytes()
-        except (OSError, StorageError):
-            return
-        code = code_cache.unsealed(content, bucket.key)
-        if code is not None:
-            bucket.bytecode_from_string(code)
-
-    def dump_bytecode(self, bucket: Bucket) -> None:
-        code = bucket.bytecode_to_string()
-        with suppress(StorageError):  # it is compiled again next time
-            path = self._path(bucket)
-            storage.make_folder(path.parent)
-            storage.write_atomically(path, code_cache.sealed(code, bucket.key))
-
-    def _path(self, bucket: Bucket) -> Path:
-        """A file by versions of Python and Jinja2, which do not read each other's code."""
-        versions = f"{sys.implementation.cache_tag}-jinja2-{jinja2.__version__}"
-        return code_cache.cache_folder() / "templates" / versions / f"{bucket.key}.code"
-
-
 def render(template: str, package: str = REPORT, **values: Any) -> str:
     """The template of the package, or else of the report, with these values."""
     return environment(package).get_template(template).render(values)
@@ -88,9 +53,10 @@ def render(template: str, package: str = REPORT, **values: Any) -> str:
 
 @cache
 def environment(package: str = REPORT) -> Environment:
+    """Make the environment. Templates are compiled in every process (0.2 s for all): who writes a cache runs code."""
     templates = Environment(
         loader=ChoiceLoader([PackageLoader(name) for name in dict.fromkeys((package, REPORT))]), autoescape=True,
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, bytecode_cache=TemplateCache(),
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     templates.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
     templates.filters |= {"plural": plural, "style": style_of}

@@ -118,7 +118,7 @@ def _what_was_run(comparison: Comparison) -> Values:
 def _results(comparison: Comparison) -> Values | None:
     if not comparison.methods:
         return None
-    kind, seeds = sentences.headline_kind(comparison), sentences.seeds_of(comparison)
+    kind, seeds = sentences.headline_kind(comparison), comparison.seeds
     lead = sentences.leads(comparison, kind) if kind and seeds > 1 else None
     has_server = "server" in comparison.kinds
     title = f"How clear is the lead of {lead[0].label} in {kind} {comparison.style.noun}?" if lead else ""
@@ -141,7 +141,7 @@ def _rounds(comparison: Comparison) -> Values | None:
     if figure is None:
         return None
     lower = comparison.style.lower_is_better
-    return {"figure": figure, "metric": comparison.metric, "lower": lower, "seeds": sentences.seeds_of(comparison)}
+    return {"figure": figure, "metric": comparison.metric, "lower": lower, "seeds": comparison.seeds}
 
 
 def _clients(comparison: Comparison) -> Values | None:

@@ -106,11 +106,6 @@ def headline(runs: Iterable[RunRecord]) -> str:
     return text + (f", {plural(only, 'client')}" if len(clients) == 1 and isinstance(only, int) else "")
 
 
-def seeds_of(comparison: Comparison) -> int:
-    """The number of seeds that the averages rest on, the smallest over methods."""
-    return min((len(method.complete_trials) for method in comparison.methods), default=0)
-
-
 def findings(comparison: Comparison) -> list[str]:
     """The outcome in two or three sentences that claim no more than the seeds support."""
     sentences = [ranking] if (ranking := _ranking(comparison)) else []
@@ -184,10 +179,10 @@ def _ranking(comparison: Comparison) -> str:
         return start + ", but the methods have reached different rounds, so this is no verdict."
     if not comparison.same_seeds and not is_clear:
         return start + ", but the methods do not rest on the same seeds, so this is no verdict."
-    if seeds_of(comparison) < 2:
+    if comparison.seeds < 2:
         return start + ". One seed gives no spread to judge the difference by: run at least three before naming a best."
     if is_clear:
-        return start + f", and leads every other method clearly over {seeds_of(comparison)} seeds."
+        return start + f", and leads every other method clearly over {comparison.seeds} seeds."
     rivals = pair[1] if (pair := leads(comparison, kind)) else []
     close = [method.label for method, lead in rivals if lead is None or not lead.clear]
     return start + f", but its lead over {_join_names(close)} may be due to the seeds: no clear best."

@@ -17,6 +17,7 @@ from kinfed.runs.results import ClientTable as ClientTable
 from kinfed.runs.results import MethodResult as MethodResult
 from kinfed.runs.results import RunOutcome as RunOutcome
 from kinfed.runs.results import pick_result as pick_result
+from kinfed.runs.run_checks import audit_record as audit_record
 from kinfed.runs.run_checks import check_run as check_run
 from kinfed.runs.run_checks import left_out_notes as left_out_notes
 from kinfed.runs.run_inputs import RunInputs as RunInputs

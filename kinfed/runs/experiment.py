@@ -29,6 +29,7 @@ from kinfed.runs.observer import NullObserver, Observer, RunInfo
 from kinfed.runs.results import ClientTable, MethodResult, RunOutcome
 from kinfed.runs.run_checks import (
     COMPILING,
+    audit_record,
     check_privacy,
     check_run,
     description,
@@ -149,6 +150,7 @@ class Experiment:
                 check_privacy(fold.inputs, label)
         if folder is not None:
             save_layout(folder.path, inputs.model_name, inputs.task())
+            folder.write_audit(audit_record(inputs))
         for note in run_notes(inputs):
             self.observer.note(note)
         for seed in inputs.config.seeds:

@@ -2,10 +2,11 @@
 notes on data, sample of clients and privacy."""
 
 from dataclasses import replace
+from typing import Any
 
 from kinfed.algorithms import check_algorithm_settings, prepare_data
 from kinfed.config import METHOD, OPTIONAL, split_choice
-from kinfed.data import Description, augmentation, describe
+from kinfed.data import Description, augmentation, describe, findings
 from kinfed.engine import METRICS, would_compile
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.pools import physical_memory
@@ -17,7 +18,9 @@ OUTPUT_COPIES = 5  # of all outputs: what judging them holds at once (measured: 
 
 
 def check_run(inputs: RunInputs) -> None:
-    """Refuse the last method's settings before the first one runs."""
+    """Refuse data that cannot be meant, and the last method's settings, before the first one runs."""
+    for seed in inputs.config.seeds:
+        findings.refuse(inputs.federation(seed).findings, inputs.config.accept)
     _check_shapes_agree(inputs)
     for label in inputs.algorithms:
         check_algorithm(inputs, label)
@@ -158,6 +161,13 @@ def run_notes(inputs: RunInputs) -> list[str]:
         for label, algorithm in inputs.algorithms.items():
             notes += user_privacy.notes(label, algorithm, data.num_clients, sampling)
     return [note for note in notes if note]
+
+
+def audit_record(inputs: RunInputs) -> dict[str, Any]:
+    """The content of audit.json: findings in the data of every seed, and what the audit looks for."""
+    accept, seeds = inputs.config.accept, inputs.config.seeds
+    by_seed = {str(seed): findings.to_record(inputs.federation(seed).findings, accept)["findings"] for seed in seeds}
+    return {**findings.to_record([], accept), "findings": by_seed}
 
 
 def left_out_notes(inputs: RunInputs) -> list[str]:

@@ -17,8 +17,10 @@ from kinfed.data import (
     Federation,
     Problem,
     Resplit,
+    audited,
     example_weights,
     features_digest,
+    findings,
     fold_of_federation,
     make_federation,
 )
@@ -41,7 +43,7 @@ DEFAULT_CLIENTS = 20
 DEFAULT_PARTITION = "dirichlet"
 COLUMNS = (
     "client_column", "label_column", "group_column", "split_column", "weight_column", "time_column", "event_column",
-    "columns",
+    "person_column", "columns", "encoding",
 )  # fmt: skip
 
 
@@ -56,6 +58,8 @@ class RunInputs:
     ) -> None:
         if config.preset is not None:
             config.preset.check_model(is_own=model is not None)
+        if federation is not None:
+            _refuse_replaced(config, federation)
         self.config = config
         self.fold = fold
         self._own_federation = federation
@@ -132,6 +136,8 @@ class RunInputs:
     def federation(self, seed: int) -> Federation:
         if seed not in self._federations:
             data = self._split_federation(seed)
+            if self.fold == 0:  # the others divide the same rows
+                data = audited(data, self.config.accept)
             share = self.validation_share()
             if share and not int(data.val.count.sum()):
                 by_label = self.config.stratify or self.config.folds is not None
@@ -258,7 +264,8 @@ def build_federation(config: RunConfig, seed: int, fold: int = 0) -> Federation:
     clients = config.clients if partition == "column" else config.clients or DEFAULT_CLIENTS
     options = {} if config.partition is None else config.partition.options
     resplit = Resplit(config.folds, fold) if config.stratify or config.folds is not None else None
-    return make_federation(source, partition, clients, options, seed, resplit=resplit)
+    audit = fold == 0 and config.accept != findings.EVERYTHING
+    return make_federation(source, partition, clients, options, seed, resplit=resplit, audit=audit)
 
 
 def partition_name(config: RunConfig) -> str:
@@ -303,6 +310,18 @@ def example_batch(data: Federation) -> Tensor:
         largest = int(features.raw.flatten(1).amax(1).argmax())
         numbers = torch.tensor([0, largest or 1])
     return features.gather(numbers)
+
+
+def _refuse_replaced(config: RunConfig, federation: Federation) -> None:
+    """Refuse settings that a federation of one's own replaces: they would be recorded as if they had been used."""
+    replaced = [name for name in ("partition", "clients", "task", *COLUMNS) if name in config.changed]
+    if "dataset" in config.changed and config.dataset.name != federation.description.get("dataset"):
+        replaced.insert(0, "dataset")
+    if replaced:
+        raise ConfigError(
+            f"{', '.join(replaced)}: the federation that is given has its data and clients already, and would silently "
+            "take their place; leave out one of the two"
+        )
 
 
 def _refuse(columns: dict[str, Any], reason: str) -> None:

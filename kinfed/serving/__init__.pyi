@@ -1,3 +1,4 @@
+from kinfed.serving import coefficients as coefficients
 from kinfed.serving import predict as predict
 from kinfed.serving.export import export_model as export_model
 from kinfed.serving.export import save_layout as save_layout

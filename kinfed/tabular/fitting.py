@@ -11,7 +11,7 @@
 
 Files: fit.json (the result), fit.html (the page), models/sites/SITE.safetensors and models/server.safetensors
 (`ModelPipeline.read`), runs/ (ordinary run folders of what was fitted: `kinfed report`, `export`, `gain`, `adopt`),
-search/ (finished folds, for --resume) and plan.json (what of them counts).
+search/ (finished folds, for --resume), plan.json (what of them counts) and audit.json (doubts about the data).
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from kinfed.algorithms import make_algorithm, sample_update
 from kinfed.core import make_options, storage
-from kinfed.data import Federation, Resplit, as_table, example_weights, make_federation
+from kinfed.data import Federation, Resplit, as_table, audited, example_weights, findings, make_federation
 from kinfed.data.sources import SOURCES, Source, TableOptions, load_source, read_table, source_from_table
 from kinfed.errors import ConfigError, DataError
 from kinfed.newcomers import RunInMemory
@@ -60,13 +60,15 @@ from kinfed.tabular.search import (
 from kinfed.tabular.site_figures import HANDED, SiteFigures, judged_baseline, site_records
 
 PLAN = "plan.json"
+AUDIT = "audit.json"
 SITE = "site"  # the column that names the file of a row, where a table is several files
 
 
 def fit(
     table: Any, *, out: Path | str | None = None, resume: bool = False, minutes: float | None = None,
     settings: FitSettings | None = None, data: Path | None = None, page: bool = True,
-    observer: FitObserver | None = None, should_stop: Callable[[], bool] = lambda: False, **options: Any,
+    observer: FitObserver | None = None, should_stop: Callable[[], bool] = lambda: False, accept: str = "",
+    **options: Any,
 ) -> FitResult:  # fmt: skip
     """Fit a model for every site of a table, and choose for each whether it learns alone or with others.
 
@@ -74,6 +76,7 @@ def fit(
     - `options`: fields of FitSettings (algorithms, models, trials, folds, rounds, metric, ...) and, for tables, of
       kinfed.data.sources.TableOptions (client_column, label_column; also split_column, ignore, columns, task).
     - `minutes` bounds the time; with `out` everything is written there and can be resumed (`resume`).
+    - The data are audited first; `accept` names findings that are not to be refused (kinfed.data.audit).
 
     Example:
 
@@ -91,7 +94,8 @@ def fit(
     if minutes is not None and not minutes > 0:
         raise ConfigError(f"minutes must be above 0; got {minutes}")
     source = replace(load_sites(table, options, data, settings.seed), is_val=None)
-    job = SiteFit(source, settings, observer, should_stop)
+    job = SiteFit(source, settings, observer, should_stop, accept=accept)
+    findings.refuse(job.data.findings, accept)
     settings = job.settings
     if settings.folds > (most := int(job.data.train.count.max())):
         raise ConfigError(
@@ -105,6 +109,7 @@ def fit(
     contents = {"data": job.data.digest()}
     identity = hashlib.sha256(storage.to_json([described, contents]).encode()).hexdigest()[:16]
     with JobFolder.open(out, described, identity, contents=contents, resume=resume) as folder:
+        storage.write_json(folder.path / AUDIT, findings.to_record(job.data.findings, accept))
         return job.execute(folder.path, budget, page)
 
 
@@ -115,13 +120,17 @@ class SiteFit:
     def __init__(
         self, source: Source, settings: FitSettings, observer: FitObserver | None = None,
         should_stop: Callable[[], bool] = lambda: False, test_fraction: float | None = None,
+        accept: str = findings.EVERYTHING,
     ) -> None:  # fmt: skip
         self.source, self.should_stop = source, should_stop
         self.observer: FitObserver = Unobserved() if observer is None else observer
         share = settings.test_fraction if test_fraction is None else test_fraction
         # Test rows by label: a site with eight rows of a class has two of them among its test rows, and never none.
         options = {"test_fraction": share}
-        self.data: Federation = make_federation(source, "column", None, options, settings.seed, resplit=Resplit())
+        data = make_federation(
+            source, "column", None, options, settings.seed, resplit=Resplit(), audit=accept != findings.EVERYTHING
+        )
+        self.data: Federation = audited(data, accept)
         rows, problem = self.data.train.count, self.data.problem
         self.settings = settings = settings.with_folds(int(rows.median()), int(rows.max()))
         self.metric, self.choice_metric = settings.metric_for(problem), settings.choice_metric_for(problem)
@@ -331,9 +340,11 @@ def load_sites(table: Any, options: Mapping[str, Any], data: Path | None, seed: 
             raise ConfigError("several files are one site each, called as the files are; leave --client-column out")
         options_of_files = make_options(TableOptions, {**columns, "client_column": SITE}, "fit")
         name = ", ".join(str(file) for file in files)
-        return source_from_table(join_files(files), options_of_files, name, files[0].parent)
+        return source_from_table(join_files(files, options_of_files.encoding), options_of_files, name, files[0].parent)
     chosen = make_options(TableOptions, columns, "fit")
-    rows, name = (as_table(table), "the table") if files is None else (read_table(files[0]), str(files[0]))
+    rows, name = (
+        (as_table(table), "the table") if files is None else (read_table(files[0], chosen.encoding), str(files[0]))
+    )
     if chosen.client_column is None:
         raise ConfigError(
             f"which column of {name} names the site of each row? Give it with --client-column, or give one file per "
@@ -342,7 +353,7 @@ def load_sites(table: Any, options: Mapping[str, Any], data: Path | None, seed: 
     return source_from_table(rows, chosen, name, None if files is None else files[0].parent)
 
 
-def join_files(files: Sequence[Path]) -> pa.Table:
+def join_files(files: Sequence[Path], encoding: str = "utf-8") -> pa.Table:
     """The rows of all files, with the column `site`. A column that a file lacks is missing in its rows; where files do
     not agree whether a column holds numbers, it holds text."""
     names = [file.name.partition(".")[0] for file in files]
@@ -350,7 +361,7 @@ def join_files(files: Sequence[Path]) -> pa.Table:
         raise DataError(f"two files are called {twice[0]}; every site needs a name of its own: rename one")
     parts = []
     for name, file in zip(names, files, strict=True):
-        part = read_table(file)
+        part = read_table(file, encoding)
         if SITE in part.column_names:
             raise DataError(f"{file} has a column {SITE!r} already; join the files, and give --client-column {SITE}")
         parts.append(part.append_column(SITE, pa.array([name] * part.num_rows)))

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from kinfed.config import RunConfig, make_config
 from kinfed.core import rng, storage
-from kinfed.data import Federation, fold_numbers, make_federation, name_keys
+from kinfed.data import Federation, findings, fold_numbers, make_federation, name_keys
 from kinfed.data.sources import Source, take_rows
 from kinfed.engine import task_for
 from kinfed.errors import ConfigError, DataError
@@ -87,10 +87,17 @@ class TimeBudget:
         return self.left <= 0
 
 
-def assign_folds(data: Federation, folds: int, seed: int) -> Tensor:
-    """[T] the fold in which each entry of `data.train.rows` is validated; the only row of a site always trains."""
+def assign_folds(data: Federation, folds: int, seed: int, persons: Tensor | None = None) -> Tensor:
+    """[T] the fold in which each entry of `data.train.rows` is validated; the only row of a site always trains. All
+    rows of one of the `persons` [N] at a site are in the same."""
     strata, _ = data.problem.strata(data.labels)
     fold = fold_numbers(data.train, folds, strata, name_keys(rng.root(seed, "fit-folds"), data.names))
+    if persons is not None:
+        pairs = torch.stack([data.train.owner, persons[data.train.rows]])
+        _, person = torch.unique(pairs, dim=1, return_inverse=True)
+        first = torch.full((int(person.max()) + 1,), len(person))
+        first.scatter_reduce_(0, person, torch.arange(len(person)), "amin")
+        fold = fold[first[person]]
     if not bool((fold >= 0).any()):
         raise DataError(
             f"none of the {data.num_clients} sites has two training rows, so methods cannot be compared; give more "
@@ -105,7 +112,7 @@ def fold_federation(source: Source, data: Federation, fold_of: Tensor, fold: int
     marked[data.train.rows[fold_of == fold]] = True
     rows = data.train.rows.sort().values
     part = replace(take_rows(source, rows), is_test=marked[rows], is_val=None)
-    federation = make_federation(part, "column", None, None, seed)
+    federation = make_federation(part, "column", None, None, seed, audit=False)
     if data.problem.kind in ("counts", "survival"):  # outputs are ratios to what all training rows have: to the same
         return replace(federation, problem=data.problem)
     return federation
@@ -193,7 +200,7 @@ class Search:
     @cached_property
     def fold_of(self) -> Tensor:
         """[T] the fold of each entry of data.train.rows."""
-        return assign_folds(self.data, self.settings.folds, self.settings.seed)
+        return assign_folds(self.data, self.settings.folds, self.settings.seed, self.source.persons)
 
     def run(self) -> Tries:
         finished: list[tuple[int, str]] = []
@@ -284,7 +291,7 @@ def method_config(
     return make_config(None, {
         "algorithms": algorithms, "model": model, "rounds": settings.rounds, "steps": settings.steps,
         "participation": 1.0, "seeds": (settings.seed,), "eval_every": 0, "metric": metric,
-        "class_weights": settings.class_weights, **more,
+        "class_weights": settings.class_weights, "accept": findings.EVERYTHING, **more,
     })  # fmt: skip
 
 

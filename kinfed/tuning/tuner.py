@@ -62,7 +62,8 @@ def tune(
     varied = {label: {option: asdict(range_) for option, range_ in space.items()} for label, space in spaces.items()}
     with job.open(JobFolder, out, {"search": varied, "prune": prune}, resume) as folder:
         presets = [] if config.preset is None else config.preset.notes()
-        for note in (*left_out_notes(job.experiment.inputs), *presets, folder.version_change):
+        storage.write_json(folder.path / "audit.json", job.audit_record)
+        for note in (*left_out_notes(job.experiment.inputs), *presets, folder.version_change, *job.audit_notes):
             if observer is not None and note:
                 observer.note(note)
         trial_runs = _Tuning(job, folder.path, trials, prune, observer or NullObserver())

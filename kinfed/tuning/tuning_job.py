@@ -18,7 +18,7 @@ from kinfed.data import Federation
 from kinfed.engine import METRICS, Builder
 from kinfed.errors import ConfigError, DataError, unknown_name
 from kinfed.records import JobFolder
-from kinfed.runs import ClientTable, Experiment, MethodRun, Metrics, NullObserver, check_run
+from kinfed.runs import ClientTable, Experiment, MethodRun, Metrics, NullObserver, audit_record, check_run
 from kinfed.server import RoundReport
 
 
@@ -156,6 +156,16 @@ class TuningJob:
                     "no client has validation examples, so there is nothing to tune by; set validation = 0.2"
                 )
         check_run(self.experiment.inputs)
+
+    @property
+    def audit_record(self) -> dict[str, Any]:
+        """The content of audit.json."""
+        return audit_record(self.experiment.inputs)
+
+    @property
+    def audit_notes(self) -> list[str]:
+        """A sentence on every finding in the data of the first seed."""
+        return [finding.sentence for finding in self.experiment.inputs.federation(self.config.seeds[0]).findings]
 
     @property
     def metric(self) -> str:

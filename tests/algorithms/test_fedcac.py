@@ -10,7 +10,7 @@ from torch import Tensor
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedcac import FedCAC, Server, Up, overlaps
 from kinfed.algorithms.local import Local
-from kinfed.core.kernels import packed, unpacked
+from kinfed.core.bitpack import packed, unpacked
 from kinfed.data import Population
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.engine.task_factory import make_task

@@ -14,7 +14,7 @@ from kinfed.algorithms.common.masked_rows import MaskedUp, mean_where_held
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.heterofl import HeteroFL, width_mask
 from kinfed.core import rng
-from kinfed.core.kernels import packed, unpacked
+from kinfed.core.bitpack import packed, unpacked
 from kinfed.data import Federation, Population
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.examples.features import Features

@@ -10,7 +10,7 @@ from method_bench import LR, WORKS, by_hand, close, deep, gradient, models, run,
 
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.lotteryfl import LotteryFL, pruned
-from kinfed.core.kernels import unpacked
+from kinfed.core.bitpack import unpacked
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.engine.task_factory import make_task
 from kinfed.server.schedule import Schedule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kinfed.core.kernels import count_bits, packed, unpacked
+from kinfed.core.bitpack import count_bits, packed, unpacked
 
 
 def test_masks_travel_as_bits() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kinfed.core import kernels as large_rows
-from kinfed.core.kernels import BOUNDARY, copied_rows, difference, empty_rows, forget_free_blocks
+from kinfed.core import buffers as large_rows
+from kinfed.core.buffers import BOUNDARY, copied_rows, difference, empty_rows, forget_free_blocks
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.engine.training.optimizers import make_optimizer
 

@@ -270,7 +270,7 @@ def test_files_that_are_no_tables_say_what_to_do(tmp_path):
     with pytest.raises(DataError, match=r"is a workbook.*save its sheet as CSV in UTF-8"):
         read_table(tmp_path / "a.xlsx")
     (tmp_path / "latin.csv").write_bytes("size,y\ngroß,1\nklein,0\n".encode("cp1252"))
-    with pytest.raises(DataError, match=r"column size of .*latin\.csv holds texts that are not UTF-8; save the"):
+    with pytest.raises(DataError, match=r"column size of .*latin\.csv holds texts that are not UTF-8; say which"):
         read_table(tmp_path / "latin.csv")
 
 
@@ -286,8 +286,6 @@ def test_what_looks_like_something_else_is_said(tmp_path):
     assert "column price looks like numbers ('$5')" in notes
     assert "column code" not in notes
     assert "column born" not in notes, "these are dates"
-    assert "column c: 'North' and 'north' count as two" in notes
-    assert "column y: 'No' and 'no' count as two" in notes
 
 
 def test_names_have_no_blanks_around_them(tmp_path):
@@ -310,4 +308,5 @@ def test_a_column_that_makes_clients_of_single_rows_is_doubted(tmp_path):
     data = make_federation(
         load_source(str(tmp_path / "t.csv"), None, 0, {"label_column": "y", "client_column": "c"}), "column", None
     )
-    assert "half of the 60 clients have at most 1 row(s); is c the column that names them?" in data.notes
+    finding = next(finding for finding in data.findings if finding.name == "small_clients")
+    assert finding.text == "half of the 60 clients have at most 1 row(s); is c the column that names them?"

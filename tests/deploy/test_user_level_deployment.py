@@ -103,7 +103,7 @@ def simulated(net: Loopback) -> Tensor:
 @pytest.mark.parametrize(("method", "secure"), [("fedavg", False), ("ditto", True)], ids=["server clips", "nodes clip"])
 def test_without_noise_the_models_are_those_of_a_simulation(tmp_path: Path, method: str, secure: bool) -> None:
     """Updates are longer than the norm, so that clipping shows; with secure sums nodes do it, and the sum is theirs."""
-    net = make(tmp_path, method=method, secure_sum=secure)
+    net = make(tmp_path, method=method, secure_sum=secure, batch=50)  # small batches are the nodes' secret
     folder = run(net)
     torch.testing.assert_close(models(net), simulated(net), rtol=0, atol=1e-6)
     updates = [one.packet.group("down")["w"][0] for one in net.messages if one.kind == TRAIN and one.node == 100]

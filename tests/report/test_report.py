@@ -39,6 +39,7 @@ from kinfed.report.charts.figures import gain_against_size, sorted_gains
 from kinfed.report.drawing import looks, style_of
 from kinfed.report.drawing.chart import Figure, axis, escape, layout, log_axis, numbers, short, subsampled
 from kinfed.report.drawing.looks import format_number
+from kinfed.report.html import environment
 from kinfed.report.panels import PANELS, Panel, method_panels, series
 from kinfed.report.sentences import brief, data_notes, facts, findings
 
@@ -907,3 +908,12 @@ def test_the_terminal_shows_the_headline_metric_of_the_run() -> None:
     assert "AUROC %, last round" in text
     assert "87.6" in text
     assert "75.4" in text
+
+
+def test_a_page_runs_no_code_from_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No compiled template is read or left there, so nobody can put one in its place."""
+    monkeypatch.setenv("KINFED_CACHE", str(tmp_path / "cache"))
+    environment.cache_clear()
+    build([write_run(tmp_path / "r", **SMALL)])
+    assert environment().bytecode_cache is None
+    assert not list(tmp_path.glob("cache/**/*.code"))

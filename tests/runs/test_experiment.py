@@ -32,6 +32,7 @@ from kinfed.runs.observer import NullObserver
 from kinfed.runs.run_checks import COMPILING
 
 SMALL = {"algorithms": "local,ditto", "rounds": 4, "seeds": (0, 1), "clients": 5, "model": "mlr", "eval_every": 2}
+ON_OWN_DATA = {name: value for name, value in SMALL.items() if name != "clients"}
 
 
 def small_federation() -> kinfed.Federation:
@@ -43,7 +44,7 @@ def small_federation() -> kinfed.Federation:
 
 def test_clients_are_compared_with_training_alone_wherever_that_stands_among_the_methods(tmp_path: Path) -> None:
     def lines(name: str, algorithms: str, **more: Any) -> dict[str, list[dict[str, str]]]:
-        settings = {**SMALL, "algorithms": algorithms, "seeds": (0,), **more}
+        settings = {**ON_OWN_DATA, "algorithms": algorithms, "seeds": (0,), **more}
         result = kinfed.run(**settings, out=tmp_path / name, federation=small_federation())
         assert [one.label for one in result.results] == algorithms.split(",")
         with (tmp_path / name / "clients.csv").open() as file:
@@ -62,7 +63,7 @@ def test_clients_are_compared_with_training_alone_wherever_that_stands_among_the
     assert {row["personal_error_of_gain"] for row in lines("c", "ditto")["ditto"]} == {""}
     folds = lines("d", "ditto,local", folds=2)["ditto"]
     assert all(float(row["personal_error_of_gain"]) >= 0 for row in folds)
-    memory = kinfed.run(**{**SMALL, "algorithms": "ditto,local", "seeds": (0,)}, federation=small_federation())
+    memory = kinfed.run(**{**ON_OWN_DATA, "algorithms": "ditto,local", "seeds": (0,)}, federation=small_federation())
     values = [client.values["personal_error_of_gain"] for client in memory.run.trials[0].clients]
     assert values == pytest.approx(paired)
 
@@ -260,11 +261,11 @@ def test_all_means_what_can_run_here(tmp_path: Path) -> None:
 def test_what_is_left_out_decides_nothing_about_the_data() -> None:
     """Validation examples are set aside for methods that run."""
     few = ",".join(f"-{name}" for name in ALGORITHMS if name not in ("fedfomo", "local"))
-    settings = SMALL | {"algorithms": f"all,{few}"}
+    settings = ON_OWN_DATA | {"algorithms": f"all,{few}"}
     refused = make_config(None, settings, sets=("fedfomo.max_gb=1e-9",))
     left, plain = (
         Experiment(config, small_federation())
-        for config in (refused, make_config(None, SMALL | {"algorithms": "local"}))
+        for config in (refused, make_config(None, ON_OWN_DATA | {"algorithms": "local"}))
     )
     assert list(left.inputs.algorithms) == ["local"]
     assert left.inputs.contents() == plain.inputs.contents()
@@ -282,7 +283,7 @@ def test_named_methods_are_refused_and_all_of_nothing_too() -> None:
 
 def test_loops_of_other_seeds_leave_the_start_of_a_loop_alone() -> None:
     """Clients' states are made when they are first called: after another seed's loop they still begin at their own."""
-    config = make_config(None, {**SMALL, "algorithms": "ditto", "warm_start": 2, "participation": 1.0})
+    config = make_config(None, {**ON_OWN_DATA, "algorithms": "ditto", "warm_start": 2, "participation": 1.0})
     experiment = Experiment(config, small_federation())
 
     def trained(between: bool) -> torch.Tensor:
@@ -335,7 +336,7 @@ def test_the_first_run_on_a_machine_says_that_it_compiles(monkeypatch: pytest.Mo
     def run(compiled: bool, backend: str = "fused") -> None:
         events.clear()
         monkeypatch.setattr(fused_task, "is_compiled", lambda *kernel: compiled)
-        settings = {**SMALL, "algorithms": "local", "rounds": 1, "seeds": (0,), "backend": backend}
+        settings = {**ON_OWN_DATA, "algorithms": "local", "rounds": 1, "seeds": (0,), "backend": backend}
         kinfed.run(**settings, federation=small_federation(), observer=Events())
 
     events: list[str] = []

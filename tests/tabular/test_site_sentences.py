@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -75,11 +76,11 @@ def result(problem: Problem = BINARY, metric: str = "auroc", **changes: object) 
 def test_a_site_with_one_class_is_told_why_it_has_no_figure() -> None:
     nothing = {name: Estimate(None) for name in ("alone", "deployed", "gain")}
     one_class = site(test_rows=8, rare_rows=0, **nothing)
-    assert Wording(result()).sentence(one_class) == (
-        "Süd takes the one model of all sites; AUROC compares rows of both classes, and its 8 test rows are all of "
-        "class benign, so that nothing can be said of its gain."
-    )
-    assert "its 1 test row is of class benign" in Wording(result()).sentence(replace(one_class, test_rows=1))
+    sentence = Wording(result()).sentence(one_class)
+    assert sentence.startswith("Süd ")
+    assert all(fact in sentence for fact in ("AUROC", "8 test rows", "benign"))
+    assert not any(character in sentence for character in "%+−")  # no figure, no gain
+    assert "1 test row is" in Wording(result()).sentence(replace(one_class, test_rows=1))
 
 
 def test_few_rows_of_a_class_are_named_with_it() -> None:
@@ -87,9 +88,10 @@ def test_few_rows_of_a_class_are_named_with_it() -> None:
     assert words.rows(site(rare_rows=2)) == "20 test rows, 2 of them of class malignant"
     assert words.rows(site()) == "20 test rows"
     unsure = site(rare_rows=1, gain=Estimate(0.05))
-    assert "whether that is more than chance cannot be told (gain +5.0 points, too few test rows" in words.sentence(
-        unsure
-    )
+    sentence = words.sentence(unsure)
+    assert "+5.0 points" in sentence
+    assert "too few test rows" in sentence
+    assert "95 %" not in sentence
 
 
 def test_errors_are_written_in_digits_that_count_and_fall_where_there_is_a_gain() -> None:
@@ -98,14 +100,11 @@ def test_errors_are_written_in_digits_that_count_and_fall_where_there_is_a_gain(
     )
     words = Wording(result(Problem("regression", mean=152.3, scale=77.75), "rmse", sites=(numbers, numbers),
                            overall=Estimate(1.716, 0.1, 3.3), class_rows=()))  # fmt: skip
-    assert words.sentence(numbers) == (
-        "Süd takes the one model of all sites: RMSE 56.8 alone, 55.9 with it; the difference is within chance "
-        "(gain +0.9, 95 % interval −1.9 to +3.7, 20 test rows)."
-    )
-    assert words.overall().endswith(
-        "The mean gain over sites (less RMSE) is +1.7, 95 % interval +0.1 to +3.3: on average, learning with the "
-        "others helps."
-    )
+    sentence, overall = words.sentence(numbers), words.overall()
+    assert re.findall(r"[+−]?\d+\.\d+", sentence) == ["56.8", "55.9", "+0.9", "−1.9", "+3.7"]
+    assert "within chance" in sentence
+    assert re.findall(r"[+−]\d+\.\d+", overall)[-3:] == ["+1.7", "+0.1", "+3.3"]
+    assert "less RMSE" in overall
     assert words.predicted() == "growth, a number (mean 152, standard deviation 77.8 in training rows)"
 
 

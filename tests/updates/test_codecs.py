@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kinfed.core import rng
-from kinfed.core.kernels import pack_numbers, unpack_numbers
+from kinfed.core.bitpack import pack_numbers, unpack_numbers
 from kinfed.errors import ConfigError
 from kinfed.updates.codecs import CODECS, QSGD, Codec, TopK, largest
 

@@ -17,7 +17,7 @@ from kinfed.algorithms.common.masked_rows import MaskedUp
 from kinfed.algorithms.common.message_shape import averaged_changes
 from kinfed.config.config_reading import make_config
 from kinfed.core import rng
-from kinfed.core.kernels import packed
+from kinfed.core.bitpack import packed
 from kinfed.data.examples.optimizer_state import Moments
 from kinfed.deploy.settings import Deployment
 from kinfed.errors import CheckpointError, ConfigError

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.common.clustering import k_means
-from kinfed.core import kernels, rng
+from kinfed.core import LARGE, rng
 
 BUCKETS = 256  # D
 
@@ -32,7 +32,7 @@ def no_sketches(clients: int, like: Tensor) -> Tensor:
     """Zeros [clients, D] of the type and on the device of `like`. Of very many on the processor, memory is taken for
     those alone that somebody writes to: small pages, which the system clears at the first touch."""
     nbytes = clients * BUCKETS * like.element_size()
-    if nbytes <= kernels.LARGE or like.device.type != "cpu":
+    if nbytes <= LARGE or like.device.type != "cpu":
         return like.new_zeros(clients, BUCKETS)
     pages = mmap.mmap(-1, nbytes)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):

@@ -151,12 +151,12 @@ def _picture(d: Description, rows: list[int]) -> str:
     width, height = _LABEL + grid + _BAR + 120, _TOP + _CELL * len(rows) + 4
     marks = [_text(_LABEL + grid + 8, _TOP - 8, "training examples", muted=True)]
     marks += [
-        _text(_LABEL + _CELL * c + _CELL / 2, _TOP - 8, _cut(label, 2), muted=True, middle=True, title=label)
+        _text(_LABEL + _CELL * c + _CELL / 2, _TOP - 8, _shortened(label, 2), muted=True, middle=True, title=label)
         for c, label in enumerate(classes)
     ]
     for row, k in enumerate(rows):
         y, total = _TOP + _CELL * row, max(sizes[k], 1)
-        marks.append(_text(_LABEL - 8, y + _CELL - 5, _cut(d.names[k], 20), end=True, title=d.names[k]))
+        marks.append(_text(_LABEL - 8, y + _CELL - 5, _shortened(d.names[k], 20), end=True, title=d.names[k]))
         for c, label in enumerate(classes):
             if count := d.train[k][c]:
                 text = f"{d.names[k]}: {count} of {total} are {label}"
@@ -194,7 +194,8 @@ def _square(x: float, y: float, width: float, opacity: float, title: str, height
     return f"<rect {place} fill='{_COLOUR}' fill-opacity='{opacity:.2f}'><title>{escape(title)}</title></rect>"
 
 
-def _cut(text: str, limit: int) -> str:
+def _shortened(text: str, limit: int) -> str:
+    """The text in at most `limit` characters, with an ellipsis where some are missing."""
     return text if len(text) <= limit else text[: max(limit - 1, 1)] + "…"
 
 

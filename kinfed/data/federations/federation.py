@@ -28,6 +28,7 @@ from kinfed.data.federations.example_weights import BALANCED, BY_CLIENT
 from kinfed.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from kinfed.data.audit.findings import Finding
     from kinfed.data.examples.arrays import Datasets
     from kinfed.data.federations.description import Description
     from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing
@@ -67,6 +68,8 @@ class Federation(HasProblem):
     public: Tensor | None = None  # [U] int64 rows that server and clients all know; nobody trains on them as its own
     weights: Tensor | None = None  # [N] float32 weight of every example in training (example_weights.py)
     class_weights: Tensor | None = None  # [K, C] float32 the same for classes, at every client
+    findings: list[Finding] = field(default_factory=list)  # of the audit (kinfed.data.audit)
+    is_audited: bool = False  # whether examples, classes and clients were looked at, beside the table they came from
 
     def __post_init__(self) -> None:
         self.check()
@@ -321,7 +324,7 @@ class Federation(HasProblem):
         settings = make_options(TableOptions, options, "the table")
         if settings.client_column is None:
             raise ConfigError("client_column: say which column names the client of each row")
-        rows, name, folder = opened(table)
+        rows, name, folder = opened(table, settings.encoding)
         source, resplit = source_from_table(rows, settings, name, folder), Resplit() if stratify else None
         return make_federation(source, "column", None, {"test_fraction": test_fraction}, seed, resplit=resplit)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from kinfed.core import storage
+from kinfed.data.audit.findings import from_record
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.problem import Problem
 from kinfed.data.examples.ragged import SPLITS, Ragged
@@ -52,7 +54,8 @@ def save(data: Federation, folder: Path | str) -> None:
     # The record is renamed into place last: until then a reader finds the old record and its old arrays.
     plain = {name: getattr(data, name) for name in _PLAIN_FIELDS}
     learnt = None if data.preprocessing is None else data.preprocessing.to_json()
-    known = {"problem": data.problem.to_json(), "preprocessing": learnt}
+    findings = [asdict(finding) for finding in data.findings]
+    known = {"problem": data.problem.to_json(), "preprocessing": learnt, "findings": findings}
     storage.write_json(folder / _RECORD, record | plain | known)
     for old in folder.glob("arrays-*.safetensors"):
         if old.name != file:
@@ -81,6 +84,7 @@ def load(folder: Path | str) -> dict[str, Any]:
         from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing  # with pyarrow, for tables
 
         plain["preprocessing"] = TablePreprocessing.from_json(learnt)
+    plain["findings"] = from_record(record.get("findings", []))
     optional = {name: arrays.get(name) for name in _OPTIONAL}
     problem = Problem.from_json(record["problem"])
     return {"features": features, "labels": arrays["labels"], "problem": problem, **splits, **optional, **plain}

@@ -15,11 +15,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from kinfed.core import make_options, rng
+from kinfed.data.audit.findings import Finding
 from kinfed.data.examples.arrays import name_keys
 from kinfed.data.examples.features import Features
-from kinfed.data.examples.ragged import Ragged, split_fold, split_stratified
+from kinfed.data.examples.problem import Problem
+from kinfed.data.examples.ragged import Ragged, hold_out, split_fold, split_stratified
 from kinfed.data.federations.example_weights import scaled_weights
 from kinfed.data.federations.federation import Federation
 from kinfed.data.partitions.base import Assignment, Partition
@@ -30,8 +33,6 @@ from kinfed.errors import ConfigError
 if TYPE_CHECKING:
     from kinfed.data.preprocessing.column_statistics import ReadTable
     from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing
-
-MANY_CLIENTS, FEW_ROWS = 20, 5  # so many clients with fewer rows each are worth a note
 
 
 @dataclass(frozen=True)
@@ -73,12 +74,13 @@ class Resplit:
 
 def make_federation(
     source: Source, partition: str | Partition, num_clients: int | None, options: Mapping[str, Any] | None = None,
-    seed: int = 0, *, resplit: Resplit | None = None,
+    seed: int = 0, *, resplit: Resplit | None = None, audit: bool = True,
 ) -> Federation:  # fmt: skip
     """Share `source` out by a partition, given by name and options or as an object.
 
     `num_clients` may be None only where the data set knows its clients (partition column). `resplit` says how each
-    client's rows are divided into train and test, where not by chance alone."""
+    client's rows are divided into train and test, where not by chance alone. The table is audited (kinfed.data.audit)
+    unless `audit` is false: where the same rows are divided again and again."""
     rule = partition
     if isinstance(rule, str):
         rule = make_options(PARTITIONS[rule].options, options or {}, f"partition {rule}")
@@ -87,6 +89,8 @@ def make_federation(
     if num_clients is not None and not 1 <= num_clients <= len(source):
         most = f"{len(source):,}"
         raise ConfigError(f"{source.name} has {most} examples, so there can be 1 to {most} clients; got {num_clients}")
+    if source.persons is not None and not source.has_official_test:
+        source = replace(source, is_test=_test_persons(source, rule.test_fraction, seed))
     assignment = rule.assign(source, num_clients, seed)
     if resplit is not None:
         official = rule.train_and_test_rows(source)[1] is not None
@@ -99,14 +103,9 @@ def make_federation(
     elif source.standardize:
         features = features.standardized(assignment.train.rows)
     problem = source.problem.fitted(labels[assignment.train.rows])
-    notes = [*source.notes, *assignment.notes]
-    if preprocessing is not None:
-        from kinfed.data.preprocessing.target_leaks import leak_note  # with pydantic, which only tables need
-
-        train = assignment.train.rows
-        leak = leak_note(preprocessing.used, features.raw[train].numpy(), labels[train].numpy(), problem)
-        notes += [*preprocessing.sentences(), *([leak] if leak else [])]
-    notes += _note_on_sizes(assignment, source.options.get("client_column"))
+    notes = [*source.notes, *assignment.notes, *([] if preprocessing is None else preprocessing.sentences())]
+    findings = _findings(source, rule.name, assignment, labels, problem, preprocessing) if audit else []
+    notes += [finding.sentence for finding in findings]
     untested = int((assignment.test.count == 0).sum())
     if untested and len(assignment.test.rows):
         notes.append(f"{untested} of {clients} clients have no test example")
@@ -120,17 +119,52 @@ def make_federation(
     return Federation(
         features, labels, problem, assignment.train, assignment.val or Ragged.empty(clients), assignment.test, names,
         assignment.groups, assignment.group_names, description, notes, source.tags, source.tag_names, preprocessing,
-        weights=scaled_weights(source.weights, assignment.train.rows),
+        weights=scaled_weights(source.weights, assignment.train.rows), findings=findings,
     )  # fmt: skip
 
 
-def _note_on_sizes(assignment: Assignment, column: str | None) -> list[str]:
-    """That most clients have hardly a row, where a column of the table names them: it may be the wrong one."""
-    rows = assignment.train.count + assignment.test.count
-    if column is None or len(rows) < MANY_CLIENTS or rows.median() >= FEW_ROWS:
-        return []
-    few = f"half of the {len(rows):,} clients have at most {int(rows.median())} row(s)"
-    return [f"{few}; is {column} the column that names them?"]
+def _findings(
+    source: Source, partition: str, assignment: Assignment, labels: Tensor, problem: Problem,
+    preprocessing: TablePreprocessing | None,
+) -> list[Finding]:  # fmt: skip
+    """Findings of the audit in what only the source shows: how it names test rows, and the columns of a table."""
+    findings = []
+    if source.is_test is not None and not source.has_official_test:
+        column = source.options.get("split_column") or "its split"
+        text = (
+            f"{column} of {source.name} marks no row for testing, so that test rows would be drawn from all. Mark some "
+            "(test), or leave the column out."
+        )
+        findings.append(Finding("split", text, refused=True))
+    if source.table is None or preprocessing is None:
+        return findings
+    from kinfed.data.audit.table_audit import TableParts, audit_table  # with pyarrow, for tables alone
+
+    train, by_site = assignment.train, partition == "column"
+    parts = TableParts(
+        source.table.cells, {one.name: one.kind for one in preprocessing.used}, labels.numpy(), problem,
+        train.rows.numpy(), train.owner.numpy(), assignment.names or [], assignment.test.rows.numpy(),
+        (train.count + assignment.test.count).numpy(), source.options.get("label_column") or "label",
+        (source.options.get("client_column") or "client") if by_site else None,
+        names_test_rows=source.has_official_test and source.persons is None, keeps_persons=source.persons is not None,
+    )  # fmt: skip
+    return [*findings, *audit_table(parts)]
+
+
+def _test_persons(source: Source, share: float, seed: int) -> Tensor:
+    """[N] bool: rows of the persons who are for testing, a share of those of every client (of all, where the data set
+    names no clients); a client with a single person trains on it."""
+    assert source.persons is not None
+    owner = torch.zeros_like(source.persons) if source.owners is None else source.owners
+    _, person = torch.unique(torch.stack([owner, source.persons]), dim=1, return_inverse=True)  # one at every client
+    home = torch.zeros(int(person.max()) + 1, dtype=torch.int64)
+    home[person] = owner
+    owned = Ragged.grouped(torch.arange(len(home)), home, int(owner.max()) + 1)
+    keys = rng.fold(rng.root(seed, "test-persons"), torch.arange(len(owned)))
+    _, test = hold_out(owned, share, keys)
+    chosen = torch.zeros(len(home), dtype=torch.bool)
+    chosen[test.rows] = True
+    return chosen[person]
 
 
 def _learn(table: ReadTable, train: Ragged, standardize: bool, name: str) -> tuple[Features, TablePreprocessing]:

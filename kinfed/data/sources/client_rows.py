@@ -83,7 +83,7 @@ class LabelledRows:
 def load_like(rows: Any, options: TableOptions, columns: list[str] | None, problem: Problem) -> LabelledRows:
     """Read a table, in a file or in memory, with labels of a `problem`. Of its columns only the named are read (None:
     all without another role)."""
-    opened, name, folder = table.opened(rows)
+    opened, name, folder = table.opened(rows, options.encoding)
     used = table.roles(opened, options, name)
     labels = table.read_table_target(opened, options, name, problem).labels
     is_test, is_val = table.splits(opened, options, name)

@@ -43,7 +43,9 @@ def load_source(
 
     if table_files.is_table(name):
         path, settings = Path(name), make_options(TableOptions, options or {}, f"table {name}")
-        return table.source_from_table(table_files.read_table(path), settings, str(path), path.parent)
+        return table.source_from_table(
+            table_files.read_table(path, settings.encoding), settings, str(path), path.parent
+        )
     error = unknown_name("data set", name, SOURCES)
     raise ConfigError(f"{error}; or give the path of a {', '.join(table_files.SUFFIXES)} file")
 

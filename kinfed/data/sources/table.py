@@ -7,6 +7,7 @@
     group_column    device type, region, ...: the same for all rows of a client
     split_column    train, val or test
     weight_column   how much the row counts in training (kinfed.data.federations.example_weights)
+    person_column   whom the row is of: all rows of a person are in one part
     image_column    encoded images (bytes, hub structs, or paths relative to the file) instead of numbers
     text_column     texts, which become tokens (kinfed.data.sources.wordpiece), instead of numbers
 
@@ -17,7 +18,7 @@ each client. They are shared knowledge that no privacy of training covers. Test 
 """
 
 import difflib
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,29 +70,21 @@ def source_from_table(table: pa.Table, options: TableOptions, name: str, folder:
         features = Features(early.encode_cells(read.cells, read.rows, name).raw)
     source = Source(name, features, target.labels, target.problem, is_test, is_val, table=read)
     source.weights = row_weights(table, options, name)
-    source.notes += [target.note, *without_label, *_doubts(columns[0], target.problem.class_labels)]
+    source.notes += [target.note, *without_label]
     if read is not None:
         undeclared = [format_hint(column, cells) for column, cells in read.cells.items() if column not in read.columns]
         source.notes += [hint for hint in undeclared if hint]
     source.standardize = options.standardize and options.has_columns
-    source.options = asdict(options)
+    source.options = options.record()
+    if options.person_column is not None:
+        persons = values_of(table, options.person_column, name)
+        source.persons = encode(persons, f"column {options.person_column}")[0]
     if options.client_column is not None:
         values = values_of(table, options.client_column, name)
         source.owners, source.owner_names = encode(values, f"column {options.client_column}")
-        source.notes += _doubts(options.client_column, source.owner_names)
         if options.group_column is not None:
             _set_groups(source, values_of(table, options.group_column, name), options.group_column)
     return source
-
-
-def _doubts(column: str, names: list[str]) -> list[str]:
-    """A note where names differ in nothing but case or blanks."""
-    seen: dict[str, str] = {}
-    for name in names:
-        other = seen.setdefault(" ".join(name.casefold().split()), name)
-        if other != name:
-            return [f"column {column}: {other!r} and {name!r} count as two; give them one name if they are the same"]
-    return []
 
 
 def _check_classes(target: Target, column: str, path: str) -> None:
@@ -111,10 +104,10 @@ def _check_classes(target: Target, column: str, path: str) -> None:
         )
 
 
-def opened(rows: Any) -> tuple[pa.Table, str, Path | None]:
+def opened(rows: Any, encoding: str = "utf-8") -> tuple[pa.Table, str, Path | None]:
     """A table, what errors call it, and the folder that it is in."""
     if isinstance(rows, str | Path):
-        return read_table(Path(rows)), str(rows), Path(rows).parent
+        return read_table(Path(rows), encoding), str(rows), Path(rows).parent
     return as_table(rows), "the table", None
 
 
@@ -148,7 +141,7 @@ def roles(table: pa.Table, options: TableOptions, path: str) -> set[str]:
         raise ConfigError("survival has a time and an event: give both --time-column and --event-column")
     if options.time_column is not None and options.task not in ("auto", "survival"):
         raise ConfigError(f"--time-column is for survival, and --task is {options.task}; leave one of them out")
-    settings = [f"{role}_column" for role in ("label", "client", "group", "split", "image", "text", "weight")]
+    settings = [f"{role}_column" for role in ("label", "client", "group", "split", "image", "text", "weight", "person")]
     settings += ["time_column", "event_column"]
     if options.time_column is not None:
         settings.remove("label_column")  # deployments have a default for it
@@ -166,6 +159,8 @@ def roles(table: pa.Table, options: TableOptions, path: str) -> set[str]:
         raise ConfigError(f"each column of {path} can have one role only; got {', '.join(used)}")
     if options.group_column is not None and options.client_column is None:
         raise ConfigError("group_column gives groups of clients, so it needs client_column too")
+    if options.person_column is not None and options.split_column is not None:
+        raise ConfigError("person_column draws test rows by person, and split_column names them already; leave out one")
     if table.num_rows == 0:
         raise DataError(f"{path} has a header but no rows")
     return set(used)

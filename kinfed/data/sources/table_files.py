@@ -1,11 +1,12 @@
 """Tables in files: CSV and Parquet, as Arrow tables.
 
-CSV files are in UTF-8, with or without a byte order mark. Cells are separated by what separates the names in the first
-line: comma, semicolon, tab or bar. A column whose cells are all numbers but for words that stand for an empty one
-(`MISSING_WORDS`) holds numbers. Numbers may have decimal commas, throughout their column; where commas separate cells,
-1,234 may as well be a thousand and some, and a column of such numbers stays text.
+CSV files are in UTF-8, with or without a byte order mark, or in an encoding that was named. Cells are separated by what
+separates the names in the first line: comma, semicolon, tab or bar. A column whose cells are all numbers but for words
+that stand for an empty one (`MISSING_WORDS`) holds numbers. Numbers may have decimal commas, throughout their column;
+where commas separate cells, 1,234 may as well be a thousand and some, and a column of such numbers stays text.
 """
 
+import codecs
 import gzip
 import re
 from pathlib import Path
@@ -15,13 +16,14 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from kinfed.data.sources import hub
-from kinfed.errors import DataError
+from kinfed.errors import ConfigError, DataError
 
 SUFFIXES = (".csv", ".tsv", ".csv.gz", ".parquet")
 # In a column of a CSV file whose other cells are all numbers, these words stand for an empty cell.
 MISSING_WORDS = ("na", "n/a", "nan", "null", "none", "?", "-", ".", "unknown", "missing")
 SEPARATORS = (",", ";", "\t", "|")
 WORKBOOKS = (".xlsx", ".xls", ".ods", ".numbers")
+_OTHER_ENCODING = "say which it is in with --encoding (latin-1, cp1252), or save the file as UTF-8"
 _THOUSANDS = r"^[+-]?\d{1,3}(,\d{3})+$"
 
 
@@ -30,45 +32,53 @@ def is_table(name: str) -> bool:
     return name.lower().endswith(SUFFIXES)
 
 
-def read_table(path: Path) -> pa.Table:
-    """A CSV or Parquet file. Column names differ."""
+def read_table(path: Path, encoding: str = "utf-8") -> pa.Table:
+    """A CSV file in this encoding, or a Parquet file. Column names differ."""
     if not path.exists():
         raise DataError(f"{path} does not exist; give the path of a {', '.join(SUFFIXES)} file")
     if path.suffix.lower() in WORKBOOKS:
         raise DataError(f"{path} is a workbook, and tables are CSV or Parquet files; save its sheet as CSV in UTF-8")
-    table = hub.read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
+    table = hub.read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path, encoding)
     try:
         names = table.column_names
     except UnicodeDecodeError as error:
-        raise DataError(f"the names of the columns of {path} are not UTF-8: {error}; save the file as UTF-8") from None
+        raise DataError(f"the names of the columns of {path} are not UTF-8: {error}; {_OTHER_ENCODING}") from None
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise DataError(f"{path} has several columns named {', '.join(twice)}; rename them")
     return table
 
 
-def _read_csv(path: Path) -> pa.Table:
+def _read_csv(path: Path, encoding: str) -> pa.Table:
+    try:
+        codecs.lookup(encoding)
+    except LookupError:
+        raise ConfigError(f"encoding: Python knows no encoding {encoding!r}; such are utf-8, latin-1, cp1252") from None
     # Only an empty cell is missing: "NA" can be a country or a client.
     missing = pa.csv.ConvertOptions(null_values=[""], strings_can_be_null=True)
     try:
-        separator = _separator(path)
-        table = pa.csv.read_csv(path, parse_options=pa.csv.ParseOptions(delimiter=separator), convert_options=missing)
+        separator = _separator(path, encoding)
+        table = pa.csv.read_csv(
+            path, pa.csv.ReadOptions(encoding=encoding), pa.csv.ParseOptions(delimiter=separator), missing
+        )
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not in the encoding {encoding}: {error}; {_OTHER_ENCODING}") from None
     except (OSError, pa.ArrowException) as error:
         remedy = ". Every line needs as many cells as the first; put texts that contain the separator in quotes"
         raise DataError(f"cannot read {path} as CSV: {error}{remedy if 'Expected' in str(error) else ''}") from error
     for place, field in enumerate(table.schema):
         if pa.types.is_binary(field.type):
-            raise DataError(f"column {field.name} of {path} holds texts that are not UTF-8; save the file as UTF-8")
+            raise DataError(f"column {field.name} of {path} holds texts that are not UTF-8; {_OTHER_ENCODING}")
         if pa.types.is_string(field.type):
             table = table.set_column(place, field.name, _numbers_with_words(table.column(place), separator))
     return table
 
 
-def _separator(path: Path) -> str:
+def _separator(path: Path, encoding: str) -> str:
     """Separator of the names in the first line; of several the most frequent."""
     if path.suffix.lower() == ".tsv":
         return "\t"
     with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb") as file:
-        names = re.sub(r'"[^"]*"', "", file.readline(1_000_000).decode("utf-8", "replace"))
+        names = re.sub(r'"[^"]*"', "", file.readline(1_000_000).decode(encoding, "replace"))
     return max(SEPARATORS, key=names.count)  # the first of equals
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kinfed.core import option
 from kinfed.data.examples.problem import TaskName
@@ -39,6 +39,16 @@ class TableOptions:
     weight_column: str | None = option(None, "Column with the weight of a row in training (own tables).")
     time_column: str | None = option(None, "Column with the time of an event or of the end of follow-up (survival).")
     event_column: str | None = option(None, "Column that says whether the event happened: 1 or 0 (survival).")
+    person_column: str | None = option(
+        None, "Column with the person (patient, case) of a row, all of whose rows stay in one part (own tables)."
+    )
+    encoding: str = option("utf-8", "Encoding of a CSV file, such as latin-1 or cp1252 (own tables).")
+
+    def record(self) -> dict[str, Any]:
+        """All options by name, for files; those that came later only where they were set, so that files of earlier
+        versions stay equal."""
+        later = {"person_column": None, "encoding": "utf-8"}
+        return {name: value for name, value in asdict(self).items() if name not in later or value != later[name]}
 
     @property
     def target_columns(self) -> tuple[str, ...]:

@@ -162,6 +162,18 @@ class Gate:
                 'a number, or have the owner of the node allow it (sums="yes" in --node-config)'
             )
 
+    def check_model(self, digest: str, run: str) -> None:
+        """Refuse to train a model for a secure sum from which another run has had an update, under whatever server: one
+        client that is in one of the two sums alone would stand in their difference."""
+        with self.ledger.locked():
+            before = self.ledger.read().summed.get(digest, run)
+            if before != run:
+                raise Refused(
+                    f"{self.client} has trained this model for a secure sum of run {before} already; a client that is "
+                    "in one of two such sums alone would stand in their difference. Begin with another seed"
+                )
+            self.ledger.note_model(digest, run)
+
     def check_categories(self, columns: list[str]) -> None:
         """`columns` hold categories, whose names would be sent. Permission to give sums does not cover them."""
         if self._private and columns:
@@ -195,8 +207,14 @@ class PlainRequest:
         return None
 
     def protect(self, task: Task, cohort: Cohort) -> tuple[Task, Cohort]:
-        """The task and data that the answer is computed with."""
-        return task, cohort
+        """The task and data that the answer is computed with. In a secure sum batches are the node's secret: drawn by
+        the run's seed they are the same in two runs, whose sums then differ by one client if one client differs."""
+        gate, order = self.gate, self.prepared.order
+        if gate.deployment.run.secure is None or not gate.algorithm.sends or self.prepared.kind != TRAIN:
+            return task, cohort
+        gate.check_model(storage.checksum(order.group("down")), order.require("run", str))
+        draws = gate.vault.secret(gate.client).draws(bytes.fromhex(order.digest()), new_nonce())
+        return task, draws.with_secret_sampling(cohort)
 
     def settle(self, record: Record | None) -> None:
         """Called after the answer is computed, and before anything is stored or sent."""

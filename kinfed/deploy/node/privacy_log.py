@@ -62,6 +62,7 @@ class Page:
     rules: Mapping[str, Any] = field(default_factory=dict)  # of the owner, as of the last request
     roles: str = ""  # which rows are for training, validation and test, where the data do not name them
     released: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # answers without a price, by run and rule
+    summed: Mapping[str, str] = field(default_factory=dict)  # runs by digests of models, trained for secure sums
 
     def spent(self, run: str | None = None, kinds: Collection[str] = TRAINING_ROWS) -> ByNoise:
         """Cost of all answers of these kinds, or of those of one run."""
@@ -100,7 +101,7 @@ class PrivacyLog:
         if record.get("format") != FORMAT or record.get("client") != self.client or digest != _digest(record):
             raise StorageError(f"{self.path} is damaged, or another client's. {_WAY_OUT}")
         answers = tuple(Answered.read(answer) for answer in record["answers"])
-        page = Page(answers, record["rules"], record["roles"], record.get("released", {}))
+        page = Page(answers, record["rules"], record["roles"], record.get("released", {}), record.get("summed", {}))
         self._check_count(len(answers))
         return page
 
@@ -123,6 +124,12 @@ class PrivacyLog:
         page = self.read()
         of_run = page.released.get(run, {})
         self._write(replace(page, released={**page.released, run: {**of_run, rule: of_run.get(rule, 0) + 1}}))
+
+    def note_model(self, digest: str, run: str) -> None:
+        """Remember that a model was trained for a secure sum of a run."""
+        page = self.read()
+        if digest not in page.summed:
+            self._write(replace(page, summed={**page.summed, digest: run}))
 
     def _keep_count(self, entries: int) -> None:
         """Write the count, after the ledger: a crash in between leaves one that is too small, and no refused ledger."""
@@ -147,8 +154,8 @@ class PrivacyLog:
 
     def _write(self, page: Page) -> None:
         answers = [asdict(a) | {"events": [[e.q, e.gradients, e.batches] for e in a.events]} for a in page.answers]
-        content = {"rules": dict(page.rules), "roles": page.roles, "answers": answers, "released": page.released}
-        record = {"format": FORMAT, "client": self.client, **content}
+        content = {"rules": dict(page.rules), "roles": page.roles, "answers": answers}
+        record = {"format": FORMAT, "client": self.client, **content, "released": page.released, "summed": page.summed}
         storage.write_json(self.path, record | {"digest": _digest(record)}, private=True)
 
 

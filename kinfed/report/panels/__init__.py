@@ -30,6 +30,7 @@ PANELS: Registry[Callable[[Method], Panel | None]] = Registry("panel")
 # In the order of the page: name, where it is, what it shows.
 for _name, _location, _summary in (
     ("kin", "shares_panel:shares", "Kin: how much each client learns alone, from all and from its group"),
+    ("coefficients", "coefficients_panel:coefficients", "mixed models: coefficients with intervals, effects of sites"),
     ("recorded", "base:scalars", "every plain number that a method records, over rounds"),
     ("mixing", "shares_panel:mixing", "APFL: how much of its own model each client keeps"),
     ("clusters", "clusters_panel:clusters", "who trains with whom, for methods with several server models"),

@@ -14,6 +14,7 @@ from kinfed.report.drawing import Figure, Layout, Trace, axis, escape, layout
 from kinfed.report.drawing.chart import client_label, group_name, group_ticks, round_axis
 from kinfed.report.drawing.looks import style_of
 from kinfed.report.drawing.marks import bars, curve
+from kinfed.report.tables import TextTable
 
 MAX_NAMED_GROUPS = 12  # along an axis
 MAX_NAMED_CLIENTS = 25
@@ -27,6 +28,7 @@ class Panel:
     title: str
     sentence: str  # what to see, for a reader who is not a specialist; plain text
     figures: tuple[Figure, ...] = ()
+    table: TextTable | None = None
 
 
 def series(method: Method, key: str) -> dict[int, dict[int, Any]]:

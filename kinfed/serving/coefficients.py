@@ -1,0 +1,211 @@
+"""Coefficients of a run's method that learns by sums: with names of columns, in their own units, with standard errors.
+
+    table = coefficients_of(run, "lmm")
+    table.rows[1].estimate, table.rows[1].low, table.rows[1].high
+    table.sentences()
+
+Methods fit standardized columns and targets; here everything is in the units of the table again. An intercept is then
+that of a row with zeros in all columns, as R prints it. Intervals are Wald's, estimate ± 1.96 standard errors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy import stats
+
+from kinfed.errors import ConfigError
+from kinfed.records import RunRecord, TrialRecord, pick
+
+if TYPE_CHECKING:
+    from kinfed.serving.model_inputs import ModelInputs
+
+LEVEL = 0.95
+FEW_SITES = 5
+# By what a fit says of itself (kinfed.algorithms.lmm and glmm).
+LINEAR = {
+    2: "there are no more training rows than columns: the target's mean is predicted, and nothing else is estimated",
+    3: "the target does not vary, or columns determine it: its mean is predicted, and nothing else is estimated",
+    4: "one site has answered so far: how sites differ cannot be told",
+}
+GENERALIZED = {
+    2: "columns separate the classes: coefficients are held by a prior, they predict and are no estimates",
+    3: "nearly every site has one class only: effects of sites are left out",
+}
+
+
+@dataclass(frozen=True)
+class Coefficient:
+    name: str
+    estimate: float
+    se: float  # NaN where the column is left out: others determine it
+    low: float
+    high: float
+    p: float
+
+    @property
+    def is_left_out(self) -> bool:
+        return math.isnan(self.se)
+
+
+@dataclass(frozen=True)
+class SiteEffect:
+    name: str
+    effect: float  # on a row with average columns
+    reach: float  # half the width of its interval
+    noise: float  # deviation of the site's rows around its model; NaN where it is not known
+    influence: float  # Cook's distance; NaN where it is not known
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    label: str
+    seed: int
+    scale: str  # what a coefficient is in: "" for the target's unit, or log odds, log rate
+    rows: tuple[Coefficient, ...]
+    between: Mapping[str, float]  # deviation between sites, by column, of a row with average columns
+    sigma: float | None  # deviation within sites
+    sites: tuple[SiteEffect, ...]  # ascending by effect
+    count: tuple[int, int]  # rows and sites
+    warning: str  # why there is no proper fit; ""
+
+    @property
+    def intraclass_correlation(self) -> float | None:
+        """Share of the variance of a row with average columns that lies between sites."""
+        level = self.between.get("intercept", 0.0) ** 2
+        noise = math.pi**2 / 3 if self.scale == "log odds" else None if self.sigma is None else self.sigma**2
+        return None if noise is None or not level + noise > 0 else level / (level + noise)
+
+    def sentences(self) -> list[str]:
+        """What to know beside the table."""
+        rows, sites = self.count
+        unit = f" in {self.scale}" if self.scale else ""
+        lines = [f"{self.label}, seed {self.seed}: {rows:,} rows of {sites} sites; coefficients{unit}."]
+        if self.warning:
+            lines.append(f"Beware: {self.warning}.")
+        level, slopes = self.between.get("intercept", 0.0), {k: v for k, v in self.between.items() if k != "intercept"}
+        share = self.intraclass_correlation
+        if level > 0:
+            part = "" if share is None else f", {100 * share:.1f} % of the variance that columns leave"
+            lines.append(f"Sites differ by {level:.3g}{unit} beyond chance (standard deviation of their level{part}).")
+        else:
+            lines.append("Sites do not differ in level beyond chance.")
+        if slopes:
+            top = sorted(slopes.items(), key=lambda item: -item[1])[:3]
+            named = ", ".join(f"{name} by {value:.3g}" for name, value in top)
+            lines.append(f"{len(slopes)} coefficients differ between sites, per deviation of a column: {named}.")
+        if self.sigma is not None:
+            lines.append(f"Rows of a site lie around its model with a standard deviation of {self.sigma:.3g}.")
+        if left := [row.name for row in self.rows if row.is_left_out]:
+            lines.append(f"Left out, because other columns determine them: {', '.join(left)}.")
+        if sites < FEW_SITES:
+            lines.append(f"{sites} sites are few to estimate a variance between sites from; read it with care.")
+        known = [site for site in self.sites if not math.isnan(site.influence)]
+        if known:
+            most = max(known, key=lambda site: site.influence)
+            verdict = "more than one site should" if most.influence > 1 else "no site decides the result"
+            lines.append(f"{most.name} moves the coefficients most (Cook's distance {most.influence:.2g}): {verdict}.")
+        return lines
+
+
+def coefficients_of(run: RunRecord, label: str | None = None, seed: int | None = None) -> Coefficients:
+    """Coefficients of the method of that label, by default the only one that has any, and of the first seed."""
+    trials = {(trial.algorithm, trial.seed): figures for trial in run.trials if (figures := _figures(trial))}
+    labels = list(dict.fromkeys(name for name, _ in trials))
+    if not labels:
+        raise ConfigError("no method of this run has coefficients; lmm, glmm and cox have (kinfed list algorithms)")
+    name = pick("algorithm", label, labels)
+    seeds = [number for one, number in trials if one == name]
+    if seed is not None and seed not in seeds:
+        raise ConfigError(f"{name} has no coefficients with seed {seed}; it has {', '.join(map(str, seeds))}")
+    number = seeds[0] if seed is None else seed
+    return _table(run, name, number, trials[name, number])
+
+
+def has_coefficients(trial: TrialRecord) -> bool:
+    return bool(_figures(trial))
+
+
+def _figures(trial: TrialRecord) -> dict[str, Any]:
+    """The last figures with coefficients, those of clients among them; {} where there are none."""
+    for entry in reversed(trial.rounds):
+        if "coefficients" in entry.method and "covariance" in entry.method:
+            return {**entry.method.get("clients", {}), **entry.method}
+    return {}
+
+
+def _table(run: RunRecord, label: str, seed: int, figures: Mapping[str, Any]) -> Coefficients:
+    from kinfed.serving.model_inputs import ModelInputs  # with torch, which other pages do not need
+
+    description = run.federations[seed]
+    inputs = ModelInputs.of_description(description, {})
+    beta, covariance = _numbers(figures["coefficients"]), _square(figures["covariance"])
+    names, centre, spread = _columns(inputs, len(beta) - 1)
+    linear, problem = "sigma" in figures, inputs.problem
+    unit, origin = (float(np.ravel(problem.scale)[0]), float(np.ravel(problem.mean)[0])) if linear else (1.0, 0.0)
+    back = np.diag(np.concatenate([[1.0], 1 / spread]))  # from standardized columns to their own units
+    back[0, 1:] = -centre / spread
+    estimate = unit * back @ beta
+    estimate[0] += origin
+    se = unit * np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", back, covariance, back), 0))
+    reach = float(stats.norm.ppf((1 + LEVEL) / 2))
+    rows = []
+    for i, used in enumerate(_numbers(figures["basis"])):
+        error = float(se[i]) if used else math.nan
+        p = float(2 * stats.norm.sf(abs(estimate[i]) / error)) if error > 0 else math.nan
+        value = float(estimate[i])
+        rows.append(Coefficient(names[i], value, error, value - reach * error, value + reach * error, p))
+    deviations = unit * np.sqrt(np.diag(_square(figures["between"])))
+    verdict = int(figures["verdict"])
+    return Coefficients(
+        label, seed, "" if linear else "log odds" if problem.num_classes else "log rate", tuple(rows),
+        {name: float(value) for name, value in zip(names, deviations, strict=True) if value > 0},
+        unit * float(figures["sigma"]) if linear else None, _sites(description.names, figures, unit, reach),
+        (int(figures["rows"]), int(figures["sites"])), (LINEAR if linear else GENERALIZED).get(verdict, ""),
+    )  # fmt: skip
+
+
+def _columns(inputs: ModelInputs, width: int) -> tuple[list[str], Any, Any]:
+    """Names, means and deviations of the columns that a method was given; the intercept's name first."""
+    learnt = inputs.preprocessing
+    mean, std = (inputs.mean, inputs.std) if learnt is None else (learnt.mean, learnt.std)
+    features = [f"x{j + 1}" for j in range(width)] if learnt is None else learnt.features
+    if len(features) != width or mean is None or std is None or mean.numel() not in (1, width):
+        plain = features if len(features) == width else [f"feature {j + 1}" for j in range(width)]
+        return ["intercept", *plain], np.zeros(width), np.ones(width)
+    centre, spread = (np.broadcast_to(part.double().flatten().numpy(), width) for part in (mean, std))
+    return ["intercept", *features], centre, spread
+
+
+def _sites(names: Sequence[str], figures: Mapping[str, Any], unit: float, reach: float) -> tuple[SiteEffect, ...]:
+    effect = _numbers(figures.get("site_effect", ()))
+    if len(effect) != len(names):
+        return ()
+    unknown = [math.nan] * len(names)
+    sd, noise, influence = (_numbers(figures.get(f"site_{name}", unknown)) for name in ("sd", "noise", "influence"))
+    known = [k for k in range(len(names)) if not math.isnan(effect[k])]
+    sites = (
+        SiteEffect(
+            names[k], unit * float(effect[k]), reach * unit * float(sd[k]), unit * float(noise[k]), float(influence[k])
+        )
+        for k in known
+    )
+    return tuple(sorted(sites, key=lambda site: site.effect))
+
+
+def _numbers(values: Any) -> Any:
+    return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def _square(lower: Any) -> Any:
+    """[p, p] from its lower triangle."""
+    values = _numbers(lower)
+    p = round((math.sqrt(8 * len(values) + 1) - 1) / 2)
+    square = np.zeros((p, p))
+    rows, columns = np.tril_indices(p)
+    square[rows, columns] = square[columns, rows] = values
+    return square

@@ -1,0 +1,81 @@
+"""Coefficients of a run in the units of its table, against R's lme4; what is said beside them."""
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from realdata import real_data
+from typer.testing import CliRunner
+
+import kinfed
+from kinfed.cli.app import app
+from kinfed.errors import ConfigError
+from kinfed.serving.coefficients import coefficients_of
+
+
+@pytest.fixture(scope="module")
+def exam(tmp_path_factory):
+    """All rows of exam65 as training rows, and one copy per school as a test row."""
+    table = pq.read_table(real_data("exam65_london") / "exam65_london" / "train-00000-of-00001.parquet").to_pandas()
+    x = [table.standLRT, table.schavg, table.sex == "M", table.schgend == "girls", table.schgend == "mixed"]
+    x = np.column_stack(x).astype(np.float32)
+    first = ~table.client.duplicated().to_numpy()
+    data = kinfed.Federation.from_arrays(
+        np.concatenate([x, x[first]]), np.concatenate([table.normexam, table.normexam[first]]),
+        np.concatenate([table.client, table.client[first]]),
+        test_rows=np.arange(len(x) + first.sum()) >= len(x), task="regression", standardize=True,
+    )  # fmt: skip
+    methods = {"lmm": {"effects": "intercept"}, "local": {}}
+    out = tmp_path_factory.mktemp("exam") / "run"
+    return kinfed.run(federation=data, model="mlr", algorithms=methods, rounds=2, seeds=(0,), progress=False, out=out)
+
+
+def test_coefficients_are_those_of_lme4_in_their_own_units(exam):
+    """lmer(normexam ~ standLRT + schavg + sex + schgend + (1 | client)): see tests/theory/test_mixed.py."""
+    fit = coefficients_of(exam.run)
+    wanted = [0.202152534, 0.555810894, 0.347221034, -0.165900582, -0.043600818, -0.194963780]
+    errors = [0.0981011883, 0.0125232777, 0.1077467841, 0.0340722489, 0.1174598548, 0.1052432009]
+    assert [row.estimate for row in fit.rows] == pytest.approx(wanted, abs=2e-6)
+    assert [row.se for row in fit.rows] == pytest.approx(errors, rel=1e-5)
+    assert fit.sigma == pytest.approx(0.750127361, rel=1e-5)
+    assert fit.between["intercept"] == pytest.approx(0.0716546023**0.5, rel=1e-4)
+    assert fit.intraclass_correlation == pytest.approx(0.0716546 / (0.0716546 + 0.750127361**2), rel=1e-4)
+    schools = {site.name: site.effect for site in fit.sites}
+    assert schools["school_01"] == pytest.approx(0.402887306, rel=1e-4)
+
+
+def test_a_frame_has_a_row_per_coefficient(exam):
+    frame = exam.coefficients("lmm")
+    assert list(frame.columns) == ["name", "estimate", "se", "low", "high", "p"]
+    assert len(frame) == 6
+
+
+def test_sentences_say_how_sites_differ(exam):
+    text = " ".join(coefficients_of(exam.run, "lmm").sentences())
+    assert "4,059 rows of 65 sites" in text
+    assert "Sites differ by 0.268 beyond chance" in text
+    assert "11.3 % of the variance" in text
+
+
+def test_the_page_has_the_table_and_the_sites(exam, tmp_path):
+    page = exam.report(tmp_path / "page.html").read_text("utf-8")
+    assert "Coefficients and sites" in page
+    assert "effect of a site, with its 95 % interval" in page
+    assert "standard error" in page
+
+
+def test_the_command_prints_and_writes_the_table(exam, tmp_path):
+    runner = CliRunner()
+    printed = runner.invoke(app, ["coefficients", str(exam.folder)])
+    assert printed.exit_code == 0
+    assert "Sites differ by 0.268 beyond chance" in printed.output.replace("\n", " ")
+    for suffix, mark in ((".csv", "coefficient,estimate"), (".tex", "toprule"), (".md", "| coefficient |")):
+        path = tmp_path / f"table{suffix}"
+        assert runner.invoke(app, ["coefficients", str(exam.folder), "--out", str(path)]).exit_code == 0
+        assert mark in path.read_text("utf-8")
+
+
+def test_runs_without_coefficients_say_so(exam):
+    with pytest.raises(ConfigError, match="lmm"):
+        coefficients_of(exam.run, "local")
+    with pytest.raises(ConfigError, match="no coefficients with seed 7"):
+        coefficients_of(exam.run, "lmm", 7)
