@@ -27,7 +27,7 @@ from kinfed.deploy.transport.wire import (
     plain_text,
     sent_tensors,
 )  # fmt: skip
-from kinfed.engine import Score, Task
+from kinfed.engine import Score, Task, make_objective
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools import Download, Evaluation, ServerModelOf
 from kinfed.privacy import EVALUATION, TRAINING, Event, PrivateTask, Record
@@ -232,12 +232,17 @@ def made_up_cohort(roster: Roster, problem: Problem) -> Cohort:
     """One client with made-up examples, as large as the roster's: for an update as real ones will be."""
     dtype = torch.int64 if roster.tokens else torch.float32
     features = Features(torch.zeros(2, *roster.shape, dtype=dtype))
-    labels = torch.zeros(2) if problem.is_regression else torch.arange(2) % problem.num_classes
+    labels = torch.arange(2) % problem.num_classes if problem.has_classes else _made_up_targets(problem)
     ids, start, one, rows = torch.tensor([0]), torch.tensor([0]), torch.tensor([1]), torch.arange(2)
     longest = roster.counts.max(0).values.tolist()
     train, val, test = (Split(features, labels, ids, start, one, rows, 0, 1, None, most) for most in longest)
     groups = torch.tensor([roster.group(0)]) if roster.groups else None
     return Cohort(ids, train, val, test, 0, 1, groups)
+
+
+def _made_up_targets(problem: Problem) -> Tensor:
+    target = make_objective(problem).example_target
+    return target.expand(2, *target.shape).contiguous()
 
 
 def _make_record(events: Mapping[int, list[Event]], phase: int) -> Record:
