@@ -7,6 +7,7 @@
     summary.json             final results; written last
     federation-<seed>.json   who holds what
     baseline-<seed>.json     what clients reach without a model (kinfed.runs.baseline)
+    audit.json               doubts about the data (kinfed.data.audit)
     curves/<algorithm>-<seed>.json    ROC and calibration of every client (kinfed.records.curves)
     models/<algorithm>-<seed>.safetensors
     checkpoints/             kinfed.records.checkpoint
