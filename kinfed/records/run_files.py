@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 SEAL = "seal"
 JOURNAL = "rounds.jsonl"
 SEALED_FILES = (
-    JOURNAL, "clients.csv", "summary.json", "model.json", "federation-*.json", "baseline-*.json", "audit.json", "curves/*.json",
-    "models/*.safetensors",
+    JOURNAL, "clients.csv", "summary.json", "model.json", "federation-*.json", "baseline-*.json", "audit.json",
+    "curves/*.json", "models/*.safetensors",
 )  # fmt: skip
 
 
