@@ -55,6 +55,7 @@ OPTIONAL: dict[str, set[str]] = {
 # Files that others import only where they need an optional package, and that use its files themselves.
 BESIDE_OPTIONAL = {f"deploy.secure.secure_{part}" for part in ("messages", "session", "round")} | {
     "engine.compiled.fused_recurrent",
+    "engine.compiled.tree_kernels",
     "deploy.operator.members",
     "engine.compiled.vector_functions",
 }

@@ -111,6 +111,9 @@ lmm | lmm:LMM | Linear mixed model |
     exact coefficients of all sites and of each, from one message of sums; with standard errors and intervals
 glmm | glmm:GLMM | Generalized linear mixed model |
     exact log odds or log rates of all sites and of each, in a few rounds of totals; with standard errors
+trees | trees.trees:BoostedTrees | Personal boosted trees |
+    shared trees from sums of histograms, an intercept and a personal part for each client
+trees_fast | trees.trees:BoostedTrees | Personal boosted trees, fast | the same in fewer rounds: larger steps
 kin | kin.kin:Kin | Kin |
     learns alone, with everyone and with similar clients, in proportions set by validation examples
 """
@@ -125,6 +128,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "feddpa": {"own": "*.personal_*", "turns": True},
     "knnper": {"knn": 10},
     "heurfedamp": {"attention": "cosine"},
+    "trees_fast": {"rate": 0.3, "bins": 32, "trees": 40, "folds": 1, "patience": 8},
     "selffl_init": _SELFFL_NONE | {"use_init": True},
     "selffl_steps": _SELFFL_NONE | {"use_steps": True},
     "selffl_agg": _SELFFL_NONE | {"use_agg": True},

@@ -279,6 +279,9 @@ class AveragingAlgorithm(Algorithm[Server, Client, Down, Up]):
 
     fields: ClassVar[tuple[str, ...]] = (DELTA,)
     """Fields of Up that are averaged; any other is a weight of that mean. () where nothing is sent."""
+    noise_drowns: ClassVar[str] = ""
+    """Words to follow the algorithm's name: why noise for a client's whole update would leave nothing of it, and
+    user-level privacy is refused; "" where it applies."""
     adds_up: ClassVar[bool] = False
     """Whether the fields are sums over a client's rows, and `step` works with their total over clients, which is the
     mean times `RoundInfo.weight`. Every client weighs the same, and no robust rule takes the mean's place: a median of

@@ -43,7 +43,8 @@ class Download:
         if len(self.text) > MAX_DOWNLOAD:
             return None
         kind = "text/csv" if self.name.endswith(".csv") else "text/plain"
-        return f"data:{kind};charset=utf-8;base64,{base64.b64encode(self.text.encode()).decode()}"
+        content = self.text.encode(errors="surrogateescape")  # a path that the locale cannot read stays as it is
+        return f"data:{kind};charset=utf-8;base64,{base64.b64encode(content).decode()}"
 
 
 def render(template: str, package: str = REPORT, **values: Any) -> str:

@@ -47,7 +47,7 @@ def build(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
 def write_page(target: Path, page: str) -> Path:
     """Write a page whole or not at all, in a folder that is made where it is missing."""
     storage.make_folder(target.parent)
-    storage.write_atomically(target, page.encode())
+    storage.write_atomically(target, page.encode(errors="replace"))  # a name may hold bytes that are no text
     return target
 
 

@@ -21,7 +21,8 @@ from kinfed.errors import ConfigError
 ALONE, ONE_MODEL, FINE_TUNED = "alone", "one_model", "fine_tuned"
 BASELINE = "baseline"  # no contender: what it takes no model to reach (kinfed.runs.baseline)
 LOCAL, AVERAGE = "local", "fedavg"  # methods that every portfolio has: what a site has alone, and the server's model
-PORTFOLIO = (LOCAL, AVERAGE, "ditto", "selffl", "cgpfl", "fedfomo", "kin")
+INTERCEPT, RECALIBRATED = "fedavg_intercept", "fedavg_recalibrated"
+PORTFOLIO = (LOCAL, AVERAGE, INTERCEPT, RECALIBRATED, "ditto", "selffl", "cgpfl", "fedfomo", "kin")
 WEIGHT_DECAY = Range(1e-4, 0.1)
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23)  # bases of Halton's sequence, one per option
 COUNTS_OF_CLIENTS = ("contexts",)  # options that cannot exceed the number of sites
@@ -37,7 +38,10 @@ class Contender:
 
     @property
     def title(self) -> str:
-        fixed = {ALONE: "alone", ONE_MODEL: "one model for all", FINE_TUNED: "one model, fine-tuned at the site"}
+        fixed = {
+            ALONE: "alone", ONE_MODEL: "one model for all", FINE_TUNED: "one model, fine-tuned",
+            INTERCEPT: "one model, own intercept", RECALIBRATED: "one model, recalibrated",
+        }  # fmt: skip
         return fixed.get(self.name, ALGORITHMS[self.method].title)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from kinfed.analysis import MetricStyle, metric_style
 from kinfed.report.drawing import format_number, plural, shown, signed
 from kinfed.tabular.fit_result import ContenderRecord, Estimate, FitResult, SiteRecord
-from kinfed.tabular.portfolio import ALONE, FINE_TUNED, ONE_MODEL
+from kinfed.tabular.portfolio import ALONE, FINE_TUNED, INTERCEPT, ONE_MODEL, RECALIBRATED
 
 FEW_ROWS = 30  # test rows below which a figure of a site says little by itself
 FEW_FOR_T = 60  # test rows below which a bound by Student's t is called approximate
@@ -112,6 +112,8 @@ class Wording:
             ALONE: "the model it trains alone",
             ONE_MODEL: "the one model of all sites",
             FINE_TUNED: "the model of all sites, fine-tuned on its own rows",
+            INTERCEPT: "the model of all sites with an intercept of its own",
+            RECALIBRATED: "the model of all sites, recalibrated on its own rows",
         }
         return fixed.get(name, f"a model of its own that learns with the others by {self.title(name)}")
 

@@ -59,9 +59,11 @@ class UserPrivacy:
         """The fields of updates that get noise. Refuses what would make epsilon untrue, or would break the model."""
         from kinfed.algorithms import changes_data, required_averaging
 
-        fields = required_averaging(
+        averaging = required_averaging(
             algorithm, label, "noise on the sum of updates would not hide a client", "the user_ settings"
-        ).fields
+        )
+        if averaging.noise_drowns:
+            raise ConfigError(f"{label} {averaging.noise_drowns}; leave out the method or the user_ settings")
         if changes_data(algorithm):
             raise ConfigError(
                 f"{label} has clients share examples before training, which no noise hides; leave out the method or "
@@ -72,7 +74,7 @@ class UserPrivacy:
                 f"{label} would average running statistics (of BatchNorm, say): noise makes variances negative; take a "
                 "model with GroupNorm or LayerNorm, or fedbn, whose clients keep them"
             )
-        return fields
+        return averaging.fields
 
     def notes(self, label: str, algorithm: AnyAlgorithm, num_clients: int, sampling: ClientSampling) -> Iterator[str]:
         if not algorithm.sends:

@@ -265,3 +265,11 @@ def test_a_tuning_is_resumed_wherever_the_data_lie(tmp_path: Path) -> None:
         done = kinfed("tune", "--out", "t", "--resume", "--trials", "2", cwd=tmp_path, **variables)
         assert done.returncode == 0, done.stderr
     assert len(json.loads((tmp_path / "t" / "tuning.json").read_text())["methods"]["fedavg"]["trials"]) == 2
+
+
+def test_a_folder_whose_name_the_locale_cannot_read_gets_its_page(tmp_path: Path) -> None:
+    """With LC_ALL=C the bytes of a name come as surrogates, which UTF-8 refuses unless they are given back as bytes."""
+    name = b"\xe4".decode("utf-8", "surrogateescape")
+    options = ("--rounds", "1", "--clients", "3", "--seeds", "0", "--algorithms", "local", "--model", "mlr")
+    done = kinfed("run", *options, "--out", name, cwd=tmp_path)
+    assert (tmp_path / name / "report.html").exists(), done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from loopback import Loopback, write_nodes
 from torch import Tensor
 
 from kinfed.algorithms import ALGORITHMS, make_algorithm
+from kinfed.core import Tree
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.federations.federation import Federation
 from kinfed.deploy.node.node import Node
@@ -195,11 +197,21 @@ def test_bytes_are_those_of_the_messages(net: Loopback) -> None:
     assert sum(r["bytes_down"] for r in records(folder)) == down
 
 
+def field_names(kind: type) -> list[str]:
+    """Of a message, with those of trees in it."""
+    hints, names = typing.get_type_hints(kind), []
+    for field in dataclasses.fields(kind):
+        inner = hints[field.name]
+        is_tree = isinstance(inner, type) and issubclass(inner, Tree)
+        names += [f"{field.name}.{name}" for name in field_names(inner)] if is_tree else [field.name]
+    return names
+
+
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_messages_of_every_method_can_be_put_together_again(name: str) -> None:
     down, up = message_types(make_algorithm(name, LocalTraining(), {}))
     for kind in (down, up):
-        made = {field.name: torch.ones(1, 2) for field in dataclasses.fields(kind)}
+        made = {name: torch.ones(1, 2) for name in field_names(kind)}
         assert tree_of(kind, made).named().keys() == made.keys()
         with pytest.raises(MessageError, match="has no strange"):
             tree_of(kind, made | {"strange": torch.ones(1)})

@@ -1,11 +1,13 @@
-"""Personal models: a plain model, a mixture of several, or a model with an extension. Each is one flat row, and the
-type says which task and module belong to it and how its numbers are called. Rows travel and are stored without their
-type: it is read from the width and the mark of a row, and from the names of a file's tensors.
+"""Personal models: a plain model, a mixture of several, a model with an extension, or trees. Each is one flat row, and
+the type says which task and module belong to it and how its numbers are called. Rows travel and are stored without
+their type: it is read from the width and the mark of a row, and from the names of a file's tensors.
 
     plain      [P]
     mixture    [K (P + 1)]        the parameters of K components one after the other, then their weights π
     tempered   [K (P + 2) + 1]    a mixture, then the temperatures T of its components, and a mark that says so
     extended   [P + E + 1]        the plain model's columns, E numbers of its `Extension`, and a mark that says which
+    trees      [W]                structure, thresholds and leaf values of an ensemble, and a mark; nothing of a plain
+                                  model (kinfed.engine.trees.tree_models)
 
 A mixture gives p(y | x) = Σ_k π_k p_k(y | x), whose p_k has logits z_k / T_k where there are temperatures: those of a
 model that ends in a linear layer can be put into that layer, those of any other stand beside it. Where models predict a
@@ -36,6 +38,7 @@ from kinfed.engine.contract.feature_loss import Deltas, FeatureLoss, cross_entro
 from kinfed.engine.contract.head import Head, HeadProbe, find_head
 from kinfed.engine.rows.layout import RowLayout
 from kinfed.engine.task_factory import ModuleTask, Task
+from kinfed.engine.trees.tree_models import PREFIX, TreeModule, TreeShape, TreeTask, tree_tensors
 from kinfed.errors import ModelError
 
 LEAST_SHARE = 1e-30  # of an example in a component: as good as none, but an example that is there
@@ -368,8 +371,11 @@ def _is_tempered(row: Tensor) -> bool:
     return float(row[-1]) == TEMPERED
 
 
-def _form(row: Tensor, num_params: int) -> Extension | int | None:
-    """The extension of a row, or the number of components of a mixture; None of a plain model [num_params]."""
+def _form(row: Tensor, num_params: int) -> Extension | TreeShape | int | None:
+    """The extension of a row, the shape of its trees, or the number of components of a mixture; None of a plain model
+    [num_params]."""
+    if (shape := TreeShape.of_row(row)) is not None:  # which may be as long as a plain model
+        return shape
     if len(row) == num_params:
         return None
     if _is_tempered(row):
@@ -380,20 +386,23 @@ def _form(row: Tensor, num_params: int) -> Extension | int | None:
 def task_for(task: Task, theta: Tensor) -> Task:
     """The task that rows [n, width] belong to."""
     P, width = task.num_params, theta.shape[-1]
-    if width == P:
+    if not len(theta) and width == P:
         return task
     tempered = _is_tempered(theta[0]) if len(theta) else width % (P + 1) != 0
     form = _form(theta[0], P) if len(theta) else num_components(width, P, tempered=tempered)
+    if form is None:
+        return task
     if isinstance(form, int):
         return MixtureTask(task, form, tempered=tempered)
-    assert form is not None  # a row of another width
+    if isinstance(form, TreeShape):
+        return TreeTask(task, form)
     return ExtendedTask(task, form, width - P - 1)
 
 
 def module_for(task: ModuleTask, row: Tensor) -> nn.Module:
     """A ready module for one row."""
     own = task_for(task, row[None])
-    assert isinstance(own, ModuleTask | MixtureTask | ExtendedTask)  # what task_for gives for the task of a module
+    assert isinstance(own, ModuleTask | MixtureTask | ExtendedTask | TreeTask)  # by task_for, of a module's task
     return own.module_of(row)
 
 
@@ -404,6 +413,8 @@ def trained_columns(task: Task, training: LocalTraining) -> Tensor | None:
 
 def module_from(make: Callable[[], nn.Module], tensors: Mapping[str, Tensor]) -> nn.Module:
     """A module for the state dict of a personal model; `make` builds a plain one."""
+    if tensors and all(name.startswith(PREFIX) for name in tensors):
+        return TreeModule(dict(tensors))
     components = len({name.split(".")[1] for name in tensors if name.startswith("components.")})
     if components:
         return MixtureModule([make() for _ in range(components)], tensors["pi"], tensors.get("temperature"))
@@ -424,5 +435,7 @@ def named_parameters(row: Tensor, num_params: int, plain: Callable[[Tensor], dic
         parts = {f"components.{k}.{name}": t for k, model in enumerate(models) for name, t in plain(model).items()}
         temperature = {"temperature": row[-form - 1 :].clone()} if _is_tempered(row) else {}
         return {"pi": pi.clone()} | temperature | parts
+    if isinstance(form, TreeShape):
+        return tree_tensors(row)
     model = {f"model.{name}": tensor for name, tensor in plain(row[:num_params]).items()}
     return model | {"extra": row[num_params:].clone()}

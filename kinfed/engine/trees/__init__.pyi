@@ -1,0 +1,13 @@
+from kinfed.engine.trees.tree_bins import bin_edges as bin_edges
+from kinfed.engine.trees.tree_bins import binned_rows as binned_rows
+from kinfed.engine.trees.tree_bins import count_cells as count_cells
+from kinfed.engine.trees.tree_bins import divided_cells as divided_cells
+from kinfed.engine.trees.tree_bins import first_cells as first_cells
+from kinfed.engine.trees.tree_bins import flat_rows as flat_rows
+from kinfed.engine.trees.tree_growth import ClientRows as ClientRows
+from kinfed.engine.trees.tree_growth import LocalTrees as LocalTrees
+from kinfed.engine.trees.tree_growth import TreeGrowth as TreeGrowth
+from kinfed.engine.trees.tree_growth import Trees as Trees
+from kinfed.engine.trees.tree_losses import TreeLoss as TreeLoss
+from kinfed.engine.trees.tree_models import EnsembleRows as EnsembleRows
+from kinfed.engine.trees.tree_models import TreeShape as TreeShape

@@ -1,0 +1,243 @@
+"""Personal boosted trees against boosting of pooled rows written out, closed forms of intercepts, and planted sites."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kinfed import simulate
+from kinfed.algorithms import make_algorithm
+from kinfed.algorithms.trees.tree_candidates import CANDIDATES, LOSSES, WEIGHTS
+from kinfed.algorithms.trees.tree_messages import DONE, GROW, Down, Server
+from kinfed.data.examples.local_training import LocalTraining
+from kinfed.data.federations.federation import Federation
+from kinfed.engine import module_for, task_for
+from kinfed.engine.trees.tree_bins import codes_of, flat_rows
+from kinfed.engine.trees.tree_growth import ClientRows, TreeGrowth
+from kinfed.errors import ConfigError
+from kinfed.server.loop import Loop
+from kinfed.updates import SecureSettings, SecureSum
+
+Array = np.ndarray[Any, Any]
+SITES, EACH = 6, 40
+
+
+def rows(seed: int = 0, level: float = 1.0) -> tuple[Array, Array, Array]:
+    """x, y and site of sites that differ in level."""
+    draw = np.random.default_rng(seed)
+    site = np.repeat(np.arange(SITES), EACH)
+    x = draw.normal(size=(len(site), 3)).astype(np.float32)
+    y = np.where(x[:, 0] > 0, 1.0, -1.0) * np.abs(x[:, 1]) + level * (site - 2.5) + 0.3 * draw.normal(size=len(site))
+    return x, y, site
+
+
+def federation(classes: bool = False, **options: Any) -> Federation:
+    x, y, site = rows(**options)
+    return Federation.from_arrays(x, (y > 0).astype(int) if classes else y, site)
+
+
+def finished(data: Federation, **options: Any) -> Loop:
+    """A run with a few trees, after its last round."""
+    loop = simulate(data, "mlr", "trees", **{"trees": 3, "depth": 3, "bins": 16, "min_rows": 5, "rate": 0.3} | options)
+    while loop.round().active:
+        pass
+    return loop
+
+
+def pooled_boosting(data: Federation, server: Server, trees: int) -> tuple[list[TreeGrowth], Array]:
+    """The trees of all rows in one place, by formulas (1) to (3) row by row, and the intercepts at their end."""
+    index, owner = data.train.rows, data.train.owner.numpy()
+    x, y = flat_rows(data.features, index), data.targets[index].numpy().astype(np.float64)
+    codes, score = codes_of(x, server.edges.numpy()), np.full(len(y), y.mean())
+    b, tau, phi, grown = np.zeros(SITES), 5.0, 1.0, []
+    count = np.bincount(owner)
+
+    def newton() -> Array:
+        return b + (np.bincount(owner, y - score - b[owner]) - tau * b) / (count + tau)
+
+    for _ in range(3):
+        b = newton()
+    for _ in range(trees):
+        size = (b**2 + phi / (count + tau)).mean()
+        g = score + b[owner] - y
+        phi = float((g**2).mean())
+        tau = phi / size
+        growth = TreeGrowth.start(3, 1.0, np.array([5.0]))
+        node = np.zeros(len(y), np.int64)
+        for level in range(3):
+            sums = np.zeros((1, 2**level, codes.shape[1], 16, 2))
+            for i, j in np.ndindex(*codes.shape):
+                sums[0, node[i], j, codes[i, j]] += g[i], 1.0
+            growth.grow(sums, np.arange(2**level, dtype=np.int16)[None])
+            inner = 2**level - 1 + node
+            j = growth.feature[0, inner]
+            left = (codes[np.arange(len(y)), np.maximum(j, 0)] <= growth.split[0, inner]) | (j < 0)
+            node = 2 * node + ~left
+        score = score + growth.values(0.3)[0, node, 0]
+        b = newton()
+        grown.append(growth)
+    return grown, b
+
+
+def test_trees_from_sums_are_those_of_pooled_rows() -> None:
+    data = federation()
+    loop = finished(data, folds=0)
+    server: Any = loop.server
+    wanted, _ = pooled_boosting(data, server, 3)
+    for t, tree in enumerate(wanted):
+        assert np.array_equal(server.trees.feature[0, t].numpy(), tree.feature[0])
+        assert np.array_equal(
+            server.trees.split[0, t].numpy()[tree.feature[0] >= 0], tree.split[0][tree.feature[0] >= 0]
+        )
+        assert np.allclose(server.trees.value[0, t].numpy(), tree.values(0.3)[0], atol=1e-4)
+
+
+def test_the_intercept_is_the_shrunk_mean_of_residuals() -> None:
+    """For numbers Newton's step is exact: b_k = Σ r / (n_k + τ), which the personal model adds to the server's."""
+    data = federation()
+    with finished(data, folds=0) as loop:
+        server: Any = loop.server
+        models, own = loop.algorithm.server_models(server), loop.evaluate(keep_models=True).models
+        assert models is not None
+        assert own is not None
+        for k in range(SITES):
+            index = data.train[k]
+            x, y = data.features.gather(index)[None], data.targets[index]
+            shared = task_for(loop.task, models.models).logits(models.models, x)[0, :, 0]
+            personal = task_for(loop.task, own).logits(own[k : k + 1], x)[0, :, 0]
+            b = float((y - shared).sum()) / (len(index) + float(server.tau[0, 0]))
+            assert torch.allclose(personal - shared, torch.full_like(shared, b), atol=1e-4)
+
+
+@pytest.mark.parametrize("classes", [False, True])
+def test_a_finished_run_has_chosen_and_asks_nobody(classes: bool) -> None:
+    with finished(federation(classes), folds=2) as loop:
+        server: Any = loop.server
+        assert int(server.phase) == DONE
+        assert float(server.shares.sum()) == 1
+        report = loop.round()
+        assert (report.active, report.bytes_down, report.bytes_up) == (0, 0, 0)
+
+
+def test_personal_trees_beat_the_servers_where_sites_differ() -> None:
+    with finished(federation(level=2.0), trees=20, folds=2) as loop:
+        evaluation = loop.evaluate()
+    assert evaluation.personal is not None
+    assert evaluation.server_model is not None
+    assert float(evaluation.personal.loss.sum()) < 0.3 * float(evaluation.server_model.loss.sum())
+
+
+def test_sites_that_share_nothing_learn_alone() -> None:
+    """The effect of the feature is reversed at every other site."""
+    x, _, _ = rows()
+    site = np.repeat(np.arange(4), 60)
+    y = np.where(site % 2 == 0, 1.0, -1.0) * np.sign(x[:, 0]) + 0.05 * x[:, 2]
+    with finished(Federation.from_arrays(x, y, site), trees=6, folds=2) as loop:
+        server: Any = loop.server
+        personal, shared = loop.evaluate().personal, loop.evaluate().server_model
+    assert float(server.shares[2:].sum()) >= 0.75  # own trees or trees alone
+    assert personal is not None
+    assert shared is not None
+    assert float(personal.loss.sum()) < 0.5 * float(shared.loss.sum())
+
+
+def test_bytes_are_those_of_histograms_moments_and_losses() -> None:
+    loop = simulate(federation(), "mlr", "trees", depth=4, bins=16, folds=1)
+    with loop:
+        report = loop.round()
+    features, ensembles, slots = 3, 2, 4
+    sums = features * max(ensembles * slots * 16 * 2, 512)
+    each = sums + ensembles * (4 + 4) + LOSSES
+    assert report.bytes_up == SITES * 4 * each
+    assert max(CANDIDATES, len(WEIGHTS)) == LOSSES
+
+
+def test_secure_sums_grow_the_same_trees() -> None:
+    data = federation()
+    settings, algorithm = SecureSettings(), make_algorithm("trees", LocalTraining(), {})
+    stage = SecureSum(settings, settings.averaged_fields("trees", algorithm), SITES)
+    plain, secure = (finished(data, folds=0, stages=stages) for stages in ([], [stage]))
+    with plain, secure:
+        ours, theirs = plain.server.named(), secure.server.named()
+    assert torch.equal(ours["trees.feature"], theirs["trees.feature"])
+    assert torch.allclose(ours["trees.value"], theirs["trees.value"], atol=1e-4)
+
+
+def test_clients_that_come_and_go_cost_a_level() -> None:
+    """All nodes are asked for, and with depth 3 a message has room for two: trees end after two levels."""
+    with finished(federation(), folds=0, dropout=0.4) as loop:
+        server: Any = loop.server
+    assert int(server.trees.count) == 3
+    assert bool((server.trees.feature[0, 1:, :3] >= 0).any())
+    assert bool((server.trees.feature[0, 1:, 3:] == -1).all())
+
+
+def test_a_client_that_was_away_takes_up_what_it_missed() -> None:
+    data = federation()
+    with simulate(data, "mlr", "trees", trees=3, depth=2, bins=16, min_rows=5, folds=0, participation=0.5) as loop:
+        while loop.round().active:
+            pass
+        states, server = loop.pool.states(), loop.server
+        order: Any = Down.of_server(server)
+    caught_up = 0
+    for place, client in enumerate(states["ids"].tolist()):
+        done = int(states["rows.done"][place])
+        if done < 1:
+            continue
+        codes, index = codes_of(flat_rows(data.features, data.train[client]), order.edges.numpy()), np.arange(EACH)
+        own = ClientRows(codes, index[: len(codes)], np.array([0, len(codes)]), np.zeros(len(codes)))
+        score = np.repeat(order.base.numpy()[None], len(codes), 0)
+        own.add(order.grown().cut(0, done), score)
+        assert np.allclose(states["rows.score"][place, : len(codes)], score, atol=1e-6)
+        caught_up += 1
+    assert caught_up > 3  # more than a round calls
+
+
+def test_a_module_of_a_row_says_what_the_row_says() -> None:
+    data = federation(classes=True)
+    with finished(data, folds=2) as loop:
+        own = loop.evaluate(keep_models=True).models
+        assert own is not None
+        x = data.features.gather(data.test[2])
+        task: Any = loop.task
+        module = module_for(task, own[2])
+        wanted = task_for(task, own[2:3]).logits(own[2:3], x[None])[0]
+        assert torch.allclose(module(x), wanted, atol=1e-6)
+        assert wanted.shape == (len(x), 2)
+
+
+def test_missing_numba_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kinfed.engine.compiled import tree_loops
+
+    data = federation()
+    monkeypatch.setattr(tree_loops, "LITTLE", 0)
+    with finished(data, folds=2) as loop:
+        usual = loop.server.named()
+    monkeypatch.setattr(tree_loops, "_has_compiler", lambda: False)
+    with finished(data, folds=2) as loop:
+        plain = loop.server.named()
+    assert all(torch.equal(usual[name], plain[name]) for name in usual)
+
+
+def test_what_cannot_work_is_refused_in_words() -> None:
+    data = federation()
+    with pytest.raises(ConfigError, match="not trained by steps"):
+        simulate(data, "mlr", "trees", finetune=3)
+    with pytest.raises(ConfigError, match="depth"):
+        make_algorithm("trees", LocalTraining(), {"depth": 1})
+    profile = make_algorithm("trees", LocalTraining(), {}).privacy(torch.tensor([5]))
+    assert profile is not None
+    assert "noise would drown" in profile.impossible
+
+
+def test_the_fast_preset_takes_fewer_rounds() -> None:
+    with simulate(federation(), "mlr", "trees_fast") as loop:
+        rounds = 0
+        while loop.round().active:
+            rounds += 1
+        server: Any = loop.server
+    assert rounds <= 2 + 4 * 40 + 6
+    assert int(server.phase) == DONE > GROW
