@@ -43,6 +43,7 @@ class NodePool:
         self.algorithm = deployment.algorithm
         self.accepted = torch.zeros(len(roster.names), dtype=torch.int64)  # [K] last round that counted; 0: none yet
         self.rounds_without_quorum = 0  # the last ones, in a row
+        self.evaluations = torch.zeros(3, dtype=torch.float64)  # seconds, bytes down and up of all so far
         self._round = 0  # the last one that was asked for
         self._terms: set[tuple[str, str]] = set()  # on which clients' figures leave, as far as the log has them
         self._train_terms: dict[str, Any] = {}  # what else an order to train says
@@ -125,15 +126,22 @@ class NodePool:
         """Scores of the clients that answer. Personal models stay where they are: asking for them is an error."""
         if keep_models:
             raise ConfigError("personal models of a deployment are in the vaults of the nodes; they are not sent")
-        orders = {}
+        orders, began, nbytes_up = {}, self.exchange.clock(), 0
         for k, one in zip(ids.tolist(), ids, strict=True):
-            model = None if server_model is None else server_model(one[None])
-            groups = {} if model is None else {"server_model": {"model": model}}
-            orders[self.roster.names[k]] = self._order(EVALUATE, k, round, download(one[None]), groups, split=split)
+            down, model = download(one[None]), None if server_model is None else server_model(one[None])
+            # A model that is in the message already does not travel twice.
+            same = (
+                None if model is None else next((n for n, t in sent_tensors(down).items() if torch.equal(t, model)), "")
+            )
+            groups = {"server_model": {"model": model}} if model is not None and not same else {}
+            header = {"server_model": same} if same else {}
+            orders[self.roster.names[k]] = self._order(EVALUATE, k, round, down, groups, split=split, **header)
         by_client: dict[int, Packet] = {}
         events: dict[int, list[Event]] = {}
 
         def take(k: int, answer: Packet) -> None:
+            nonlocal nbytes_up
+            nbytes_up += answer.nbytes
             terms = answer.require("scores", str)
             events[k] = self._checks.events(answer, self._checks.planned(k)[1])
             if terms != EXACT:
@@ -147,6 +155,8 @@ class NodePool:
             by_client[k] = answer
 
         self._ask(EVALUATE, orders, take, 1, f"evaluation after round {round}")
+        seconds, nbytes_down = self.exchange.clock() - began, sum(order.nbytes for order in orders.values())
+        self.evaluations += torch.tensor([seconds, nbytes_down, nbytes_up], dtype=torch.float64)
         numbers = sorted(by_client)
         answers = [by_client[k] for k in numbers]
         record = _make_record(events, EVALUATION) if self._private else None
@@ -169,13 +179,14 @@ class NodePool:
             self.exchange.say(f"figures of {name}: {plain_text(terms)}")
 
     def states(self) -> dict[str, Tensor]:
-        return {"accepted": self.accepted.clone()}
+        return {"accepted": self.accepted.clone(), "evaluations": self.evaluations.clone()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         accepted = tensors.get("accepted")
         if accepted is None or accepted.shape != self.accepted.shape or accepted.dtype != torch.int64:
             raise CheckpointError("the checkpoint is not of a deployment with these clients; choose another folder")
         self.accepted = accepted.clone()
+        self.evaluations = tensors.get("evaluations", self.evaluations).clone()  # earlier versions counted none
 
     def close(self) -> None:
         """Connections are the transport's."""
