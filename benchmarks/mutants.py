@@ -2,7 +2,7 @@
 
     python benchmarks/mutants.py                              the rooms that protect people, all mutants: hours
     python benchmarks/mutants.py --share 0.1                  a tenth of them, always the same
-    python benchmarks/mutants.py kinfed/updates/robust.py     one file, or a folder
+    python benchmarks/mutants.py kinfed/updates/robust.py     one file or folder, without the named ones
     python benchmarks/mutants.py --named                      the bugs of mutants.toml alone: two minutes
 
 A mutant is one change of one line: a comparison that lets its boundary in or out, a condition turned round, a check
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
     listed = tomllib.loads(LIST.read_text())
-    mutants = named_mutants(listed)
+    mutants = [] if arguments.places else named_mutants(listed)
     if not arguments.named:
         places = arguments.places or [f"kinfed/{room}" for room in ROOMS]
         files = sorted({file for place in places for file in python_files(ROOT / place)})
@@ -154,7 +154,7 @@ def changes(tree: ast.Module, data: bytes, starts: list[int]) -> Iterator[tuple[
             text = "or" if isinstance(node.op, ast.And) else "and"
             found = [between(*pair, text) for pair in zip(node.values, node.values[1:], strict=False)]
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            found = [(span(node)[0], span(node.operand)[0], "")]
+            found = [(span(node)[0], span(node)[0] + len("not "), "")]
         elif isinstance(node, ast.If) and any(isinstance(one, ast.Raise) for one in node.body):
             found = [(*span(node.test), "False")]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
@@ -173,6 +173,8 @@ def changes(tree: ast.Module, data: bytes, starts: list[int]) -> Iterator[tuple[
             skipped = (node.annotation,)
         elif isinstance(node, ast.FunctionDef):
             skipped = (*node.decorator_list, node.returns)
+        elif isinstance(node, ast.ClassDef):
+            skipped = node.decorator_list
         elif isinstance(node, ast.Raise | ast.JoinedStr | ast.Assert):
             return  # words, and what cannot happen
         for child in ast.iter_child_nodes(node):
@@ -196,6 +198,7 @@ def nearest_tests(path: str) -> list[str]:
     ones that import the least beside it."""
     module = path.removesuffix(".py").replace("/", ".")
     files = {file: file.read_text() for file in sorted((ROOT / "tests").rglob("test_*.py"))}
+    files = {file: text for file, text in files.items() if not re.search(r"^pytestmark.*\n?.*(ray|flower)", text, re.M)}
     for name in (rf"{re.escape(module)}\b", rf"{re.escape(module.rpartition('.')[0])}\b"):
         found = [
             (file.parent.name != Path(path).parts[1], text.count("\nfrom kinfed"), str(file.relative_to(ROOT)))

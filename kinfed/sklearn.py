@@ -41,8 +41,10 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from kinfed.data import example_weights
-from kinfed.tabular import Array, PersonalizedEstimator, rows_that_count
+from kinfed.data import Problem, example_weights, read_target
+from kinfed.engine import METRICS, Judged
+from kinfed.errors import KinfedError
+from kinfed.tabular import TARGET, Array, PersonalizedEstimator, client_names, rows_that_count
 
 
 class PersonalizedClassifier(ClassifierMixin, PersonalizedEstimator):  # type: ignore[misc]
@@ -162,3 +164,71 @@ class PersonalizedRegressor(RegressorMixin, PersonalizedEstimator):  # type: ign
         from sklearn.metrics import r2_score
 
         return float(r2_score(y, self.predict(X, client), sample_weight=sample_weight))
+
+
+TIME, EVENT = "time of the row", "event of the row"  # columns beside the features
+
+
+class PersonalizedSurvival(PersonalizedEstimator):
+    """A survival model for every client, and one for clients that were not there.
+
+    `y` is [n, 2], time and event, or a structured array of a boolean and a number, as scikit-survival has it."""
+
+    __doc__ = f"{__doc__}\n\n    {PersonalizedEstimator.__doc__}"
+    _task = "survival"
+
+    def fit(self, X: Any, y: Any, client: Any = None, sample_weight: Any = None) -> PersonalizedSurvival:
+        """Rows X [n, d], their times and events y, whose they are, client [n], and how much they count."""
+        X, client = self._rows(X, client)
+        X = self._validated(X, reset=True)
+        X, y, client, weights = rows_that_count(sample_weight, X, _times_and_events(y), client)
+        self._fit(X, y.tolist(), client, weights)
+        self.periods_ = np.array(next(iter(self._pipelines.values())).inputs.problem.periods)
+        return self
+
+    def adopt(self, X: Any, y: Any, client: str, sample_weight: Any = None) -> PersonalizedSurvival:
+        """A model for a client that was not there, from its own rows X [n, d] and their times and events."""
+        check_is_fitted(self)
+        X = self._validated(self._features_alone(X), reset=False)
+        X, y, _, weights = rows_that_count(sample_weight, X, _times_and_events(y), None)
+        self._adopt(X, y.tolist(), client, weights)
+        return self
+
+    def _table(self, X: Any, labels: list[Any], weights: Array | None) -> dict[str, Any]:
+        times, events = zip(*labels, strict=True)
+        table = super()._table(X, list(times), weights)
+        return {TIME if name == TARGET else name: values for name, values in table.items()} | {EVENT: list(events)}
+
+    def _table_options(self, weights: Array | None) -> dict[str, Any]:
+        survival = {"label_column": None, "time_column": TIME, "event_column": EVENT}
+        return {**super()._table_options(weights), **survival}
+
+    def predict_survival(self, X: Any, client: Any = None) -> Array:
+        """[n, periods] chances of being without the event at the end of each period, `periods_`."""
+        outputs = self._outputs(X, client)
+        problem = next(iter(self._pipelines.values())).inputs.problem
+        return np.asarray(problem.predicted(outputs))
+
+    def predict(self, X: Any, client: Any = None) -> Array:
+        """[n] risks: the cumulative hazard at the end of the last period. Higher is earlier."""
+        return np.asarray(-np.log(np.maximum(self.predict_survival(X, client)[:, -1], 1e-300)))
+
+    def score(self, X: Any, y: Any, client: Any = None) -> float:
+        """C-index of pairs of rows of the same client."""
+        frame, names = self._rows(X, client)
+        owners = np.unique(client_names(names, len(frame)), return_inverse=True)[1]
+        risk, target = self.predict(X, client), _times_and_events(y)
+        problem = Problem("survival", shape=(2,), periods=(1.0,), hazards=(1.0,))
+        order = np.argsort(owners, kind="stable")
+        output = np.log(np.maximum(risk[order, None], 1e-300))
+        judged = Judged(output, target[order], owners[order], int(owners.max()) + 1, problem)
+        right, pairs = METRICS.named("concordance").sums(judged)
+        return float(right.sum() / pairs.sum()) if pairs.sum() else float("nan")
+
+
+def _times_and_events(y: Any) -> Array:
+    """[n, 2] float64; errors are scikit-learn's kind."""
+    try:
+        return np.asarray(read_target(y, "y", "survival").labels.numpy())
+    except KinfedError as error:
+        raise ValueError(str(error)) from error

@@ -247,6 +247,7 @@ def run(
     - `federation`: data of your own, in place of a data set and its partition.
     - `model`: a name, a dictionary {"name": ..., ...} with options, or a function that builds an nn.Module, either
       without arguments or from the shape of an example and the number of classes.
+    - `loss` (a setting): a name, or a function or nn.Module of outputs and targets with one value per example.
     - `out`: the run folder. Such a run can be resumed (`resume`) or extended (`extend`): pass the total number of
       `rounds`, and the `seeds` and `algorithms` to add; the results are the same as if everything had been run at once.
       Without `out`, everything stays in memory.

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from kinfed.deploy import Site
 
 SETTINGS = (
-    "dataset", "partition", "client_column", "label_column", "group_column", "split_column", "columns", "data",
+    "dataset", "partition", "client_column", "label_column", "group_column", "split_column", "time_column",
+    "event_column", "task", "columns", "data",
     "validation", "model", "algorithms", "rounds", "participation", "seeds", "lr", "batch", "steps", "epochs",
     "optimizer", "momentum", "dp_noise", "dp_epsilon", "dp_clip", "dp_delta", "dp_budget", "sampling",
     "user_noise", "user_epsilon", "user_clip", "user_delta", "user_quantile", "secure_sum", "secure_range",

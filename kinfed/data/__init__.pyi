@@ -21,6 +21,9 @@ from kinfed.data.examples.problem import TaskName as TaskName
 from kinfed.data.examples.ragged import SPLITS as SPLITS
 from kinfed.data.examples.ragged import Ragged as Ragged
 from kinfed.data.examples.ragged import fold_numbers as fold_numbers
+from kinfed.data.examples.survival_curves import FEWEST_AT_RISK as FEWEST_AT_RISK
+from kinfed.data.examples.survival_curves import kaplan_meier as kaplan_meier
+from kinfed.data.examples.target import read_target as read_target
 from kinfed.data.examples.windows import DRAW_BITS as DRAW_BITS
 from kinfed.data.examples.windows import MOST_EXAMPLES as MOST_EXAMPLES
 from kinfed.data.federations import example_weights as example_weights

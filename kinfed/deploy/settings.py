@@ -9,6 +9,7 @@ A `Deployment` has what only a deployment has; all other settings are those of a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -37,7 +38,8 @@ SECTIONS = {
         "loss", "huber_delta", "class_weights", "metric", "eval_every",
     ),
     "the data, which stay on the nodes": (
-        "classes", "target", "label_column", "features", "columns", "scaling", "test_fraction", "validation",
+        "classes", "target", "label_column", "time_column", "event_column", "features", "columns", "scaling",
+        "test_fraction", "validation",
     ),
     "protection (docs/deployment.md, docs/privacy.md)": (
         "keys", "largest_count", "drift", "largest_value", "largest_norm", "robust", "dp_noise", "dp_epsilon",
@@ -82,7 +84,8 @@ class Deployment:
     target: str = option(
         "",
         "Where a number is predicted, in place of classes: its mean and standard deviation as known to "
-        'everybody, such as "29,10". Models learn (y - mean) / deviation; no node is asked for either.',
+        'everybody, such as "29,10". Models learn (y - mean) / deviation; no node is asked for either. Of other '
+        'targets their record, such as {"kind": "counts", "mean": 2.5} (docs/targets.md).',
     )
     features: str = option(
         "", 'Columns (default: all others, which must agree at all nodes unless scaling is "standard").'
@@ -153,7 +156,7 @@ class Deployment:
             return
         if "no example weights" in self.algorithm.traits:
             raise ConfigError(f"the local steps of {self.method} know no class_weights; leave them out")
-        if self.problem.is_regression:
+        if not self.problem.has_classes:
             raise ConfigError(f"class_weights = {rule}: the target is a number, without classes; leave it out")
         if rule != example_weights.BY_CLIENT:
             example_weights.parse_class_weights(rule, self.class_names)
@@ -187,6 +190,8 @@ class Deployment:
     def problem(self) -> Problem:
         if not self.target.strip():
             return Problem.of_classes(len(self.class_names), self.class_names)
+        if self.target.strip().startswith("{"):
+            return self._problem_of_record()
         try:
             mean, deviation = (float(part) for part in self.target.split(","))
             return Problem("regression", mean=mean, scale=deviation)
@@ -195,6 +200,15 @@ class Deployment:
                 "target is the mean and the standard deviation of the number to predict, as everybody knows them, such "
                 f'as "29,10"; got {self.target!r}'
             ) from None
+
+    def _problem_of_record(self) -> Problem:
+        try:
+            problem = Problem.from_json(json.loads(self.target))
+        except (ValueError, TypeError, DataError) as error:
+            raise ConfigError(f"target is no record of a problem ({error}); got {self.target!r}") from None
+        if problem.kind == "survival" and not problem.periods:
+            raise ConfigError("target: survival needs periods and hazards as everybody knows them (docs/targets.md)")
+        return problem
 
     @property
     def feature_columns(self) -> list[str] | None:

@@ -13,7 +13,7 @@ from kinfed.engine.contract.feature_loss import weighing_ones as weighing_ones
 from kinfed.engine.contract.head import Head as Head
 from kinfed.engine.contract.linear import Dense as Dense
 from kinfed.engine.contract.loss_names import LOSSES as LOSSES
-from kinfed.engine.contract.loss_names import fitting_losses as fitting_losses
+from kinfed.engine.contract.loss_names import named_loss as named_loss
 from kinfed.engine.contract.objective import Objective as Objective
 from kinfed.engine.contract.objective import make_objective as make_objective
 from kinfed.engine.contract.task import Task as Task

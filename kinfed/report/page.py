@@ -12,9 +12,10 @@ from typing import Any
 
 from kinfed.analysis import Comparison, cautions, compare, gains, pool_seeds
 from kinfed.core import storage
+from kinfed.data import FEWEST_AT_RISK
 from kinfed.records import RunRecord, load_runs
 from kinfed.report import method_tables, sentences
-from kinfed.report.charts import class_map, figures
+from kinfed.report.charts import class_map, figures, survival
 from kinfed.report.drawing.chart import Figure
 from kinfed.report.html import Download, render
 from kinfed.report.panels import method_panels
@@ -92,6 +93,7 @@ def sections(comparison: Comparison) -> list[Section]:
         ("time", "Over simulated time"): _against(figures.metric_over_time),
         ("privacy", "What privacy costs"): _against(accuracy_against_epsilon),
         ("run", "What was run"): _what_was_run,
+        ("survival", "Survival of every client"): _survival,
         ("data", "Who holds which data"): _data,
         ("inside", "Inside the methods"): _method_panels,
         ("tables", "Tables to take away"): _tables,
@@ -197,6 +199,18 @@ def _data(comparison: Comparison) -> Values | None:
     clients, texts = len(federation.names), [sentences.data_sentence(federation), *sentences.data_notes(federations)]
     parts = {"figure": figure, "texts": texts, "clients": clients}
     return parts | {"pooled": clients > class_map.MAX_COLUMNS, "grouped": bool(federation.groups)}
+
+
+def _survival(comparison: Comparison) -> Values | None:
+    figure = survival.survival_figure(comparison.federations)
+    if figure is None:
+        return None
+    federation = next(one for _, one in sorted(comparison.federations.items()) if one.survival is not None)
+    drawn = len(survival.largest(federation))
+    return {
+        "figure": figure, "table": survival.at_risk_table(federation), "fewest": FEWEST_AT_RISK, "drawn": drawn,
+        "clients": len(federation.names),
+    }  # fmt: skip
 
 
 def _method_panels(comparison: Comparison) -> Values | None:

@@ -18,7 +18,7 @@ from typing import Any
 from kinfed.algorithms import AnyAlgorithm
 from kinfed.config import RunConfig, make_config
 from kinfed.data import Federation
-from kinfed.engine import Builder, Score, begin_compiling
+from kinfed.engine import Builder, Score, begin_compiling, named_loss
 from kinfed.errors import ConfigError
 from kinfed.records import Baseline, Checkpoints, RunFiles, RunFolder, evaluated_curves
 from kinfed.runs.baseline import baseline_score, make_baseline
@@ -95,6 +95,8 @@ def chosen_config(
     folder of a run that gets more rounds, seeds or methods."""
     if isinstance(model, str | Mapping):
         settings, model = {**settings, "model": model}, None
+    if callable(settings.get("loss")):
+        settings = {**settings, "loss": named_loss(settings["loss"])}
     if grown is not None:
         if isinstance(config, RunConfig):
             settings, config = config.dump() | dict(settings), None

@@ -26,6 +26,7 @@ from kinfed.data import (
 )
 from kinfed.data.sources import SOURCES, is_table, load_source, names_clients
 from kinfed.engine import (
+    LOSSES,
     METRICS,
     Builder,
     FrozenPrefix,
@@ -128,6 +129,11 @@ class RunInputs:
             contents["frozen weights"] = digest
         if self.task().backend == "fused":
             contents[FUSED_CONTENT] = "fused"
+        loss = self.config.loss.partition(":")[0]
+        if loss != "auto":
+            function: Any = LOSSES[loss].target
+            if code := plugins.class_digest(function if hasattr(function, "__qualname__") else type(function)):
+                contents[f"code of loss {loss}"] = code
         for label, algorithm in self.algorithms.items():
             if (code := plugins.class_digest(type(algorithm))) is not None:
                 contents[f"code of {label}"] = code

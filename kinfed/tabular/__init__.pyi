@@ -1,5 +1,7 @@
+from kinfed.tabular.estimator_base import TARGET as TARGET
 from kinfed.tabular.estimator_base import Array as Array
 from kinfed.tabular.estimator_base import PersonalizedEstimator as PersonalizedEstimator
+from kinfed.tabular.estimator_base import client_names as client_names
 from kinfed.tabular.estimator_base import rows_that_count as rows_that_count
 from kinfed.tabular.fit_result import PAGE as PAGE
 from kinfed.tabular.fit_result import FitResult as FitResult

@@ -45,7 +45,7 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-lear
     Attributes: clients_ (names), chosen_ (by client, what was taken), n_features_in_, and classes_ of a classifier.
     """
 
-    _task: Literal["classification", "regression"]
+    _task: Literal["classification", "regression", "survival"]
 
     def __init__(
         self, algorithm: str = "auto", *, model: str = "mlr", options: Mapping[str, Any] | None = None,

@@ -5,6 +5,7 @@ nothing in the ledger."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shutil
@@ -307,3 +308,30 @@ def test_a_vault_that_is_set_back_is_noticed(config: dict[str, Any], tmp_path: P
 def test_released_answers_are_packets() -> None:
     answer = Released.together("clients", [Released({"name": "a"}), Released({"name": "b"})])
     assert answer.header == {"clients": [{"name": "a"}, {"name": "b"}]}
+
+
+# ---- counting ----
+
+
+def test_evaluations_are_counted_and_a_model_travels_once(tmp_path: Path) -> None:
+    """FedAvg's model went down twice in every evaluation, and none of it was counted."""
+    net, _ = network(tmp_path, {"dp-noise": "", "eval-every": 1})
+    answers: list[int] = []
+
+    def look(client: str, question: Any, answer: Packet) -> Packet:
+        if question.kind == "evaluate":
+            answers.append(answer.nbytes)
+        return answer
+
+    net.tamper, net.delay = look, {"b": 3.0}
+    folder = serve(Deployment.parse(net.run_config), net, net.log.append, **net.time)
+    orders = [one.packet for one in net.messages if one.kind == "evaluate"]
+    assert len(orders) == 6
+    assert all(order.header["server_model"] == "w" and "server_model" not in order.groups for order in orders)
+    counted = json.loads((folder / "summary.json").read_text())["evaluations"]
+    assert counted["bytes_down"] == sum(order.nbytes for order in orders)
+    assert counted["bytes_up"] == sum(answers)
+    assert counted["seconds"] >= 6.0
+    assert any("evaluated in" in line for line in net.log)
+    with pytest.raises(MessageError, match="server_model should name"):
+        ask(net.nodes_[100], "evaluate", {"dp-noise": ""}, server_model="v")

@@ -1,10 +1,13 @@
 """Objectives beyond classes and numbers: each on every gradient path against plain torch, and what training leads to
 against closed forms; metrics against scikit-survival, scikit-learn and loops."""
 
+import json
 import math
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from sklearn.metrics import mean_poisson_deviance
@@ -12,10 +15,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import kinfed
-from kinfed.data import Batch, Federation, Problem
+from kinfed.data import Batch, Federation, Problem, kaplan_meier
+from kinfed.data.examples.survival_curves import survival_table
+from kinfed.deploy.settings import Deployment
 from kinfed.engine import LOSSES, METRICS, Judged, make_objective, make_task, model_for
-from kinfed.engine.scoring.outcome_metrics import brier_terms, kaplan_meier
+from kinfed.engine.scoring.outcome_metrics import brier_terms
 from kinfed.errors import ConfigError, DataError, ModelError
+from kinfed.sklearn import PersonalizedSurvival
 
 B, D = 7, 4
 
@@ -352,3 +358,77 @@ def test_structured_arrays_are_survival():
     data = Federation.from_arrays(np.zeros((3, 1)), y, ["a"] * 3, test_fraction=0.0)
     assert data.problem.kind == "survival"
     assert data.labels.tolist() == [[3.0, 1.0], [5.0, 0.0], [1.0, 1.0]]
+
+
+def test_small_counts_are_not_in_curves():
+    table = survival_table([np.stack([TIME, EVENT], 1), np.ones((3, 2))], 40.0)
+    left = [int((t <= TIME).sum()) for t in table["times"]]
+    assert [y is None for y in table["curves"][0]] == [n < 5 for n in left]
+    assert table["curves"][1] == [None] * len(left)
+    assert table["events"] == [7, None]
+    assert table["at_risk"][0][-1] is None
+
+
+def test_a_loss_is_a_function_or_a_module_too():
+    data = federation(y=lambda x: x[:, 0] * 3.3)
+
+    def pinball(z, y):
+        r = y - z[:, 0]
+        return torch.maximum(0.9 * r, -0.1 * r)
+
+    class Pinball(nn.Module):
+        def forward(self, z, y):
+            return pinball(z, y)
+
+    shared = {"federation": data, "algorithms": "fedavg", "rounds": 2, "seeds": (0,), "model": "mlr"}
+    try:
+        losses = ("quantile:0.9", pinball, Pinball())
+        values = [kinfed.run(**shared, loss=loss).results[0].personal["loss"] for loss in losses]
+    finally:
+        LOSSES.unregister("pinball")
+        LOSSES.unregister("Pinball")
+    assert values[1] == values[2] == pytest.approx(values[0], rel=1e-5)
+
+
+def test_an_estimator_of_survival_ranks_risks_within_clients():
+    x = numbers(160, D, seed=11).numpy()
+    data = outcome(x, "survival")
+    y = np.array([(bool(e), t) for t, e in data], dtype=[("event", "?"), ("time", "f8")])
+    client = np.repeat(["a", "b", "c", "d"], 40)
+    model = PersonalizedSurvival("ditto", rounds=5, steps=10, lr=0.3).fit(x, y, client=client)
+    chances = model.predict_survival(x[:5], client=client[:5])
+    assert chances.shape == (5, len(model.periods_))
+    assert (np.diff(chances, axis=1) <= 0).all()
+    assert model.score(x, y, client=client) > 0.65
+    model.adopt(x[:40], data[:40], "new")
+    assert "new" in model.clients_
+    with pytest.raises(ValueError, match="0 or more"):
+        model.fit(x, data * [-1, 1], client=client)
+
+
+def test_a_deployment_takes_any_problem_as_a_record():
+    deployment = Deployment.parse({"target": '{"kind": "counts", "mean": 2.5}', "method": "fedavg"})
+    assert deployment.problem == Problem("counts", mean=2.5)
+    columns = {"time_column": "days", "event_column": "died"}
+    survival = Deployment.parse({"target": json.dumps(SURVIVAL.to_json()), "method": "fedavg", **columns})
+    assert survival.problem == SURVIVAL
+    for target in ('{"kind": "survival", "shape": [2]}', '{"kind": "unknown"', '{"mean": 1}'):
+        with pytest.raises(ConfigError, match="target"):
+            Deployment.parse({"target": target, "method": "fedavg"})
+
+
+def test_survival_runs_from_a_table_and_shows_its_curves(tmp_path):
+    x = numbers(120, D, seed=11).numpy()
+    y = outcome(x, "survival")
+    table = pa.table({**{f"x{i}": x[:, i] for i in range(D)}, "days": y[:, 0], "died": y[:, 1].astype(bool),
+                      "site": np.repeat(["a", "b"], 60)})  # fmt: skip
+    pq.write_table(table, tmp_path / "rows.parquet")
+    own = {"dataset": str(tmp_path / "rows.parquet"), "client_column": "site", "time_column": "days", "rounds": 2}
+    result = kinfed.run(
+        **own, event_column="died", algorithms="local,fedavg", model="mlr", seeds=(0,), out=tmp_path / "run"
+    )
+    page = result.report().read_text("utf-8")
+    assert "Survival of every client" in page
+    assert "at risk at time" in page
+    with pytest.raises(ConfigError, match="both --time-column and --event-column"):
+        kinfed.run(**own)

@@ -30,9 +30,9 @@ def test_packed_numbers_come_back(width: int) -> None:
     assert torch.equal(unpack_numbers(code, 21, width), numbers)
 
 
-@pytest.mark.parametrize("d", [1, 2, 7, 600])
+@pytest.mark.parametrize("d", [1, 2, 7, 600, 1024, 1025])
 @pytest.mark.parametrize(
-    "codec", [QSGD(levels=1), QSGD(levels=7, bucket=5), QSGD(levels=300, norm="l2"), TopK(0.1), TopK(0.5)]
+    "codec", [QSGD(levels=1), QSGD(levels=7, bucket=5), QSGD(levels=300, norm="l2"), TopK(0.01), TopK(0.1), TopK(0.5)]
 )
 def test_codes_have_the_stated_size_and_rows_do_not_matter_to_each_other(codec: Codec, d: int) -> None:
     x, key = rows(4, d), keys(4)
@@ -91,6 +91,7 @@ def test_top_k_takes_the_largest_and_of_equals_the_first() -> None:
     assert codec.decode(codec.encode(x, keys(1)), 6).tolist() == [[0.0, -3.0, 2.0, 0.0, 3.0, 0.0]]
     assert codec.nbytes(6) == 3 * 4 + 1  # a bit for each of six numbers is shorter than three indices of 3 bits
     assert TopK(0.001).nbytes(10_000) == 10 * 4 + math.ceil(10 * 14 / 8)  # ten indices of 14 bits
+    assert TopK(1 / 128).nbytes(1024) == 8 * 4 + 8 * 10 // 8  # places 0 to 1023 have ten bits
     assert TopK(1.0).nbytes(6) == 24
 
 

@@ -380,3 +380,12 @@ def test_a_run_with_a_rule_differs_from_one_without_and_leaves_local_alone() -> 
     assert torch.equal(plain.result("local").evaluation.personal.loss, robust.result("local").evaluation.personal.loss)
     assert not torch.equal(plain.result("ditto").server_model, robust.result("ditto").server_model)
     assert robust.result("ditto").personal["accuracy"] > 0.3
+
+
+def test_how_many_hostile_clients_rules_withstand_by_hand() -> None:
+    """The table of docs/scaling.md."""
+    assert [Clip(norm=1.0).withstands(n) for n in (3, 4, 5)] == [3, 4, 5]
+    assert [Clip().withstands(n) for n in (3, 4, 5)] == [1, 1, 2]
+    assert [Median().withstands(n) for n in (3, 4, 5)] == [1, 1, 2]
+    assert [TrimmedMean(share=0.49).withstands(n) for n in (3, 4, 5)] == [1, 1, 2]
+    assert TrimmedMean(share=0.1).withstands(30) == 3

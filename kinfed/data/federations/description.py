@@ -49,6 +49,7 @@ class Description(HasProblem):
     # [K] of problems without classes: mean and deviation of the training target; of survival, the share of events and
     # the median time
     targets: list[tuple[float, float]] | None = None
+    survival: dict[str, Any] | None = None  # curves of training rows, without small counts: survival_table
     listed: list[int] | None = None  # numbers of the clients that the lists above are of; None: all of them
     clients: int | None = None  # how many there are in all, where not all are listed
 
@@ -104,6 +105,8 @@ class Description(HasProblem):
     def to_json(self) -> dict[str, Any]:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # asdict would copy all
         means = {"mean_emd": self.mean_emd, "mean_emd_code": self.mean_emd_code}
+        if self.survival is None:
+            del fields["survival"]
         return fields | {"problem": self.problem.to_json()} | means
 
     @classmethod
@@ -211,9 +214,18 @@ def describe(federation: Federation, ids: Tensor | None = None) -> Description:
         group_names=federation.group_names, inputs=_inputs(federation),
         emd=None if plain else emd(trained)[everyone].tolist(),
         emd_code=None if plain else emd_code(trained)[everyone].tolist(),
-        targets=_targets(federation, ids) if plain else None,
+        targets=_targets(federation, ids) if plain else None, survival=_survival(federation, ids),
         listed=None if ids is None else ids.tolist(), clients=None if ids is None else federation.num_clients,
     )  # fmt: skip
+
+
+def _survival(federation: Federation, ids: Tensor | None) -> dict[str, Any] | None:
+    if federation.problem.kind != "survival":
+        return None
+    from kinfed.data.examples.survival_curves import survival_table
+
+    lists = (federation.train if ids is None else federation.train.take(ids)).lists()
+    return survival_table([federation.labels[rows].numpy() for rows in lists], federation.problem.periods[-1])
 
 
 def _targets(federation: Federation, ids: Tensor | None) -> list[tuple[float, float]]:

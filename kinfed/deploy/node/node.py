@@ -209,7 +209,7 @@ class NodeClient:
                 models = deployed_models(
                     self.algorithm, task, client, prepared.down, cohort,
                     trained=torch.tensor([accepted > 0 and not lost]),
-                    server_model=order.group("server_model").get("model"),
+                    server_model=_server_model(order),
                 )  # fmt: skip
             request.settle(record)
             theta = next(iter(models.values()))
@@ -257,12 +257,22 @@ class NodeClient:
         entry.keep_model(module_for(prepared.task, row.detach()).state_dict(), metadata)
 
 
+def _server_model(order: Packet) -> Tensor | None:
+    """The server's model for the client, where there is one: of its own, or a tensor of the method's message."""
+    name = order.header.get("server_model")
+    if name is None:
+        return order.group("server_model").get("model")
+    if not isinstance(name, str) or name not in order.group("down"):
+        raise MessageError("server_model should name a tensor of the message")
+    return order.group("down")[name]
+
+
 def _judged_models(models: Mapping[str, Tensor], order: Packet) -> dict[str, Tensor]:
     """The personal model, the server's, and the method's other models, by the names of their figures."""
     (_, theta), *others = models.items()
     judged = {"personal": theta}
-    if "model" in order.group("server_model"):
-        judged["server_model"] = order.group("server_model")["model"]
+    if (model := _server_model(order)) is not None:
+        judged["server_model"] = model
     return judged | {f"other.{name}": model for name, model in others}
 
 

@@ -140,7 +140,10 @@ def load_client_data(node: NodeSettings, deployment: Deployment) -> ClientData:
         raise StorageError(f"{node.data} does not exist, which {node.client} names as its data in --node-config")
     if is_table(node.data):
         label = node.label or deployment.run.label_column
-        options = replace(node.table_options, label_column=label, columns=deployment.run.columns or "")
+        options = replace(
+            node.table_options, label_column=label, columns=deployment.run.columns or "",
+            time_column=deployment.run.time_column, event_column=deployment.run.event_column,
+        )  # fmt: skip
         text = options.text
         rows = replace(load_like(Path(node.data), options, deployment.feature_columns, problem), name=node.data)
         if rows.read is not None:

@@ -45,7 +45,7 @@ STARTS_ANEW = (
 HOST = "127.0.0.1"
 DATA_SETTINGS = (  # that decide what the clients of a trial have
     "dataset", "partition", "clients", "client_column", "label_column", "group_column", "split_column",
-    "columns", "data",
+    "time_column", "event_column", "task", "columns", "data",
 )  # fmt: skip
 Say = Callable[[str], None]
 
@@ -271,7 +271,9 @@ def deployment_settings(config: RunConfig, federation: Federation, names: list[s
     named = {name: values[name] for name in ("model", "robust") if isinstance(values[name], Named)}
     owned = {f"{name}.{key}": value for name, one in named.items() for key, value in one.options.items()}
     problem = federation.problem
-    if problem.is_regression:
+    if not problem.classifies and (not problem.is_regression or problem.shape):
+        target = {"target": json.dumps(problem.to_json())}
+    elif problem.is_regression:
         target = {"target": f"{problem.mean!r},{problem.scale!r}"}
     else:
         target = {"classes": ",".join(class_names(federation) or []) or str(federation.num_classes)}

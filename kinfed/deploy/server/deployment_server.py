@@ -12,7 +12,7 @@ There are no models in it: personal ones are in the vaults of the nodes.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -116,7 +116,7 @@ def _run_rounds(
         method_run = MethodRun(
             deployment.method, loop, clients, _num_rounds(deployment, folder, loop, exchange.say),
             eval_every=config.eval_every, checkpoint_every=config.checkpoint_every, folder=folder,
-            observer=_LogObserver(exchange.say, config.rounds, status, config.metric),
+            observer=_LogObserver(exchange.say, config.rounds, status, config.metric, pool),
         )  # fmt: skip
         for report in method_run.rounds():
             if pool.rounds_without_quorum >= deployment.patience:
@@ -132,7 +132,13 @@ def _run_rounds(
         if pool.rounds_without_quorum:
             exchange.say(f"the last {pool.rounds_without_quorum} round(s) had too few updates, and changed nothing")
         result = method_run.finish()
-    folder.write_summary({"results": [result.to_json()]})
+    seconds, down, up = pool.evaluations.tolist()
+    counted = {"seconds": seconds, "bytes_down": int(down), "bytes_up": int(up)}
+    folder.write_summary({"results": [result.to_json()], "evaluations": counted})
+    exchange.say(
+        f"{result.seconds + seconds:.1f} s in all: {result.seconds:.1f} of rounds, {seconds:.1f} of evaluations; "
+        f"{(result.bytes_down + result.bytes_up) / 1e6:.2f} MB in rounds, {(down + up) / 1e6:.2f} MB in evaluations"
+    )
     return result
 
 
@@ -231,6 +237,8 @@ class _LogObserver(NullObserver):
     num_rounds: int
     status: StatusWriter
     metric: str | None
+    pool: NodePool
+    before: list[float] = field(default_factory=lambda: [0.0])  # seconds of evaluations up to the last round
 
     def started(self, label: str, seed: int, first: int, rounds: int) -> None:
         if first:
@@ -241,9 +249,12 @@ class _LogObserver(NullObserver):
         self, label: str, seed: int, report: RoundReport, personal: Metrics | None, server: Metrics | None
     ) -> None:
         figure = f"; personal {headline_text(personal, self.metric)}" if personal else ""
+        seconds = float(self.pool.evaluations[0])
+        evaluated = f", evaluated in {seconds - self.before[0]:.1f} s" if seconds > self.before[0] else ""
+        self.before[0] = seconds
         self.say(
             f"round {report.round} of {self.num_rounds}: {report.active - report.dropped} of {report.active} "
-            f"updates in {report.seconds:.1f} s{figure}"
+            f"updates in {report.seconds:.1f} s{evaluated}{figure}"
         )
         if report.round < self.num_rounds:
             self.status.update(RUNNING, f"round {report.round + 1} of {self.num_rounds}")

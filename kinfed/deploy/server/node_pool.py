@@ -27,7 +27,7 @@ from kinfed.deploy.transport.wire import (
     plain_text,
     sent_tensors,
 )  # fmt: skip
-from kinfed.engine import Score, Task
+from kinfed.engine import Score, Task, make_objective
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools import Download, Evaluation, ServerModelOf
 from kinfed.privacy import EVALUATION, TRAINING, Event, PrivateTask, Record
@@ -43,6 +43,7 @@ class NodePool:
         self.algorithm = deployment.algorithm
         self.accepted = torch.zeros(len(roster.names), dtype=torch.int64)  # [K] last round that counted; 0: none yet
         self.rounds_without_quorum = 0  # the last ones, in a row
+        self.evaluations = torch.zeros(3, dtype=torch.float64)  # seconds, bytes down and up of all so far
         self._round = 0  # the last one that was asked for
         self._terms: set[tuple[str, str]] = set()  # on which clients' figures leave, as far as the log has them
         self._train_terms: dict[str, Any] = {}  # what else an order to train says
@@ -125,15 +126,22 @@ class NodePool:
         """Scores of the clients that answer. Personal models stay where they are: asking for them is an error."""
         if keep_models:
             raise ConfigError("personal models of a deployment are in the vaults of the nodes; they are not sent")
-        orders = {}
+        orders, began, nbytes_up = {}, self.exchange.clock(), 0
         for k, one in zip(ids.tolist(), ids, strict=True):
-            model = None if server_model is None else server_model(one[None])
-            groups = {} if model is None else {"server_model": {"model": model}}
-            orders[self.roster.names[k]] = self._order(EVALUATE, k, round, download(one[None]), groups, split=split)
+            down, model = download(one[None]), None if server_model is None else server_model(one[None])
+            # A model that is in the message already does not travel twice.
+            same = (
+                None if model is None else next((n for n, t in sent_tensors(down).items() if torch.equal(t, model)), "")
+            )
+            groups = {"server_model": {"model": model}} if model is not None and not same else {}
+            header = {"server_model": same} if same else {}
+            orders[self.roster.names[k]] = self._order(EVALUATE, k, round, down, groups, split=split, **header)
         by_client: dict[int, Packet] = {}
         events: dict[int, list[Event]] = {}
 
         def take(k: int, answer: Packet) -> None:
+            nonlocal nbytes_up
+            nbytes_up += answer.nbytes
             terms = answer.require("scores", str)
             events[k] = self._checks.events(answer, self._checks.planned(k)[1])
             if terms != EXACT:
@@ -147,6 +155,8 @@ class NodePool:
             by_client[k] = answer
 
         self._ask(EVALUATE, orders, take, 1, f"evaluation after round {round}")
+        seconds, nbytes_down = self.exchange.clock() - began, sum(order.nbytes for order in orders.values())
+        self.evaluations += torch.tensor([seconds, nbytes_down, nbytes_up], dtype=torch.float64)
         numbers = sorted(by_client)
         answers = [by_client[k] for k in numbers]
         record = _make_record(events, EVALUATION) if self._private else None
@@ -169,13 +179,14 @@ class NodePool:
             self.exchange.say(f"figures of {name}: {plain_text(terms)}")
 
     def states(self) -> dict[str, Tensor]:
-        return {"accepted": self.accepted.clone()}
+        return {"accepted": self.accepted.clone(), "evaluations": self.evaluations.clone()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         accepted = tensors.get("accepted")
         if accepted is None or accepted.shape != self.accepted.shape or accepted.dtype != torch.int64:
             raise CheckpointError("the checkpoint is not of a deployment with these clients; choose another folder")
         self.accepted = accepted.clone()
+        self.evaluations = tensors.get("evaluations", self.evaluations).clone()  # earlier versions counted none
 
     def close(self) -> None:
         """Connections are the transport's."""
@@ -221,12 +232,17 @@ def made_up_cohort(roster: Roster, problem: Problem) -> Cohort:
     """One client with made-up examples, as large as the roster's: for an update as real ones will be."""
     dtype = torch.int64 if roster.tokens else torch.float32
     features = Features(torch.zeros(2, *roster.shape, dtype=dtype))
-    labels = torch.zeros(2) if problem.is_regression else torch.arange(2) % problem.num_classes
+    labels = torch.arange(2) % problem.num_classes if problem.has_classes else _made_up_targets(problem)
     ids, start, one, rows = torch.tensor([0]), torch.tensor([0]), torch.tensor([1]), torch.arange(2)
     longest = roster.counts.max(0).values.tolist()
     train, val, test = (Split(features, labels, ids, start, one, rows, 0, 1, None, most) for most in longest)
     groups = torch.tensor([roster.group(0)]) if roster.groups else None
     return Cohort(ids, train, val, test, 0, 1, groups)
+
+
+def _made_up_targets(problem: Problem) -> Tensor:
+    target = make_objective(problem).example_target
+    return target.expand(2, *target.shape).contiguous()
 
 
 def _make_record(events: Mapping[int, list[Event]], phase: int) -> Record:

@@ -5,6 +5,7 @@ from typing import Any
 
 from kinfed.core import Registry
 from kinfed.data import Kind
+from kinfed.errors import ConfigError
 
 LOSSES: Registry[Callable[..., Any]] = Registry("loss")
 
@@ -38,3 +39,25 @@ _add("positions", "losses:Positions", "mean cross-entropy over the positions tha
 def fitting_losses(kind: Kind) -> list[str]:
     """Names of the losses of a kind of problem, its own first."""
     return [name for name, entry in LOSSES.items() if kind in entry.facts.get("kinds", (kind,))]
+
+
+def loss_name(loss: Callable[..., Any]) -> str:
+    """What a function or module is called."""
+    name = getattr(loss, "__name__", type(loss).__name__)
+    return "".join(letter if letter.isalnum() or letter in "_-" else "_" for letter in name)
+
+
+def named_loss(loss: str | Callable[..., Any]) -> str:
+    """The name of a loss in the registry, under which a function or module is put there in this process."""
+    if isinstance(loss, str):
+        return loss
+    name = loss_name(loss)
+    if name in LOSSES:
+        entry = LOSSES[name]
+        if entry.target is loss:
+            return name
+        if not entry.facts.get("passed"):
+            raise ConfigError(f"a loss is called {name} already; give the function another name")
+        LOSSES.unregister(name)
+    LOSSES.register(name, loss, summary="a loss of the caller's own", passed=True)
+    return name

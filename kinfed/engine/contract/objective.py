@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from kinfed.core import check_options, option
 from kinfed.data import Problem
-from kinfed.engine.contract.loss_names import LOSSES, fitting_losses
+from kinfed.engine.contract.loss_names import LOSSES, fitting_losses, loss_name
 from kinfed.errors import ConfigError, KinfedError, ModelError
 
 
@@ -222,6 +222,8 @@ class OwnLoss(ExampleLoss):
 
     def __init__(self, name: str, problem: Problem, function: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__(name, problem)
+        if isinstance(function, nn.Module) and any(p.requires_grad for p in function.parameters()):
+            raise ConfigError(f"loss {name} has parameters of its own; what is trained is in the model")
         self._function = function
 
     def values(self, z: Tensor, y: Tensor) -> Tensor:
@@ -245,10 +247,7 @@ def make_objective(problem: Problem, loss: str | Callable[..., Any] = "auto", hu
     """The objective of a problem: the loss of that name, with a number behind a colon where it takes one
     ("quantile:0.9"); a function or nn.Module of outputs and targets; or "auto", the problem's own."""
     if not isinstance(loss, str):
-        if isinstance(loss, nn.Module) and any(p.requires_grad for p in loss.parameters()):
-            raise ConfigError(f"loss {type(loss).__name__} has parameters of its own; what is trained is in the model")
-        name = getattr(loss, "__name__", type(loss).__name__)
-        return OwnLoss(name, problem, loss)
+        return OwnLoss(loss_name(loss), problem, loss)
     name, _, number = loss.partition(":")
     fitting = fitting_losses(problem.kind)
     name = fitting[0] if name == "auto" else name

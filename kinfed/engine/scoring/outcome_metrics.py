@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from kinfed.data import kaplan_meier
 from kinfed.engine.scoring.metrics import Judged, Sums
 from kinfed.engine.scoring.metrics import add_metric as _add
 
@@ -170,24 +171,6 @@ def brier_terms(time: np.ndarray, event: np.ndarray, survival: np.ndarray, t: fl
     died = (time <= t) & (event > 0)
     alive = time > t
     return np.asarray(died * survival**2 / uncensored[:-1] + alive * (1 - survival) ** 2 / uncensored[-1])
-
-
-def kaplan_meier(
-    time: np.ndarray, event: np.ndarray, at: np.ndarray, weight: np.ndarray | None = None,
-    events_first: np.ndarray | None = None,
-) -> np.ndarray:  # fmt: skip
-    """[len(at)] the chance to outlive each time, from times and events [n]. `events_first` [n] marks rows that leave
-    before others at the same time: those with an event, where censoring is what is estimated."""
-    weight = np.ones(len(time)) if weight is None else weight
-    order = np.argsort(time, kind="stable")
-    distinct, begin = np.unique(time[order], return_index=True)
-    events = np.add.reduceat((event * weight)[order], begin)
-    at_risk = np.r_[0.0, np.cumsum(weight[order][::-1])][::-1][begin]
-    if events_first is not None:
-        at_risk = at_risk - np.add.reduceat((events_first * weight)[order], begin)
-    ratio = np.divide(events, at_risk, out=np.zeros_like(at_risk), where=at_risk > 0)
-    curve = np.r_[1.0, np.cumprod(1 - ratio)]
-    return np.asarray(curve[np.searchsorted(distinct, at, side="right")])
 
 
 def _clients(d: Judged) -> list[tuple[int, np.ndarray]]:
