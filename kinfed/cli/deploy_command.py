@@ -271,7 +271,8 @@ def predict(
     ignore: Annotated[str, Option(help="Columns that are not features (models without column names).")] = "",
     name_column: Annotated[str | None, Option(help="Column that names the rows in the output.")] = None,
     level: Annotated[
-        float | None, Option("--set", help="Add sets, or intervals, that hold the truth so often (0.9; of kinfed fit).")
+        float | None,
+        Option("--set", "--interval", help="Add sets or intervals that hold the truth so often (0.9; of fit, lmm)."),
     ] = None,
     plugin: Plugins = None,
     trust_plugins: TrustPlugins = False,

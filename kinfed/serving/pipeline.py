@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite, prod
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -160,14 +161,20 @@ class ModelPipeline:
         self, rows: Any, names: list[str] | None = None, where: str = "the table", level: float | None = None
     ) -> Predictions:
         """Probabilities of every class, or the number, for every row, with notes; with a `level` such as 0.9 also sets
-        that hold the truth about so often (models of `kinfed fit`)."""
-        threshold = None if level is None else self.set_threshold(level)
+        that hold the truth about so often (models of `kinfed fit`; of `lmm` by the variance that they carry)."""
+        calibrated = level is not None and f"{level:g}" in json.loads(self.about.get("sets", "{}"))
+        by_model = level is not None and not calibrated and hasattr(self.module, "variance")
+        by_model = by_model and self.inputs.problem.is_regression
+        threshold = None if level is None or by_model else self.set_threshold(level)
         features, notes = self.encode(rows, where)
-        blocks = []
+        blocks, variances = [], []
         self.module.eval()
         with torch.inference_mode():
             for index in torch.split(torch.arange(len(features)), WIDTH):
-                blocks.append(self.module(features.gather(index)).to(torch.float32))
+                x = features.gather(index)
+                blocks.append(self.module(x).to(torch.float32))
+                if by_model:
+                    variances.append(self.module.variance(x))  # type: ignore[operator]  # of a model by sums
         problem = self.inputs.problem
         outputs = torch.cat(blocks) if blocks else torch.zeros(0, problem.outputs)
         if not bool(torch.isfinite(outputs).all()):
@@ -175,6 +182,9 @@ class ModelPipeline:
             raise DataError(f"the model gives NaN for row {row + 1} of {where}; check the scale of its features")
         values: Tensor = problem.predicted(outputs)
         reach = None if threshold is None else torch.full((len(values),), threshold)
+        if by_model:
+            assert level is not None
+            reach = self._reach(level, variances)
         return Predictions(problem, values, names, notes, reach)
 
     def predict(self, rows: Any) -> list[str] | np.ndarray[Any, np.dtype[np.float32]]:
@@ -257,6 +267,16 @@ class ModelPipeline:
         """The same model with thresholds of prediction sets by level (kinfed.theory.certificates)."""
         known = {f"{level:g}": threshold if isfinite(threshold) else None for level, threshold in thresholds.items()}
         return replace(self, about={**self.about, "sets": json.dumps(known)})
+
+    def _reach(self, level: float, variances: list[Tensor | None]) -> Tensor:
+        """[n] half the widths of intervals, from the variance that a model of a method by sums carries."""
+        if not 0 < level < 1:
+            raise ConfigError(f"an interval holds the truth with a chance between 0 and 1; got {level:g}")
+        known = [part for part in variances if part is not None]
+        if len(known) < len(variances) or not known:
+            raise ConfigError("this model does not know how far its predictions are off; lmm's models do")
+        quantile, scale = NormalDist().inv_cdf((1 + level) / 2), torch.as_tensor(self.inputs.problem.scale)
+        return (quantile * scale * torch.cat(known).sqrt()).to(torch.float32)
 
     def set_threshold(self, level: float) -> float:
         """The largest score in a prediction set of that level; refused where the file has none."""

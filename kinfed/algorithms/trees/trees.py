@@ -75,6 +75,7 @@ from kinfed.engine.trees import TreeGrowth, TreeLoss, bin_edges, divided_cells, 
 
 Array = np.ndarray[Any, Any]
 
+KINDS = ("binary", "multiclass", "regression")  # of problems
 FIRST_TAU = 5.0
 JUDGED_AT = (10,)  # trees after which a personal part is chosen, before growth ends
 LEAST_CELLS = 512
@@ -106,6 +107,8 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
     def check(self, task: Task, population: Population) -> None:
         if self.finetune or self.knn:
             raise ConfigError("trees are not trained by steps and have no features; set finetune and knn to 0")
+        if task.problem is not None and task.problem.kind not in KINDS:
+            raise ConfigError(f"trees learn classes and numbers, and this is {task.problem.in_words()}; leave them out")
         if task.device.type != "cpu":
             raise ConfigError("trees are grown on the processor; run them with --device cpu")
 

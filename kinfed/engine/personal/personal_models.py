@@ -325,9 +325,21 @@ class ExtendedModule(nn.Module):
         self.register_buffer("extra", extra)
         self._head = find_head(model, RowLayout.of(model).slots).name
 
-    def forward(self, x: Tensor) -> Tensor:
+    def _features(self, x: Tensor) -> Tensor:
         with HeadProbe(self.model, self._head) as probe:
-            phi = probe.features(self.model(x))
+            return probe.features(self.model(x))
+
+    def variance(self, x: Tensor) -> Tensor | None:
+        """[B] of a target around its prediction, in units of the output; None where the extension does not know."""
+        known = getattr(self.extension, "variance", None)
+        if known is None:
+            return None
+        of_coefficients, noise = known(self._features(x)[None], self.extra[None, :-1])
+        total: Tensor = (of_coefficients + noise)[0]
+        return total
+
+    def forward(self, x: Tensor) -> Tensor:
+        phi = self._features(x)
         head = self.model.get_submodule(self._head)
         assert isinstance(head, nn.Linear)  # as find_head says
         bias = None if head.bias is None else head.bias[None]
