@@ -58,30 +58,3 @@ def test_a_file_too_long_for_a_link_is_named_all_the_same() -> None:
     assert '<a download="a.csv" href="data:text/csv;charset=utf-8;base64,eCx5Cg==">a.csv</a>: &lt;all&gt;' in short
     long = template.render(file=Download("a.csv", "all", "x" * (MAX_DOWNLOAD + 1)))
     assert "<code>a.csv</code>: all; too long" in long
-
-
-def compiled_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, int]:
-    """A page by an environment that has compiled nothing yet, and how many templates it compiles."""
-    monkeypatch.setenv("KINFED_CACHE", str(folder))
-    fresh, compiled = environment.__wrapped__(), []
-    generate = fresh._generate
-    monkeypatch.setattr(fresh, "_generate", lambda *given, **named: compiled.append(1) or generate(*given, **named))
-    return fresh.get_template("page.html").render(**SKELETON, figures=False), len(compiled)
-
-
-def test_templates_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = render("page.html", **SKELETON, figures=False)
-    first, compiled = compiled_again(tmp_path, monkeypatch)
-    assert compiled
-    assert compiled_again(tmp_path, monkeypatch) == (first, 0)
-    for file in tmp_path.rglob("*.code"):
-        file.write_bytes(file.read_bytes()[:-1])  # damaged: made again
-    assert compiled_again(tmp_path, monkeypatch) == (first, compiled)
-    assert compiled_again(tmp_path, monkeypatch) == (page, 0)
-
-
-def test_a_cache_that_cannot_be_written_costs_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    page, compiled = compiled_again(tmp_path / "file", monkeypatch)
-    assert compiled
-    assert "&lt;h&gt;" in page
