@@ -135,7 +135,7 @@ class SiteFit:
         self.settings = settings = settings.with_folds(int(rows.median()), int(rows.max()))
         self.metric, self.choice_metric = settings.metric_for(problem), settings.choice_metric_for(problem)
         example_weights.class_weight_table(settings.class_weights, self.data.class_counts(), problem)  # refuses wrong
-        self.methods = methods_of(settings.algorithms, self.data.num_clients)
+        self.methods = methods_of(settings.algorithms, self.data.num_clients, problem.kind)
 
     def execute(self, folder: Path | None, budget: TimeBudget, page: bool) -> FitResult:
         if folder is not None and (folder / RECORD).exists():

@@ -11,6 +11,7 @@ FEW_ROWS = 30  # test rows below which a figure of a site says little by itself
 FEW_FOR_T = 60  # test rows below which a bound by Student's t is called approximate
 BEYOND = 0.025  # the chance that a 95 % interval lies on one side of the truth
 FEW_OF_A_CLASS = 10  # the same for those of the rarer of two classes
+MOST_PARTS = 3  # of a mixture that are named
 MOST_CLASSES = 5  # that are named where the target is described
 SENT = {
     "delta": "the change of its model",
@@ -125,7 +126,7 @@ class Wording:
         own = shares.get(ALONE, 0.0)
         ordered = sorted(shares.items(), key=lambda one: -one[1])
         parts = [f"{self.title(name)} {percent(one)}" for name, one in ordered if name != ALONE and one >= 0.005]
-        others = f" ({', '.join(parts)})" if parts else ""
+        others = f" ({some(parts, MOST_PARTS)})" if parts else ""
         shared = f"{percent(1 - own)} what it learnt with the others{others}"
         return f"{percent(own)} the model it trains alone and {shared}" if own else shared
 
