@@ -53,6 +53,6 @@ def test_sections_and_docstrings_are_there(site: Path) -> None:
     home = (site / "index.html").read_text("utf-8")
     for section in ("Start", "Guides", "Gallery", "Methods", "Benchmark", "Reference"):
         assert re.search(rf"md-tabs__link[^>]*>\s*{section}\s", home), section
-    assert "replaces the data set and its partition" in (site / "api.html").read_text("utf-8")
+    assert "in place of a data set and its partition" in (site / "api.html").read_text("utf-8")
     assert "0.2.0" in (site / "changelog.html").read_text("utf-8")
     assert "FedExP" in (site / "source/examples/my_method.py.html").read_text("utf-8")

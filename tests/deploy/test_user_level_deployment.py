@@ -15,6 +15,7 @@ from torch import Tensor
 from kinfed.algorithms.base import AveragingAlgorithm
 from kinfed.algorithms.common.message_shape import update_template
 from kinfed.data.federations.federation import Federation
+from kinfed.deploy.node.node import asked_server_model
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.server.deployment_server import serve
 from kinfed.deploy.server.server_privacy import FILE, SecretSchedule
@@ -70,7 +71,9 @@ def server_models(net: Loopback) -> dict[int, list[Tensor]]:
     sent: dict[int, list[Tensor]] = {}
     for one in net.messages:
         if one.kind == EVALUATE and one.packet.header["name"] == "a":
-            sent.setdefault(one.packet.header["round"], []).append(one.packet.group("server_model")["model"][0])
+            model = asked_server_model(one.packet)
+            assert model is not None
+            sent.setdefault(one.packet.header["round"], []).append(model[0])
     return sent
 
 

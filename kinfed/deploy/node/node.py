@@ -209,7 +209,7 @@ class NodeClient:
                 models = deployed_models(
                     self.algorithm, task, client, prepared.down, cohort,
                     trained=torch.tensor([accepted > 0 and not lost]),
-                    server_model=_server_model(order),
+                    server_model=asked_server_model(order),
                 )  # fmt: skip
             request.settle(record)
             theta = next(iter(models.values()))
@@ -257,7 +257,7 @@ class NodeClient:
         entry.keep_model(module_for(prepared.task, row.detach()).state_dict(), metadata)
 
 
-def _server_model(order: Packet) -> Tensor | None:
+def asked_server_model(order: Packet) -> Tensor | None:
     """The server's model for the client, where there is one: of its own, or a tensor of the method's message."""
     name = order.header.get("server_model")
     if name is None:
@@ -271,7 +271,7 @@ def _judged_models(models: Mapping[str, Tensor], order: Packet) -> dict[str, Ten
     """The personal model, the server's, and the method's other models, by the names of their figures."""
     (_, theta), *others = models.items()
     judged = {"personal": theta}
-    if (model := _server_model(order)) is not None:
+    if (model := asked_server_model(order)) is not None:
         judged["server_model"] = model
     return judged | {f"other.{name}": model for name, model in others}
 
