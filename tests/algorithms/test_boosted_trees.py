@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import kinfed
 from kinfed import simulate
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.trees.tree_candidates import CANDIDATES, LOSSES, WEIGHTS
@@ -241,3 +242,13 @@ def test_the_fast_preset_takes_fewer_rounds() -> None:
         server: Any = loop.server
     assert rounds <= 2 + 4 * 40 + 6
     assert int(server.phase) == DONE > GROW
+
+
+def test_clients_that_lack_classes_keep_finite_scores_and_learn() -> None:
+    """At a client without a class its curvature vanishes: intercepts once grew to thousands."""
+    result = kinfed.run(
+        algorithms="trees_fast,fedavg", clients=8, rounds=40, model="mlr", participation=1.0, seeds=(0,), progress=False
+    )
+    trees, fedavg = (result.result(name).personal for name in ("trees_fast", "fedavg"))
+    assert trees["loss"] < 0.4
+    assert trees["accuracy"] > fedavg["accuracy"] - 0.02

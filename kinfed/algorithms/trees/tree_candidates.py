@@ -37,6 +37,7 @@ WEIGHTS = (
 )
 LOSSES = max(CANDIDATES, len(WEIGHTS))
 SWEEPS = 3  # over all trees, when leaves are refitted
+LARGEST_STEP = 2.0  # of an intercept, in log-odds
 NEWTON = 8  # steps of an intercept from 0
 OWN_DEPTH = 3
 OWN_RATE = 0.1
@@ -65,10 +66,17 @@ class SharedModel:
 
 
 def newton_step(loss: TreeLoss, data: ClientRows, score: Array, weight: Array, b: Array, tau: Array) -> Array:
-    """b_k + (S_k − τ b_k) / (H_k + τ) [n, E, C] with S_k = −Σ g and H_k = Σ h at the scores [R, E, C] plus b_k."""
+    """b_k + (S_k − τ b_k) / (H_k + τ) [n, E, C] with S_k = −Σ g and H_k = Σ h at the scores [R, E, C] plus b_k.
+
+    Intercepts of several classes move at once, and the diagonal h says too little of that: H_k counts twice there, as
+    by Böhning's bound. A step of log-odds is at most LARGEST_STEP: at a client that lacks a class h vanishes, and a
+    step without a bound would overshoot until g is all and h nothing."""
     gradient = loss.gradients(score + b[data.owner], data.y) * weight[..., None]
     sums, half = data.sums(gradient), b.shape[-1]
-    return np.asarray(b - (sums[..., :half] + tau * b) / (sums[..., half:] + tau), np.float32)
+    step = (sums[..., :half] + tau * b) / ((2 if half > 1 else 1) * sums[..., half:] + tau)
+    if loss.objective.classifies:
+        step = step.clip(-LARGEST_STEP, LARGEST_STEP)
+    return np.asarray(b - step, np.float32)
 
 
 def intercepts(loss: TreeLoss, data: ClientRows, score: Array, weight: Array, tau: Array) -> Array:
