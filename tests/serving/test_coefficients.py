@@ -26,7 +26,8 @@ def exam(tmp_path_factory):
     )  # fmt: skip
     methods = {"lmm": {"effects": "intercept"}, "local": {}}
     out = tmp_path_factory.mktemp("exam") / "run"
-    return kinfed.run(federation=data, model="mlr", algorithms=methods, rounds=2, seeds=(0,), progress=False, out=out)
+    settings = {"model": "mlr", "rounds": 2, "seeds": (0,), "progress": False, "accept": "test_copies"}
+    return kinfed.run(federation=data, algorithms=methods, out=out, **settings)
 
 
 def test_coefficients_are_those_of_lme4_in_their_own_units(exam):
