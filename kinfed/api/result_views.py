@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 BACKENDS = ("pandas", "polars", "pyarrow")
 Row = dict[str, Any]
-_TEXT = ("algorithm", "client")
+_TEXT = ("algorithm", "client", "name")
 _WHOLE = ("seed", "round", "rounds", "took_part", "active", "dropped", "bytes_down", "bytes_up", "n_train", "n_test")
 _YES_NO = ("finished", "diverged")
 _FIRST = (  # columns in this order, then metrics by alphabet: those of personal models before the server's
     "algorithm", "seed", "round", "client", "rounds", "finished", "diverged", "n_train", "n_test", "active", "dropped",
-    "took_part", "bytes_down", "bytes_up", "seconds", "clock", "epsilon",
+    "took_part", "bytes_down", "bytes_up", "seconds", "clock", "epsilon", "name", "estimate", "se", "low", "high", "p",
 )  # fmt: skip
 
 
