@@ -53,7 +53,7 @@ class Ledger:
         return [tuple(sorted(events)) for events in by_client]
 
     def events_of(self, client: int) -> Events:
-        """Those of one client."""
+        """Entries of one client."""
         entries = self.batches.items()
         return tuple(sorted(Event(q, gradients, batches) for (who, q, gradients), batches in entries if who == client))
 

@@ -42,7 +42,7 @@ def page(result: FitResult, folder: Path) -> str:
 
 
 def _details(site: SiteRecord, words: Wording) -> str:
-    """What is promised, what its sets hold, and why it was chosen."""
+    """Promise, prediction sets and reason of the choice."""
     return " ".join(filter(None, (words.promise(site), words.sets(site), words.why(site))))
 
 

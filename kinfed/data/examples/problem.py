@@ -224,7 +224,7 @@ class Problem:
         return labels if self.kind in CLASSES else labels.float()
 
     def predicted(self, outputs: Any) -> Any:
-        """What is read of outputs [n, ...], an array or a tensor: probabilities of classes [n, C] or of labels [n, K],
+        """Meaning of outputs [n, ...], an array or a tensor: probabilities of classes [n, C] or of labels [n, K],
         numbers in the target's own unit ([n] of a single one), the chance to outlive every period [n, periods]."""
         if self.kind in ("binary", "multiclass", "dense"):
             return _softmax(outputs)
