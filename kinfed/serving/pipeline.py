@@ -258,8 +258,8 @@ class ModelPipeline:
             raise ModelError("models are mixed where they take the same inputs and give the same classes")
         kinds = [{"model": one.about["model"], "options": dict(one.inputs.options)} for one in parts]
         about = {**first.about, "model": MIXTURE, "parts": json.dumps(kinds)}
-        named = {f"{one.about.get('algorithm', '')}": f"{share:.4f}" for one, share in zip(parts, shares, strict=True)}
-        about["algorithm"] = " + ".join(f"{share} {name}" for name, share in named.items())
+        named = zip(parts, shares, strict=True)
+        about["algorithm"] = " + ".join(f"{share:.4f} {one.about.get('algorithm', '')}" for one, share in named)
         module = MixtureModule([one.module for one in parts], torch.tensor(shares, dtype=torch.float32))
         return cls(module.eval(), first.inputs, about)
 

@@ -6,9 +6,9 @@ from kinfed.analysis import MetricStyle, metric_style
 from kinfed.report.drawing import format_number, plural, shown, signed
 from kinfed.tabular.fit_result import ContenderRecord, Estimate, FitResult, SiteRecord
 from kinfed.tabular.portfolio import ALONE, FINE_TUNED, INTERCEPT, ONE_MODEL, RECALIBRATED
+from kinfed.theory import certificates
 
 FEW_ROWS = 30  # test rows below which a figure of a site says little by itself
-FEW_FOR_T = 60  # test rows below which a bound by Student's t is called approximate
 BEYOND = 0.025  # the chance that a 95 % interval lies on one side of the truth
 FEW_OF_A_CLASS = 10  # the same for those of the rarer of two classes
 MOST_PARTS = 3  # of a mixture that are named
@@ -138,7 +138,7 @@ class Wording:
         title = self.title(site.chosen)
         if gain.at_least is None:
             return f"Not shown: {title} has too few test rows for a bound."
-        about = " about" if self.style.name != "accuracy" and site.test_rows < FEW_FOR_T else ""
+        about = " about" if self.style.name != "accuracy" and site.test_rows < certificates.FEW else ""
         if gain.is_shown:
             return f"Shown (95 %): {title} by itself gains{about} {self.gain(gain.at_least)} or more."
         return (

@@ -8,7 +8,8 @@ neither trained nor chose either model (positive is better), at confidence 1 −
                   the worst site 52 %; with the pseudo-rows it missed at most 4.9 % in 25 simulated cells
     other losses  Student's t with n − 1 degrees; "approximately" below `FEW` rows, where skewed differences missed 12
                   to 23 % in the worst simulated case
-    rankings      (AUROC) bootstrap deviation with as many degrees as the rarer class has rows
+
+Rankings (AUROC) have no differences by row: kinfed.tabular takes the deviation of bootstrap draws there.
 
 **The mean over sites** counts every site alike, with Student's t over sites. Weights by precision are tied to the
 estimates themselves, and sites where two models answer alike would have taken all of the weight.
@@ -38,7 +39,7 @@ Floats = NDArray[np.float64]
 FEW = 60  # rows below which a bound by Student's t is called approximate
 BORROWED = 30.0  # rows of other sites in a quantile of scores, in all
 
-Losses = Literal["zero_one", "any", "ranking"]
+Losses = Literal["zero_one", "any"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,6 @@ class Bound:
     low: float  # two-sided
     high: float
     at_least: float  # one-sided: the gain is above it, at the same confidence
-    approximate: bool = False
 
     @property
     def is_shown(self) -> bool:
@@ -64,14 +64,7 @@ def gain_bound(differences: Floats, losses: Losses, confidence: float = 0.95) ->
         return None
     rows = np.concatenate([differences, [1.0, -1.0]]) if losses == "zero_one" else differences
     error = float(rows.std(ddof=1)) / math.sqrt(len(rows))
-    return _bound(float(differences.mean()), float(rows.mean()), error, n - 1, confidence, losses == "any" and n < FEW)
-
-
-def drawn_bound(value: float, deviation: float, rare: int, confidence: float = 0.95) -> Bound | None:
-    """Bound of a difference of rankings from the deviation of bootstrap draws; `rare` rows of the rarer class."""
-    if rare < 2 or not math.isfinite(value + deviation):
-        return None
-    return _bound(value, value, deviation, rare - 1, confidence, rare < FEW // 2)
+    return _bound(float(differences.mean()), float(rows.mean()), error, n - 1, confidence)
 
 
 def mean_over_sites(gains: Sequence[float], confidence: float = 0.95) -> Bound | None:
@@ -80,12 +73,12 @@ def mean_over_sites(gains: Sequence[float], confidence: float = 0.95) -> Bound |
     if len(values) < 2:
         return None
     error = float(values.std(ddof=1)) / math.sqrt(len(values))
-    return _bound(float(values.mean()), float(values.mean()), error, len(values) - 1, confidence, False)
+    return _bound(float(values.mean()), float(values.mean()), error, len(values) - 1, confidence)
 
 
-def _bound(value: float, centre: float, error: float, degrees: int, confidence: float, approximate: bool) -> Bound:
+def _bound(value: float, centre: float, error: float, degrees: int, confidence: float) -> Bound:
     reach, one_sided = (float(stdtrit(degrees, level)) * error for level in ((1 + confidence) / 2, confidence))
-    return Bound(value, centre - reach, centre + reach, centre - one_sided, approximate)
+    return Bound(value, centre - reach, centre + reach, centre - one_sided)
 
 
 def weighted_quantile(scores: Floats, weight: Floats, level: float, at_infinity: float = 1.0) -> float:
