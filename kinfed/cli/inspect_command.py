@@ -111,6 +111,9 @@ def describe(
     context: typer.Context,
     seed: Annotated[int, Option(help="Seed of the partition.")] = 0,
     save: Annotated[Path | None, Option(help="Save the federation in this folder.")] = None,
+    save_partition: Annotated[
+        Path | None, Option(help="Write who holds which rows into this file, for --partition file; no data.")
+    ] = None,
 ) -> None:
     """Show who holds what: sizes, classes per client, how far apart label distributions are."""
     from kinfed.cli.federation_view import FederationView
@@ -118,13 +121,15 @@ def describe(
     from kinfed.data import describe as description_of
     from kinfed.runs import build_federation
 
-    federation = audited(build_federation(settings_of(context).make_config(), seed))
+    federation = audited(build_federation(settings_of(context).make_config(), seed, save_partition=save_partition))
     console.print(FederationView(description_of(federation)))
     if refused := list(dict.fromkeys(finding.name for finding in federation.findings if finding.refused)):
         say(f"refused by run, fit and tune unless --accept {','.join(refused)}")
     if save is not None:
         federation.save(save)
         say(f"saved    {save}")
+    if save_partition is not None:
+        say(f"saved    {save_partition}: kinfed run --partition file --set partition.path={save_partition}")
 
 
 def kind_named(word: str) -> str:

@@ -24,7 +24,7 @@ from kinfed.data import (
     fold_of_federation,
     make_federation,
 )
-from kinfed.data.sources import SOURCES, is_table, load_source, names_clients
+from kinfed.data.sources import PARTITIONS, SOURCES, is_table, load_source, names_clients
 from kinfed.engine import (
     LOSSES,
     METRICS,
@@ -249,15 +249,17 @@ def check_device(name: str) -> torch.device:
     return device
 
 
-def build_federation(config: RunConfig, seed: int, fold: int = 0) -> Federation:
+def build_federation(config: RunConfig, seed: int, fold: int = 0, save_partition: Path | None = None) -> Federation:
     """The clients of a run: a saved federation's folder, a user's table, or a named data set, shared out; with `folds`
-    in that fold of its cross-validation."""
+    in that fold of its cross-validation. `save_partition` names a file for who holds which rows."""
     name, source_options = config.dataset.name, dict(config.dataset.options)
     columns = {column: getattr(config, column) for column in COLUMNS if getattr(config, column) is not None}
     if config.task != "auto":
         columns["task"] = config.task
     if (Path(name) / "federation.json").is_file():
         _refuse(columns, f"{name} is a saved federation")
+        if save_partition is not None:
+            raise ConfigError(f"{name} is a saved federation, whose data set is not known; a partition file needs it")
         saved = Federation.load(Path(name))
         return saved if config.folds is None else fold_of_federation(saved, config.folds, fold, seed)
     names_columns = name in SOURCES and "columns" in option_types(SOURCES[name].options)
@@ -267,11 +269,13 @@ def build_federation(config: RunConfig, seed: int, fold: int = 0) -> Federation:
         _refuse(columns, f"it is for a table of your own, and {name!r} is not one")
     source = load_source(name, config.data, seed, source_options)
     partition = partition_name(config)
-    clients = config.clients if partition == "column" else config.clients or DEFAULT_CLIENTS
+    clients = config.clients or (None if PARTITIONS[partition].facts.get("names_clients") else DEFAULT_CLIENTS)
     options = {} if config.partition is None else config.partition.options
     resplit = Resplit(config.folds, fold) if config.stratify or config.folds is not None else None
     audit = fold == 0 and config.accept != findings.EVERYTHING
-    return make_federation(source, partition, clients, options, seed, resplit=resplit, audit=audit)
+    return make_federation(
+        source, partition, clients, options, seed, resplit=resplit, audit=audit, save_partition=save_partition
+    )
 
 
 def partition_name(config: RunConfig) -> str:

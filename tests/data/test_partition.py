@@ -23,8 +23,8 @@ from kinfed.data.partitions.label_skew import (
     Lognormal,
     Pathological,
     Powerlaw,
-    _dirichlet,
     consecutive_classes,
+    dirichlet_logits,
 )
 from kinfed.data.sources import load_source
 from kinfed.data.sources.source import Source
@@ -69,7 +69,7 @@ def held(federation):
 
 # Properties that every partition has.
 
-RULES = [name for name in PARTITIONS if name != "column"]
+RULES = [name for name in PARTITIONS if not PARTITIONS[name].facts.get("names_clients")]
 SMALL = {
     "pfedme_split": {"low": 3, "high": 6, "base": 2},
     "dirichlet": {"min_size": 2},
@@ -539,7 +539,7 @@ def test_lognormal_needs_one_example_per_holder():
 def test_dirichlet_moments(alpha):
     """Mean 1/K and variance (1/K)(1 - 1/K)/(K alpha + 1) of every proportion."""
     parts, draws = 4, 20_000
-    p = _dirichlet(alpha, rng.root(0, "test"), draws, parts)
+    p = torch.softmax(dirichlet_logits(alpha, rng.root(0, "test"), draws, parts), 1)
     torch.testing.assert_close(p.sum(1), torch.ones(draws, dtype=torch.float64))
     variance = 0.25 * 0.75 / (parts * alpha + 1)
     error = (variance / draws) ** 0.5
@@ -549,7 +549,7 @@ def test_dirichlet_moments(alpha):
 
 
 def test_dirichlet_survives_tiny_alpha():
-    p = _dirichlet(1e-4, rng.root(0, "test"), 50, 3)
+    p = torch.softmax(dirichlet_logits(1e-4, rng.root(0, "test"), 50, 3), 1)
     assert bool(torch.isfinite(p).all())
     assert float(p.max(1).values.min()) > 0.99
 

@@ -279,10 +279,7 @@ class Federation(HasProblem):
             if stratify:
                 train, test = split_stratified(owned, train.count, labels, target.problem, keys)
         else:
-            marked = torch.as_tensor(np.asarray(test_rows))
-            if marked.dtype != torch.bool or marked.shape != labels.shape[:1]:
-                kind = f"{marked.dtype} of shape {tuple(marked.shape)}"
-                raise DataError(f"test_rows must be {len(labels)} booleans, one per example; got {kind}")
+            marked = _marked(test_rows, len(labels))
             train, test = owned.filter(~marked[owned.rows]), owned.filter(marked[owned.rows])
         group_index, group_names = groups_of(names, groups)
         problem = target.problem.fitted(labels[train.rows])
@@ -303,6 +300,29 @@ class Federation(HasProblem):
             {"dataset": name, "partition": "given"}, notes,
             weights=example_weights.scaled_weights(counted, train.rows),
         )  # fmt: skip
+
+    @classmethod
+    def partition(
+        cls, x: Any, y: Any, rule: str = "dirichlet", *, clients: int | None = None, task: TaskName = "auto",
+        tokens: bool = False, test_rows: Any = None, seed: int = 0, name: str = "arrays",
+        save_partition: Path | str | None = None, **options: Any,
+    ) -> Federation:  # fmt: skip
+        """Share arrays of your own out among clients by a partition's name (`kinfed list partitions`).
+
+            Federation.partition(x, y, "pfllib_dirichlet", clients=100, alpha=0.1)
+
+        `x` [N, ...], `y` [N], `task`, `tokens` and `test_rows` are as in `from_arrays`, `options` those of the
+        partition; `save_partition` names a file for who holds which rows, which `rule="file", path=...` reads."""
+        from kinfed.data.partitions.partition import make_federation
+        from kinfed.data.sources.source import Source
+
+        features, target = Features(as_features(x, tokens)), read_target(y, "y", task, codes=True)
+        if len(features) != len(target.labels):
+            raise DataError(f"x and y must have one entry per example; got {len(features)} and {len(target.labels)}")
+        is_test = None if test_rows is None else _marked(test_rows, len(features))
+        source = Source(name, features, target.labels, target.problem, is_test)
+        file = None if save_partition is None else Path(save_partition)
+        return make_federation(source, rule, clients, options, seed, save_partition=file)
 
     @classmethod
     def from_table(
@@ -395,6 +415,15 @@ class Federation(HasProblem):
             both = f"{int(leaked.sum())} test example(s) are training examples too"
             first = int(self.test.rows[leaked][0])
             raise DataError(f"{both} (first: row {first}); accuracy on them would say nothing")
+
+
+def _marked(test_rows: Any, examples: int) -> Tensor:
+    """[N] bool: test examples, as a caller marked them."""
+    marked = torch.as_tensor(np.asarray(test_rows))
+    if marked.dtype != torch.bool or tuple(marked.shape) != (examples,):
+        kind = f"{marked.dtype} of shape {tuple(marked.shape)}"
+        raise DataError(f"test_rows must be {examples} booleans, one per example; got {kind}")
+    return marked
 
 
 def _outside(rows: Tensor, examples: int) -> bool:

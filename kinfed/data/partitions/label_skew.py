@@ -259,7 +259,7 @@ class Dirichlet(CountPartition):
         )
 
     def _draw(self, key: Tensor, available: Tensor, clients: int) -> Tensor:
-        shares = _dirichlet(self.alpha, key, len(available), clients)
+        shares = torch.softmax(dirichlet_logits(self.alpha, key, len(available), clients), 1)
         cuts = torch.floor(torch.cumsum(shares, 1) * available[:, None] + 1e-9).to(torch.int64)
         cuts[:, -1] = available
         return torch.diff(cuts, dim=1, prepend=torch.zeros(len(cuts), 1, dtype=torch.int64)).T.contiguous()
@@ -285,14 +285,15 @@ class Dirichlet(CountPartition):
         return torch.from_numpy(table), [note] if moved else []
 
 
-def _dirichlet(alpha: float, key: Tensor, draws: int, parts: int) -> Tensor:
-    """[draws, parts] float64 proportions. Gamma(alpha) = Gamma(alpha + 1) U^(1/alpha), in logarithms: no underflow."""
+def dirichlet_logits(alpha: float, key: Tensor, draws: int, parts: int) -> Tensor:
+    """[draws, parts] float64, whose softmax are proportions from a symmetric Dirichlet(alpha), of all parts or of
+    some. Gamma(alpha) = Gamma(alpha + 1) U^(1/alpha), in logarithms: no underflow."""
     from scipy.special import gammaincinv  # comes with scikit-learn
 
     keys = rng.fold(key, torch.arange(draws))
     u = rng.uniform(keys, 2 * parts)
     gamma = torch.from_numpy(gammaincinv(alpha + 1.0, u[:, :parts].clamp_min(2.0**-53).numpy()))
-    return torch.softmax(torch.log(gamma) + torch.log1p(-u[:, parts:]) / alpha, 1)
+    return torch.log(gamma) + torch.log1p(-u[:, parts:]) / alpha
 
 
 def consecutive_classes(clients: int, per_client: int, source: Source) -> Tensor:

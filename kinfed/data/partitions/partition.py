@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,7 @@ from kinfed.data.examples.problem import Problem
 from kinfed.data.examples.ragged import Ragged, hold_out, split_fold, split_stratified
 from kinfed.data.federations.example_weights import scaled_weights
 from kinfed.data.federations.federation import Federation
+from kinfed.data.partitions import partition_file
 from kinfed.data.partitions.base import Assignment, Partition
 from kinfed.data.sources.registered import PARTITIONS
 from kinfed.data.sources.source import Source
@@ -74,13 +76,14 @@ class Resplit:
 
 def make_federation(
     source: Source, partition: str | Partition, num_clients: int | None, options: Mapping[str, Any] | None = None,
-    seed: int = 0, *, resplit: Resplit | None = None, audit: bool = True,
+    seed: int = 0, *, resplit: Resplit | None = None, audit: bool = True, save_partition: Path | None = None,
 ) -> Federation:  # fmt: skip
     """Share `source` out by a partition, given by name and options or as an object.
 
     `num_clients` may be None only where the data set knows its clients (partition column). `resplit` says how each
     client's rows are divided into train and test, where not by chance alone. The table is audited (kinfed.data.audit)
-    unless `audit` is false: where the same rows are divided again and again."""
+    unless `audit` is false: where the same rows are divided again and again. `save_partition` names a file for who
+    holds which rows (kinfed.data.partitions.partition_file)."""
     rule = partition
     if isinstance(rule, str):
         rule = make_options(PARTITIONS[rule].options, options or {}, f"partition {rule}")
@@ -116,6 +119,8 @@ def make_federation(
         "dataset": source.name, "dataset_options": source.options, "partition": rule.name, "options": asdict(rule),
         "clients": clients, "seed": seed,
     }  # fmt: skip
+    if save_partition is not None:
+        partition_file.save_partition(save_partition, source, replace(assignment, names=names), description)
     return Federation(
         features, labels, problem, assignment.train, assignment.val or Ragged.empty(clients), assignment.test, names,
         assignment.groups, assignment.group_names, description, notes, source.tags, source.tag_names, preprocessing,

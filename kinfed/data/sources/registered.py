@@ -80,6 +80,7 @@ _BY_CLIENT = (
     ("rotterdam_gbsg", _SITES, "recurrence-free survival with breast cancer in two studies"),
     ("breast_cancer", _SITES, "569 tumours (scikit-learn), five made-up sites; no download"),
     ("sentiment140", "text:TweetOptions", "tweets by user, two sentiments, GloVe word vectors"),
+    ("pfllib", "pfllib_folder:PfllibOptions", "a folder that PFLlib's generators wrote, with its clients and split"),
     ("sentiment140_subset", "text:TweetSubsetOptions", "39,415 tweets, for trying the text task only"),
 )
 for _facts, _rows in (({}, _IMAGES), ({"names_clients": True}, _BY_CLIENT)):
@@ -93,6 +94,9 @@ for _name, _location, _summary in (
     ("classes", "label_skew:Classes", "k neighbouring classes per client, sizes uniform (CGPFL, pFedMe)"),
     ("pathological", "label_skew:Pathological", "two single-class shards per client (McMahan et al., FedFomo)"),
     ("dirichlet", "label_skew:Dirichlet", "class proportions from Dirichlet(alpha)"),
+    ("pfllib_dirichlet", "pfllib_laws:ClosingDirichlet",
+     "Dirichlet(alpha) as in PFLlib and FL-bench: a client with its share of the examples gets no more"),
+    ("pfllib_pat", "pfllib_laws:ClassBlocks", "k classes per client in blocks of uneven size, as in PFLlib (pat)"),
     ("feature_shift", "shifts:FeatureShift", "dirichlet, with a contrast and brightness for every client"),
     ("hidden_groups", "shifts:HiddenGroups", "iid, in hidden groups with rotated images or renamed classes (IFCA)"),
     ("powerlaw", "label_skew:Powerlaw", "k neighbouring classes, lognormal sizes over the whole data (FedProx MNIST)"),
@@ -103,5 +107,7 @@ for _name, _location, _summary in (
     ("column", "base:NaturalClients", "the clients that the data set itself names"),
     ("latent", "latent:Latent",
      "groups of clients share clusters of similar examples (FedFomo's latent distributions)"),
+    ("file", "partition_file:PartitionFile", "the clients of a partition file: who holds which rows, shared by name"),
 ):  # fmt: skip
-    PARTITIONS.register(_name, f"kinfed.data.partitions.{_location}", summary=_summary)
+    _facts = {"names_clients": True} if _name in ("column", "file") else {}
+    PARTITIONS.register(_name, f"kinfed.data.partitions.{_location}", summary=_summary, **_facts)
