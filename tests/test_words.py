@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,19 +27,23 @@ PARTICIPLES = {
 REPLACED = re.compile(r"\b(so many|those who|who was not there|let out)\b", re.I)
 
 
-def nodes() -> Iterator[tuple[str, ast.AST]]:
-    """Every node of the code, and its place."""
+@cache
+def definitions() -> list[tuple[str, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Every module, class and function of the code, and its place."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    places = []
     for package in PACKAGES:
         for file in sorted(package.rglob("*.py")):
-            for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-                yield f"{file.relative_to(HOME)}:{getattr(node, 'lineno', 1)}", node
+            nodes = [node for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, kinds)]
+            name = file.relative_to(HOME)
+            places += [(f"{name}:{getattr(node, 'lineno', 1)}", node) for node in nodes]
+    return places
 
 
 def docstrings() -> Iterator[tuple[str, str]]:
     """The place and the text of every docstring."""
-    for place, node in nodes():
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield place, ast.get_docstring(node) or ""
+    for place, node in definitions():
+        yield place, ast.get_docstring(node) or ""
 
 
 @pytest.mark.parametrize("words", [DODGES.match, REPLACED.search], ids=["first word", "replaced words"])
@@ -49,7 +54,7 @@ def test_docstrings_are_in_plain_words(words) -> None:
 
 def test_variables_are_called_by_the_noun_of_the_thing() -> None:
     """In functions; fields have names that stand in files and messages."""
-    functions = [(place, node) for place, node in nodes() if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [(place, node) for place, node in definitions() if not isinstance(node, ast.Module | ast.ClassDef)]
     strays = {
         f"{place}: {inner.id}"
         for place, node in functions

@@ -107,8 +107,10 @@ def _digest(content: Any) -> str:
 def _read(path: Path, source: Source) -> Assignment:
     record = storage.read_json(path, "a partition file")
     if record.get("format") != _FORMAT or record.get("version") != _VERSION:
-        made = f"format {record.get('format')!r}, version {record.get('version')!r}"
-        raise DataError(f"{path} is no partition file of this version of kinfed ({made})")
+        raise DataError(
+            f"{path} is no partition file of this version of kinfed (format {record.get('format')!r}, "
+            f"version {record.get('version')!r})"
+        )
     content = {name: record.get(name) for name in ("data", "origin", "clients")}
     if _digest(content) != record.get("digest"):
         raise DataError(f"{path} was changed after it was written: its digest does not fit; get the original file")
