@@ -7,3 +7,6 @@ from kinfed.pools.local_pool import available_cores as available_cores
 from kinfed.pools.memory import keep_freed_memory as keep_freed_memory
 from kinfed.pools.memory import physical_memory as physical_memory
 from kinfed.pools.ray_pool import RayCluster as RayCluster
+from kinfed.pools.steps import Steps as Steps
+from kinfed.pools.steps import in_step as in_step
+from kinfed.pools.steps import stepwise as stepwise

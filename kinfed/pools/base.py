@@ -6,7 +6,8 @@ server's process: a pool of clients in other processes calls them there and send
 the pool; `states` and `load` carry it to and from a checkpoint and are for nothing else.
 
 A pool decides how clients are reached, and what to do when they are not. It may leave out of a reply clients that did
-not answer; the state of such a client stays as it was before the round.
+not answer; the state of such a client stays as it was before the round. A pool whose clients are asked by messages
+gives its results in steps (kinfed.pools.steps), so that several runs can ask them together.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from kinfed.engine import Score
+from kinfed.pools.steps import Steps
 from kinfed.privacy import Record
 from kinfed.updates import Updates
 
@@ -41,7 +43,7 @@ class Pool(Protocol):
     def train(
         self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None, *, hold: bool = False,
         only_mean: bool = False,
-    ) -> Updates:  # fmt: skip
+    ) -> Updates | Steps[Updates]:  # fmt: skip
         """One round at the clients `ids` (ascending, at least one), each doing its `effort` [n] of the work. A client's
         new state is kept only if its update is in the reply and, with `hold`, among those that `commit` names. With
         `only_mean`, the server needs the mean of the updates alone: a pool that spares it the single ones fills in
@@ -53,7 +55,7 @@ class Pool(Protocol):
     def evaluate(
         self, ids: Tensor, download: Download, round: int, *, split: str = "test",
         server_model: ServerModelOf | None = None, keep_models: bool = False,
-    ) -> Evaluation:  # fmt: skip
+    ) -> Evaluation | Steps[Evaluation]:  # fmt: skip
         """Personal models, and the server's where `server_model` is given, on one split. Changes nothing. A client
         without a state deploys the server's model, where there is one (kinfed.algorithms.base.deployed_models)."""
 

@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms import Algorithm, RoundInfo
-from kinfed.core import Tree, rng, threads
+from kinfed.core import Tree, rng
 from kinfed.data import Population
 from kinfed.engine import Task
 from kinfed.errors import CheckpointError, ConfigError
-from kinfed.pools import Pool
+from kinfed.pools import Pool, Steps
 from kinfed.server.loop import Loop, RoundReport, below
 from kinfed.server.schedule import Schedule
 from kinfed.updates import Stage, Staleness, Updates
@@ -79,8 +79,7 @@ class AsyncLoop(Loop):
                     "has none; use --mode fedbuff"
                 )
 
-    @threads.one_thread()
-    def round(self) -> RoundReport:
+    def steps(self) -> Steps[RoundReport]:
         """A step of the server: what happens until `rule.size` updates are there."""
         began = time.perf_counter()
         assert self.clock is not None
@@ -99,7 +98,7 @@ class AsyncLoop(Loop):
             else:
                 arrived = InFlight.stack([arrived, one])
         info = self._info(self.completed + 1)
-        updates, staleness = self._trained(arrived, info)
+        updates, staleness = yield from self._trained(arrived, info)
         if len(updates.ids):
             self.server = self.algorithm.aggregate(self.server, updates.ids, updates.rows, info)
         self.completed += 1
@@ -129,7 +128,7 @@ class AsyncLoop(Loop):
         finish = self.now + self.clock.seconds(ids, number, down / len(ids) + self._update_bytes)
         self._flight = InFlight.stack([self._flight, InFlight(ids, torch.full_like(ids, version), number, finish)])
 
-    def _trained(self, arrived: InFlight, info: RoundInfo) -> tuple[Updates, float]:
+    def _trained(self, arrived: InFlight, info: RoundInfo) -> Steps[tuple[Updates, float]]:
         """The updates of these clients, in ascending order of ids, as they count; and their mean staleness."""
         groups = sorted(set(zip(arrived.number.tolist(), arrived.version.tolist(), strict=True)))
         parts, staleness = [], []
@@ -141,7 +140,7 @@ class AsyncLoop(Loop):
                 message: Tree = self.algorithm.download(server, who)
                 return message
 
-            updates = replace(self._train(ids, download, number), lag=late)
+            updates = replace((yield from self._train(ids, download, number)), lag=late)
             if self._mixes_models and late:
                 updates.drift = self._model(server) - self._model(self.server)
             updates = self.stages.at_server(updates, info)

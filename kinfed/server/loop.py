@@ -14,7 +14,7 @@ from kinfed.core import Tree, threads
 from kinfed.data import Population
 from kinfed.engine import Task
 from kinfed.errors import CheckpointError, ConfigError
-from kinfed.pools import Download, Evaluation, Pool
+from kinfed.pools import Download, Evaluation, Pool, Steps, in_step, stepwise
 from kinfed.privacy import PrivacyBudget, PrivateTask, Record
 from kinfed.server.schedule import Schedule
 from kinfed.updates import ExampleLevel, Road, Stage, Updates, UserLevel
@@ -82,6 +82,10 @@ class Loop:
     def round(self) -> RoundReport:
         """One round. If no update arrives that can be used, the server stays as it was before the round; under
         user-level privacy it gets the noise all the same, or one would see that nobody came."""
+        return in_step([self.steps()])[0]
+
+    def steps(self) -> Steps[RoundReport]:
+        """One round in steps, beside those of other runs (kinfed.pools.steps)."""
         began = time.perf_counter()
         number = self.completed + 1
         info = self._info(number)
@@ -101,7 +105,7 @@ class Loop:
         if ids is not active:
             for one in active[~torch.isin(active, ids)]:
                 download(one[None])  # a client that will not reply was sent its message all the same
-        updates = self._train(ids, download, number, effort)
+        updates = yield from self._train(ids, download, number, effort)
         self._advance(updates, ids, effort, sum(sent) / max(len(active), 1), number)
         self.server, updates = self._taken(server, updates, info)
         self.completed = number
@@ -134,12 +138,16 @@ class Loop:
                 ids, effort = ids[effort >= 1], None
         return ids, effort
 
-    def _train(self, ids: Tensor, download: Download, number: int, effort: Tensor | None = None) -> Updates:
+    def _train(
+        self, ids: Tensor, download: Download, number: int, effort: Tensor | None = None
+    ) -> Steps[Updates]:  # fmt: skip
         with ExitStack() as around:
             records = [around.enter_context(stage.training(ids)) for stage in self.stages]
             if not len(ids):
                 return Updates(ids, None, 0)
-            updates = self.pool.train(ids, download, number, effort, hold=self._holds, only_mean=self._only_mean)
+            updates = yield from stepwise(
+                self.pool.train(ids, download, number, effort, hold=self._holds, only_mean=self._only_mean)
+            )
             _join(records, updates.record)
         self.took_part[updates.ids] = True
         return updates
@@ -187,16 +195,20 @@ class Loop:
     @threads.one_thread()
     def evaluate(self, split: str = "test", *, keep_models: bool = False) -> Evaluation:
         """Personal models and the server's on one split, of all clients or those to evaluate. Changes no state."""
+        return in_step([self.evaluation_steps(split, keep_models=keep_models)])[0]
+
+    def evaluation_steps(self, split: str = "test", *, keep_models: bool = False) -> Steps[Evaluation]:
+        """An evaluation in steps, beside those of other runs."""
         ids = self.schedule.evaluates
         ids = torch.arange(self.population.num_clients) if ids is None else ids
         server, _ = self.algorithm.plan(self.server, ids, self._info(self.completed + 1))
         models = self.algorithm.server_models(self.server)
         with ExitStack() as around:
             records = [around.enter_context(stage.evaluating()) for stage in self.stages]
-            evaluation = self.pool.evaluate(
+            evaluation = yield from stepwise(self.pool.evaluate(
                 ids, lambda who: self.algorithm.download(server, who), self.completed, split=split,
                 server_model=None if models is None else models.rows, keep_models=keep_models,
-            )  # fmt: skip
+            ))  # fmt: skip
             _join(records, evaluation.record)
         return replace(evaluation, took_part=self.took_part[evaluation.ids])
 

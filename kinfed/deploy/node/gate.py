@@ -45,7 +45,7 @@ from kinfed.deploy.node.privacy_log import HELD_OUT_ROWS, SCORES, Answered, ByNo
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.node.vault_entry import VaultEntry, now
 from kinfed.deploy.settings import STANDARD, Deployment
-from kinfed.deploy.transport.wire import EVALUATE, EXACT, TRAIN, Arrays, MessageError, Packet
+from kinfed.deploy.transport.wire import EVALUATE, EXACT, TRAIN, Arrays, MessageError, Packet, bundled
 from kinfed.engine import Score, Task, task_for
 from kinfed.errors import ConfigError, KinfedError, ModelError, StorageError
 from kinfed.privacy import Event, Events, Privacy, PrivateTask, Record, merge, new_nonce, planned_costs
@@ -71,6 +71,17 @@ class Released(Packet):
     def together(cls, field: str, answers: Sequence[Released]) -> Released:
         """One answer with the headers of several, for a node of several clients."""
         return cls({field: [answer.header for answer in answers]})
+
+    @classmethod
+    def bundled(cls, answers: Sequence[Released]) -> Released:
+        """Answers to requests that came together."""
+        whole = bundled(answers)
+        return cls(whole.header, whole.groups)
+
+    @classmethod
+    def of_error(cls, error: Exception) -> Released:
+        """An error that has passed the gate, in the place of one answer of several."""
+        return cls({"error": f"{type(error).__name__}: {error}"})
 
 
 class Gate:

@@ -28,7 +28,7 @@ from kinfed.deploy.node.requests import Preparation, prepare, stored_state, with
 from kinfed.deploy.node.vault_entry import VaultEntry
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport import wire
-from kinfed.deploy.transport.wire import MessageError, Packet, message_types, sent_tensors, tree_of
+from kinfed.deploy.transport.wire import MessageError, Packet, message_types, sent_tensors, tree_of, unbundled
 from kinfed.engine import module_for
 from kinfed.errors import ConfigError
 from kinfed.privacy import EVALUATION, TRAINING, Record, recorded
@@ -60,7 +60,16 @@ class Node:
         if name not in self.clients:
             everyone = ", ".join(self.clients)
             raise MessageError(f"a message for client {name!r} has come to the node of {everyone}; nothing was done")
+        if kind == wire.TOGETHER:
+            return Released.bundled([self._part(name, part) for part in unbundled(order)])
         return self._passed(name, lambda client: client.answer(kind, order))
+
+    def _part(self, name: str, order: Packet) -> Released:
+        """The answer to one of several requests; an error is of this one alone."""
+        try:
+            return self._passed(name, lambda client: client.answer(order.require("kind", str), order))
+        except Exception as error:
+            return Released.of_error(error)
 
     def _passed(self, name: str, answer: Callable[[NodeClient], Packet]) -> Released:
         """A client's answer, if it comes from the gate."""
@@ -83,7 +92,10 @@ class NodeClient:
     def answer(self, kind: str, order: Packet) -> Packet:
         if kind in wire.SECURE_KINDS:
             return self.secure_answer(kind, order)
-        return {wire.SUMS: self.sums, wire.TRAIN: self.train, wire.EVALUATE: self.evaluate}[kind](order)
+        answers = {wire.SUMS: self.sums, wire.TRAIN: self.train, wire.EVALUATE: self.evaluate}
+        if kind not in answers:
+            raise MessageError(f"a request of kind {kind}; a run asks for {', '.join(answers)}")
+        return answers[kind](order)
 
     def hello(self, nonce: str, node: int) -> Packet:
         """The client's greeting, signed, with the shape of its data: counts, not contents."""

@@ -19,11 +19,21 @@ from kinfed.deploy.node.node import Node
 from kinfed.deploy.server.deployment_server import serve
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.exchange import Answer, Sent
-from kinfed.deploy.transport.wire import EVALUATE, HELLO, SECURE_KINDS, SUMS, TRAIN, MessageError, Packet, arrays
+from kinfed.deploy.transport.wire import (
+    EVALUATE,
+    HELLO,
+    SECURE_KINDS,
+    SUMS,
+    TOGETHER,
+    TRAIN,
+    MessageError,
+    Packet,
+    arrays,
+)
 from kinfed.errors import KinfedError
 
 _HEADER, _JSON = "header", "json"  # names of the record of a packet's header, and of the text in it
-_QUERIES = (HELLO, SUMS, *SECURE_KINDS)
+_QUERIES = (HELLO, SUMS, TOGETHER, *SECURE_KINDS)
 _TYPES = {TRAIN: "train", EVALUATE: "evaluate"} | {kind: f"query.{kind}" for kind in _QUERIES}
 _GONE = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 

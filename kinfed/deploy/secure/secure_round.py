@@ -24,10 +24,11 @@ from kinfed.deploy.secure.secure_session import read_vector
 from kinfed.deploy.server.node_pool import NodePool
 from kinfed.deploy.transport.wire import CONFIRM, MASK, SHARE, UNMASK, MessageError, Packet, tree_of
 from kinfed.errors import KinfedError
+from kinfed.pools import Steps
 from kinfed.updates import SecureSettings, Updates, secure_sum, user_level
 
 # (kind, requests by client's number, what to do with an answer, how many are needed): reasons of those without one
-Ask = Callable[[str, Mapping[int, Packet], Callable[[int, Packet], None], int], None]
+Ask = Callable[[str, Mapping[int, Packet], Callable[[int, Packet], None], int], Steps[None]]
 
 
 class NoSum(KinfedError):
@@ -46,17 +47,17 @@ class SecureRound:
     nbytes_down: int = 0
     nbytes_up: int = 0
 
-    def total(self) -> tuple[list[int], Tensor]:
+    def total(self) -> Steps[tuple[list[int], Tensor]]:
         """Numbers of the clients in the sum, and the sum, int64 [W + 1]; NoSum where there is none."""
         assembly, count = self.assembly, len(self.assembly.members)
         if count < self.least:
             raise NoSum(f"{count} updates are too few to be added up, which takes {self.least}")
-        sealed = self._shares()
+        sealed = yield from self._shares()
         senders = sorted(sealed)
-        vectors = self._masked(senders, sealed)
+        vectors = yield from self._masked(senders, sealed)
         survivors = sorted(vectors)
-        signatures = self._confirmed(survivors)
-        revealed = self._revealed(survivors, signatures)
+        signatures = yield from self._confirmed(survivors)
+        revealed = yield from self._revealed(survivors, signatures)
         total = sum(vectors.values(), np.zeros(self.width + 1, np.uint64))
         for place in survivors:
             seed = self._joined(place, revealed)
@@ -69,7 +70,7 @@ class SecureRound:
 
     # ---- the four requests after training ----
 
-    def _shares(self) -> dict[int, list[bytes]]:
+    def _shares(self) -> Steps[dict[int, list[bytes]]]:
         """Secrets that each client has sealed for the others, by place."""
         members, count = self.assembly.members, len(self.assembly.members)
         clients = [[member.number, member.name, member.key] for member in members]
@@ -80,7 +81,7 @@ class SecureRound:
             lambda answer: to_bytes(answer, "shares", "sealed", count, secure_sum.SEALED_BYTES), "shared their secrets",
         )  # fmt: skip
 
-    def _masked(self, senders: Sequence[int], sealed: Mapping[int, list[bytes]]) -> dict[int, Ring]:
+    def _masked(self, senders: Sequence[int], sealed: Mapping[int, list[bytes]]) -> Steps[dict[int, Ring]]:
         count, blank = len(self.assembly.members), bytes(secure_sum.SEALED_BYTES)
         flags = {"senders": to_flags(senders, count)}
         requests = {
@@ -92,7 +93,7 @@ class SecureRound:
         }  # fmt: skip
         return self._put(MASK, requests, lambda answer: read_vector(answer, self.width + 1), "sent masked updates")
 
-    def _confirmed(self, survivors: Sequence[int]) -> dict[int, bytes]:
+    def _confirmed(self, survivors: Sequence[int]) -> Steps[dict[int, bytes]]:
         request = Packet({}, {"lists": {"survivors": to_flags(survivors, len(self.assembly.members))}})
         return self._put(
             CONFIRM, dict.fromkeys(survivors, request),
@@ -101,7 +102,7 @@ class SecureRound:
             lambda place, signature: self.assembly.has_confirmed(place, signature, survivors),
         )  # fmt: skip
 
-    def _revealed(self, survivors: Sequence[int], signatures: Mapping[int, bytes]) -> dict[int, list[bytes]]:
+    def _revealed(self, survivors: Sequence[int], signatures: Mapping[int, bytes]) -> Steps[dict[int, list[bytes]]]:
         """Revealed shares: by the place of the revealing client, then by the place of their owner."""
         count = len(self.assembly.members)
         rows = to_rows([signatures.get(place, bytes(secure_sum.SIGNATURE_BYTES)) for place in range(count)])
@@ -115,7 +116,7 @@ class SecureRound:
     def _put(
         self, kind: str, requests: Mapping[int, Packet], read: Callable[[Packet], Any], done: str,
         check: Callable[[int, Any], bool] = lambda place, value: True,
-    ) -> dict[int, Any]:  # fmt: skip
+    ) -> Steps[dict[int, Any]]:  # fmt: skip
         """Ask the clients at these places; returns the values that came."""
         members, values = self.assembly.members, dict[int, Any]()
         self.nbytes_down += sum(request.nbytes for request in requests.values())
@@ -131,7 +132,7 @@ class SecureRound:
         needed = threshold_of(len(members), self.threshold)
         if kind in (SHARE, MASK):
             needed = max(self.least, needed)
-        self.ask(kind, {members[place].number: request for place, request in requests.items()}, take, needed)
+        yield from self.ask(kind, {members[place].number: request for place, request in requests.items()}, take, needed)
         if len(values) < needed:
             raise NoSum(f"{len(values)} of {len(requests)} clients have {done}, and {needed} must")
         return values
@@ -181,14 +182,14 @@ class SecureNodePool(NodePool):
             raise MessageError(f"keys for a secure sum that {self.roster.names[k]} has not signed")
         return record
 
-    def _combine(self, answers: Mapping[int, Any], round: int, needed: int, updates: Updates) -> Updates:
+    def _combine(self, answers: Mapping[int, Any], round: int, needed: int, updates: Updates) -> Steps[Updates]:
         numbers = sorted(answers)
         members = tuple(self._member(k) for k in numbers)
         assembly = Assembly(self.run, round, members, tuple(answers[k] for k in numbers))
         least, threshold = max(needed, self.settings.least), self.deployment.secure_threshold
         secure = SecureRound(partial(self._ask_members, round), assembly, self._width, least, threshold)
         try:
-            in_sum, total = secure.total()
+            in_sum, total = yield from secure.total()
             mean, weight = self._mean(in_sum, total), float(total[-1])
             updates = replace(updates, ids=torch.tensor(in_sum), mean=mean, weight=weight)
         except NoSum as error:
@@ -200,12 +201,12 @@ class SecureNodePool(NodePool):
 
     def _ask_members(
         self, round: int, kind: str, requests: Mapping[int, Packet], take: Callable[[int, Packet], None], needed: int
-    ) -> None:
+    ) -> Steps[None]:
         orders = {}
         for k, request in requests.items():
             header = {"kind": kind, "run": self.run, "round": round, "number": k, "name": self.roster.names[k]}
             orders[self.roster.names[k]] = Packet(header | request.header, request.groups)
-        self._ask(kind, orders, take, needed, f"round {round}, {kind}")
+        return self._ask(kind, orders, take, needed, f"round {round}, {kind}")
 
     def _mean(self, in_sum: list[int], total: Tensor) -> Tree:
         if not self._fixed_point.holds(total):

@@ -17,6 +17,7 @@ from kinfed.deploy.server.answer_checks import AnswerChecks, check_figures, chec
 from kinfed.deploy.server.enrol import Roster
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.exchange import Exchange
+from kinfed.deploy.transport.node_request import NodeRequest
 from kinfed.deploy.transport.wire import (
     EVALUATE,
     EXACT,
@@ -29,7 +30,7 @@ from kinfed.deploy.transport.wire import (
 )  # fmt: skip
 from kinfed.engine import Score, Task, make_objective
 from kinfed.errors import CheckpointError, ConfigError
-from kinfed.pools import Download, Evaluation, ServerModelOf
+from kinfed.pools import Download, Evaluation, ServerModelOf, Steps
 from kinfed.privacy import EVALUATION, TRAINING, Event, PrivateTask, Record
 from kinfed.updates import Updates
 
@@ -59,7 +60,7 @@ class NodePool:
     def train(
         self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None, *, hold: bool = False,
         only_mean: bool = False,
-    ) -> Updates:  # fmt: skip
+    ) -> Steps[Updates]:  # fmt: skip
         """One round. Nodes hold their new states by themselves until a later message says whether it counted."""
         efforts = torch.ones(len(ids)) if effort is None else effort
         orders = {
@@ -91,11 +92,11 @@ class NodePool:
         # Under user-level privacy whatever came counts: a model must not tell whether one client more has answered.
         hidden = self.deployment.run.user_privacy is not None
         needed = 0 if hidden else self.deployment.needed_updates(len(ids))
-        self._ask(TRAIN, orders, take, needed, f"round {round}", rejections)
+        yield from self._ask(TRAIN, orders, take, needed, f"round {round}", rejections)
         record = self._record(ids, events) if self._private else None
         updates = Updates(ids[:0], None, nbytes, dict(sorted(rejections.items())), record=record)
         if answers and len(answers) >= needed:
-            updates = self._combine(answers, round, needed, updates)
+            updates = yield from self._combine(answers, round, needed, updates)
         elif hidden:
             self.exchange.say(f"round {round}: none of {len(ids)} updates; the model gets its noise all the same")
         else:
@@ -115,14 +116,15 @@ class NodePool:
             raise MessageError(f"an answer to a round holds an update and nothing else; got {min(unknown)} too")
         return self._checks.update(k, answer.group("up"))
 
-    def _combine(self, answers: Mapping[int, Any], round: int, needed: int, updates: Updates) -> Updates:
+    def _combine(self, answers: Mapping[int, Any], round: int, needed: int, updates: Updates) -> Steps[Updates]:
+        yield from ()
         numbers = sorted(answers)
         return replace(updates, ids=torch.tensor(numbers), rows=self._checks.up.stack([answers[k] for k in numbers]))
 
     def evaluate(
         self, ids: Tensor, download: Download, round: int, *,
         split: str = "test", server_model: ServerModelOf | None = None, keep_models: bool = False,
-    ) -> Evaluation:  # fmt: skip
+    ) -> Steps[Evaluation]:  # fmt: skip
         """Scores of the clients that answer. Personal models stay where they are: asking for them is an error."""
         if keep_models:
             raise ConfigError("personal models of a deployment are in the vaults of the nodes; they are not sent")
@@ -154,7 +156,7 @@ class NodePool:
             check_figures(answer.group("figures"))
             by_client[k] = answer
 
-        self._ask(EVALUATE, orders, take, 1, f"evaluation after round {round}")
+        yield from self._ask(EVALUATE, orders, take, 1, f"evaluation after round {round}")
         seconds, nbytes_down = self.exchange.clock() - began, sum(order.nbytes for order in orders.values())
         self.evaluations += torch.tensor([seconds, nbytes_down, nbytes_up], dtype=torch.float64)
         numbers = sorted(by_client)
@@ -196,14 +198,14 @@ class NodePool:
     def _ask(
         self, kind: str, orders: Mapping[str, Packet], take: Callable[[int, Packet], None], needed: int, what: str,
         rejected: Collection[int] = (),
-    ) -> None:  # fmt: skip
+    ) -> Steps[None]:  # fmt: skip
         """Send orders by client's name; the log says who is missing, but for `rejected`, whom the run reports."""
 
         def take_by_name(name: str, answer: Packet) -> None:
             check_same_request(orders[name], answer)
             take(self.roster.names.index(name), answer)
 
-        reasons = self.exchange.request(kind, orders, self.deployment.deadline, take_by_name, needed)
+        reasons = yield NodeRequest(self.exchange, kind, orders, self.deployment.deadline, take_by_name, needed)
         for name, reason in sorted(reasons.items()):
             if self.roster.names.index(name) not in rejected:
                 self.exchange.say(f"{what}: without {name}: {reason}")

@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,7 @@ FORMAT = 4  # of messages; both sides refuse any other
 
 # Kinds of requests to a node.
 HELLO, SUMS, TRAIN, EVALUATE = "hello", "sums", "train", "evaluate"
+TOGETHER = "together"  # several of these at once, of several runs
 SECURE_KINDS = SHARE, MASK, CONFIRM, UNMASK = "share", "mask", "confirm", "unmask"  # of secure sums, after training
 EXACT = "exact"  # terms on which figures of an evaluation leave; other terms are a sentence
 
@@ -93,6 +95,62 @@ class Packet:
     @property
     def nbytes(self) -> int:
         return sum(t.numel() * t.element_size() for some in self.groups.values() for t in some.values())
+
+
+MOST_PARTS = 100_000  # packets in one
+LARGEST_SIDE = 1 << 40  # of a tensor; what is beyond the numbers there are is refused anyway
+
+
+def bundled(parts: Sequence[Packet], **header: Any) -> Packet:
+    """Several packets as one. Numbers of one type are one array, however many tensors there are, and what several
+    headers say (the encoding of a table, in every request) is there once."""
+    values: dict[str, int] = {}
+    flat: dict[str, list[Tensor]] = {}
+    records = []
+    for part in parts:
+        record = {}
+        for key, value in part.header.items():
+            text = json.dumps(value, sort_keys=True)
+            record[key] = values.setdefault(text, len(values))
+        layout = []
+        for group, some in part.groups.items():
+            for name, tensor in some.items():
+                kind = str(tensor.dtype).removeprefix("torch.")
+                flat.setdefault(kind, []).append(tensor.detach().cpu().reshape(-1))
+                layout.append([group, name, kind, list(tensor.shape)])
+        records.append([record, layout])
+    about = {**header, "values": [json.loads(text) for text in values], "parts": records}
+    return Packet(about, {"tensors": {kind: torch.cat(some) for kind, some in flat.items()}} if flat else {})
+
+
+def unbundled(packet: Packet) -> list[Packet]:
+    """The packets in one, in their order; MessageError where layout and numbers do not fit together."""
+    values, records, flat = packet.require("values", list), packet.require("parts", list), packet.group("tensors")
+    if len(records) > MOST_PARTS:
+        raise MessageError(f"a message with {len(records)} parts; at most {MOST_PARTS} travel together")
+    used = dict.fromkeys(flat, 0)
+    parts = []
+    try:
+        for record, layout in records:
+            header = {str(key): values[_index(place, len(values))] for key, place in record.items()}
+            groups: dict[str, Arrays] = {}
+            for group, name, kind, shape in layout:
+                size = math.prod(_index(length, LARGEST_SIDE) for length in shape)
+                rows = flat[kind].narrow(0, used[kind], size)
+                used[kind] += size
+                groups.setdefault(str(group), {})[str(name)] = rows.reshape(shape)
+            parts.append(Packet(header, groups))
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OverflowError):
+        raise MessageError("a message whose parts do not fit its numbers") from None
+    if any(used[kind] != len(rows) for kind, rows in flat.items()):
+        raise MessageError("a message with more numbers than its parts have")
+    return parts
+
+
+def _index(value: Any, most: int) -> int:
+    if type(value) is not int or not 0 <= value < most:
+        raise ValueError(value)
+    return value
 
 
 def arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray[Any, Any]]:
