@@ -25,6 +25,11 @@ PARTICIPLES = {
     "mine",
 }  # which say nothing of a thing
 REPLACED = re.compile(r"\b(so many|those who|who was not there|let out)\b", re.I)
+DIALECT = {
+    r"\bwhere there (is|are|was|were)\b": "if there is; without",
+    r"\bwhat there (is|was)\b": "the noun",
+    r"([.;] |^\W*|\b(and|by|to) )who (asks|has (not|none|no)|is missing|sends|wants|writes)\b": "a client that",
+}
 
 
 @cache
@@ -50,6 +55,21 @@ def docstrings() -> Iterator[tuple[str, str]]:
 def test_docstrings_are_in_plain_words(words) -> None:
     found = [f"{place}: {text.splitlines()[0]}" for place, text in docstrings() if words(text)]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("phrase", DIALECT)
+def test_no_line_falls_back_into_dialect(phrase) -> None:
+    """Docstrings, comments and sentences that users read; the claims of papers' recipes stay as they were judged."""
+    dialect = re.compile(phrase, re.I)
+    lines = [
+        f"{file.relative_to(HOME)}:{number}: {line.strip()}"
+        for package in PACKAGES
+        for file in sorted(package.rglob("*.py"))
+        if "recipes" not in file.parts
+        for number, line in enumerate(file.read_text("utf-8").splitlines(), 1)
+        if dialect.search(line)
+    ]
+    assert not lines, f"say {DIALECT[phrase]!r}:\n" + "\n".join(lines)
 
 
 def test_variables_are_called_by_the_noun_of_the_thing() -> None:

@@ -88,7 +88,7 @@ class PrivacyProfile:
     against what is really done.
 
     Epsilon covers gradients. What leaves a client and was computed from its examples in any other way is `uncovered`,
-    with the setting that avoids it ("" where there is none)."""
+    with the setting that avoids it ("" if there is none)."""
 
     per_round: Mapping[int, Tensor] | None  # on how many batches [n] a round takes k gradients at most; None: no bound
     per_personalization: Mapping[int, Tensor] = field(default_factory=dict)  # the same for `personalize`

@@ -18,8 +18,8 @@ the squared norm of the batch's gradient, which does. Under models with running 
 that of a batch of one (kinfed.engine.rows.layout). More F is more weight: converged clients lose weight.
 
 The personal model is the client's own, as its training left it (released code); beside it, "current_body" has the
-server's current body under the client's head. Who has not trained yet has that. There is no server model. Not private
-with either part: F, and class means in the loss, are computed from examples other than by gradients.
+server's current body under the client's head, which is also the model before the first training. There is no server
+model. Not private with either part: F, and class means in the loss, are computed from examples other than by gradients.
 """
 
 from dataclasses import dataclass

@@ -19,8 +19,8 @@ divided by their norms, and Dirichlet weights without N_m; it takes a model into
 rate of 10⁻³ with momentum 0.9. Our rate falls within a cycle, as SWA's authors propose; numbers of steps and rates are
 ours, to be tuned. Labels of public examples are never looked at. Models with running statistics are refused: a drawn
 model has none of its own. With `smoothing` c < 1, μ is the smoothed mean. The personal model is the client's own after
-its last training, as FedAvg's is here; who has none uses the server's. Not for robust averages and secure sums: the
-server looks at every single model.
+its last training, as FedAvg's is here; a client without any uses the server's. Not for robust averages and secure sums:
+the server looks at every single model.
 """
 
 from dataclasses import dataclass, replace

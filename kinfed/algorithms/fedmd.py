@@ -17,7 +17,7 @@ authors' code takes the mean absolute error of logits, which is the default here
 public example is nobody's own: the federation sets them aside for all methods of a comparison alike, from training data
 (kinfed run --public).
 
-The personal model is the client's own; who has not trained yet has the common start. There is no server model. Not
+The personal model is the client's own; before its first training, the common start. There is no server model. Not
 private: what a model says of public examples is computed from it without noise.
 """
 

@@ -102,7 +102,7 @@ class FedPA(DeploysLastModel[Server, Down, DeltaUp], AveragingAlgorithm[Server, 
 
 
 def posterior_delta(w: Tensor, x: Tensor, number: Tensor, rho: float) -> Tensor:
-    """[n, T]: Δ = Ŝ⁻¹ (w − x̄) of w [n, T] and the first `number` [n] of samples x [n, l, T]; 0 where there is none."""
+    """[n, T]: Δ = Ŝ⁻¹ (w − x̄) of w [n, T] and the first `number` [n] of samples x [n, l, T]; 0 if there is none."""
     real = torch.arange(x.shape[1]) < number[:, None]
     count = number.clamp_min(1).to(torch.float64)
     mean = (x.sum(1) / count[:, None].to(x)).to(x.dtype)

@@ -21,7 +21,7 @@ matrix, so that the repair of eigenvalues in the released code has nothing to re
 mean diagonal keeps M definite where several V are 0. A client of one example has V = 0 and keeps its own head. Weights
 below 0.001 are dropped and the others scaled up to sum to 1 (released code). A program that the solver gives up on
 leaves the own head and is counted in the figure `unsolved`. A mixed head is delivered with the client's next message,
-not by a second one in the same round; the server keeps it, so clients keep nothing. Who has not been heard yet gets
+not by a second one in the same round; the server keeps it, so clients keep nothing. A client not heard yet gets
 the mean of all heads that the server keeps, or the common start before there are any. Prototypes are means over a
 clean pass. A class without C̄ is drawn to the client's own mean of step 0, once any prototypes exist (released code);
 a class that nobody sent keeps its C̄.

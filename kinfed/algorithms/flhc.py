@@ -13,7 +13,7 @@ Decisions:
   * The clustering round calls on all clients, whatever the participation, as the paper's does. After it a fraction C of
     every cluster is called per round, at least one client of each, so that no cluster waits for its members to be drawn
     by chance. Clients without a cluster (next point) are called like a cluster of their own.
-  * Who is missing in it all the same (lost, or its update not finite) is placed when first heard of: it is sent the
+  * A client missing in it all the same (lost, or its update not finite) is placed when first heard of: it is sent the
     w of the clustering round, trains from it, and joins the cluster whose mean update is nearest. That update tells
     where it belongs and is not averaged. Until then its model is that w.
   * The paper tunes T_d by hand. Where none is given it is the `quantile` of all pairwise distances of updates.

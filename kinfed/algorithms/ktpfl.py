@@ -13,8 +13,9 @@ Zhang, Guo, Ma, Wang, Xu, Wu: Parameterized Knowledge Transfer for Personalized 
 Decisions. The loss of c, its penalty and the softmax with κ = 5 that brings c back to shares are those of the authors'
 code (the text names a penalty on c − 1/N and gradient steps). Their code scales the step of c to the size of its
 gradient; here η_c is a number. KL is summed over classes and averaged over examples (their code also divides by the
-classes). With partial participation the last predictions of everyone heard so far take part, and c is of these; who has
-not been heard gets equal shares of them. Public examples are set aside for all methods alike (kinfed run --public).
+classes). With partial participation the last predictions of everyone heard so far take part, and c is of these; a
+client not heard yet gets equal shares of them. Public examples are set aside for all methods alike (kinfed run
+--public).
 
 The personal model is the client's own; there is no server model. Not private: what a model says of public examples is
 computed from it without noise. The server keeps N U C predictions and N² coefficients.

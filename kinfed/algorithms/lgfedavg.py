@@ -8,7 +8,7 @@ with Local and Global Representations, 2020.
 Equal weights are those of the released code. Running statistics (of BatchNorm, say) of local layers stay with the
 clients.
 
-By default the last two layers are global (the last one where there are only two), as the method describes. The
+By default the last two layers are global (the last one of only two), as the method describes. The
 authors' CIFAR configuration shares the *convolutions* instead, by the order of a list; `shared` by name gives
 that. Everything global, by name, is FedAvg with equal weights; a model of one layer is refused otherwise. The authors
 start from a network trained by FedAvg: use the run's warm start. They report each user's best round on test data;

@@ -297,7 +297,7 @@ class Solved:
 
 
 def fitted(sums: Array, effects: Effects) -> Solved:
-    """The model of some sites, from their sums [n, p + 1, p + 1]. Where there is too little for it, the mean of y."""
+    """The model of some sites, from their sums [n, p + 1, p + 1]. The mean of y if they hold too little."""
     p, total = sums.shape[1] - 1, sums.sum(0)
     basis = independent_columns(total[:-1, :-1])
     index = [*basis, p]

@@ -17,9 +17,10 @@ Decisions. Statistics are of a clean pass of the trained body (the released code
 S_loc is the scatter within classes over N − 1 plus `ridge` times the identity; the released code adds 1e-4 to every
 entry and a whole identity, which `ridge = 1` comes close to. The paper's 1e-4 leaves the covariance of few examples
 nearly singular, with losses of a hundred and more; the default is in between. Classes that a client lacks have the
-global mean. Folds are stratified, from the keys of the seed; classes of a single example are left out of them, and who
-has no class of two has β = 0. β is found by L-BFGS-B from 0.5 in at most 10 iterations, with exact derivatives in
-float64 (the released code clips an unbounded search). M starts at uniform draws, S at the identity (released code).
+global mean. Folds are stratified, from the keys of the seed; classes of a single example are left out of them, and a
+client without a class of two has β = 0. β is found by L-BFGS-B from 0.5 in at most 10 iterations, with exact
+derivatives in float64 (the released code clips an unbounded search). M starts at uniform draws, S at the identity
+(released code).
 
 Everyone's personal model is made when it is asked for, from the current body, M and S and the client's training
 examples; clients keep nothing. The server's model has LDA(M, S, uniform π). The last layer needs a bias. Not private:

@@ -105,7 +105,7 @@ class Difference:
 def difference(
     one: Mapping[int, float], other: Mapping[int, float], lower_is_better: bool = False
 ) -> Difference | None:
-    """The lead of `one` over `other`, both by seed; None where there is no spread to judge it by."""
+    """The lead of `one` over `other`, both by seed; None without a spread to judge it by."""
     sign = -1.0 if lower_is_better else 1.0
     shared = sorted(one.keys() & other.keys())
     if len(shared) >= 2:

@@ -4,7 +4,7 @@
     history_rows   a row per method, seed and round
     client_rows    a row per method, seed and client, after the last round
 
-Columns of metrics are called personal_accuracy, server_accuracy and so on; there is a missing value where there is no
+Columns of metrics are called personal_accuracy, server_accuracy and so on; a value is missing if there was no
 figure: a round that was not evaluated, a method without a server model, a client without test examples.
 """
 
@@ -109,7 +109,7 @@ def plot(comparison: Comparison, what: str, kind: Kind) -> go.Figure:
     if figure is None or not traces:
         raise ConfigError(
             f"there is nothing to plot of the {kind} models over {what}: no method has been evaluated so, or sent "
-            "anything; `result.to_frame()` shows what there is"
+            "anything; `result.to_frame()` shows what was measured"
         )
     legend = bool(figure.methods)
     layout |= {"paper_bgcolor": BACKGROUND, "plot_bgcolor": BACKGROUND, "height": figure.height, "showlegend": legend}

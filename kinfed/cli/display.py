@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kinfed.config import RunConfig
     from kinfed.server import RoundReport
 
-PLAIN_EVERY = 10.0  # seconds between lines where there is no terminal
+PLAIN_EVERY = 10.0  # seconds between lines without a terminal
 
 Metrics = dict[str, float]
 
@@ -77,7 +77,7 @@ def run_sentence(config: RunConfig) -> str:
 
 
 def results_table(results: Sequence[dict[str, Any]], baselines: Sequence[Baseline] = ()) -> Table:
-    """Means over seeds, with the standard deviation where there are several, and the baseline without a model."""
+    """Means over seeds, with the standard deviation over several, and the baseline without a model."""
     name = results[0].get("metric", "accuracy")
     metric, worst = METRICS.find(name), "worst10" if name == "accuracy" else f"{name}_worst10"
     unit = f" {metric.unit}".rstrip() if metric else " %"

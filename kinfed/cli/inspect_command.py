@@ -1,5 +1,5 @@
-"""`kinfed list` and `kinfed describe`: what there is, and who holds what. Things that kinfed knows by name are listed
-for the documentation, too."""
+"""`kinfed list` and `kinfed describe`: registered names, which the documentation lists too, and who holds
+which data."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _model_table() -> Table:
 
 
 def _preset_table(name: str) -> Table:
-    """Settings of every method by model family; nothing where there are none."""
+    """Settings of every method by model family; nothing if it has none."""
     from kinfed.config import in_words, preset_families, preset_methods
 
     table = plain_table()

@@ -278,7 +278,7 @@ def runs(
     table = Table(title=title, title_justify="left", title_style="dim", box=SIMPLE)
     for heading in ("run", "state", "data", "methods", "seeds", "rounds", "best mean", "changed"):
         is_figure = heading in ("seeds", "rounds")
-        # Names fold where there is no room: a cut one could not be copied.
+        # Names fold on narrow terminals: a cut one could not be copied.
         table.add_column(heading, overflow="fold", justify="right" if is_figure else "left")
     for run in chosen:
         table.add_row(

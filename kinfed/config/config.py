@@ -143,7 +143,7 @@ class RunConfig(
 
     @property
     def speeds(self) -> Speeds | None:
-        """Speeds of clients, where there is a clock; asynchronous rounds have one in any case."""
+        """Speeds of clients, with a clock; asynchronous rounds have one in any case."""
         from kinfed.server import CLOCKS
 
         if self.clock is None and self.staleness_rule is None:

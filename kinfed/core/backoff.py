@@ -1,6 +1,6 @@
 """Reports while nothing happens. Times are those of any clock, in seconds."""
 
-FIRST_REPORT, LONGEST_PAUSE = 30.0, 300.0  # before a log says who is awaited; between two such reports
+FIRST_REPORT, LONGEST_PAUSE = 30.0, 300.0  # before a log names the awaited clients; between two such reports
 
 
 class Silence:

@@ -131,7 +131,7 @@ def load_recorded(path: str, code: str | None, folder: Path) -> Path:
 
 
 def class_digest(kind: type) -> str | None:
-    """Digest of the code of a class; None for kinfed's own, and where there is no text, as in a shell. Of a class in
+    """Digest of the code of a class; None for kinfed's own, and without source text, as in a shell. Of a class in
     the program that runs (`__main__`), which says how many rounds there are as well, its own text counts, and the
     modules beside the program."""
     name = kind.__module__

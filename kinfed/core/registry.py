@@ -31,7 +31,7 @@ class Entry(Generic[T]):
 
     name: str
     location: T | str = field(repr=False)  # the target, or where to import it from
-    title: str = ""  # as tables and figures print it; the name where there is none
+    title: str = ""  # as tables and figures print it; defaults to the name
     summary: str = ""  # one line
     reference: str = ""  # authors, title, year, where
     options_location: type[Any] | str | None = field(default=None, repr=False)  # dataclass of options; None: the target

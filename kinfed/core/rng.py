@@ -49,7 +49,7 @@ def _tensor(value: Key) -> Tensor:
 @lru_cache(maxsize=1024)
 def root(seed: int, purpose: str) -> Tensor:
     """The key of one purpose ("batches", "sampling", "init", ...) under a seed. Scalar int64 tensor, one object for all
-    who ask: never written to."""
+    callers: never written to."""
     digest = hashlib.blake2b(purpose.encode(), digest_size=8).digest()
     label = int.from_bytes(digest, "little", signed=True)
     return fold(label, seed)

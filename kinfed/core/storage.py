@@ -107,7 +107,7 @@ def write_atomically(path: Path, data: bytes, private: bool = False) -> None:
 def write_json(
     path: Path, value: Any, *, sort_keys: bool = True, private: bool = False, indent: int | None = 2
 ) -> None:
-    """`indent` None: on one line, a third of the size and many times as fast where there are long lists."""
+    """`indent` None: on one line, a third of the size and many times as fast with long lists."""
     write_atomically(path, (to_json(value, indent=indent, sort_keys=sort_keys) + "\n").encode(), private)
 
 

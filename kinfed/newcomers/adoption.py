@@ -63,7 +63,7 @@ class Adoption:
     alone: HeldOutMetrics | None  # None: no example was held out
     server: HeldOutMetrics | None  # the server's model as it is; None where the method has none
     adopted: HeldOutMetrics | None
-    place: str  # the context or cluster joined, "" where there is none
+    place: str  # the context or cluster joined, "" if none
     model: Tensor  # [P]
     metric: str = "accuracy"  # of the run, by which the models are shown
 

@@ -1,4 +1,4 @@
-"""One seed of a finished run, as far as those need it who go on from there: newcomers, and studies of its models.
+"""One seed of a finished run, for what goes on from there: newcomers, and studies of its models.
 A newcomer is made from its table, with features scaled and classes numbered as the run wrote them down.
 
 FinishedRun.open("runs/first")                 from its folder
@@ -83,7 +83,7 @@ class EndedRun(ABC):
 
     def task(self, model: Builder | None = None, example: Tensor | None = None) -> ModuleTask:
         """The model of the run; `model` builds it where the run was given a module of the caller's own. It is tried on
-        an `example` batch, where there is one."""
+        an `example` batch, if given."""
         return build_task(self.config, self.shape, self.description.problem, build=model, example=example)
 
     def population(self, newcomers: int = 0, group: int = 0) -> Population:

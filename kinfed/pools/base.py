@@ -57,7 +57,7 @@ class Pool(Protocol):
         server_model: ServerModelOf | None = None, keep_models: bool = False,
     ) -> Evaluation | Steps[Evaluation]:  # fmt: skip
         """Personal models, and the server's where `server_model` is given, on one split. Changes nothing. A client
-        without a state deploys the server's model, where there is one (kinfed.algorithms.base.deployed_models)."""
+        without a state deploys the server's model, if there is one (kinfed.algorithms.base.deployed_models)."""
 
     def states(self) -> dict[str, Tensor]:
         """States of all clients that have one: "ids" [n], "rows.<field>" [n, ...] of the method's Client, and

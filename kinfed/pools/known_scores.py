@@ -72,8 +72,8 @@ class _Table:
         return torch.from_numpy((self._digests[ids.numpy()] == digests).all(1))
 
     def take(self, ids: Tensor, again: Callable[[], Score]) -> Score:
-        """Scores of these clients, all known. Draws for standard errors are made of outputs, which are not kept: who
-        asks has them computed again."""
+        """Scores of these clients, all known. Draws for standard errors are made of outputs, which are not kept:
+        on request they are computed again."""
         assert self._rows is not None  # some were put
         rows = self._rows.take(ids)
 

@@ -21,7 +21,7 @@ class ClientStore(Generic[Client]):
     """Rows of client state by client id.
 
     `fresh(ids)` makes the state of clients that have none; it is asked again on every look-up until a state is
-    put, so an evaluation of an unseen client leaves no trace. Rows are in files of `folder`, where there is one, once
+    put, so an evaluation of an unseen client leaves no trace. Rows are in files of `folder`, if given, once
     they take more than `bound` bytes."""
 
     def __init__(
@@ -141,7 +141,7 @@ class MomentStore(ClientStore[Moments]):
 
 
 def checked_ids(tensors: Mapping[str, Tensor], num_clients: int) -> Tensor:
-    """Ids [n] of the clients whose states these are; refused where there are none, or others than this run has."""
+    """Ids [n] of the clients whose states these are; refused if missing, or of clients that this run does not have."""
     ids = tensors.get("ids")
     if ids is None:
         raise CheckpointError("client states without the ids of their clients")

@@ -36,7 +36,8 @@ def expected_work(algorithm: AnyAlgorithm, federation: Federation) -> Tensor:
 
 
 def balance(work: Tensor, shards: int) -> list[Tensor]:
-    """Ids of each shard, ascending, with about equal sums of work: the largest first, each to who has least so far.
+    """Ids of each shard, ascending, with about equal sums of work: the largest first, each to the shard with the least
+    so far.
 
     No shard has more than 4/3 of the least possible largest sum (Graham 1969)."""
     if not 1 <= shards <= len(work):

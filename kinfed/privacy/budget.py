@@ -184,7 +184,7 @@ class PrivacyBudget:
 
 
 def planned_costs(algorithm: AnyAlgorithm, count: Tensor) -> tuple[list[Events] | None, list[Events]]:
-    """[K] what a round asks of each client at most, None where there is no bound; and what one personalization does."""
+    """[K] what a round asks of each client at most, None without a bound; and what one personalization does."""
     profile = _declared(algorithm, count)
     q = (algorithm.training.batch / count.to(torch.float64)).clamp_max(1.0).tolist()
 

@@ -1,8 +1,8 @@
 """ROC and calibration curves of every client's personal model, on its own test rows, in a few numbers.
 
 The ROC curve is read off at fixed false-positive rates; of several classes it is the mean over the classes, each
-against the others. Calibration is counted in ten bins of probability: of the second class where there are two, of the
-class that is predicted where there are more. Both are sums over test rows, so that the folds of a cross-validation add
+against the others. Calibration is counted in ten bins of probability: of the second of two classes, or of the
+class that is predicted among more. Both are sums over test rows, so that the folds of a cross-validation add
 up: true positives found at the same false-positive rate (vertical averaging), and bins.
 
 Curves are made for personal models that are kept, of at most MOST_CLIENTS clients: a page names each of them.
@@ -35,7 +35,7 @@ class Curves:
 
     clients: tuple[str, ...]
     rows: np.ndarray  # [n] test rows
-    smaller: np.ndarray  # [n] rows of the rarer of two classes; of all but the largest class where there are more
+    smaller: np.ndarray  # [n] rows of the rarer of two classes; of all but the largest of more than two
     roc: np.ndarray  # [n, G] true positives found at each false-positive rate; classes are averaged where several
     positives: np.ndarray  # [n] of how many; 0 where a client has one class
     bins: np.ndarray  # [n, 10, 3] rows, their summed probability, and how many are as predicted

@@ -178,7 +178,7 @@ def _progress_notes(run: RunRecord) -> list[str]:
         parts.append(f"{len(stopped) - 6} more are under way")
     if unstarted:
         parts.append(f"{unstarted} of {len(planned)} combinations of method and seed have not started")
-    return ["This run is unfinished: " + "; ".join(parts) + ". The figures show what there is so far."]
+    return ["This run is unfinished: " + "; ".join(parts) + ". The figures show what has been measured so far."]
 
 
 def _version_notes(envelope: dict[str, Any]) -> list[str]:

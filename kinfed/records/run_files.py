@@ -48,7 +48,7 @@ def sealed(envelope: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def file_digest(path: Path) -> str:
-    """Digest of a file's bytes; "" where there is none."""
+    """Digest of a file's bytes; "" if there is none."""
     if not path.is_file():
         return ""
     with storage.storage_errors("read", path), path.open("rb") as file:
@@ -139,7 +139,7 @@ class JobFiles:
         return [(plugins.load_recorded(path, code, self.path), str(code)) for path, code in self._plugins()]
 
     def _plugins(self) -> list[tuple[str, str | None]]:
-        """Paths of plugins with the digests of their code, where there is one."""
+        """Paths of plugins with the digests of their code, if stored."""
         paths = self.settings.get("plugins") or []
         if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
             raise RunFolderError(f"plugins in {self.path / 'config.json'} are no paths; was it written by kinfed?")
@@ -217,7 +217,7 @@ class RunFiles(JobFiles):
         if not path.exists():
             stored = ", ".join(sorted(file.stem for file in path.parent.glob("*.safetensors"))) or "none"
             raise StorageError(f"{self.path} has no models of {algorithm} with seed {seed}; stored: {stored}")
-        from kinfed.algorithms import ServerModels  # with torch, which who only reads figures does not need
+        from kinfed.algorithms import ServerModels  # with torch, which readers of figures alone do not need
 
         tensors = storage.read_tensors(self.unchanged(path.relative_to(self.path).as_posix()))
         if lacking := {"personal", "took_part"} - tensors.keys():

@@ -307,7 +307,7 @@ class RunFolder(JobFolder):
     def write_models(
         self, algorithm: str, seed: int, personal: Tensor, server: ServerModels | None, took_part: Tensor
     ) -> None:
-        """personal [K, P], the server's models where there are any, and bool [K] who has taken part in a round."""
+        """personal [K, P], the server's models if there are any, and bool [K]: has the client taken part in a round?"""
         self._require_lock()
         if personal.dim() != 2:
             raise ValueError(f"personal models are [K, P]; got {list(personal.shape)}")

@@ -55,7 +55,7 @@ class RunEntry:
         return str(dataset.get("name", "")) if isinstance(dataset, Mapping) else str(dataset or "")
 
     def setting(self, name: str) -> Any:
-        """Value of a dotted name: dataset.name, algorithms.ditto.lam; None where there is none."""
+        """Value of a dotted name: dataset.name, algorithms.ditto.lam; None if there is none."""
         value: Any = self.settings
         for part in name.split("."):
             if not isinstance(value, Mapping) or part not in value:

@@ -54,7 +54,7 @@ def render(template: str, package: str = REPORT, **values: Any) -> str:
 
 @cache
 def environment(package: str = REPORT) -> Environment:
-    """Make the environment. Templates are compiled in every process (0.2 s for all): who writes a cache runs code."""
+    """Make the environment. Every process compiles its templates (0.2 s for all): a cache's writer could run code."""
     templates = Environment(
         loader=ChoiceLoader([PackageLoader(name) for name in dict.fromkeys((package, REPORT))]), autoescape=True,
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,

@@ -1,7 +1,7 @@
 """The report put together: one HTML page that needs nothing from outside itself, and its file.
 
 Each section about a comparison has a template of its name in templates/sections; here is what the template is given, or
-None where there is nothing to show.
+None if there is nothing to show.
 """
 
 import json

@@ -223,7 +223,7 @@ class Experiment:
 
     def make_loop(self, algorithm: AnyAlgorithm, seed: int, state_folder: Path | None = None) -> Loop:
         """An algorithm before its first round, on the data, the common start and the schedule of this configuration.
-        Clients' states are kept in `state_folder` where there is one, otherwise in memory."""
+        Clients' states are kept in `state_folder` if given, otherwise in memory."""
         return self._loops.make(algorithm, seed, self.config.round_numbers, self._start(seed), state_folder)
 
     def _start(self, seed: int, checkpoints: Checkpoints | None = None) -> CommonStart:
@@ -232,7 +232,7 @@ class Experiment:
         return self._starts[seed]
 
     def share_workers(self, other: Experiment) -> None:
-        """Let clients live in the other experiment's processes, where there are any; it is to be closed last."""
+        """Let clients live in the other experiment's processes, if it has any; it is to be closed last."""
         self._loops.share_workers(other._loops)
 
     def close(self) -> None:

@@ -82,7 +82,7 @@ class LoopFactory:
     def make(
         self, algorithm: AnyAlgorithm, seed: int, rounds: range, start: CommonStart, state_folder: Path | None = None
     ) -> Loop:
-        """Make it from `start` on. Clients' states are kept in `state_folder` where there is one, else in memory."""
+        """Make it from `start` on. Clients' states are kept in `state_folder` if given, else in memory."""
         inputs, config, schedule = self.inputs, self.inputs.config, self.inputs.config.schedule
         whole, data = inputs.training_parts(seed, algorithm)
         data, population = prepare_data(algorithm, data, data.population(seed, config.participation))

@@ -76,7 +76,7 @@ class MethodRun:
     fold: int | None = None  # of a cross-validation, which keeps no models and writes clients' lines of all folds
     alone: Score | None = None  # what clients reach alone with this seed, where that is known already
     totals: Totals = field(default_factory=Totals, init=False)
-    _rounds: list[RoundRecord] = field(default_factory=list, init=False)  # where there is no folder
+    _rounds: list[RoundRecord] = field(default_factory=list, init=False)  # without a folder
     _last_evaluation: Evaluation | None = field(default=None, init=False)
 
     @property
@@ -232,7 +232,7 @@ class MethodRun:
         return evaluation
 
     def _figures(self, evaluation: Evaluation | None, metrics: EvaluationMetrics | None) -> dict[str, Any]:
-        """The algorithm's own numbers; those by client, and what belongs to an evaluation, only where there is one."""
+        """The algorithm's own numbers; those by client, and what belongs to an evaluation, only of evaluated rounds."""
         algorithm, server = self.loop.algorithm, self.loop.server
         figures: dict[str, Any] = algorithm.figures(server)
         if evaluation is None or metrics is None:

@@ -50,7 +50,7 @@ class Observer:
         self, label: str, seed: int, report: RoundReport, personal: Metrics | None, server: Metrics | None
     ) -> None:
         """A round is in the journal; `personal` and `server` are the metrics of the personal models and of the server's
-        model on test data, where the round was evaluated (`server` None: also where there is no such model)."""
+        model on test data, where the round was evaluated (`server` None: also if there is no such model)."""
 
     def finished(self, result: FinalRecord) -> None:
         """An algorithm has done its last round."""

@@ -58,8 +58,8 @@ class MethodResult(FinalRecord):
     evaluation: Evaluation
     client_table: ClientTable  # of all clients; in a cross-validation, of all folds
     server_models: ServerModels | None = None
-    curves: Curves | None = None  # of clients' personal models, where there are classes
-    journal: tuple[RoundRecord, ...] = ()  # its rounds, where there is no folder
+    curves: Curves | None = None  # of clients' personal models, of classes only
+    journal: tuple[RoundRecord, ...] = ()  # its rounds, if not kept in a folder
     alone: Score | None = None  # of clients that train alone in the same run, whom `clients.csv` compares it with
     server_state: Mapping[str, Tensor] | None = None  # where models are kept, and no folder
 
@@ -70,7 +70,7 @@ class MethodResult(FinalRecord):
         return None if models is None or models.assignment is not None else models.models[0]
 
     def client_columns(self) -> dict[str, list[Any]]:
-        """The lines of clients.csv, by column: one entry per evaluated client, None where there is no figure."""
+        """The lines of clients.csv, by column: one entry per evaluated client, None without a figure."""
         ids, numbers, clients = self.evaluation.ids, self.evaluation.ids.tolist(), self.client_table
         columns: dict[str, list[Any]] = {
             "algorithm": [self.label] * len(numbers), "seed": [self.seed] * len(numbers),

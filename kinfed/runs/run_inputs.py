@@ -101,7 +101,7 @@ class RunInputs:
 
     @property
     def fold_mark(self) -> str:
-        """Suffix in names of a fold's checkpoints; "" where there are no folds."""
+        """Suffix in names of a fold's checkpoints; "" without folds."""
         return "" if self.config.folds is None else f"-fold-{self.fold + 1}"
 
     @property
@@ -291,7 +291,7 @@ def build_task(
     device: torch.device | str = "cpu", example: Tensor | None = None, examples: float = 0,
 ) -> ModuleTask:  # fmt: skip
     """The task of a configuration's model (or of the module that `build` makes) for examples of this shape; it is tried
-    on an `example` batch at once, where there is one. `examples` are those of all local steps together."""
+    on an `example` batch at once, if given. `examples` are those of all local steps together."""
     METRICS.headline(problem, config.metric)  # refuses a metric that is not the problem's
     task = make_task(
         model_for(problem, shape, config.model.name, config.model.options) if build is None
@@ -306,7 +306,7 @@ def build_task(
 
 
 def local_examples(config: RunConfig, data: Federation) -> float:
-    """Examples in all local steps of a run, on average over who takes part: those of one loop for every method."""
+    """Examples in all local steps of a run, on average over participants: those of one loop for every method."""
     count, training = data.train.count, config.training
     a_round = float((training.num_steps(count) * count.clamp_max(training.batch)).to(torch.float64).mean())
     active = config.schedule.size(data.num_clients)

@@ -31,7 +31,7 @@ class RoundReport:
     rejected: list[int] = field(default_factory=list)  # clients whose updates could not be used
     reasons: dict[int, str] = field(default_factory=dict)  # of rejections, other than that an update is not finite
     note: str = ""  # what a reader must know about this round
-    clock: float | None = None  # simulated seconds since the start, where there is a clock
+    clock: float | None = None  # simulated seconds since the start, with a clock
     staleness: float | None = None  # of asynchronous updates: steps of the server since they started, on average
 
 

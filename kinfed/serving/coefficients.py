@@ -131,7 +131,7 @@ def has_coefficients(trial: TrialRecord) -> bool:
 
 
 def _figures(trial: TrialRecord) -> dict[str, Any]:
-    """The last figures with coefficients, those of clients among them; {} where there are none."""
+    """The last figures with coefficients, those of clients among them; {} if there are none."""
     for entry in reversed(trial.rounds):
         if "coefficients" in entry.method and "covariance" in entry.method:
             return {**entry.method.get("clients", {}), **entry.method}

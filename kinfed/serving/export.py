@@ -32,7 +32,7 @@ class Exported:
 
 
 def save_layout(folder: Path, name: str, task: ModuleTask) -> None:
-    """Write model.json once per run and, where there are any, frozen parameters and constant buffers."""
+    """Write model.json once per run and, if there are any, frozen parameters and constant buffers."""
     layers = [{"name": layer.name, "shape": list(layer.shape)} for layer in task.slots]
     aliases = task.aliases()
     layout = {

@@ -102,7 +102,7 @@ def choose(advantages: Mapping[str, Advantage], sites: int) -> list[str]:
 
 
 def best_together(advantages: Mapping[str, Advantage], sites: int) -> list[str | None]:
-    """[K] the best contender that learns with others, whatever learning alone gives; None where there is none."""
+    """[K] the best contender that learns with others, whatever learning alone gives; None if there is none."""
     return [*_largest({name: one.expected for name, one in advantages.items()})] if advantages else [None] * sites
 
 

@@ -67,7 +67,7 @@ class SiteRecord:
     train_rows: int
     validated_rows: int
     test_rows: int
-    rare_rows: int | None  # of the test rows, those of the rarer of two classes; None where there are not two
+    rare_rows: int | None  # of the test rows, those of the rarer of two classes; None unless there are two
     chosen: str  # a contender, by the folds
     together: str | None  # the best contender that learns with others
     expected: float  # α̂ of what was chosen, over learning alone
@@ -115,7 +115,7 @@ class FitResult:
     choice_metric: str = ""  # the proper score that contenders were chosen by
     deploy: str = "chosen"  # what sites are handed: safe, chosen or certified
     folder: Path | None = None
-    models: dict[str, ModelPipeline] = field(default_factory=dict, repr=False)  # by site, where there is no folder
+    models: dict[str, ModelPipeline] = field(default_factory=dict, repr=False)  # by site, if not kept in a folder
     server: ModelPipeline | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
@@ -225,7 +225,7 @@ class FittedModels:
     """Models with all that belongs to them."""
 
     sites: dict[str, ModelPipeline]
-    server: ModelPipeline | None  # the one model of all; None where there is one site
+    server: ModelPipeline | None  # the one model of all; None with a single site
     chosen: dict[str, str]  # the contender of every site
     newcomer: Newcomer
 

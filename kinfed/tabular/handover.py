@@ -195,7 +195,7 @@ def prediction_sets(test: OutputsOfAll, shares: Floats, calibration: list[NDArra
 
 
 def new_site_sets(test: OutputsOfAll, names: list[str]) -> dict[float, float]:
-    """Thresholds of the one model of all at a site without labelled rows, by level; none where there is no such."""
+    """Thresholds of the one model of all at a site without labelled rows, by level; none without that model."""
     if ONE_MODEL not in names:
         return {}
     server = names.index(ONE_MODEL)

@@ -102,7 +102,7 @@ def bound_estimate(bound: certificates.Bound) -> Estimate:
 
 
 def _estimate(value: Tensor, error: Tensor, rows: int, is_gain: bool = False) -> Estimate:
-    """The value with Student's interval for as many rows; without one where there are too few."""
+    """The value with Student's interval for as many rows; without one if rows are too few."""
     if not bool(torch.isfinite(value)):
         return UNDEFINED
     if not bool(torch.isfinite(error)) or rows < 2:

@@ -46,7 +46,7 @@ class Watch:
     alpha: float = 0.05
 
     def alarm(self, evidence: Floats) -> int | None:
-        """The first row after which the evidence is beyond 1 / α; None where there is none."""
+        """The first row after which the evidence is beyond 1 / α; None if there is none."""
         beyond = np.flatnonzero(evidence > 1 / self.alpha)
         return int(beyond[0]) + 1 if len(beyond) else None
 

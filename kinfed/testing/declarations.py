@@ -1,5 +1,5 @@
-"""Checks of what an algorithm declares about itself: types of messages, averages, privacy. Who declares less than is
-done fails here."""
+"""Checks of what an algorithm declares about itself: types of messages, averages, privacy. An algorithm that does
+more than it declares fails here."""
 
 from dataclasses import replace
 from typing import Any

@@ -52,7 +52,7 @@ class SafeShares:
 
 
 def prior_weights(experts: int, alone: float = ALONE_PRIOR) -> Floats:
-    """[E] `alone` on expert 0, the rest evenly; all of it where there is no other."""
+    """[E] `alone` on expert 0, the rest evenly; all of it if it is the only one."""
     if experts == 1:
         return np.ones(1)
     return np.concatenate([[alone], np.full(experts - 1, (1 - alone) / (experts - 1))])

@@ -24,7 +24,7 @@ class WandbTracker(Tracker[Any]):
 
     def open(self, run: RunInfo, label: str, seed: int, first: int) -> Any:
         place = self.folder(run, "")
-        storage.make_folder(place / "wandb")  # wandb would choose another place where there is none
+        storage.make_folder(place / "wandb")  # wandb chooses another place if it is missing
         name = self.track_name(label, seed)
         identity = hashlib.sha256(f"{run.fingerprint} {place.resolve()} {name}".encode()).hexdigest()[:16]
         quiet = wandb.Settings(console="off", silent=True, x_disable_stats=True, disable_git=True, save_code=False)

@@ -15,7 +15,7 @@ the default, scales by the largest number instead, as the paper's experiments do
 
 Top-k (Stich, Cordonnier, Jaggi: Sparsified SGD with Memory, NeurIPS 2018) sends the k largest numbers of a row as they
 are; of equals those with the lowest index. Positions travel as indices or as a bit for every number, whichever is
-shorter. It is not unbiased: who sends so must remember what was not sent (kinfed.updates.compression).
+shorter. It is not unbiased: the sender must remember what was not sent (kinfed.updates.compression).
 
 Both ends know shapes and settings: a code has no header. Draws are counted by (key, position), so that a row's code
 depends on no other row.

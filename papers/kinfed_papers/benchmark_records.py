@@ -230,7 +230,7 @@ def largest_scales(records: Sequence[BenchmarkRecord]) -> list[BenchmarkRecord]:
 
 
 def _completed(judged: Sequence[Verdict], published: Sequence[Verdict], new_claim: str) -> list[Verdict]:
-    """Verdicts with published ones on the same claims, whose figures were not kept, where there is none. Place,
+    """Verdicts with published ones on the same claims, whose figures were not kept, if there is none. Place,
     source and weight are the recipe's. `new_claim`: why a claim that was not published has none."""
     stands = (*DECIDED, "not judged") if new_claim else DECIDED  # a page without figures keeps its reasons, too
     earlier = {verdict.claim: verdict for verdict in published if verdict.earlier}

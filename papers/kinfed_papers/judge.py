@@ -274,7 +274,7 @@ def _in_shown_units(margin: Interval, factor: float) -> Interval:
 
 
 def _join(texts: Mapping[str, str], names: Mapping[str, str] | None, link: str) -> str:
-    """The texts by rival or case, each with its name where there are several: "against" a rival, "for" a case."""
+    """The texts by rival or case, each with its name if there are several: "against" a rival, "for" a case."""
     if names is None:
         return "; ".join(texts.values())
     return "; ".join(f"{text} {link} {names.get(rival, rival)}" for rival, text in texts.items())

@@ -99,7 +99,7 @@ class Study:
     name: str
     measure: Callable[[Sequence[int] | None], Measurements]
     identity: Mapping[str, Any] = field(default_factory=dict)  # what its result depends on but for seeds, plain values
-    seeds: tuple[int, ...] | None = None  # its own; none where there is no chance in it
+    seeds: tuple[int, ...] | None = None  # its own; none if no chance is involved
 
     def __post_init__(self) -> None:
         _check_name(self.name)

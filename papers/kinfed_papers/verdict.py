@@ -100,7 +100,7 @@ def certainty(verdict: Verdict) -> str:
 
 
 def margin_text(verdict: Verdict) -> str:
-    """What decides, in the unit of the claim; "" where there is nothing."""
+    """What decides, in the unit of the claim; "" if nothing does."""
     if verdict.margin is None:
         return ""
     return interval_text(verdict.margin, verdict.unit, verdict.limit, at_most=verdict.at_most)

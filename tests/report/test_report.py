@@ -125,7 +125,7 @@ def test_an_unfinished_run_says_how_far_it_came(tmp_path: Path) -> None:
     run = load_run(stop_early(write_run(tmp_path / "r", **SMALL), 47), "r")  # seed 1: local done, fedavg 7 of 10
     assert run.notes[0] == (
         "This run is unfinished: fedavg with seed 1 has reached round 7 of 10; 1 of 6 combinations of method and "
-        "seed have not started. The figures show what there is so far."
+        "seed have not started. The figures show what has been measured so far."
     )
     assert "cut" in run.notes[1]
     by_key = {(t.algorithm, t.seed): t for t in run.trials}

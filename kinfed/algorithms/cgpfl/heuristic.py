@@ -64,7 +64,7 @@ class CGPFLHeur(CGPFL):
         return client, replace(up, count=data.train.count.to(torch.float32))
 
     def choose_contexts(self, server: Server, members: Tensor, uploads: Tensor, round: RoundInfo) -> Server:
-        """The server with K̂ contexts, all alike still: clustering separates them. Who is not clustered now gets no
+        """The server with K̂ contexts, all alike still: clustering separates them. A client not clustered now gets no
         part in that, and belongs to no context until its next reply."""
         if len(server.choice.cost) or round.number < self.solve_rounds:
             return server

@@ -69,7 +69,7 @@ def mean_update(delta: Tensor, count: Tensor | None) -> Tensor:
 
 
 def averaged_rows(up: Tree, averages: tuple[str, ...]) -> Tensor:
-    """[n, W]: the averaged fields of updates side by side; a view where there is one."""
+    """[n, W]: the averaged fields of updates side by side; a view if possible."""
     flat = [getattr(up, name).flatten(1) for name in averages]
     return flat[0] if len(flat) == 1 else torch.cat(flat, 1)
 

@@ -165,7 +165,7 @@ def _distances(candidates: list[Tensor], base: Tensor, norm: Norm) -> Tensor:
 
 
 def mixing_weights(w: Tensor) -> Tensor:
-    """Eq. (13): w* [n, m], positive weights scaled to sum to one; all zero where there is none."""
+    """Eq. (13): w* [n, m], positive weights scaled to sum to one; all zero if there is none."""
     positive = w.clamp_min(0)
     total = positive.sum(1, keepdim=True)
     return torch.where(total > 0, positive / total, 0.0)

@@ -42,7 +42,7 @@ class Client(one_model.Client):
 @dataclass
 class Down(Tree):
     averages: Tensor  # [n, N + 1, P]  avg, then avg_{−n} for every n of Q_i; [n, 0, P] while N < 2
-    start: Tensor  # [n, 1, P] the combination formed by the server; [n, 0, P] where there is none
+    start: Tensor  # [n, 1, P] the combination formed by the server; [n, 0, P] if there is none
 
 
 @dataclass(frozen=True)

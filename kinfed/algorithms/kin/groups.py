@@ -20,7 +20,7 @@ BUCKETS = 256  # D
 
 
 def sketch(direction: Tensor, seed: int) -> Tensor:
-    """[n, D] float32 unit vectors from directions [n, P]; zero where there is no direction yet."""
+    """[n, D] float32 unit vectors from directions [n, P]; zero if there is no direction yet."""
     key = rng.root(seed, "kin-sketch")
     draw = rng.bits(key, direction.shape[1]).to(direction.device)
     bucket, sign = draw.remainder(BUCKETS), 1 - 2 * (draw.div(BUCKETS, rounding_mode="floor").remainder(2))

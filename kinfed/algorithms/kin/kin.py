@@ -297,7 +297,7 @@ class Kin(Algorithm[Server, Client, Down, Up]):
         return ServerModels(torch.cat([server.w[None], server.omega]), server.group + 1)
 
     def place_newcomer(self, task: Task, server: Server, data: Cohort) -> Server:
-        """Newcomers join the group whose model fits their training examples best, where there are groups."""
+        """Newcomers join the group whose model fits their training examples best, if groups have formed."""
         if not len(server.omega):
             return server
         return replace(server, group=join_best_cluster(task, server.omega, server.group, data))

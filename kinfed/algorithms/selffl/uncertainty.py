@@ -127,13 +127,13 @@ class Rules:
     # ---- uncertainties ----
 
     def own_variance(self, models: Running) -> Tensor:
-        """[...] s_m from a client's past models (16), −1 where there are fewer than two."""
+        """[...] s_m from a client's past models (16), −1 if there are fewer than two."""
         n = models.n.to(torch.float64)
         s = models.m2 / n.clamp_min(1) if self.var_m == "mean" else models.m2
         return torch.where(models.n >= MIN_ROUNDS, s, UNKNOWN)
 
     def variance_between(self, x: Tensor, previous: Tensor, among: Tensor | None = None) -> Tensor:
-        """[...] s_0 from the models x [n, P] of this round (17); the previous one where there are fewer than two.
+        """[...] s_0 from the models x [n, P] of this round (17); the previous one if there are fewer than two.
 
         With `among` [..., n], which says what rows count, x is [..., n, P]. Models may be given relative to a common
         one."""

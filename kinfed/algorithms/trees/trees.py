@@ -167,7 +167,7 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
         return self._grown(server, sums, moments, loss.least_share * self.min_rows / clients, self.lam / clients)
 
     def _counted(self, server: Server, loss: TreeLoss, sums: Array, moments: Array) -> Server:
-        """Cells are divided where there are many rows; the base is that of a model without features."""
+        """Cells are divided if rows are many; the base is that of a model without features."""
         C = loss.scores
         ends = divided_cells(first_cells(self.cells(C)), sums.reshape(-1, self.cells(C)))
         share = moments[:, SUMS : SUMS + C] / np.maximum(moments[:, WEIGHT, None], 1e-30)

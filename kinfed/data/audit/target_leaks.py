@@ -76,7 +76,7 @@ def _skips(names: list[str]) -> str:
 
 
 def _values(column: Cells, rows: Array) -> Array:
-    """[m] float64 numbers, days or numbers of texts; NaN where there is none."""
+    """[m] float64 numbers, days or numbers of texts; NaN if missing."""
     if column.codes is None:
         return column.numbers[rows]
     codes = column.codes[rows].astype(np.float64)
@@ -131,7 +131,7 @@ def _tells(value: Array, is_text: bool, target: Array, problem: Problem) -> bool
 
 
 def _bins(value: Array, is_text: bool) -> Array | None:
-    """[n] the number of a row's value, or that of its bin where there are many different ones; missing ones have a bin
+    """[n] the number of a row's value, or that of its bin if there are many different ones; missing ones have a bin
     of their own. Many different texts are in two bins: there is one, or there is none."""
     absent = np.isnan(value)
     different, place = np.unique(value, return_inverse=True, equal_nan=True)

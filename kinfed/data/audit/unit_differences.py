@@ -79,7 +79,7 @@ def _suspects(median: Array, spread: Array) -> Array:
 
 
 def _kind(place: int, others: Array, median: Array, spread: Array, elsewhere: Array) -> str:
-    """Sentence on unusual values of a site; "" where there are none."""
+    """Sentence on unusual values of a site; "" if there are none."""
     low, high = np.quantile(elsewhere, [0.01, 0.99])
     outside = max(median[place] - high, low - median[place])
     usual, usual_spread = float(np.median(median[others])), float(np.median(spread[others]))

@@ -44,7 +44,7 @@ LAST_EVENT = 0.95  # share of the events of training rows that periods cover: be
 @dataclass(frozen=True)
 class Problem:
     kind: Kind
-    num_classes: int = 0  # 0 where there are none
+    num_classes: int = 0  # 0 without classes
     class_names: tuple[str, ...] | None = None  # None: classes are called by their numbers
     mean: float | tuple[float, ...] = 0.0  # of the target over the training rows of all clients, in its own unit
     scale: float | tuple[float, ...] = 1.0  # its standard deviation there; 1 where it does not vary
@@ -83,7 +83,7 @@ class Problem:
 
     @classmethod
     def of_numbers(cls, training_targets: Any = (), names: Sequence[str] | None = None) -> Problem:
-        """A regression, standardized by these targets [N] or [N, ...]; as it is, where there are none yet."""
+        """A regression, standardized by these targets [N] or [N, ...]; unscaled while there are none."""
         import numpy as np  # here: options name tasks, and are listed without it
 
         values = np.asarray(training_targets, dtype=np.float64)
@@ -319,7 +319,7 @@ class HasProblem:
 
     @property
     def num_classes(self) -> int:
-        """0 where there are none."""
+        """0 without classes."""
         return self.problem.num_classes
 
     @property

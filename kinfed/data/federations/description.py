@@ -36,12 +36,12 @@ class Description(HasProblem):
 
     names: list[str]
     problem: Problem
-    train: list[list[int]]  # [K][C] examples of every class at every client; [K][1] where there are no classes
+    train: list[list[int]]  # [K][C] examples of every class at every client; [K][1] without classes
     val: list[list[int]]
     test: list[list[int]]
     groups: list[int] | None
     group_names: list[str] | None
-    emd: list[float] | None  # [K]; None where there are no classes
+    emd: list[float] | None  # [K]; None without classes
     emd_code: list[float] | None  # [K]
     description: dict[str, Any]  # data set, partition and their options
     notes: list[str]

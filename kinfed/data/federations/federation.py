@@ -137,7 +137,7 @@ class Federation(HasProblem):
         return entries
 
     def public_split(self, ids: Tensor, seed: int, round: int) -> Split | None:
-        """The public examples as each of these clients has them; None where there are none."""
+        """The public examples as each of these clients has them; None if there are none."""
         if self.public is None:
             return None
         size = len(self.public)
@@ -352,7 +352,7 @@ class Federation(HasProblem):
     def from_datasets(cls, train: Datasets, test: Datasets | None = None, **options: Any) -> Federation:
         """A federation from torch data sets of pairs (x, y), {client: dataset}.
 
-        Where there are no data sets for testing, a share `test_fraction` of each client's examples is. `options` are
+        Without data sets for testing, a share `test_fraction` of each client's examples is. `options` are
         those of `from_arrays`. Examples are read once, in order: random transforms are fixed then."""
         from kinfed.data.examples.arrays import read_datasets
 

@@ -2,7 +2,7 @@
 
 Every example is embedded, k-means finds D clusters over training and test rows together, clients
 are assigned to clusters evenly, and the rows of a cluster are dealt equally to its clients. Test rows come from the
-official test split where there is one. The clusters are those of the data set, the same for every seed of a run; the
+official test split if it has one. The clusters are those of the data set, the same for every seed of a run; the
 seed deals the rows. Embeddings and clusters are kept in the cache folder. Embedded are
 
   pca    the pixels themselves
@@ -179,7 +179,7 @@ class Embedder:
 
     def __call__(self, features: Features, labels: Tensor, num_classes: int, held_out: Tensor) -> tuple[Tensor, float]:
         """Embed all examples, [N, D] float32. Rows marked in held_out [N] bool are embedded but not learned from; the
-        accuracy of the network on these comes second, NaN where there is no network."""
+        accuracy of the network on these comes second, NaN without a network."""
         if features.is_tokens:
             raise ConfigError("the examples are tokens, which this partition cannot embed; use another one")
         if self.kind == "pca":

@@ -55,7 +55,7 @@ class Cells:
 
     def value_days(self) -> Numbers:
         """[V] the day that each different text names (2024-02-29, 2024-02-29 08:30, 2024/2/29, 29.2.2024); NaN for
-        other texts: who writes 1/2/2024 may mean January or February."""
+        other texts: 1/2/2024 may mean January or February."""
         return np.array([_day(value) for value in self.values], np.float64)
 
     def as_numbers(self) -> Numbers:

@@ -31,7 +31,7 @@ class LabelledRows:
 
     name: str  # what errors call them
     labels: Tensor  # [n]
-    read: ReadTable | None  # feature columns of a table; None where there are images, tokens or arrays instead
+    read: ReadTable | None  # feature columns of a table; None for images, tokens or arrays
     features: Features | None  # these
     is_test: Tensor | None = None  # [n] bool
     is_val: Tensor | None = None  # [n] bool

@@ -207,7 +207,7 @@ def target_columns(table: pa.Table, options: TableOptions) -> tuple[str, ...]:
 
 
 def read_table_target(table: pa.Table, options: TableOptions, where: str, problem: Problem | None = None) -> Target:
-    """Target of every row; that of a `problem` that is known already, where there is one."""
+    """Target of every row; that of a `problem` that is known already, if any."""
     columns, task = target_columns(table, options), options.task
     what = f"column {columns[0]}" if len(columns) == 1 else f"columns {', '.join(columns)}"
     values = [values_of(table, column, where) if len(columns) < 2 or options.time_column else

@@ -270,7 +270,7 @@ class NodeClient:
 
 
 def asked_server_model(order: Packet) -> Tensor | None:
-    """The server's model for the client, where there is one: of its own, or a tensor of the method's message."""
+    """The server's model for the client, if there is one: its own, or a tensor of the method's message."""
     name = order.header.get("server_model")
     if name is None:
         return order.group("server_model").get("model")

@@ -48,7 +48,7 @@ class SecureRound:
     nbytes_up: int = 0
 
     def total(self) -> Steps[tuple[list[int], Tensor]]:
-        """Numbers of the clients in the sum, and the sum, int64 [W + 1]; NoSum where there is none."""
+        """Numbers of the clients in the sum, and the sum, int64 [W + 1]; NoSum if there is none."""
         assembly, count = self.assembly, len(self.assembly.members)
         if count < self.least:
             raise NoSum(f"{count} updates are too few to be added up, which takes {self.least}")

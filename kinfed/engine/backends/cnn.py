@@ -244,7 +244,7 @@ def _layer_of(child: nn.Module, position: int, flat: bool, before: ImageLayer | 
 def subsamples(module: nn.Module) -> bool:
     """Whether this is a 1x1 convolution that skips pixels, which must not meet channels-last images.
 
-    oneDNN's weight gradient of such a layer writes past its buffer where there are few input channels: the heap is
+    oneDNN's weight gradient of such a layer writes past its buffer if input channels are few: the heap is
     corrupted, or the gradient is silently wrong (torch 2.13, AVX2)."""
     return (
         isinstance(module, nn.Conv2d)

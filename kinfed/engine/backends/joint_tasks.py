@@ -36,7 +36,7 @@ class StackedTask(ModuleTask):
     def __init__(
         self, build: Build, device: torch.device | str = "cpu", *, net: StackedNet | None = None, **others: Any
     ) -> None:
-        """`net` is that of the module, where there is one already."""
+        """`net` is that of the module, if it exists already."""
         self._known_net = net
         super().__init__(build, device, **others)
 
@@ -78,7 +78,7 @@ class StackedTask(ModuleTask):
 
 
 def stacked_net(module: nn.Module, objective: Objective = CROSS_ENTROPY) -> StackedNet | None:
-    """The hand-written network of many clients at once, where there is one for this module."""
+    """The hand-written network of many clients at once, if one fits this module."""
     return FeedForwardNet.from_module(module, objective) or RecurrentNet.from_module(module, objective)
 
 

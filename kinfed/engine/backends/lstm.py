@@ -224,7 +224,7 @@ def _backward(layer: LSTMLayer, theta: Tensor, values: Activations, below: Tenso
 
 
 def _by_client(x: Tensor) -> Tensor:
-    """[T, n, B, F] to [n, T B, F]; a view where there is one client."""
+    """[T, n, B, F] to [n, T B, F]; a view for a single client."""
     return x.transpose(0, 1).flatten(1, 2)
 
 

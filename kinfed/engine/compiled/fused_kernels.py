@@ -135,7 +135,7 @@ def slope(gradient, base, toward, count, sums):
 
 @compiled
 def number_of(numbers, which, i):
-    """A client's number; 1 where there is none."""
+    """A client's number; 1 if there is none."""
     return 1.0 if which == form.NONE else numbers[which, i]
 
 

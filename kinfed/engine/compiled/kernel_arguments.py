@@ -108,7 +108,7 @@ class ClientTerms(NamedTuple):
 
 
 class StepTerms(NamedTuple):
-    """The terms of one step of one client; addresses are 0 where there is no center, no drift."""
+    """The terms of one step of one client; addresses are 0 without a center or drift."""
 
     rate: float
     lam: float

@@ -103,7 +103,7 @@ def compiled_kernel(name: str, network: str, target: str) -> Kernel:
     kernel = f"{name}-{network}-{target}"
 
     def compile_it() -> MachineCode:
-        from kinfed.engine.compiled.fused_kernels import compile_kernel  # numba: only where there is no code yet
+        from kinfed.engine.compiled.fused_kernels import compile_kernel  # numba: only needed while no code is stored
 
         return compile_kernel(name, network, target)
 

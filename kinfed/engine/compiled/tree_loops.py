@@ -192,7 +192,7 @@ def kernel(name: str) -> Kernel:
     """The compiled loop of that name, loaded or compiled at the first call."""
 
     def compile_it() -> MachineCode:
-        from kinfed.engine.compiled.tree_kernels import compile_loop  # numba: only where there is no code yet
+        from kinfed.engine.compiled.tree_kernels import compile_loop  # numba: only needed while no code is stored
 
         return compile_loop(name)
 

@@ -53,7 +53,7 @@ def whole_parameters(slots: Sequence[ParameterSlot], mask: Tensor) -> tuple[bool
 
 
 def last_layers(slots: Sequence[ParameterSlot], count: int) -> tuple[str, ...]:
-    """Names of the last `count` modules that own parameters; all of them where there are no more."""
+    """Names of the last `count` modules that own parameters; all of them if there are no more."""
     names = layer_names(slots)
     return names[max(len(names) - count, 0) :]
 

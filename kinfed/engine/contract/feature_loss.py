@@ -35,7 +35,7 @@ class FeatureLoss(Protocol):
         Both contain batch.weight, which holds 1/B and the zeros of padding; learning rates are the engine's. `rows`
         [n] int64 are the positions of these clients among the rows that the caller handed in, in whatever order they
         are trained: `centers[rows]` are their own, and `centers[rows] = ...` is the way to change tensors of the
-        method's own. phi and z are to be read, not written, and cloned by who wants to keep them: the engine works
+        method's own. Read phi and z, never write to them, and clone them to keep them: the engine works
         in that memory. No gradient is recorded."""
 
 
@@ -151,7 +151,7 @@ def pulled_back(
     losses: Tensor, weight: Tensor, phi: Tensor, z: Tensor, deltas: Deltas, parameters: Sequence[Tensor]
 ) -> list[Tensor]:
     """Gradients of the parameters by autograd from phi, z and the task's losses of examples, which count (by `weight`)
-    only where there is no dz. Weights enter here and not in the graph: a product and a sum less, each way."""
+    only if no dz is given. Weights enter here and not in the graph: a product and a sum less, each way."""
     dz, dphi = deltas
     outputs = [(losses, weight) if dz is None else (z, dz)]
     if dphi is not None and phi.requires_grad:  # the input of a network of one layer does not

@@ -69,7 +69,7 @@ class CrossEntropy(Objective):
     classifies = True
 
     def losses(self, z: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-        # torch's own, in one kernel, where there is a gradient to come; it wants classes on the second axis. Views that
+        # torch's own, in one kernel, if a gradient follows; it wants classes on the second axis. Views that
         # change nothing would cost 30 µs of a step, there and back.
         if z.dim() == 2:
             return nn.functional.cross_entropy(z, y, reduction="none")

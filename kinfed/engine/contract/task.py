@@ -170,7 +170,7 @@ class Task(ABC):
         return self._scored(theta, part, None)
 
     def _scored(self, theta: Tensor, part: Split, outputs: OutputCollector | None) -> Score:
-        """`score`, with the outputs of all examples handed to a collector, where there is one."""
+        """`score`, with the outputs of all examples handed to a collector, if any."""
         n = len(part.count)
         correct = torch.zeros(n, dtype=torch.float64)
         loss = torch.zeros(n, dtype=torch.float64)
@@ -249,7 +249,7 @@ class Task(ABC):
         return ()
 
     def frozen_digest(self) -> str:
-        """A digest of frozen parameters, which all who train the same rows must share; "" where there are none."""
+        """A digest of frozen parameters, which all nodes that train the same rows must share; "" without any."""
         return ""
 
     def layer_names(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ their type: it is read from the width and the mark of a row, and from the names 
     trees      [W]                structure, thresholds and leaf values of an ensemble, and a mark; nothing of a plain
                                   model (kinfed.engine.trees.tree_models)
 
-A mixture gives p(y | x) = Σ_k π_k p_k(y | x), whose p_k has logits z_k / T_k where there are temperatures: those of a
+A mixture gives p(y | x) = Σ_k π_k p_k(y | x), whose p_k has logits z_k / T_k if there are temperatures: those of a
 model that ends in a linear layer can be put into that layer, those of any other stand beside it. Where models predict a
 number (one output), so does the mixture: Σ_k π_k f_k(x). Such mixtures, and those with temperatures, are used, not
 trained. No width is both P and K (P + 1).
@@ -353,7 +353,7 @@ def extended_rows(models: Tensor, extra: Tensor, extension: Extension) -> Tensor
 
 
 def _extension_of(row: Tensor) -> Extension | None:
-    """The extension whose mark ends a row; None where there is no mark."""
+    """The extension whose mark ends a row; None without a mark."""
     mark = float(row[-1])
     if not mark < 0:
         return None

@@ -30,7 +30,7 @@ class ModuleTask(Task):
         self, build: Build, device: torch.device | str = "cpu", *, module: nn.Module | None = None,
         objective: Objective = CROSS_ENTROPY,
     ) -> None:  # fmt: skip
-        """`module` is one that `build` made and `check_module` accepted, where there is one already."""
+        """`module` is one that `build` made and `check_module` accepted, if it exists already."""
         self.device = torch.device(device)
         self.build = build
         self.module = (checked_module(build) if module is None else module).to(self.device).train()

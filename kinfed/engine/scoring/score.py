@@ -198,7 +198,7 @@ class Score:
         return known if known is None or known.dim() == 1 else deviation_of_draws(known)
 
     def _known(self) -> Tensor | None:
-        """[R, n] draws, or [n] the error where there is no more."""
+        """[R, n] draws, or [n] the error itself if no more is known."""
         if self.error_or_draws is not None and not isinstance(self.error_or_draws, Tensor):
             self.error_or_draws = self.error_or_draws()
         return self.error_or_draws

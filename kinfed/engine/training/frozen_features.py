@@ -3,7 +3,7 @@
 A module whose first stages are frozen gives the same activations for an example in every step of every client. They
 are computed once and take the place of the examples, and a task trains what lies above:
 
-    prefix = frozen_prefix(task, example)                    None where there is none, or where it would not be exact
+    prefix = frozen_prefix(task, example)                    None if there is none, or if it would not be exact
     activations = prefix.activations(features)               of all examples of a data set
     above = prefix.upper_task()                              rows, starts and exported models are those of `task`
 

@@ -100,7 +100,7 @@ def _plain_descent(task: Task, theta: Tensor, batches: Batches, terms: Terms, ma
 
 
 def _with_terms(g: Tensor, now: Tensor, block: slice, rows: slice, terms: Terms) -> Tensor:
-    """The gradient of some columns with proximal term and drift; a new tensor where there is any."""
+    """The gradient of some columns with proximal term and drift; a new tensor if there is either."""
     if terms.proximal is not None:
         lam = take_if_tensor(terms.proximal[0], rows)
         g = g + (lam[:, None] if isinstance(lam, Tensor) else lam) * (now - terms.proximal[1][rows, block])
@@ -111,7 +111,7 @@ def _remembered(
     batches: Batches, columns: Sequence[slice], theta: Tensor
 ) -> AbstractContextManager[dict[str, Tensor] | None]:
     """Moments of this loop in the clients' memory, to be changed in place and stored at the end. None where the loop
-    starts anew: because the training says so, or outside of a client's round, where there is no memory."""
+    starts anew: because the training says so, or outside of a client's round, which has no memory."""
     view = batches.split.memory
     if view is None or batches.training.optimizer_state == "reset":
         return nullcontext()

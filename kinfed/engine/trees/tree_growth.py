@@ -239,7 +239,7 @@ class LocalTrees:
         return Trees.joined(trees, 2)
 
     def _grown(self, data: ClientRows, gradient: Array, least: Array) -> TreeGrowth:
-        """Complete trees [n E], in one compiled call where there are compiled loops."""
+        """Complete trees [n E], in one compiled call if loops are compiled."""
         growth, (_, ensembles, width) = TreeGrowth.start(self.depth, self.lam, least), gradient.shape
         parts = tree_loops.grow_trees(
             data.codes, data.rows, data.first, gradient, least, self.lam, self.depth, self.bins

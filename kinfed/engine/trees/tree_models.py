@@ -35,7 +35,7 @@ class TreeShape:
 
     inputs: int  # p
     outputs: int  # logits of classes, or 1
-    scores: int  # C: 1 where there are two classes
+    scores: int  # C: 1 for two classes
     depth: int  # d
     trees: int  # T
 

@@ -185,7 +185,7 @@ class Shortcut(nn.Module):
     """Every `stride`-th pixel, with other channels: a 1x1 convolution that skips pixels.
 
     Pixels are skipped before the convolution, which is the same, and the faster way. The other way oneDNN's weight
-    gradient writes past its buffer where there are few input channels (see kinfed.engine.backends.cnn.subsamples)."""
+    gradient writes past its buffer if input channels are few (see kinfed.engine.backends.cnn.subsamples)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: nn.Module) -> None:
         super().__init__()

@@ -146,7 +146,7 @@ class EncoderLayer(nn.Module):
 
 
 class MeanPool(nn.Module):
-    """[B, T, D + 1] -> [B, D]: the mean over real positions; zero where there is none."""
+    """[B, T, D + 1] -> [B, D]: the mean over real positions; zero if there is none."""
 
     def forward(self, packed: Tensor) -> Tensor:
         h, real = packed[..., :-1], packed[..., -1:]

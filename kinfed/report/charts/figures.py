@@ -46,7 +46,7 @@ def over_rounds(method: Method, kind: Kind, metric: str) -> dict[int, Average]:
 
 
 def reading(metric: str, spread: str = "%{customdata}") -> str:
-    """The text on hovering a curve: mean, spread where there is one, unit."""
+    """The text on hovering a curve: mean, spread if known, unit."""
     style = metric_style(metric)
     return f"%{{y:{'.1f' if style.in_percent else '.4g'}}}{spread}{style.unit}"
 

@@ -175,7 +175,7 @@ def of_method(method: Method, traces: Iterable[Trace]) -> list[Trace]:
 
 def curve(method: Method, points: Iterable[tuple[float, Average]], hover: str) -> list[Trace]:
     """A line in the method's look through means over seeds, (x, average) each, with a band of one standard deviation
-    where there are several seeds. `%{customdata}` in `hover` stands for the deviation."""
+    with several seeds. `%{customdata}` in `hover` stands for the deviation."""
     sample: list[tuple[float, Average]] = subsampled(list(points))
     look = style_of(method)
     traces: list[Trace] = []

@@ -102,7 +102,7 @@ class ClientGroups:
 
     @classmethod
     def of(cls, federation: Description | None, count: int) -> ClientGroups:
-        """Clients are numbered where there is no description of as many."""
+        """Clients are numbered without a description of as many."""
         if federation is None or len(federation.names) != count:
             return cls([str(m) for m in range(count)], None, None, None)
         groups, moved = federation.groups, federation.description.get("target_of")

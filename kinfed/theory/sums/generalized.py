@@ -124,7 +124,7 @@ def modes(rows: SiteRows, z: Sequence[int], beta: Array, lam: Array, family: Fam
 def log_likelihood(
     rows: SiteRows, z: Sequence[int], beta: Array, lam: Array, family: Family, nodes: int = 15
 ) -> Likelihood:
-    """Value, gradient and curvature of every site; `nodes` of the quadrature, where there is one random effect (1 is
+    """Value, gradient and curvature of every site; `nodes` of the quadrature, with one random effect (1 is
     Laplace)."""
     if len(z) == 1 and nodes > 1:
         return _quadrature(rows, z[0], beta, float(lam[0]), family, nodes)

@@ -68,7 +68,7 @@ class StepWorkload:
 
     name: str
     what: str
-    module: Callable[[str], nn.Module]  # of the folder with pretrained weights, "" where there is none
+    module: Callable[[str], nn.Module]  # of the folder with pretrained weights, "" for none
     shape: tuple[int, ...]  # of one example
     clients: int
     steps: int

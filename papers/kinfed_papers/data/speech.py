@@ -2,7 +2,7 @@
 
     speech_commands            google/speech_commands v0.01 (64,727 clips); fetched where it is missing
     speech_commands_8k_subset  the same columns and `keyword`, `official_split`: fewer speakers, 8 kHz
-    espeak                     spoken by espeak-ng in many voices, for where there are no recordings
+    espeak                     spoken by espeak-ng in many voices, for lack of recordings
 
 Test clips are those of the official validation and test speakers, whom nobody trains on; of a synthesizer's voices
 every sixth one.

@@ -50,7 +50,7 @@ class Detections:
     """A method under one seed. Cells in which the two rates do not exist are absent."""
 
     personal: ByCell
-    server_model: ByCell | None  # the server model, where there is one
+    server_model: ByCell | None  # the server model, if there is one
 
 
 def detections(folder: Path | str, false_reject: float = FALSE_REJECT) -> dict[tuple[str, int], Detections]:

@@ -2,7 +2,7 @@
 
 A method that records `affinity` and `weights` (FedFomo) is measured by seed, at its last evaluated round:
 
-    kin.top      share of the top places in clients' lists of affinities that kin hold (m places where there are m kin)
+    kin.top      share of the top places in clients' lists of affinities that kin hold (m places if there are m kin)
     kin.early    the same, but on average over the evaluated rounds of the first half
     kin.mixed    share of what clients take from others that comes from kin
     kin.chance   what a list in random order would give for both
