@@ -177,7 +177,7 @@ def _progress_notes(run: RunRecord) -> list[str]:
     if len(stopped) > 6:
         parts.append(f"{len(stopped) - 6} more are under way")
     if unstarted:
-        parts.append(f"{unstarted} of {len(planned)} combinations of method and seed have not started")
+        parts.append(f"not started yet: {unstarted} of {len(planned)} combinations of method and seed")
     return ["This run is unfinished: " + "; ".join(parts) + ". The figures show what has been measured so far."]
 
 

@@ -364,10 +364,9 @@ def measured_gain(folder: Path, algorithm: str | None = None, limit: int = 40) -
         view.add_column(column.heading, justify="left" if number == 0 or column.kind == "text" else "right")
     for row in table.rows[:limit]:
         view.add_row(*(Text(cell.text) for cell in row))
-    mean = style.scale * s.mean
     return view, (
         f"{method.label} helps {s.helped} of {s.n} clients, leaves {s.unchanged} as they were and hurts {s.hurt}; the "
-        f"mean gain in {style.noun} is {mean:+.3g}{' points' if style.in_percent else ''}"
+        f"mean gain in {style.noun} is {signed(s.mean, style)}{' points' if style.in_percent else ''}"
     )
 
 

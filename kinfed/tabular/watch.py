@@ -69,7 +69,9 @@ class Watch:
             head = f"ALARM: since row {row} the rows show that sets" if row is not None else "Sets"
             texts.append(f"{head} of {LEVEL:.0%} hold the truth in {self.covered:.1%} of {self.rows} rows.")
         if self.moved:
-            shown = ", ".join(f"{name} by {shift:+.1f}" for name, shift in list(self.moved.items())[:5])
+            shown = ", ".join(
+                f"{name} by {shift:+.1f}".replace("-", "−") for name, shift in list(self.moved.items())[:5]
+            )
             texts.append(f"Columns whose mean has moved, in standard deviations of training rows: {shown}.")
         return [*texts, *self.notes]
 

@@ -1,0 +1,153 @@
+"""What people read, one whole page per format, as text: wording is mended here and nowhere else.
+
+    python tests/golden_pages.py        writes tests/pages/*.txt anew; look at the difference before you commit it
+
+Other tests hold the facts that a page must state (names, numbers, which side wins), not its sentences.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+HERE = Path(__file__).parent / "pages"
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from kinfed.analysis.gain import gain_from_arrays, render, summary  # noqa: E402
+from kinfed.data.examples.problem import Problem  # noqa: E402
+from kinfed.report import build, measured_gain  # noqa: E402
+from kinfed.tabular.fit_result import ContenderRecord, Estimate, FitResult, SiteRecord  # noqa: E402
+from kinfed.tabular.site_page import page  # noqa: E402
+from kinfed.tabular.watch import Watch  # noqa: E402
+from tests.report_fixture import stop_early, write_run  # noqa: E402
+
+
+class _Text(HTMLParser):
+    """The words of a page, a line per block; figures, scripts and styles are left out."""
+
+    LEFT_OUT = ("script", "style", "svg", "title")
+    BLOCKS = (
+        "p",
+        "h1",
+        "h2",
+        "h3",
+        "h4",
+        "li",
+        "tr",
+        "figcaption",
+        "summary",
+        "caption",
+        "div",
+        "section",
+        "pre",
+        "dt",
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.lines = 0, [""]
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.inside += tag in self.LEFT_OUT
+        if tag in self.BLOCKS:
+            self.lines.append("")
+        if tag in ("td", "th", "dd"):
+            self.lines[-1] += " | "
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside -= tag in self.LEFT_OUT
+        if tag in self.BLOCKS:
+            self.lines.append("")
+
+    def handle_data(self, data: str) -> None:
+        if not self.inside:
+            self.lines[-1] += data
+
+
+def text_of(html: str) -> str:
+    parser = _Text()
+    parser.feed(html)
+    lines = [" ".join(line.split()) for line in parser.lines]
+    return re.sub(r"kinfed \d+\.\d+\.\d+\S*", "kinfed VERSION", "\n".join(filter(None, lines))) + "\n"
+
+
+def report(folder: Path) -> str:
+    """Two runs that share their data, one of them killed while it ran."""
+    small = {"algorithms": ("local", "fedavg", "ditto"), "clients": 12, "rounds": 10, "seeds": (0, 1)}
+    whole = write_run(folder / "whole", **small)
+    stopped = stop_early(write_run(folder / "stopped", **small, settings={"lr": 0.5}), 47)
+    return text_of(build([whole, stopped], folder / "report.html").read_text("utf-8"))
+
+
+def fit(folder: Path) -> str:
+    """Four sites: one gains, one is better off alone, one has few rows of a class, one has a single class."""
+    problem = Problem.of_classes(2, ["benign", "malignant"])
+    contenders = tuple(
+        ContenderRecord(name, title, method, deployed, "mlr", {}, 0.8, 0.0, 0.0)
+        for name, title, method, deployed in (
+            ("alone", "alone", "local", "personal"),
+            ("one_model", "one model for all", "fedavg", "server"),
+        )
+    )
+    gains = SiteRecord(
+        "Süd", 60, 60, 20, 12, "one_model", "one_model", 0.03, 0.03, rare_class="malignant",
+        baseline=Estimate(0.5), alone=Estimate(0.8, 0.7, 0.9), one_model=Estimate(0.9, 0.85, 0.95),
+        with_others=Estimate(0.9, 0.85, 0.95), deployed=Estimate(0.9, 0.85, 0.95), gain=Estimate(0.1, 0.04, 0.16),
+        gain_together=Estimate(0.1, 0.04, 0.16),
+    )  # fmt: skip
+    alone = replace(
+        gains, site="Ost", chosen="alone", with_others=Estimate(0.7, 0.6, 0.8), deployed=gains.alone,
+        gain=Estimate(0.0), gain_together=Estimate(-0.1, -0.16, -0.04),
+    )  # fmt: skip
+    few = replace(gains, site="West", rare_rows=2, gain=Estimate(0.05, -0.3, 0.2))
+    nothing = {name: Estimate(None) for name in ("alone", "one_model", "with_others", "deployed", "gain")}
+    one_class = replace(gains, site="Nord", test_rows=8, rare_rows=0, **nothing)
+    settings = {"rounds": 3, "seed": 0, "folds": 2, "trials": 1}
+    result = FitResult(problem, "auroc", "tumours.csv", settings, 1, {}, contenders, (gains, alone, few, one_class),
+                       Estimate(0.03, -0.01, 0.07), ("rows without a label were left out: 3",), 100, "growth",
+                       class_rows=(94, 6))  # fmt: skip
+    return text_of(page(result, folder))
+
+
+def watch(folder: Path) -> str:
+    """One model without a sign of harm, and one with both alarms and a column that has moved."""
+    quiet, loud = np.linspace(1.0, 2.0, 40), np.geomspace(1.0, 400.0, 40)
+    well = Watch(40, -0.01, quiet, 0.925, quiet, {}, ())
+    ill = Watch(40, 0.2, loud, 0.4, loud, {"age": 2.1, "dose": -0.6}, ("rare categories count as other: 'x'",))
+    return "".join(f"{sentence}\n" for one in (well, ill) for sentence in one.sentences())
+
+
+def gain(folder: Path) -> str:
+    """Theory from estimates, and what a run has measured."""
+    console = Console(file=io.StringIO(), width=120)
+    theory = gain_from_arrays([0.0, 4.0, 8.0], [10.0, 20.0, 6.0], [10, 20, 2], s0=1.0)
+    console.print(render(theory))
+    console.print(summary(theory), soft_wrap=True)
+    table, sentence = measured_gain(write_run(folder / "run", clients=6, rounds=10, algorithms=("local", "ditto")))
+    console.print(table)
+    console.print(sentence, soft_wrap=True)
+    assert isinstance(console.file, io.StringIO)
+    return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
+
+
+PAGES: dict[str, Callable[[Path], str]] = {"report": report, "fit": fit, "watch": watch, "gain": gain}
+
+
+def main() -> None:
+    HERE.mkdir(exist_ok=True)
+    for name, write in PAGES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            (HERE / f"{name}.txt").write_text(write(Path(folder)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
