@@ -18,9 +18,9 @@ import torch
 import kinfed
 import kinfed.author
 import kinfed.testing
+from kinfed.core.door import MOVED
 from kinfed.core.registry import REGISTRIES, Registry, registry_of
 from kinfed.errors import ConfigError
-from kinfed.moved import MOVED
 
 
 def test_public_names() -> None:

@@ -13,6 +13,7 @@ from kinfed.cli import (
     doctor_command,
     fit_command,
     inspect_command,
+    predict_command,
     results_command,
     run_command,
     tune_command,
@@ -62,7 +63,7 @@ for command in (
     app.command(cls=results_command.AdoptCommand if command is results_command.adopt else None)(command)
 for name in ("reproduce", "bench"):
     app.command(name, cls=PapersCommand, help="In the package kinfed-papers, which is not installed.")(lambda: None)
-app.command()(deploy_command.predict)
+app.command()(predict_command.predict)
 app.command()(doctor_command.doctor)
 site_commands.add_to(deploy_command.deploy)
 app.add_typer(deploy_command.deploy, name="deploy")
