@@ -111,6 +111,8 @@ lmm | lmm:LMM | Linear mixed model |
     exact coefficients of all sites and of each, from one message of sums; with standard errors and intervals
 glmm | glmm:GLMM | Generalized linear mixed model |
     exact log odds or log rates of all sites and of each, in a few rounds of totals; with standard errors
+cox | cox:Cox | Cox regression, stratified by site |
+    exact log hazard ratios of all sites in a few rounds of totals, with standard errors; every site's own baseline
 trees | trees.trees:BoostedTrees | Personal boosted trees |
     shared trees from sums of histograms, an intercept and a personal part for each client
 trees_fast | trees.trees:BoostedTrees | Personal boosted trees, fast | the same in fewer rounds: larger steps
@@ -140,6 +142,7 @@ SPACES = {
     "fedavgm": {"lr": LEARNING_RATE, "beta1": Range(0.0, 0.99, log=False), "server_lr": Range(0.1, 2.0)},
     "pfedme": _ENVELOPE,
     "mocha": {"lam": Range(1e-5, 1.0)},  # its coordinate steps have no learning rate
+    "cox": {},
     "glmm": {},
     "lmm": {},  # nothing to tune: its variances are estimated
     "cgpfl": _ENVELOPE | {"contexts": Range(2, 6, log=False, whole=True)},

@@ -43,26 +43,9 @@ from kinfed.algorithms.common.by_sums import (
     tensor_of,
     unpacked_parts,
 )
+from kinfed.algorithms.common.newton_totals import Estimate
 from kinfed.author import Cohort, ConfigError, Population, RoundInfo, ServerModels, Task, Tree, option
-from kinfed.theory.sums import (
-    FAMILIES,
-    FLOOR,
-    LARGEST,
-    RIDGE,
-    Ascent,
-    Likelihood,
-    SiteRows,
-    at_zero,
-    independent_columns,
-    log_likelihood,
-    modes,
-)
-
-DONE = 1e-9  # gain in the log likelihood for which another round is not asked
-HUGE = 1e300  # of what nothing is known yet: states are finite
-START = 0.5  # λ before the first step
-# What became of the fit.
-NOTHING_YET, FITTED, SEPARATED, ONE_CLASS = range(4)
+from kinfed.theory.sums import FAMILIES, Likelihood, SiteRows, log_likelihood, modes
 
 
 @dataclass
@@ -79,16 +62,7 @@ class Client(Tree):
 
 @dataclass
 class Server(Tree):
-    point: Tensor  # [p + q] (β, λ) to ask about
-    best: Tensor  # [p + q] the last point that was an improvement
-    value: Tensor  # [] log likelihood there
-    promise: Tensor  # [] what the next step promises to gain
-    covariance: Tensor  # [p, p] of β
-    rms: Tensor  # [q] of the columns with random effects
-    basis: Tensor  # [p] bool: columns that no others determine
-    count: Tensor  # [2] rows and sites in the fit
-    ridge: Tensor  # [] precision of the prior that holds separated classes
-    verdict: Tensor  # [] int64
+    estimate: Estimate
     places: Tensor  # [C, p] int64 of coefficients in a row
     offset: Tensor  # [] log of the count that a model's output 0 stands for
 
@@ -115,17 +89,8 @@ class GLMM(BySums[Server, Client, Down]):
 
     def init_server(self, task: Task, population: Population) -> Server:
         p = num_columns(task)
-        q = len(self._columns(p))
-        point = tensor_of([*np.zeros(p), *np.full(q, START)])
-
-        def scalar(value: float) -> Tensor:
-            return torch.tensor(value, dtype=torch.float64)
-
-        return Server(
-            point, point.clone(), scalar(-HUGE), scalar(HUGE), tensor_of(np.zeros((p, p))),
-            tensor_of(np.ones(q)), torch.ones(p, dtype=torch.bool), tensor_of(np.zeros(2)), scalar(self.ridge),
-            torch.tensor(NOTHING_YET), places_of(task), scalar(offset_of(task)),
-        )  # fmt: skip
+        estimate = Estimate.of(p, len(self._columns(p)), self.ridge)
+        return Server(estimate, places_of(task), torch.tensor(offset_of(task), dtype=torch.float64))
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         return Client(*(torch.zeros(len(data), dtype=torch.float64) for _ in range(2)))
@@ -133,10 +98,11 @@ class GLMM(BySums[Server, Client, Down]):
     def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
         """Everybody is asked, until a step would gain nothing."""
         everyone = torch.arange(round.population.num_clients)
-        return server, everyone[:0] if float(server.promise) < DONE else everyone
+        return server, everyone[:0] if server.estimate.is_done else everyone
 
     def download(self, server: Server, ids: Tensor) -> Down:
-        return Down(server.point.expand(len(ids), -1), server.covariance.expand(len(ids), -1, -1))
+        one = server.estimate
+        return Down(one.point.expand(len(ids), -1), one.covariance.expand(len(ids), -1, -1))
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, SumsUp]:
         rows, z, beta, lam = self._asked(task, down, data)
@@ -154,37 +120,12 @@ class GLMM(BySums[Server, Client, Down]):
         return SiteRows.of(*rows_by_client(task, data.train)), self._columns(p), point[:p], point[p:]
 
     def step(self, server: Server, mean: SumsUp, round: RoundInfo) -> Server:
-        p, q = len(server.covariance), len(server.rms)
+        one = server.estimate
+        p, q = len(one.covariance), len(one.rms)
         total = unpacked_parts(mean.sums[None] * round.weight, (), (p + q,), (p + q, p + q), (q,), ())
-        value, gradient, curvature, squares, rows = (part[0] for part in total)
-        rms, ridge, count = (
-            np.sqrt(np.maximum(squares, 1e-12) / rows),
-            float(server.ridge),
-            tensor_of([rows, round.weight]),
-        )
-        verdict, basis = int(server.verdict) or FITTED, independent_columns(curvature[:p, :p])
-        left_out = np.setdiff1d(np.arange(p), basis)  # they stay at 0
-        gradient[left_out], curvature[left_out], curvature[:, left_out] = 0.0, 0.0, 0.0
-        curvature[left_out, left_out] = 1.0
-        if verdict == ONE_CLASS:
-            gradient[p:] = -1.0  # held at zero
-        same = float(server.count[0]) == float(rows)  # otherwise other sites answered, and values do not compare
-        before = Ascent(numpy_of(server.point), numpy_of(server.best), float(server.value) if same else -HUGE)
-        after = before.after(Likelihood(np.array([value]), gradient[None], curvature[None]), p, rms, ridge)
-        point = after.point
-        runs_away = bool((np.abs(point[1:p]) > LARGEST).any()) and ridge == 0
-        alone = bool((point[p:] * rms > LARGEST).any())
-        if runs_away or alone:  # begin again, with a prior or without effects of sites
-            verdict, ridge = (ONE_CLASS if alone else SEPARATED), max(ridge, RIDGE)
-            start = np.concatenate([np.zeros(p), FLOOR / rms if alone else np.full(q, START)])
-            after = Ascent(start, start, -HUGE)
-        covariance = _covariance(curvature, basis, p, rms, point, ridge)
-        return replace(
-            server, point=tensor_of(after.point), best=tensor_of(after.best), value=tensor_of(after.value),
-            promise=tensor_of(min(after.promise, HUGE)), covariance=tensor_of(covariance),
-            rms=tensor_of(rms), basis=torch.from_numpy(np.isin(np.arange(p), basis)), count=count,
-            ridge=tensor_of(ridge), verdict=torch.tensor(verdict),
-        )  # fmt: skip
+        value, gradient, curvature, squares, rows = total
+        likelihood = Likelihood(value, gradient, curvature)
+        return replace(server, estimate=one.after(likelihood, squares[0], float(rows[0]), round.weight))
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor | dict[str, Tensor]:
         """β + Λû, with the variance T Cov(β) T' + ΛA⁻¹Λ, where T = I − ΛA⁻¹ΛZ'WX on the columns z."""
@@ -205,38 +146,20 @@ class GLMM(BySums[Server, Client, Down]):
 
     def server_models(self, server: Server) -> ServerModels | None:
         """The model of a site that nothing is known of, with the variance between sites."""
-        p = len(server.covariance)
-        point, variance = numpy_of(server.best), numpy_of(server.covariance).copy()
-        z = self._columns(p)
-        variance[z, z] += point[p:] ** 2
-        beta = point[:p].copy()
+        (beta, lam), variance = server.estimate.fit, numpy_of(server.estimate.covariance).copy()
+        z = self._columns(len(beta))
+        variance[z, z] += lam**2
         beta[0] -= float(server.offset)
         return ServerModels(posterior_rows(server.places, beta[None], variance[None], 0.0))
 
     def figures(self, server: Server) -> dict[str, Any]:
-        p = len(server.covariance)
-        point, rms, z = numpy_of(server.best), numpy_of(server.rms), self._columns(p)
-        between = np.zeros((p, p))
-        between[z, z] = np.where(at_zero(point[p:], rms), 0.0, point[p:] ** 2)
-        rows = torch.tril_indices(p, p)
-        return {
-            "log_likelihood": float(server.value), "rows": float(server.count[0]), "sites": float(server.count[1]),
-            "verdict": int(server.verdict), "ridge": float(server.ridge), "coefficients": server.best[:p],
-            "covariance": server.covariance[rows[0], rows[1]], "between": tensor_of(between)[rows[0], rows[1]],
-            "basis": server.basis.to(torch.int64),
-        }  # fmt: skip
+        p = len(server.estimate.covariance)
+        between, rows, z = np.zeros((p, p)), torch.tril_indices(p, p), self._columns(p)
+        between[z, z] = server.estimate.between
+        return {**server.estimate.figures(), "between": tensor_of(between)[rows[0], rows[1]]}
 
     def client_figures(self, client: Client) -> dict[str, Tensor]:
         return {"site_effect": client.effect, "site_sd": client.deviation}
-
-
-def _covariance(curvature: Array, basis: list[int], p: int, rms: Array, point: Array, ridge: float) -> Array:
-    """[p, p] of β, from the inverse of the whole curvature but for variances at zero; 0 for columns left out."""
-    free = [*basis, *(p + np.flatnonzero(~at_zero(point[p:], rms)))]
-    prior = np.diag([ridge if 0 < j < p else 0.0 for j in free])
-    square, covariance = curvature[np.ix_(free, free)] + prior, np.zeros((p, p))
-    covariance[np.ix_(basis, basis)] = np.linalg.pinv(square, hermitian=True)[: len(basis), : len(basis)]
-    return covariance
 
 
 def family_of(task: Task) -> str | None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
+from math import exp
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,12 +124,14 @@ class RunResult:
         return to_native(client_rows(self.run), backend)
 
     def coefficients(self, label: str | None = None, seed: int | None = None, backend: str | None = None) -> Any:
-        """A table with a row per coefficient of a method that learns by sums (lmm, glmm): estimate, standard error,
-        95 % interval and p-value, in the units of the table."""
+        """A table with a row per coefficient of a method that learns by sums (lmm, glmm, cox): estimate, standard
+        error, 95 % interval and p-value, in the units of the table; and the odds, rate or hazard ratio."""
         from kinfed.serving import coefficients
 
         fit = coefficients.coefficients_of(self.run, label, seed)
-        return to_native([asdict(row) for row in fit.rows], backend)
+        name = fit.ratio.replace(" ", "_")
+        rows = [asdict(row) | ({name: exp(min(row.estimate, 700.0))} if name else {}) for row in fit.rows]
+        return to_native(rows, backend)
 
     def answers(self, label: str | None = None, seed: int | None = None) -> tuple[ClientShares, ...]:
         """Shares by Kin: how much every client learns alone, from all and from its group, and what it gains over

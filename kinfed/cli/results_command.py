@@ -82,7 +82,7 @@ def coefficients(
         Path | None, Option("--out", "-o", help="File to write: .csv, .tex or .md (default: the terminal).")
     ] = None,
 ) -> None:
-    """Show coefficients with standard errors and intervals, and how sites differ (methods lmm and glmm)."""
+    """Show coefficients with standard errors and intervals, and how sites differ (methods lmm, glmm and cox)."""
     from kinfed.core import storage
     from kinfed.records import load_run
     from kinfed.report import coefficient_table

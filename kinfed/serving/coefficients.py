@@ -26,14 +26,17 @@ if TYPE_CHECKING:
 
 LEVEL = 0.95
 FEW_SITES = 5
-# By what a fit says of itself (kinfed.algorithms.lmm and glmm).
+LOG_ODDS, LOG_RATE, LOG_HAZARD = "log odds", "log rate", "log hazard"
+RATIOS = {LOG_ODDS: "odds ratio", LOG_RATE: "rate ratio", LOG_HAZARD: "hazard ratio"}  # exp of a coefficient
+# By what a fit says of itself (kinfed.algorithms.lmm, and common.newton_totals for glmm and cox).
 LINEAR = {
     2: "there are no more training rows than columns: the target's mean is predicted, and nothing else is estimated",
     3: "the target does not vary, or columns determine it: its mean is predicted, and nothing else is estimated",
     4: "one site has answered so far: how sites differ cannot be told",
 }
 GENERALIZED = {
-    2: "columns separate the classes: coefficients are held by a prior, they predict and are no estimates",
+    2: "columns separate those with the event from those without: coefficients are held by a prior, they predict and "
+    "are no estimates",
     3: "nearly every site has one class only: effects of sites are left out",
 }
 
@@ -65,7 +68,7 @@ class SiteEffect:
 class Coefficients:
     label: str
     seed: int
-    scale: str  # what a coefficient is in: "" for the target's unit, or log odds, log rate
+    scale: str  # what a coefficient is in: "" for the target's unit, or one of RATIOS
     rows: tuple[Coefficient, ...]
     between: Mapping[str, float]  # deviation between sites, by column, of a row with average columns
     sigma: float | None  # deviation within sites
@@ -74,10 +77,15 @@ class Coefficients:
     warning: str  # why there is no proper fit; ""
 
     @property
+    def ratio(self) -> str:
+        """What exp of a coefficient is called; "" where coefficients are in the target's unit."""
+        return RATIOS.get(self.scale, "")
+
+    @property
     def intraclass_correlation(self) -> float | None:
         """Share of the variance of a row with average columns that lies between sites."""
         level = self.between.get("intercept", 0.0) ** 2
-        noise = math.pi**2 / 3 if self.scale == "log odds" else None if self.sigma is None else self.sigma**2
+        noise = math.pi**2 / 3 if self.scale == LOG_ODDS else None if self.sigma is None else self.sigma**2
         return None if noise is None or not level + noise > 0 else level / (level + noise)
 
     def sentences(self) -> list[str]:
@@ -89,7 +97,9 @@ class Coefficients:
             lines.append(f"Beware: {self.warning}.")
         level, slopes = self.between.get("intercept", 0.0), {k: v for k, v in self.between.items() if k != "intercept"}
         share = self.intraclass_correlation
-        if level > 0:
+        if self.scale == LOG_HAZARD:
+            lines.append("Every site has a baseline hazard of its own; rows are compared within sites.")
+        elif level > 0:
             part = "" if share is None else f", {100 * share:.1f} % of the variance that columns leave"
             lines.append(f"Sites differ by {level:.3g}{unit} beyond chance (standard deviation of their level{part}).")
         else:
@@ -102,7 +112,7 @@ class Coefficients:
             lines.append(f"Rows of a site lie around its model with a standard deviation of {self.sigma:.3g}.")
         if left := [row.name for row in self.rows if row.is_left_out]:
             lines.append(f"Left out, because other columns determine them: {', '.join(left)}.")
-        if sites < FEW_SITES:
+        if sites < FEW_SITES and self.scale != LOG_HAZARD:
             lines.append(f"{sites} sites are few to estimate a variance between sites from; read it with care.")
         known = [site for site in self.sites if not math.isnan(site.influence)]
         if known:
@@ -154,15 +164,20 @@ def _table(run: RunRecord, label: str, seed: int, figures: Mapping[str, Any]) ->
     se = unit * np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", back, covariance, back), 0))
     reach = float(stats.norm.ppf((1 + LEVEL) / 2))
     rows = []
+    scale = (
+        "" if linear else LOG_HAZARD if problem.kind == "survival" else LOG_ODDS if problem.num_classes else LOG_RATE
+    )
     for i, used in enumerate(_numbers(figures["basis"])):
+        if i == 0 and scale == LOG_HAZARD:
+            continue  # every site has a baseline of its own
         error = float(se[i]) if used else math.nan
         p = float(2 * stats.norm.sf(abs(estimate[i]) / error)) if error > 0 else math.nan
         value = float(estimate[i])
         rows.append(Coefficient(names[i], value, error, value - reach * error, value + reach * error, p))
-    deviations = unit * np.sqrt(np.diag(_square(figures["between"])))
+    deviations = unit * np.sqrt(np.diag(_square(figures.get("between", np.zeros(len(figures["covariance"]))))))
     verdict = int(figures["verdict"])
     return Coefficients(
-        label, seed, "" if linear else "log odds" if problem.num_classes else "log rate", tuple(rows),
+        label, seed, scale, tuple(rows),
         {name: float(value) for name, value in zip(names, deviations, strict=True) if value > 0},
         unit * float(figures["sigma"]) if linear else None, _sites(description.names, figures, unit, reach),
         (int(figures["rows"]), int(figures["sites"])), (LINEAR if linear else GENERALIZED).get(verdict, ""),

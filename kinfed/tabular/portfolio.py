@@ -23,7 +23,8 @@ BASELINE = "baseline"  # no contender: what it takes no model to reach (kinfed.r
 LOCAL, AVERAGE = "local", "fedavg"  # methods that every portfolio has: what a site has alone, and the server's model
 INTERCEPT, RECALIBRATED = "fedavg_intercept", "fedavg_recalibrated"
 PORTFOLIO = (LOCAL, AVERAGE, INTERCEPT, RECALIBRATED, "ditto", "selffl", "cgpfl", "fedfomo", "kin")
-MIXED_MODELS = {"regression": "lmm", "binary": "glmm", "counts": "glmm"}  # by kind of problem; seconds: tried first
+# By kind of problem; they take seconds, and are tried first.
+BY_SUMS = {"regression": "lmm", "binary": "glmm", "counts": "glmm", "survival": "cox"}
 WEIGHT_DECAY = Range(1e-4, 0.1)
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23)  # bases of Halton's sequence, one per option
 COUNTS_OF_CLIENTS = ("contexts",)  # options that cannot exceed the number of sites
@@ -58,8 +59,8 @@ def methods_of(algorithms: Sequence[str] | str, sites: int, kind: str = "") -> t
     """The methods to try, alone first, for a kind of problem; with a single site there is nobody to learn with."""
     if sites == 1:
         return (LOCAL,)
-    mixed = (MIXED_MODELS[kind],) if kind in MIXED_MODELS else ()
-    chosen = (LOCAL, *mixed, *PORTFOLIO[1:]) if algorithms == "auto" else algorithms
+    by_sums = (BY_SUMS[kind],) if kind in BY_SUMS else ()
+    chosen = (LOCAL, *by_sums, *PORTFOLIO[1:]) if algorithms == "auto" else algorithms
     names = [name.strip() for name in chosen.split(",")] if isinstance(chosen, str) else list(chosen)
     for name in names:
         ALGORITHMS[name]  # an unknown name is an error that names its like

@@ -119,7 +119,10 @@ def held_out_data_do_not_matter(bench: Bench) -> None:
     """Training, aggregation and personalization never look at test examples or their labels."""
     data = bench.federation
     raw, labels, rows = data.features.raw.clone(), data.labels.clone(), data.test.rows
-    labels[rows] = labels[rows] + 1 if data.problem.is_regression else (labels[rows] + 1) % data.num_classes
+    if data.problem.has_classes:
+        labels[rows] = (labels[rows] + 1) % data.num_classes
+    else:
+        labels[rows] = labels[rows].roll(1, 0)
     raw[rows] = raw[rows].flip(0)
     other = replace(data, features=replace(data.features, raw=raw), labels=labels)
     changed, usual = bench.run(federation=other), dict(bench.usual)

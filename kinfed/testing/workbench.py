@@ -103,6 +103,15 @@ def of_two_classes(federation: Federation) -> Federation:
     return replace(federation, labels=(federation.labels > 0).to(torch.int64), problem=Problem.of_classes(2))
 
 
+def of_survival(federation: Federation) -> Federation:
+    """The same examples with times to an event, whose hazard follows the first column; a fifth are censored."""
+    count = len(federation.labels)
+    chance = rng.uniform(rng.root(SEED, "tiny-survival"), count).to(torch.float64)
+    time = -torch.log1p(-chance) * torch.exp(-0.3 * federation.features.raw[:, 0].to(torch.float64))
+    labels = torch.stack([time, (torch.arange(count) % 5 > 0).to(torch.float64)], 1)
+    return replace(federation, labels=labels, problem=Problem.of_survival(labels[federation.train.rows], periods=4))
+
+
 class Bench:
     """A method on a tiny federation, and the runs of it that several checks share."""
 
@@ -123,7 +132,7 @@ class Bench:
         self.federation = self.fitting(federation or tiny_federation())
         self.model = model or tiny_model
         if model is None:
-            self._choose(() if federation is not None else (of_numbers, of_two_classes))
+            self._choose(() if federation is not None else (of_numbers, of_two_classes, of_survival))
 
     def fitting(self, federation: Federation) -> Federation:
         """The federation as the method needs it."""

@@ -30,6 +30,7 @@ from kinfed.deploy.programs.app_folder import make_app
 from kinfed.deploy.server.enrol import Roster
 from kinfed.deploy.server.node_pool import made_up_cohort
 from kinfed.deploy.settings import SETTINGS, Deployment, not_for_nodes
+from kinfed.engine import make_objective
 from kinfed.engine.task_factory import make_task
 from kinfed.engine.zoo.lora import lora
 from kinfed.engine.zoo.models import build_model
@@ -254,6 +255,9 @@ def sends() -> dict[str, str]:
     return dict(line.strip().split(maxsplit=1) for line in lines[1:])
 
 
+TWO = Problem.of_classes(2)
+
+
 def adapted() -> nn.Module:
     """With the two adapters that some methods look for."""
     return lora(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2)), targets="0", rank=1, train="1", pair=True)
@@ -267,9 +271,11 @@ def test_updates_hold_nothing_but_what_the_list_says(name: str) -> None:
         assert sends()[name].startswith("refused")
         return
     model = "mlp" if name == "heterofl" else "mlr"  # it narrows hidden layers
-    task = make_task(adapted if name in ("fedsa_lora", "feddpa") else lambda: build_model(model, roster.shape, 2, {}))
+    problem = Problem("survival", shape=(2,), periods=(1.0, 2.0), hazards=(0.1, 0.2)) if name == "cox" else TWO
+    build = adapted if name in ("fedsa_lora", "feddpa") else lambda: build_model(model, roster.shape, 2, {})
+    task = make_task(build, objective=make_objective(problem))
     server = algorithm.init_server(task, roster.population(0, 1.0))
-    cohort = made_up_cohort(roster, Problem.of_classes(2))
+    cohort = made_up_cohort(roster, problem)
     update = sample_update(algorithm, task, server, cohort, roster.population(0, 1.0)).named()
     listed = [] if sends()[name] == "nothing" else sends()[name].split(", ")
     always = {field for field in listed if not field.startswith("(")}

@@ -100,7 +100,10 @@ def test_the_contract_of_methods_holds(name: str) -> None:
 
 # FedNova must know how much a gradient counts in a round, and refuses Nesterov's form, clipping and kept moments.
 # Methods by sums take no local steps, so that there is nothing to keep.
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in (*OWN_STEPS, "fednova", "lmm", "glmm")])
+WITHOUT_MOMENTS = (*OWN_STEPS, "fednova", "lmm", "glmm", "cox")
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in WITHOUT_MOMENTS])
 def test_every_method_goes_on_from_a_checkpoint_bit_for_bit(name: str) -> None:
     options = {"own": "1"} if name == "fedbn" else {}  # the usual model has no normalization layers
     bench = Bench(make_algorithm(name, MOMENTUM, options))

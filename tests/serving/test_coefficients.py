@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 import kinfed
 from kinfed.cli.app import app
 from kinfed.errors import ConfigError
+from kinfed.report import coefficient_table
 from kinfed.serving.coefficients import coefficients_of
 
 
@@ -80,3 +81,28 @@ def test_runs_without_coefficients_say_so(exam):
         coefficients_of(exam.run, "local")
     with pytest.raises(ConfigError, match="no coefficients with seed 7"):
         coefficients_of(exam.run, "lmm", 7)
+
+
+@pytest.fixture(scope="module")
+def studies():
+    """rotterdam_gbsg by name."""
+    real_data("rotterdam_gbsg")
+    settings = {"model": "mlr", "rounds": 8, "seeds": (0,), "progress": False}
+    return kinfed.run(dataset="rotterdam_gbsg", algorithms="cox", **settings)
+
+
+def test_coefficients_of_survival_are_log_hazard_ratios(studies):
+    fit = coefficients_of(studies.run)
+    rows = {row.name: row for row in fit.rows}
+    assert "intercept" not in rows
+    assert rows["nodes"].estimate == pytest.approx(0.0662, abs=0.01)  # of R with all rows
+    assert rows["nodes"].low < rows["nodes"].estimate < rows["nodes"].high
+    text = " ".join(fit.sentences())
+    assert "coefficients in log hazard" in text
+    assert "baseline hazard of its own" in text
+    assert "Sites" not in text
+    frame = studies.coefficients()
+    assert frame["hazard_ratio"].to_numpy() == pytest.approx(np.exp(frame["estimate"].to_numpy()))
+    nodes = next(line for line in coefficient_table(fit).csv().splitlines() if line.startswith("nodes"))
+    ratio = [np.exp(value) for value in (rows["nodes"].estimate, rows["nodes"].low, rows["nodes"].high)]
+    assert [float(cell) for cell in nodes.split(",")[3:6]] == pytest.approx(ratio, rel=1e-3)

@@ -57,6 +57,7 @@ def test_every_portfolio_has_what_sites_are_compared_with() -> None:
     assert methods_of("auto", 1) == ("local",)
     assert methods_of("auto", 3)[:4] == ("local", "fedavg", "fedavg_intercept", "fedavg_recalibrated")
     assert methods_of("auto", 3, "regression")[:3] == ("local", "lmm", "fedavg")
+    assert methods_of("auto", 3, "survival")[:3] == ("local", "cox", "fedavg")
     assert methods_of("auto", 3)[-5:] == ("ditto", "selffl", "cgpfl", "fedfomo", "kin")
     assert [one.name for one in contenders_of("fedavg")] == ["one_model", "fine_tuned"]
     with pytest.raises(ConfigError, match="did you mean"):

@@ -114,10 +114,10 @@ def moments(task: Task, split: Split) -> Array:
 
 
 def rows_by_client(task: Task, split: Split) -> tuple[Array, Array, NDArray[np.int64]]:
-    """(X [N, p], y [N], rows of each client [n]) of all clients, one after the other."""
+    """(X [N, p], y [N, ...], rows of each client [n]) of all clients, one after the other."""
     count = split.count.numpy()
-    first = np.cumsum(count) - count
-    x, y = np.zeros((int(count.sum()), num_columns(task))), np.zeros(int(count.sum()))
+    first, total = np.cumsum(count) - count, int(count.sum())
+    x, y = np.zeros((total, num_columns(task))), np.zeros((total, *task.objective.example_target.shape))
     done, everyone = np.zeros(len(count), dtype=np.int64), torch.arange(len(count))
     for rows, batch in split.in_order():
         both, target = design(task, batch.x).numpy(), numpy_of(batch.y)

@@ -29,18 +29,26 @@ def coefficients(method: Method) -> Panel | None:
 
 
 def coefficient_table(fit: fits.Coefficients, most: int | None = None) -> TextTable:
-    """Estimate, standard error and interval of every coefficient; the p-value stands beside the interval."""
-    columns = (
+    """Estimate, standard error and interval of every coefficient; the p-value stands beside the interval. Of log odds,
+    rates and hazards the ratio is shown with its interval, as people read it."""
+    of = fit.ratio or "coefficient"
+    columns = [
         TableColumn("coefficient", "name"), TableColumn("estimate"), TableColumn("standard error"),
-        TableColumn("from"), TableColumn("to"), TableColumn("p", definition="of the hypothesis that it is zero"),
-    )  # fmt: skip
-    rows = [
-        (row.name, "left out", "", "", "", "")
-        if row.is_left_out
-        else (row.name, *(f"{value:.4g}" for value in (row.estimate, row.se, row.low, row.high)), _p(row.p))
-        for row in fit.rows[:most]
-    ]
+        *([TableColumn(fit.ratio, definition="exp of the coefficient")] if fit.ratio else []),
+        TableColumn("from", definition=f"lower end of the interval of the {of}"),
+        TableColumn("to", definition=f"upper end of the interval of the {of}"),
+        TableColumn("p", definition="of the hypothesis that the coefficient is zero"),
+    ]  # fmt: skip
+    rows = [(row.name, *_cells(row, bool(fit.ratio))) for row in fit.rows[:most]]
     return TextTable.of(f"coefficients of {fit.label}, 95 % intervals", columns, rows)
+
+
+def _cells(row: fits.Coefficient, ratio: bool) -> list[str]:
+    if row.is_left_out:
+        return ["left out", *([""] * (5 if ratio else 4))]
+    ends = (row.estimate, row.low, row.high) if ratio else (row.low, row.high)
+    shown = (math.exp(min(value, 700.0)) for value in ends) if ratio else ends
+    return [f"{row.estimate:.4g}", f"{row.se:.4g}", *(f"{value:.4g}" for value in shown), _p(row.p)]
 
 
 def _p(value: float) -> str:

@@ -10,7 +10,7 @@ from kinfed.theory.sums.generalized import at_zero as at_zero
 from kinfed.theory.sums.generalized import log_likelihood as log_likelihood
 from kinfed.theory.sums.generalized import modes as modes
 from kinfed.theory.sums.hazards import baseline_hazard as baseline_hazard
-from kinfed.theory.sums.hazards import newton_on_totals as newton_on_totals
+from kinfed.theory.sums.hazards import exposure as exposure
 from kinfed.theory.sums.hazards import partial_likelihood as partial_likelihood
 from kinfed.theory.sums.mixed import MixedFit as MixedFit
 from kinfed.theory.sums.mixed import Sums as Sums

@@ -219,16 +219,28 @@ class Ascent:
 
 def newton_step(point: Array, p: int, gradient: Array, curvature: Array, rms: Array) -> tuple[Array, float]:
     """(β, λ) [p + q] after one step, and what it promises to gain. A λ is never cut below a quarter, nor below the
-    floor; where it is near that and the likelihood would lower it further, it stays: it is zero (`at_zero`)."""
+    floor, nor raised above its fourfold, and the step of all others is the best one given that: a step that were only
+    cut need not lead uphill. Where λ is near the floor and the likelihood would lower it further, it stays: it is zero
+    (`at_zero`)."""
     lam = point[p:]
-    free = np.concatenate([np.ones(p, dtype=bool), ~at_zero(lam, rms) | (gradient[p:] > 0)])
-    values, vectors = linalg.eigh(curvature[np.ix_(free, free)])
+    stays = np.concatenate([np.zeros(p, dtype=bool), at_zero(lam, rms) & (gradient[p:] <= 0)])
+    least, most = (np.concatenate([np.full(p, end), bound - lam]) for end, bound in (
+        (-np.inf, np.maximum(lam / 4, FLOOR / rms)), (np.inf, 4 * lam)
+    ))  # fmt: skip
+    values, vectors = linalg.eigh(curvature[np.ix_(~stays, ~stays)])
     values = np.maximum(np.abs(values), 1e-10 * np.abs(values).max())
-    step = np.zeros(len(free))
-    step[free] = vectors @ ((vectors.T @ gradient[free]) / values)
-    limited = np.clip(lam + step[p:], np.maximum(lam / 4, FLOOR / rms), 4 * lam)
-    new = np.concatenate([point[:p] + step[:p], np.where(free[p:], limited, lam)])
-    return new, float(gradient @ step)
+    convex = np.zeros((len(point), len(point)))
+    convex[np.ix_(~stays, ~stays)] = (vectors * values) @ vectors.T
+    step, fixed = np.zeros(len(point)), stays
+    while True:
+        free = ~fixed
+        slope = gradient - convex[:, fixed] @ step[fixed]
+        step[free] = linalg.solve(convex[np.ix_(free, free)], slope[free], assume_a="pos")
+        beyond = free & ((step < least) | (step > most))
+        if not beyond.any():
+            return point + step, float(gradient @ step)
+        step = np.where(beyond, np.clip(step, least, most), step)
+        fixed = fixed | beyond
 
 
 def at_zero(lam: Array, rms: Array) -> NDArray[np.bool_]:

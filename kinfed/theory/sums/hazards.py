@@ -11,82 +11,61 @@ time, R the rows at risk, weights r = exp(x'β) and shares l/D of the tied rows 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import pairwise
-
 import numpy as np
-from scipy import linalg
 
-from kinfed.errors import DataError
 from kinfed.theory.sums.generalized import Likelihood
 from kinfed.theory.sums.mixed import Array
-
-DECREMENT = 1e-16  # Newton stops where a step promises less: eight digits of β need it
-MOST_ROUNDS = 50
 
 
 def partial_likelihood(x: Array, time: Array, event: Array, beta: Array) -> Likelihood:
     """Log partial likelihood of one site with rows x [N, p]; `event` is 1 at the time of an event, 0 where censored."""
     order = np.argsort(-time, kind="stable")
     x, time, died = x[order], time[order], event[order] > 0
-    centre = x.mean(0) if len(x) else 0.0
-    x = x - centre  # β'x enters by differences alone
-    eta = x @ beta
+    x = x - x.mean(0) if len(x) else x  # β'x enters by differences alone
+    eta, p = x @ beta, x.shape[1]
     top = float(eta.max(initial=0))
     risk = np.exp(eta - top)
-    weighted = risk[:, None] * x
-    p = x.shape[1]
-    value, gradient, curvature = 0.0, np.zeros(p), np.zeros((p, p))
-    s0, s1, s2 = 0.0, np.zeros(p), np.zeros((p, p))  # sums over the rows at risk
-    edges = np.flatnonzero(np.diff(time, prepend=np.inf, append=-np.inf))
-    for begin, end in pairwise(edges):
-        here = slice(begin, end)
-        s0, s1 = s0 + float(risk[here].sum()), s1 + weighted[here].sum(0)
-        s2 = s2 + x[here].T @ weighted[here]
-        tied = np.flatnonzero(died[here]) + begin
-        if not len(tied):
-            continue
-        d0, d1, d2 = float(risk[tied].sum()), weighted[tied].sum(0), x[tied].T @ weighted[tied]
-        value += float(eta[tied].sum())
-        gradient += x[tied].sum(0)
-        for share in np.arange(len(tied)) / len(tied):
-            total = s0 - share * d0
-            mean = (s1 - share * d1) / total
-            value -= np.log(total) + top
-            gradient -= mean
-            curvature += (s2 - share * d2) / total - np.outer(mean, mean)
+    if not died.any():
+        return Likelihood(np.zeros(1), np.zeros((1, p)), np.zeros((1, p, p)))
+    _, group = np.unique(-time, return_inverse=True)  # rows with the same time, the latest first
+    last = np.searchsorted(group, np.arange(group[-1] + 1), side="right") - 1  # everybody up to there is at risk
+    first = np.flatnonzero(np.diff(group[died], prepend=-1))  # of the events at a time
+    tied = group[died][first]  # times with events
+    size = np.diff([*first, died.sum()])
+    share = (np.arange(died.sum()) - np.repeat(first, size)) / np.repeat(size, size)  # l / D, a row per event
+    at_risk, leaving = (np.cumsum(risk)[last[tied]], np.add.reduceat(risk[died], first))
+    sums = np.cumsum(risk[:, None] * x, 0)[last[tied]]
+    of_leaving = np.add.reduceat(risk[died, None] * x[died], first)
+    total = np.repeat(at_risk, size) - share * np.repeat(leaving, size)
+    mean = (np.repeat(sums, size, 0) - share[:, None] * np.repeat(of_leaving, size, 0)) / total[:, None]
+    value = eta[died].sum() - (np.log(total) + top).sum()
+    gradient = x[died].sum(0) - mean.sum(0)
+    # Σ_events Σ_R r x x' / total, by rows: each counts for all events up to its own time.
+    shares = np.zeros(len(last))
+    shares[tied] = np.add.reduceat(1 / total, first)
+    weight = risk * np.cumsum(shares[::-1])[::-1][group]
+    weight[died] -= risk[died] * np.repeat(np.add.reduceat(share / total, first), size)
+    curvature = x.T @ (weight[:, None] * x) - mean.T @ mean
     return Likelihood(np.array([value]), gradient[None], curvature[None])
 
 
-@dataclass(frozen=True)
-class BaselineHazard:
-    """Breslow's cumulative hazard of a row with x = 0, right after each of its times."""
-
-    time: Array  # [m] ascending times of events
-    hazard: Array  # [m] Λ_0
-
-
-def baseline_hazard(x: Array, time: Array, event: Array, beta: Array) -> BaselineHazard:
-    """Cumulative hazard of one site; with Efron's shares for ties, as survival's `basehaz`."""
-    risk, times = np.exp(x @ beta), np.unique(time[event > 0])
-    steps = np.zeros(len(times))
-    for i, t in enumerate(times):
-        died = (time == t) & (event > 0)
-        total, tied = risk[time >= t].sum(), risk[died].sum()
-        count = int(died.sum())
-        steps[i] = (1 / (total - np.arange(count) / count * tied)).sum()
-    return BaselineHazard(times, np.cumsum(steps))
+def baseline_hazard(x: Array, time: Array, event: Array, beta: Array, at: Array) -> Array:
+    """[len(at)] cumulative hazard of one site for a row with x = 0, right after each of the times `at` [m]: Breslow's,
+    with Efron's shares for ties, as survival's `basehaz`."""
+    order = np.argsort(time, kind="stable")
+    time, died, risk = time[order], event[order] > 0, np.exp(x @ beta)[order]
+    times, first, count = np.unique(time[died], return_index=True, return_counts=True)
+    at_risk = np.cumsum(risk[::-1])[::-1][np.searchsorted(time, times)]
+    tied = np.add.reduceat(risk[died], first) if len(times) else np.zeros(0)
+    steps = [(1 / (r - np.arange(d) / d * own)).sum() for r, own, d in zip(at_risk, tied, count, strict=True)]
+    return np.concatenate([[0.0], np.cumsum(steps)])[np.searchsorted(times, at, side="right")]
 
 
-def newton_on_totals(beta: Array, totals: Likelihood, ridge: float = 0.0) -> tuple[Array, float]:
-    """β after one step, and what the step promises to gain. A `ridge` is a normal prior with that precision."""
-    gradient = totals.gradient[0] - ridge * beta
-    curvature = totals.curvature[0] + ridge * np.eye(len(beta))
-    try:
-        step = linalg.solve(curvature, gradient, assume_a="pos")
-    except linalg.LinAlgError:
-        raise DataError(
-            "the information about some column is zero: it does not vary among the rows at risk of any site, or is a "
-            "linear function of others; leave it out or set a ridge"
-        ) from None
-    return beta + step, float(gradient @ step)
+def exposure(x: Array, time: Array, event: Array, beta: Array, ends: Array) -> tuple[Array, Array]:
+    """(events [m], exposure [m]) of one site in periods that end at `ends`: the exposure of a row is its weight
+    exp(x'β) for the share of the period that it lived through, so that events by exposure are the hazard of a period
+    for a row with x = 0 where that is constant within the period."""
+    begin = np.concatenate([[0.0], ends[:-1]])
+    lived = np.clip((time[:, None] - begin) / (ends - begin), 0, 1)
+    inside = (time[:, None] > begin) & (time[:, None] <= ends) & (event[:, None] > 0)
+    return inside.sum(0).astype(np.float64), np.exp(x @ beta) @ lived
