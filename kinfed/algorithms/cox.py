@@ -49,7 +49,7 @@ from kinfed.algorithms.common.by_sums import (
     tensor_of,
     unpacked_parts,
 )
-from kinfed.algorithms.common.newton_totals import Estimate
+from kinfed.algorithms.common.newton_totals import NewtonFit
 from kinfed.author import Cohort, ConfigError, Nothing, Population, RoundInfo, ServerModels, Task, Tree, option
 from kinfed.data import Problem
 from kinfed.theory.sums import Likelihood, baseline_hazard, exposure, partial_likelihood
@@ -65,7 +65,7 @@ class Down(Tree):
 
 @dataclass
 class Server(Tree):
-    estimate: Estimate
+    estimate: NewtonFit
     hazards: Tensor  # [T]
     scale: Tensor  # [T] the hazards that outputs of 0 stand for
     places: Tensor  # [C, p] int64 of coefficients in a row
@@ -86,7 +86,7 @@ class Cox(BySums[Server, Nothing, Down]):
 
     def init_server(self, task: Task, population: Population) -> Server:
         hazards = tensor_of(problem_of(task).hazards)
-        return Server(Estimate.of(num_columns(task), 0, self.ridge), hazards, hazards.clone(), places_of(task))
+        return Server(NewtonFit.of(num_columns(task), 0, self.ridge), hazards, hazards.clone(), places_of(task))
 
     def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
         """Everybody is asked, until a step would gain nothing."""

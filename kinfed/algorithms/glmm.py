@@ -43,7 +43,7 @@ from kinfed.algorithms.common.by_sums import (
     tensor_of,
     unpacked_parts,
 )
-from kinfed.algorithms.common.newton_totals import Estimate
+from kinfed.algorithms.common.newton_totals import NewtonFit
 from kinfed.author import Cohort, ConfigError, Population, RoundInfo, ServerModels, Task, Tree, option
 from kinfed.theory.sums import FAMILIES, Likelihood, SiteRows, log_likelihood, modes
 
@@ -62,7 +62,7 @@ class Client(Tree):
 
 @dataclass
 class Server(Tree):
-    estimate: Estimate
+    estimate: NewtonFit
     places: Tensor  # [C, p] int64 of coefficients in a row
     offset: Tensor  # [] log of the count that a model's output 0 stands for
 
@@ -89,7 +89,7 @@ class GLMM(BySums[Server, Client, Down]):
 
     def init_server(self, task: Task, population: Population) -> Server:
         p = num_columns(task)
-        estimate = Estimate.of(p, len(self._columns(p)), self.ridge)
+        estimate = NewtonFit.of(p, len(self._columns(p)), self.ridge)
         return Server(estimate, places_of(task), torch.tensor(offset_of(task), dtype=torch.float64))
 
     def init_client(self, task: Task, data: Cohort) -> Client:

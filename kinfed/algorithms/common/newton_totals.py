@@ -29,7 +29,7 @@ NOTHING_YET, FITTED, SEPARATED, ONE_CLASS = range(4)
 
 
 @dataclass
-class Estimate(Tree):
+class NewtonFit(Tree):
     point: Tensor  # [p + q] (β, λ) to ask about
     best: Tensor  # [p + q] the last point that was an improvement
     value: Tensor  # [] log likelihood there
@@ -42,7 +42,7 @@ class Estimate(Tree):
     verdict: Tensor  # [] int64
 
     @classmethod
-    def of(cls, p: int, q: int, ridge: float) -> Estimate:
+    def of(cls, p: int, q: int, ridge: float) -> NewtonFit:
         """Before the first round."""
         point = tensor_of([*np.zeros(p), *np.full(q, START)])
         value, promise, prior = (torch.tensor(number, dtype=torch.float64) for number in (-HUGE, HUGE, ridge))
@@ -68,7 +68,7 @@ class Estimate(Tree):
         _, lam = self.fit
         return np.where(at_zero(lam, numpy_of(self.rms)), 0.0, lam**2)
 
-    def after(self, total: Likelihood, squares: Array, rows: float, sites: float) -> Estimate:
+    def after(self, total: Likelihood, squares: Array, rows: float, sites: float) -> NewtonFit:
         """The next one, from totals at `point` over so many rows and sites; `squares` [q] of the columns with random
         effects."""
         if not rows > 0:
