@@ -69,8 +69,8 @@ class NewtonFit(Tree):
         return np.where(at_zero(lam, numpy_of(self.rms)), 0.0, lam**2)
 
     def after(self, total: Likelihood, squares: Array, rows: float, sites: float) -> NewtonFit:
-        """The next one, from totals at `point` over so many rows and sites; `squares` [q] of the columns with random
-        effects."""
+        """Step from the totals of a round at `point`, over these numbers of rows and sites; `squares` [q] are those of
+        the columns with random effects."""
         if not rows > 0:
             return self  # noise has spoilt it
         p, q = len(self.covariance), len(self.rms)
