@@ -181,8 +181,10 @@ def list_(folder: VaultFolder = DEFAULT) -> None:
 @vault.command()
 def budget(folder: VaultFolder = DEFAULT) -> None:
     """Show what has left each client over all runs and servers, the privacy spent, and the owner's limit."""
-    from kinfed.deploy import HELD_OUT_ROWS, TRAINING_ROWS, Vault
+    from kinfed.deploy import HELD_OUT_ROWS, TRAINING_ROWS, WHOLE_CLIENT, Vault
     from kinfed.privacy import epsilon_over_noises
+
+    accounts = TRAINING_ROWS, HELD_OUT_ROWS, WHOLE_CLIENT
 
     pages = {log.client: log.read() for log in Vault(folder).privacy_logs()}
     if any(page.released for page in pages.values()):
@@ -196,22 +198,23 @@ def budget(folder: VaultFolder = DEFAULT) -> None:
     if not pages:
         say(f"the vault {folder.expanduser()} has not answered any private request yet")
         return
-    table = plain_table("client", "run", "answers", "epsilon", "of evaluations")
+    table = plain_table("client", "run", "answers", "epsilon", "of evaluations", "as a whole")
     for client, page in pages.items():
         for run in dict.fromkeys(answer.run for answer in page.answers):
-            delta, accounts = page.rules["delta"], (TRAINING_ROWS, HELD_OUT_ROWS)
-            spent, judged = (epsilon_over_noises(page.spent(run, kinds), delta) for kinds in accounts)
-            table.add_row(client, run, str(sum(a.run == run for a in page.answers)), f"{spent:g}", f"{judged:g}")
+            spent = [epsilon_over_noises(page.spent(run, kinds), page.rules["delta"]) for kinds in accounts]
+            answers = sum(answer.run == run for answer in page.answers)
+            table.add_row(client, run, str(answers), *(f"{epsilon:g}" for epsilon in spent))
     console.print(table)
     for client, page in pages.items():
         rules = page.rules
-        total, judged = (
-            epsilon_over_noises(page.spent(kinds=kinds), rules["delta"]) for kinds in (TRAINING_ROWS, HELD_OUT_ROWS)
+        total, judged, whole = (epsilon_over_noises(page.spent(kinds=kinds), rules["delta"]) for kinds in accounts)
+        limit, whole_limit = (
+            "no limit set" if rules.get(name) is None else f"of {rules[name]:g}" for name in ("epsilon", "user_epsilon")
         )
-        limit = "no limit set" if rules["epsilon"] is None else f"of {rules['epsilon']:g}"
         say(
             f"{client}: epsilon {total:g} {limit} (delta {rules['delta']:g}), {judged:g} {limit} for rows that models "
-            f"are evaluated on; noise {rules['min_noise']:g} at least; "
+            f"are evaluated on, {whole:g} {whole_limit} for the client as a whole (user level); "
+            f"noise {rules['min_noise']:g} at least; "
             f"methods {', '.join(rules['methods']) or 'any'}; evaluates on {', '.join(rules['evaluate'])}; "
             f"exact sums {'allowed' if rules['sums'] else 'refused under privacy'}"
             + ("; strict" if rules["strict"] else "")

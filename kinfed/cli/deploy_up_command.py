@@ -154,7 +154,8 @@ def status(
         say(f"epsilon  {spent} ({limit})")
     if config.user_privacy is not None:
         hidden = "known at the first evaluation" if progress.user_epsilon is None else f"{progress.user_epsilon:.4g}"
-        say(f"epsilon  {hidden} (user level: per client, against anyone who sees the server's models)")
+        against = "against the server, too" if config.user_at_nodes else "against anyone who sees the server's models"
+        say(f"epsilon  {hidden} (user level: per client, {against})")
     table = plain_table("client", "connected", "last seen", "last answer", "awaited since", "last error")
     for name, client in current.clients.items():
         times = [clock_of(client[key]) for key in ("last_seen", "last_answer")]

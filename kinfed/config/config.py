@@ -36,7 +36,7 @@ NON_RESULT_SETTINGS = (
     "accept",
 )  # fmt: skip
 # Settings that came later: by default they leave the identity of a run as it was before there were any.
-LATER_SETTINGS = ("person_column", "encoding")
+LATER_SETTINGS = ("person_column", "encoding", "user_at_nodes", "user_conspirators")
 _OF_ONE_POOL = ("ray_address", "ray_gpus", "workers", "state")  # mean nothing, or something else, on another pool
 
 
@@ -182,6 +182,8 @@ class RunConfig(
         refuse_exclusions(self.settings, where)
         for part in ("training", "privacy", "user_privacy", "codec", "robust_rule", "speeds"):
             getattr(self, part)  # each checks its values when it is made
+        if self.user_privacy is not None:
+            self.user_privacy.check_sums(self.secure)
 
     def dump_for_pool(self, pool: str | None) -> dict[str, Any]:
         """What `dump` gives, to go on with on this pool (None: the same): without settings of the one before."""

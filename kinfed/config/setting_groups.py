@@ -135,6 +135,8 @@ class ProtectionSettings:
     user_clip: float | None = option_of(UserPrivacy, "clip", None)
     user_delta: float | None = option_of(UserPrivacy, "delta", None)
     user_quantile: float | None = option_of(UserPrivacy, "quantile")
+    user_at_nodes: bool = option_of(UserPrivacy, "at_nodes")
+    user_conspirators: int = option_of(UserPrivacy, "conspirators")
     secure_sum: bool = option(False, "Secure aggregation: the server sees only the sum of a round's updates.")
     secure_range: float = option_of(SecureSettings, "largest")
     secure_least: int = option_of(SecureSettings, "least")

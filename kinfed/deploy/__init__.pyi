@@ -1,5 +1,6 @@
 from kinfed.deploy.node.privacy_log import HELD_OUT_ROWS as HELD_OUT_ROWS
 from kinfed.deploy.node.privacy_log import TRAINING_ROWS as TRAINING_ROWS
+from kinfed.deploy.node.privacy_log import WHOLE_CLIENT as WHOLE_CLIENT
 from kinfed.deploy.node.vault import Vault as Vault
 from kinfed.deploy.operator import members as members
 from kinfed.deploy.operator.certs import make_certificates as make_certificates

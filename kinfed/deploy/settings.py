@@ -44,7 +44,8 @@ SECTIONS = {
     "protection (docs/deployment.md, docs/privacy.md)": (
         "keys", "largest_count", "drift", "largest_value", "largest_norm", "robust", "dp_noise", "dp_epsilon",
         "dp_clip", "dp_delta", "dp_budget", "dp_strict", "user_noise", "user_epsilon", "user_clip", "user_delta",
-        "user_quantile", "secure_sum", "secure_range", "secure_least", "secure_threshold",
+        "user_quantile", "user_at_nodes", "user_conspirators", "secure_sum", "secure_range", "secure_least",
+        "secure_threshold",
     ),
 }  # fmt: skip
 SETTINGS = [name for names in SECTIONS.values() for name in names]

@@ -52,6 +52,7 @@ from kinfed.updates import (
     UserLevel,
     shortened_fields,
     trained_columns,
+    user_level,
 )
 
 if TYPE_CHECKING:
@@ -90,8 +91,7 @@ class LoopFactory:
         task.problem = data.problem  # the mean and scale of a number to predict are those of the seed's training rows
         stages = StageFactory(config, type(algorithm).__name__, algorithm, task, data, population).make(rounds)
         if config.privacy is not None:
-            active = [schedule.active(seed, number, data.num_clients) for number in rounds]
-            calls = torch.bincount(torch.cat(active), minlength=data.num_clients)
+            calls = schedule.calls(seed, rounds, data.num_clients)
             budget = make_budget(
                 config.privacy, algorithm, task, seeded_noise(seed), data.train.count, calls, start.ledger
             )
@@ -256,10 +256,16 @@ class StageFactory:
         averages = privacy.check(self.label, self.algorithm, self.task)
         expected = schedule.expected_replies(clients, keeps_stragglers="keeps stragglers" in self.algorithm.traits)
         # A warm start is over before the rounds of a method begin, and has the noise that is right for both together.
-        last = self.config.warm_start + self.config.rounds
+        last, seed, secure = self.config.warm_start + self.config.rounds, self.population.seed, self.config.secure
+        sampling, shares, calls, noise = schedule.client_sampling(clients), None, None, 0.0
+        if privacy.at_nodes:
+            sampling, shares = user_level.NO_SAMPLING, user_level.seeded_shares(seed)
+            calls = schedule.calls(seed, range(1, rounds.start), clients)
+            noise = privacy.noise_over(sampling, int(schedule.calls(seed, range(1, last + 1), clients).max()))
+        share = None if secure is None else user_level.Share.of(privacy, clients, noise, secure.least)
         return UserLevel(
-            privacy, self._template(), averages, seeded_noise(self.population.seed), schedule.client_sampling(clients),
-            expected, range(rounds.start, last + 1), summands=clients if self.config.secure_sum else None,
+            privacy, self._template(), averages, seeded_noise(seed), sampling, expected, range(rounds.start, last + 1),
+            share=share, shares=shares, calls=calls,
         )  # fmt: skip
 
     def _template(self) -> Tree:

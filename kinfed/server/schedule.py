@@ -95,6 +95,11 @@ class Schedule(Participation):
             return torch.arange(num_clients)
         return rng.choose(key, num_clients, size)
 
+    def calls(self, seed: int, rounds: range, num_clients: int) -> Tensor:
+        """int64 [K]: in how many of these rounds each client is called."""
+        active = [self.active(seed, number, num_clients) for number in rounds]
+        return torch.bincount(torch.cat([torch.zeros(0, dtype=torch.int64), *active]), minlength=num_clients)
+
     def evaluated(self, seed: int, rounds: range, num_clients: int, count: int) -> Tensor:
         """[count] ids, ascending: a sample of clients to evaluate, the same for all methods of a seed. Drawn uniformly
         from the clients that the rounds call, and from others only where these are too few: what a method does for a

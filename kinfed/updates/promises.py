@@ -46,6 +46,11 @@ class UserPrivacy:
     quantile: float | None = option(
         None, "Adaptive clipping: user_clip is the start and follows this quantile of updates' norms.", gt=0, lt=1
     )
+    at_nodes: bool = option(
+        False, "Nodes add the noise of user-level privacy themselves, inside secure sums: epsilon holds against the "
+        "server, too.",
+    )  # fmt: skip
+    conspirators: int = option(0, "With user_at_nodes: so many clients of a sum may tell the server their noise.", ge=0)
 
     def __post_init__(self) -> None:
         if (self.noise is None) == (self.epsilon is None):
@@ -54,6 +59,37 @@ class UserPrivacy:
                 + ("got neither" if self.noise is None else f"got both, {self.noise} and {self.epsilon}")
             )
         check_options(self, "user-level privacy")
+        if self.at_nodes and self.quantile is not None:
+            raise ConfigError(
+                "user_quantile counts short updates at the server, and with user_at_nodes the server is not to know "
+                "that count; give user_clip alone"
+            )
+        if self.conspirators and not self.at_nodes:
+            raise ConfigError(
+                "user_conspirators says whose noise does not count where the nodes add it; set user_at_nodes, too"
+            )
+
+    def check_sums(self, secure: SecureSettings | None) -> None:
+        """Refuse noise at nodes whose updates the server would see one by one, or that nobody honest adds."""
+        if not self.at_nodes:
+            return
+        if secure is None:
+            raise ConfigError(
+                "user_at_nodes has every node add a share of the noise that only a sum of many makes whole; set "
+                "secure_sum, too"
+            )
+        if self.conspirators >= secure.least:
+            raise ConfigError(
+                f"of {secure.least} clients in a sum (secure_least) {self.conspirators} are taken for conspirators, "
+                "and nobody is left who adds noise; raise secure_least or lower user_conspirators"
+            )
+
+    def noise_over(self, sampling: ClientSampling, sums: int) -> float:
+        """z: the noise that is set, or the least with which so many sums keep to epsilon."""
+        if self.noise is not None:
+            return self.noise
+        assert self.epsilon is not None  # one of the two is given
+        return sampling.noise_for(self.epsilon, sums, self.delta)
 
     def check(self, label: str, algorithm: AnyAlgorithm, task: Task) -> tuple[str, ...]:
         """The fields of updates that get noise. Refuses what would make epsilon untrue, or would break the model."""
@@ -89,7 +125,13 @@ class UserPrivacy:
                 f"{label}: user_delta {self.delta:g} is not below 1/{num_clients}, so large that even publishing one "
                 "client's data at random would count as private; choose a smaller user_delta"
             )
-        if sampling.replaces:
+        if self.at_nodes:
+            yield (
+                f"{label}: nodes add the noise themselves; epsilon holds against the server and up to "
+                f"{self.conspirators} clients that conspire with it, and says what a client's data change, not whether "
+                "it takes part"
+            )
+        elif sampling.replaces:
             yield (
                 f"{label}: rounds call a fixed number of clients, which is accounted with neighbours that differ in "
                 "one client's data; sampling = poisson gives about the same epsilon with half of the noise"
@@ -101,7 +143,7 @@ class ClientSampling:
     """How the clients of a round are chosen, as far as epsilon depends on it."""
 
     scheme: Sampling
-    rate: float  # chance of every client to be called
+    rate: float  # chance of every client to be called; 1 where everybody may see who was
 
     @property
     def replaces(self) -> bool:

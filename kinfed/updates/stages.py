@@ -80,7 +80,7 @@ class Stage:
     refuses: ClassVar[bool] = False  # it may leave an update unused that a client has computed
     remembers: bool = False  # clients keep something for it from one update to the next
     excludes: ClassVar[Mapping[str, str]] = {}  # names of stages that it cannot stand beside, with the reason
-    hides_absence: ClassVar[bool] = False  # a round without any reply is one like all others
+    hides_absence: bool = False  # a round without any reply is one like all others
 
     def check(self, algorithm: AnyAlgorithm, called: int) -> None:
         """Refuse methods, and numbers of clients in a round, that the stage cannot serve."""

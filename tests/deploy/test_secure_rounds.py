@@ -296,7 +296,7 @@ def impostor(one: Sent, folder: Path) -> Sent:
     record = KeyRecord(public_key(new_secret()), public_key(new_secret()), bytes(32), b"")
     public = " ".join((folder / "server.pub").read_text().split()[:2])
     header = one.packet.header
-    text = record.text(header["run"], header["round"], Member(1, "b", public))
+    text = record.text(header["run"], header["round"], Member(1, "b", public), "")
     record = replace(record, signature=sign((folder / "server").read_bytes(), folder, text))
     clients = [client if client[1] != "b" else [1, "b", public] for client in header["clients"]]
     table = one.packet.group("keys")["records"].clone()
@@ -389,7 +389,7 @@ def test_clients_with_the_same_keys_are_refused(tmp_path: Path) -> None:
             return one
         table, header = one.packet.group("keys")["records"].clone(), one.packet.header
         record = replace(KeyRecord.read(bytes(table[2].tolist())), commitment=bytes(32))
-        text = record.text(header["run"], header["round"], Member(1, "b", ""))
+        text = record.text(header["run"], header["round"], Member(1, "b", ""), "")
         signed = replace(record, signature=sign((certs / "b").read_bytes(), certs / "b", text))
         table[1] = torch.tensor(list(signed.packed()), dtype=torch.uint8)
         return replace(one, packet=Packet(header, {"keys": {"records": table}}))

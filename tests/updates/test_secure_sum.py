@@ -15,6 +15,7 @@ from kinfed.algorithms.common.averaging import DeltaUp
 from kinfed.errors import ConfigError
 from kinfed.updates.promises import UserPrivacy
 from kinfed.updates.secure_sum import FixedPoint, ProtocolSize, SecureSettings, SecureSum
+from kinfed.updates.user_level import Share
 
 SETTINGS: dict[str, Any] = {
     "clients": 6, "rounds": 3, "seeds": (0,), "model": "mlr", "participation": 0.7, "steps": 3, "eval_every": 0,
@@ -77,7 +78,7 @@ def test_runs_are_those_of_plain_averaging_and_bytes_those_of_the_protocol() -> 
 def test_the_noisy_sum_of_user_level_privacy_is_taken_in_fixed_point() -> None:
     up = pairs([3, 0, 0, 4], [0.3, 0, 0, 0.4], [0, 0, 12, 5])
     plain = user_level(UserPrivacy(noise=1.0, clip=0.7)).mean(up, 1)
-    secure = user_level(UserPrivacy(noise=1.0, clip=0.7), summands=3).mean(up, 1)
+    secure = user_level(UserPrivacy(noise=1.0, clip=0.7), share=Share(0.7, 3)).mean(up, 1)
     torch.testing.assert_close(secure.a, plain.a)
     torch.testing.assert_close(secure.b, plain.b)
 

@@ -4,9 +4,12 @@
     greeting                name, group, key; columns, shape and numbers of examples    none: these are not protected
     sums, statistics        refused under privacy, but with sums = "yes"                none: not covered by epsilon
     update                  methods, min_noise, strict, require_secure_aggregation      under privacy, of training rows
-    keys, shares, masks     those of a secure sum (kinfed.deploy.secure)                none: they tell nothing alone
+    keys, shares            those of a secure sum (kinfed.deploy.secure)                none: they tell nothing alone
+    masked update           least_clients, peers; noise of its own under user_epsilon   under user-level noise of the
+                                                                                        nodes, of the whole client
     scores                  evaluate; never of rows that private training uses          under min_noise or epsilon, of
-                                                                                        the rows; or exact_scores
+                                                                                        the rows; or exact_scores; none
+                                                                                        leave under user_epsilon
     refusal, error          no text that may quote examples, no path of the machine     none
 
 `Node.answer` sends a `Released` answer and no other, and only `Gate.release` and `Gate.released_errors` make one.
@@ -41,14 +44,24 @@ from torch import Tensor
 from kinfed.core import storage
 from kinfed.data import SPLITS, Cohort, Split
 from kinfed.deploy.node.node_settings import NodeSettings, Refused
-from kinfed.deploy.node.privacy_log import HELD_OUT_ROWS, SCORES, Answered, ByNoise, PrivacyLog
+from kinfed.deploy.node.privacy_log import (
+    HELD_OUT_ROWS,
+    SCORES,
+    SUM,
+    WHOLE_CLIENT,
+    Answered,
+    ByNoise,
+    Page,
+    PrivacyLog,
+)
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.node.vault_entry import VaultEntry, now
 from kinfed.deploy.settings import STANDARD, Deployment
-from kinfed.deploy.transport.wire import EVALUATE, EXACT, TRAIN, Arrays, MessageError, Packet, bundled
+from kinfed.deploy.transport.wire import EVALUATE, EXACT, MASK, TRAIN, Arrays, MessageError, Packet, bundled
 from kinfed.engine import Score, Task, task_for
 from kinfed.errors import ConfigError, KinfedError, ModelError, StorageError
 from kinfed.privacy import Event, Events, Privacy, PrivateTask, Record, merge, new_nonce, planned_costs
+from kinfed.updates import user_level
 
 if TYPE_CHECKING:
     from kinfed.deploy.node.requests import Preparation
@@ -56,6 +69,7 @@ if TYPE_CHECKING:
 SPARE_BYTES = 1 << 16  # on a disk, beside what an answer is known to take
 LARGEST_LOSS = 5.0  # of one row, in figures of an evaluation that get noise
 _WITHOUT_EXAMPLES = (ConfigError, MessageError, ModelError, StorageError)  # errors whose text quotes none
+_ONE_SUM = (Event(1.0, 1, 1),)  # the server knows who is in a sum: nothing is hidden by sampling
 _PATH = re.compile(r"(?<![\w.<])(?:~|[A-Za-z]:)?[/\\][^\s'\"<>:;,()]+")
 _LOG = logging.getLogger("kinfed.node")
 
@@ -167,7 +181,7 @@ class Gate:
             raise Refused(f"the run does not declare a common scaling, so {client} gives no sums of features")
         if self.rules.require_secure_aggregation:
             raise Refused(f"{client} sends data in secure sums only, and sums of its features would be unmasked")
-        if self._private and not self.rules.sums:
+        if (self._private or self.rules.hides_client) and not self.rules.sums:
             raise Refused(
                 f'{client} gives no exact sums of its features, which epsilon would not cover; use scaling = "none" or '
                 'a number, or have the owner of the node allow it (sums="yes" in --node-config)'
@@ -185,9 +199,44 @@ class Gate:
                 )
             self.ledger.note_model(digest, run)
 
+    def check_share(self, share: user_level.Share | None, run: str) -> None:
+        """Refuse updates without noise from the nodes where the owner demands it, and sums beyond what the owner and
+        the run allow; before anything is computed. `share`: what the client would add to a sum."""
+        client, rules, privacy = self.client, self.rules, self.deployment.run.user_privacy
+        at_nodes = share is not None and privacy is not None and privacy.at_nodes
+        if rules.hides_client and self.algorithm.sends and not at_nodes:
+            raise Refused(
+                f"{client} sends updates with noise from the nodes only, in secure sums; set user_at_nodes, "
+                "user_epsilon and secure_sum in the run"
+            )
+        if at_nodes:
+            assert share is not None
+            assert privacy is not None
+            if not (privacy.noise or 0.0) <= share.noise < math.inf:  # NaN is neither
+                raise Refused(f"the run promises {client} user-level noise {privacy.noise}; got {share.noise:g}")
+            with self.ledger.locked():
+                self._hold_sum(self.ledger.read(), share.noise, run)
+
+    def enter_sum(self, question: str, run: str, round: int, noise: float) -> None:
+        """Book a masked update with noise from the nodes, once: the same one may be asked for again. Hold the lock."""
+        page = self.ledger.read()
+        if noise and not page.knows(question):
+            self._hold_sum(page, noise, run)
+            self.ledger.note(self.rules.named(), page.roles)
+            self.ledger.enter(Answered(question, run, SUM, round, noise, _ONE_SUM, now()))
+
+    def _hold_sum(self, page: Page, noise: float, run: str) -> None:
+        client, rules, privacy = self.client, self.rules, self.deployment.run.user_privacy
+        if rules.hides_client:
+            spent, who = page.spent(kinds=WHOLE_CLIENT), f"the owner of {client} allows as a whole"
+            _hold(spent, noise, _ONE_SUM, rules.delta, rules.user_epsilon, who)
+        if privacy is not None and privacy.epsilon is not None:
+            spent, who = page.spent(run, WHOLE_CLIENT), f"the run promises {client} as a whole"
+            _hold(spent, noise, _ONE_SUM, privacy.delta, privacy.epsilon, who)
+
     def check_categories(self, columns: list[str]) -> None:
         """`columns` hold categories, whose names would be sent. Permission to give sums does not cover them."""
-        if self._private and columns:
+        if (self._private or self.rules.hides_client) and columns:
             raise Refused(
                 f"{self.client} does not say which categories its columns {', '.join(columns[:5])} hold: no epsilon "
                 "covers that. Leave these columns out (features in the run, ignore in --node-config)"
@@ -204,6 +253,11 @@ class Gate:
 
     def locked_if_private(self) -> AbstractContextManager[None]:
         return nullcontext() if self.deployment.run.privacy is None else self.ledger.locked()
+
+    def locked_for_sum(self, kind: str) -> AbstractContextManager[None]:
+        """The ledger's lock for a masked update, which may have a price; to be taken before that of the vault's entry,
+        as private requests do."""
+        return self.ledger.locked() if kind == MASK else nullcontext()
 
 
 @dataclass
@@ -232,7 +286,9 @@ class PlainRequest:
 
     def scores(self, models: Mapping[str, Tensor], split: Split) -> tuple[dict[str, Arrays], str]:
         """Figures of models on a split, by name, and on what terms they leave."""
-        task = self.prepared.task
+        task, rules = self.prepared.task, self.gate.rules
+        if rules.hides_client and not rules.exact_scores:
+            return {}, f"the owner of {self.gate.client} keeps figures of evaluations (user_epsilon)"
         return {name: _sums(task_for(task, theta).evaluate(theta, split)) for name, theta in models.items()}, EXACT
 
     def keep(self, answer: Packet) -> None:
@@ -310,7 +366,7 @@ class PrivateRequest(PlainRequest):
     def scores(self, models: Mapping[str, Tensor], split: Split) -> tuple[dict[str, Arrays], str]:
         """Exact, unless the owner demands privacy: then how many rows are right and the sum of bounded losses, with
         noise, for the personal model and the server's, as long as the owner's epsilon allows it for these rows."""
-        if not self.rules.noises_scores:
+        if self.rules.hides_client or not self.rules.noises_scores:
             return super().scores(models, split)
         models = {name: theta for name, theta in models.items() if not name.startswith("other.")}
         noise, cost = self.rules.evaluation_noise, (Event(1.0, 1, len(models)),)
@@ -364,20 +420,22 @@ class PrivateRequest(PlainRequest):
     def _check_budget(self, events: Events) -> None:
         client, rules, limit = self.client, self.rules, self.privacy.limit
         if not math.isinf(rules.epsilon):
-            self._hold(self._page.spent(), events, rules.delta, rules.epsilon, f"the owner of {client} allows")
+            spent, who = self._page.spent(), f"the owner of {client} allows"
+            _hold(spent, self.noise, events, rules.delta, rules.epsilon, who)
         if self.kind == TRAIN and limit is not None:
             # As the server plans it: with one personal model to be made and published at the end.
             spent = self._page.spent(self.order.require("run", str), [TRAIN])
             events = merge(events, self._declared(EVALUATE))
-            self._hold(spent, events, self.privacy.delta, limit, f"the run promises {client}")
+            _hold(spent, self.noise, events, self.privacy.delta, limit, f"the run promises {client}")
 
-    def _hold(self, spent: ByNoise, events: Events, delta: float, limit: float, who: str) -> None:
-        epsilon = _epsilon(spent, self.noise, events, delta)
-        if epsilon > limit:
-            raise Refused(
-                f"{who} no more than epsilon {limit:g} (delta {delta:g}), and an answer would take it to {epsilon:g}; "
-                "nothing was sent"
-            )
+
+def _hold(spent: ByNoise, noise: float, events: Events, delta: float, limit: float, who: str) -> None:
+    epsilon = _epsilon(spent, noise, events, delta)
+    if epsilon > limit:
+        raise Refused(
+            f"{who} no more than epsilon {limit:g} (delta {delta:g}), and an answer would take it to {epsilon:g}; "
+            "nothing was sent"
+        )
 
 
 def _epsilon(spent: ByNoise, noise: float, events: Events, delta: float) -> float:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms import deployed_models
+from kinfed.algorithms import averaged_rows, deployed_models
 from kinfed.core import storage
 from kinfed.data import SPLITS, LoopMemory, Moments, with_memory
 from kinfed.deploy.node.gate import Gate, Released, Withheld
@@ -31,7 +31,7 @@ from kinfed.deploy.transport import wire
 from kinfed.deploy.transport.wire import MessageError, Packet, message_types, sent_tensors, tree_of, unbundled
 from kinfed.engine import module_for
 from kinfed.errors import ConfigError
-from kinfed.privacy import EVALUATION, TRAINING, Record, recorded
+from kinfed.privacy import EVALUATION, TRAINING, Record, new_nonce, recorded
 from kinfed.serving import ModelInputs
 from kinfed.updates import SecureSum, user_level
 
@@ -143,6 +143,7 @@ class NodeClient:
             self._check_order(round, entry.newest_round)
             if self.deployment.run.secure is not None:
                 self._session(order, entry).check_round(round)  # before anything is computed
+            self.gate.check_share(self._share(order), entry.run)
             client, moments, lost = prepared.state(entry, accepted)
             request = self.gate.request(prepared, entry, stored_state(client, moments))
             if (answer := request.stored()) is not None:
@@ -173,23 +174,38 @@ class NodeClient:
         averages = secure.averaged_fields(self.deployment.method, self.algorithm)
         update = tree_of(message_types(self.algorithm)[1], answer.group("up"))
         secure.check_update(self.deployment.method, self.algorithm, answer.group("up"), secure.least)
-        user_privacy = self.deployment.run.user_privacy
-        if user_privacy is not None:
-            vector = user_level.shortened(user_privacy, update, averages, order.require("num_clients", int))
+        terms = ""
+        if (share := self._share(order)) is not None:
+            honest = max(secure.least, self.settings.rules.least_clients) - self.settings.rules.conspirators
+            noise = self.vault.secret(self.name).draws(bytes.fromhex(order.digest()), new_nonce()).whole_noise
+            vector, terms = share.encode(averaged_rows(update, averages), noise, honest), share.terms
         else:
             sums = SecureSum(secure, averages, order.require("total", int))
             if sums.out_of_range(update):
                 # Not by how much: a range near zero would ask every client for its largest number.
                 return Packet(answer.header | {"refused": "its update holds a number beyond secure_range"}), "no update"
             vector = sums.encode(update)
-        keys = self._session(order, entry).open(order.require("round", int), vector)
+        keys = self._session(order, entry).open(order.require("round", int), vector, terms)
         return Packet(answer.header, keys.groups), "keys of a secure sum"
 
+    def _share(self, order: Packet) -> user_level.Share | None:
+        """What the client adds to a secure sum under user-level privacy."""
+        privacy, secure = self.deployment.run.user_privacy, self.deployment.run.secure
+        if privacy is None or secure is None:
+            return None
+        return user_level.Share.of(
+            privacy, order.require("num_clients", int), order.require("user_noise", float), secure.least
+        )
+
     def secure_answer(self, kind: str, order: Packet) -> Packet:
-        """Answer a request after training, until the sum of a round is there."""
+        """Answer a request after training, until the sum of a round is there. A masked update with a share of noise has
+        its price in the ledger before it leaves."""
         entry = self._entry(order)
-        with entry.locked():
-            answer = self._session(order, entry).answer(kind, order)
+        with self.gate.locked_for_sum(kind), entry.locked():
+            session = self._session(order, entry)
+            answer = session.answer(kind, order)
+            if kind == wire.MASK:
+                self.gate.enter_sum(session.digest, entry.run, order.require("round", int), session.noise)
         return self.gate.release(kind, Packet(self._reply_header(order), answer.groups), "a secure sum", entry.run)
 
     def _session(self, order: Packet, entry: VaultEntry) -> SecureSession:

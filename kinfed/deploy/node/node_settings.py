@@ -62,6 +62,13 @@ class NodeRules:
     strict: Permission = option(False, "Refuse methods that send anything that epsilon does not cover.")
     require_secure_aggregation: Permission = option(False, "Never send an update but as a part of a secure sum.")
     least_clients: int = option_of(SecureSettings, "least")
+    user_epsilon: float = option(
+        math.inf, "All secure sums together may cost this at most for the client as a whole: never send an update but "
+        "in a secure sum with noise from the nodes (user_at_nodes in the run).", gt=0, infinite=True,
+    )  # fmt: skip
+    conspirators: int = option(
+        0, "So many other clients of a secure sum may tell the server their noise; this node makes up for them.", ge=0
+    )
 
     def __post_init__(self) -> None:
         convert_fields(self, IN_NODE_CONFIG)
@@ -71,6 +78,11 @@ class NodeRules:
         return self.min_noise > 0 or self.epsilon < math.inf
 
     @property
+    def hides_client(self) -> bool:
+        """Whether what leaves may not tell what is in the client's data at all."""
+        return self.user_epsilon < math.inf
+
+    @property
     def noises_scores(self) -> bool:
         """Whether evaluations are protected, too."""
         return self.demands_privacy and not self.exact_scores
@@ -78,7 +90,8 @@ class NodeRules:
     def named(self) -> dict[str, Any]:
         """The rules for the privacy log, as JSON."""
         rules = asdict(self) | {"methods": list(self.methods), "evaluate": list(self.evaluate)}
-        return rules | {"epsilon": None if math.isinf(self.epsilon) else self.epsilon}
+        limits = {"epsilon": self.epsilon, "user_epsilon": self.user_epsilon}
+        return rules | {name: None if math.isinf(value) else value for name, value in limits.items()}
 
 
 @dataclass(frozen=True)
@@ -126,9 +139,11 @@ class NodeSettings:
                 f"text={self.text!r} in --node-config needs a tokenizer: a folder of this machine with "
                 "tokenizer.json or vocab.txt"
             )
-        if self.rules.require_secure_aggregation and not self.peers:
+        rules = self.rules
+        if (rules.require_secure_aggregation or rules.hides_client) and not self.peers:
+            name = "user_epsilon" if rules.hides_client else "require_secure_aggregation"
             raise ConfigError(
-                f'{self.client}: require_secure_aggregation needs peers="...", a folder with the public keys of all '
+                f'{self.client}: {name} needs peers="...", a folder with the public keys of all '
                 "clients: without it a server could invent the others of a sum, and subtract them"
             )
 

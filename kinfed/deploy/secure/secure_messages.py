@@ -55,13 +55,14 @@ class KeyRecord:
     def packed(self) -> bytes:
         return self.sealing + self.masking + self.commitment + self.signature
 
-    def text(self, run: str, round: int, member: Member) -> bytes:
-        """Text that is signed: an old record, or another client's, proves nothing."""
+    def text(self, run: str, round: int, member: Member, terms: str) -> bytes:
+        """Text that is signed: an old record, or another client's, proves nothing. `terms`: what the client adds beside
+        its update (kinfed.updates.user_level.Share.terms), or a server could have others add less noise."""
         keys = [part.hex() for part in (self.sealing, self.masking, self.commitment)]
-        return json.dumps(["kinfed secure sum: keys", run, round, member.number, member.name, *keys]).encode()
+        return json.dumps(["kinfed secure sum: keys", run, round, member.number, member.name, terms, *keys]).encode()
 
-    def is_of(self, run: str, round: int, member: Member) -> bool:
-        return has_signed(member.key, self.signature, self.text(run, round, member))
+    def is_of(self, run: str, round: int, member: Member, terms: str) -> bool:
+        return has_signed(member.key, self.signature, self.text(run, round, member, terms))
 
 
 @dataclass(frozen=True)

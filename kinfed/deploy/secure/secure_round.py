@@ -22,10 +22,11 @@ from kinfed.deploy.secure.masks import Ring, commitment, join_secret, mask, publ
 from kinfed.deploy.secure.secure_messages import Assembly, KeyRecord, Member, threshold_of, to_bytes, to_flags, to_rows
 from kinfed.deploy.secure.secure_session import read_vector
 from kinfed.deploy.server.node_pool import NodePool
+from kinfed.deploy.server.server_privacy import share_of
 from kinfed.deploy.transport.wire import CONFIRM, MASK, SHARE, UNMASK, MessageError, Packet, tree_of
 from kinfed.errors import KinfedError
 from kinfed.pools import Steps
-from kinfed.updates import SecureSettings, Updates, secure_sum, user_level
+from kinfed.updates import SecureSettings, Updates, secure_sum
 
 # (kind, requests by client's number, what to do with an answer, how many are needed): reasons of those without one
 Ask = Callable[[str, Mapping[int, Packet], Callable[[int, Packet], None], int], Steps[None]]
@@ -163,22 +164,25 @@ class SecureNodePool(NodePool):
         averages = settings.averaged_fields(self.deployment.method, self.algorithm)
         self.settings, self.averages = settings, averages
         self._width = sum(self._sample[name].numel() for name in averages)
-        counts, self._user_privacy = self.roster.counts[:, 0], self.deployment.run.user_privacy
-        self._by_examples = COUNT in self._sample and self._user_privacy is None
-        if self._user_privacy is not None:
-            self._fixed_point = user_level.unit_sum(len(counts))
+        counts = self.roster.counts[:, 0]
+        self._share = share_of(self.deployment, len(counts))
+        self._by_examples = COUNT in self._sample and self._share is None
+        if self._share is not None:
+            self._fixed_point = self._share.encoding
+            self._train_terms = {"user_noise": self._share.noise}
         else:
             declared = int(counts.sum()) if self._by_examples else len(counts)
             most = math.ceil(declared * (1 + self.deployment.drift))
             self._fixed_point = secure_sum.FixedPoint(settings.largest, most)
-        self._train_terms = {"total": self._fixed_point.total}
+            self._train_terms = {"total": self._fixed_point.total}
 
     def _read_update(self, k: int, round: int, answer: Packet) -> KeyRecord:
         """Keys, where a plain pool gets an update."""
         if unknown := answer.groups.keys() - {"keys"}:
             raise MessageError(f"an answer to a secure round holds keys and nothing else; got {min(unknown)} too")
         record = KeyRecord.read(to_bytes(answer, "keys", "record", 1, secure_sum.KEYS_BYTES)[0])
-        if not record.is_of(self.run, round, self._member(k)):
+        terms = "" if self._share is None else self._share.terms
+        if not record.is_of(self.run, round, self._member(k), terms):
             raise MessageError(f"keys for a secure sum that {self.roster.names[k]} has not signed")
         return record
 
@@ -216,6 +220,6 @@ class SecureNodePool(NodePool):
         allowed = self.deployment.drift * declared if self._by_examples else 0
         if abs(weight - declared) > allowed:
             raise NoSum(f"the clients of the sum say {weight} examples together, and said {declared} at the start")
-        if self._user_privacy is not None:
-            mean = mean * self._user_privacy.clip
+        if self._share is not None:
+            mean = mean * self._share.clip
         return mean_from_row(tree_of(self._checks.up, self._sample), self.averages, mean)

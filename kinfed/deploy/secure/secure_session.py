@@ -10,6 +10,8 @@ its checkpoint loses that round.
                        sum-peers.json          the keys that other clients had when they were first seen
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -42,6 +44,7 @@ class SumState:
     masking: str = ""
     seed: str = ""  # b
     record: str = ""
+    terms: str = ""  # of the sum, as the record signs them
     clients: list[list[Any]] = field(default_factory=list)  # [number, name, key] of all
     records: list[str] = field(default_factory=list)
     kept: str = ""  # the client's own pair of shares
@@ -83,19 +86,29 @@ class SecureSession:
                 f"{round} is asked for: the same update in two sums could expose a single client; the round is lost"
             )
 
-    def open(self, round: int, vector: Tensor) -> Packet:
-        """Keep an update, encoded as int64 [W + 1], and publish keys for its sum."""
+    def open(self, round: int, vector: Tensor, terms: str) -> Packet:
+        """Keep an update, encoded as int64 [W + 1], and publish keys for its sum, on these terms."""
         self.check_round(round)
         sealing, masking, seed = (masks.new_secret() for _ in range(3))
         unsigned = KeyRecord(masks.public_key(sealing), masks.public_key(masking), masks.commitment(seed), b"")
         where, private = self.owner.identity
-        text = unsigned.text(self.entry.run, round, Member(self.owner.number, self.owner.name, ""))
+        text = unsigned.text(self.entry.run, round, Member(self.owner.number, self.owner.name, ""), terms)
         record = replace(unsigned, signature=sign(private, where, text)).packed()
         update = {"update": vector}
         storage.write_tensors(self.entry.folder / _UPDATE, update, {"round": str(round)}, private=True)
-        masked = self._state.masked_round
-        self._write(SumState(round, sealing.hex(), masking.hex(), seed.hex(), record.hex(), masked_round=masked))
+        masked, keys = self._state.masked_round, (sealing.hex(), masking.hex(), seed.hex())
+        self._write(SumState(round, *keys, record.hex(), terms, masked_round=masked))
         return Packet({}, {"keys": {"record": to_rows([record])}})
+
+    @property
+    def digest(self) -> str:
+        """Digest of the keys of the present sum, and so of the update that waits for it."""
+        return hashlib.sha256(self._state.record.encode()).hexdigest()
+
+    @property
+    def noise(self) -> float:
+        """z of the present sum, where nodes add it."""
+        return float(json.loads(self._state.terms)[0]) if self._state.terms else 0.0
 
     def answer(self, kind: str, order: Packet) -> Packet:
         if order.require("round", int) != self._state.round or not self._state.record:
@@ -205,8 +218,8 @@ class SecureSession:
         self._check_list(assembly, list(range(len(members))), "take part")
         self._check_peers(members)
         for member, record in zip(members, assembly.records, strict=True):
-            if not record.is_of(assembly.run, assembly.round, member):
-                raise Refused(f"the keys in the name of {member.name} are not signed by it")
+            if not record.is_of(assembly.run, assembly.round, member, self._state.terms):
+                raise Refused(f"the keys in the name of {member.name} are not signed by it, for a sum on these terms")
         public = [key for record in assembly.records for key in (record.sealing, record.masking)]
         if len(set(public)) < len(public):
             raise Refused("two clients of the sum have the same keys")

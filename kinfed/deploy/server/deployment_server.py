@@ -179,7 +179,8 @@ def _make_loop(
     pool, schedule = _make_pool(deployment, run, roster, exchange, task, up), config.schedule
     user_level = make_user_level(deployment, run, folder, len(roster.names), task, up)
     if user_level is not None:
-        schedule = SecretSchedule(schedule.participation, sampling=schedule.sampling)
+        if user_level.hides_absence:
+            schedule = SecretSchedule(schedule.participation, sampling=schedule.sampling)
         for note in notes(deployment, user_level, len(roster.names)):
             exchange.say(note)
     rule, trained = config.robust_rule, trained_columns(algorithm, task)
@@ -221,11 +222,12 @@ def _make_budget(deployment: Deployment, roster: Roster, task: Task, say: Say) -
     if deployment.scaling == STANDARD:
         say(f"{label}: not covered by epsilon: sums of features over each client's training examples")
     num_clients, seed = len(roster.names), deployment.seed
-    if config.user_privacy is not None:  # who will be called is a secret: plan for everybody in every round
+    if (
+        config.user_privacy is not None and not config.user_at_nodes
+    ):  # who will be called is a secret: plan for everybody in every round
         calls = torch.full((num_clients,), config.rounds)
     else:
-        active = [config.schedule.active(seed, number, num_clients) for number in range(1, config.rounds + 1)]
-        calls = torch.bincount(torch.cat(active), minlength=num_clients)
+        calls = config.schedule.calls(seed, range(1, config.rounds + 1), num_clients)
     return make_budget(privacy, algorithm, task, seeded_noise(seed), count, calls)
 
 

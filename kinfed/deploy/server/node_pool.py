@@ -89,8 +89,9 @@ class NodePool:
                 self.exchange.say(f"{lost} and begins anew from what it is sent")
             answers[k], events[k] = update, gradients
 
-        # Under user-level privacy whatever came counts: a model must not tell whether one client more has answered.
-        hidden = self.deployment.run.user_privacy is not None
+        # Under user-level privacy whatever came counts, where the model must not tell if one client more has answered.
+        user_privacy = self.deployment.run.user_privacy
+        hidden = user_privacy is not None and not user_privacy.at_nodes
         needed = 0 if hidden else self.deployment.needed_updates(len(ids))
         yield from self._ask(TRAIN, orders, take, needed, f"round {round}", rejections)
         record = self._record(ids, events) if self._private else None

@@ -9,7 +9,9 @@ the seed, and every node has. So here
   * sums are counted on the disk before they are used (`SumLedger`). A server that is killed after a model has left, and
     before its checkpoint, repeats the round with other noise and another sample: that is a further sum, and counts.
 
-The server is trusted with all of it, as in a simulation. No node can tell whether it adds noise.
+The server is trusted with all of it, as in a simulation. No node can tell whether it adds noise. With noise from the
+nodes (`user_at_nodes`) there is nothing to trust it with: it may tell everybody whom it calls, and nodes keep their own
+books.
 """
 
 import secrets
@@ -53,12 +55,29 @@ def make_user_level(
         return None
     averages = privacy.check(deployment.method, algorithm, task)
     template = tree_of(message_types(algorithm)[1], update).map(torch.zeros_like)
-    schedule = config.schedule
+    schedule, rounds = config.schedule, range(1, config.rounds + 1)
+    expected, share = schedule.expected_replies(num_clients, keeps_stragglers=False), share_of(deployment, num_clients)
+    if privacy.at_nodes:
+        calls = torch.zeros(num_clients, dtype=torch.int64)
+        sampling = user_level.NO_SAMPLING
+        return UserLevel(privacy, template, averages, fresh_noise, sampling, expected, rounds, share=share, calls=calls)
     return UserLevel(
-        privacy, template, averages, fresh_noise, schedule.client_sampling(num_clients),
-        schedule.expected_replies(num_clients, keeps_stragglers=False), range(1, config.rounds + 1),
+        privacy, template, averages, fresh_noise, schedule.client_sampling(num_clients), expected, rounds,
         books=user_level.SumLedger(folder / FILE, run),
     )  # fmt: skip
+
+
+def share_of(deployment: Deployment, num_clients: int) -> user_level.Share | None:
+    """What clients add to secure sums under user-level privacy; None without one of the two."""
+    config = deployment.run
+    privacy, secure, schedule = config.user_privacy, config.secure, config.schedule
+    if privacy is None or secure is None:
+        return None
+    noise = 0.0
+    if privacy.at_nodes:
+        calls = schedule.calls(deployment.seed, range(1, config.rounds + 1), num_clients)
+        noise = privacy.noise_over(user_level.NO_SAMPLING, int(calls.max()))
+    return user_level.Share.of(privacy, num_clients, noise, secure.least)
 
 
 def notes(deployment: Deployment, stage: UserLevel, num_clients: int) -> list[str]:
@@ -69,5 +88,5 @@ def notes(deployment: Deployment, stage: UserLevel, num_clients: int) -> list[st
     return [
         *privacy.notes(label, deployment.algorithm, num_clients, stage.sampling),
         f"{label}: user-level noise {stage.noise:.4g} on every sum, of {stage.expected:g} clients expected; "
-        "the server adds it, and is trusted to",
+        + ("every node adds a share of it" if stage.at_nodes else "the server adds it, and is trusted to"),
     ]

@@ -95,8 +95,9 @@ def user_privacy(method: Method) -> Panel | None:
 def _user_sentence(last: Sequence[dict[str, Any]]) -> str:
     """`last`: what every seed recorded at its last evaluation."""
     one, largest = last[0], [entry["epsilon"] for entry in last]
+    noise = f"noise {'at least ' if one.get('at_nodes') else ''}{one['noise']:.3g} times the clipping norm"
     settings = (
-        f"noise {one['noise']:.3g} times the clipping norm in the sum of a round, divided by {one['expected']:.4g} "
+        f"{noise} in the sum of a round, divided by {one['expected']:.4g} "
         f"expected clients; neighbours: {one['neighbours']}"
     )
     if None in largest:
@@ -105,10 +106,19 @@ def _user_sentence(last: Sequence[dict[str, Any]]) -> str:
         )
     if not any(largest):
         return "Nothing leaves the clients: there is no server model to protect, and no noise."
+    promise = f"private at (ε, δ) = ({max(largest):.3g}, {_delta(one)}) per client, over all rounds ({settings})"
+    if one.get("at_nodes"):
+        others = one["conspirators"]
+        against = "the server" + (f" and up to {others} clients that conspire with it" if others else "")
+        return (
+            f"Sums of updates and server model {promise}, also against {against}: nodes add the noise inside secure "
+            "sums. Personal models stay with their clients: they have no noise, and are not covered; nor are counts of "
+            "examples, scores and other figures on this page."
+        )
     return (
-        f"Server model private at (ε, δ) = ({max(largest):.3g}, {_delta(one)}) per client, over all rounds "
-        f"({settings}). Personal models stay with their clients: they have no noise, and are not covered. The server "
-        "itself sees single updates and is trusted; scores and other figures on this page are not covered."
+        f"Server model {promise}. Personal models stay with their clients: they have no noise, and are not covered. "
+        "The server itself sees updates, or with secure sums their sum, without noise and is trusted; scores and other "
+        "figures on this page are not covered."
     )
 
 
