@@ -35,6 +35,7 @@ from kinfed.deploy.operator.certs import make_certificates
 from kinfed.deploy.settings import Deployment
 from kinfed.runs.loop_factory import simulate
 from kinfed.serving.pipeline import ModelPipeline
+from kinfed.updates.stages import Updates
 
 SITES = ["a", "b", "c"]
 HOSTS = {name: f"10.77.0.{number}" for number, name in enumerate(["server", *SITES, "stranger"], 1)}
@@ -155,9 +156,10 @@ class Bed:
         train = loop.pool.train
 
         def some(ids: torch.Tensor, download: Any, round: int, *rest: Any, **more: Any) -> Any:
-            return train(
-                torch.tensor([k for k in ids.tolist() if SITES[k] not in absent[round]]), download, round, *rest, **more
-            )
+            present = torch.tensor([k for k in ids.tolist() if SITES[k] not in absent[round]], dtype=torch.int64)
+            if not len(present):  # as the server does: nothing is changed
+                return Updates(present, None, 0)
+            return train(present, download, round, *rest, **more)
 
         loop.pool.train = some  # type: ignore[method-assign]
         for _ in loop.rounds(SETTINGS["rounds"]):

@@ -85,7 +85,7 @@ class UserPrivacy:
             )
 
     def noise_over(self, sampling: ClientSampling, sums: int) -> float:
-        """z: the noise that is set, or the least with which so many sums keep to epsilon."""
+        """Noise z of every sum: the set one, or the least with which so many sums keep to epsilon."""
         if self.noise is not None:
             return self.noise
         assert self.epsilon is not None  # one of the two is given
@@ -126,10 +126,10 @@ class UserPrivacy:
                 "client's data at random would count as private; choose a smaller user_delta"
             )
         if self.at_nodes:
+            others = f" and up to {self.conspirators} clients that conspire with it" if self.conspirators else ""
             yield (
-                f"{label}: nodes add the noise themselves; epsilon holds against the server and up to "
-                f"{self.conspirators} clients that conspire with it, and says what a client's data change, not whether "
-                "it takes part"
+                f"{label}: nodes add the noise themselves; epsilon holds against the server{others}, and says what a "
+                "client's data change, not whether it takes part"
             )
         elif sampling.replaces:
             yield (

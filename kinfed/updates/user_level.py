@@ -191,6 +191,8 @@ class UserLevel(Stage):
     def at_server(self, updates: Updates, round: RoundInfo) -> Updates:
         """Leave Δ̃, also where no client replied, which is not to be seen either unless nodes add the noise."""
         number = round.number + self._before
+        if self.at_nodes and not self._averages:
+            return updates
         if updates.mean is None and self._shares is not None:
             mean = self._released(self._noisy_sum(updates, number), number)
         elif updates.mean is None:

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.parquet as pq
 import pytest
 import torch
 from loopback import Loopback
 
 from kinfed.data.federations.federation import Federation
 from kinfed.deploy.node.node import Node
-from kinfed.deploy.node.node_data import load_client_data
+from kinfed.deploy.node.node_data import audit_sentences, load_client_data
 from kinfed.deploy.node.node_settings import NodeSettings, Refused
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.server.deployment_server import serve
@@ -196,3 +197,32 @@ def test_weights_of_rows_that_cannot_be_meant(tmp_path: Path) -> None:
         load_client_data(
             NodeSettings.parse({"client": "a", "data": str(tmp_path / "a.npz")}), Deployment.parse(SETTINGS)
         )
+
+
+# ---- what a node tells its owner of the data ----
+
+
+def write_table(path: Path, **columns: Any) -> dict[str, str]:
+    numbers = np.random.default_rng(0)
+    table = {"age": numbers.normal(size=200), "sick": ["yn"[k % 2] for k in range(200)]} | columns
+    pq.write_table(pa.table(table), path)
+    return {"client": "a", "data": str(path), "label": "sick"}
+
+
+def test_a_node_says_what_its_data_look_like_before_any_run(tmp_path: Path) -> None:
+    config = write_table(tmp_path / "a.parquet", again=["YN"[k % 2] for k in range(200)])
+    (sentence,) = audit_sentences(NodeSettings.parse(config))
+    assert sentence.startswith("audit, label_copy: column again says the label itself")
+    assert sentence.endswith("A run on one machine would refuse these data.")
+    assert audit_sentences(NodeSettings.parse(config | {"ignore": "again"})) == [
+        "200 rows; the audit looked for 16 troubles: none"
+    ]
+    assert "not audited: label_column" in audit_sentences(NodeSettings.parse(config | {"label": "ill"}))[0]
+    np.savez(
+        tmp_path / "a.npz",
+        x=np.repeat(np.random.default_rng(1).normal(size=(40, 3)), 2, 0),
+        y=np.arange(80) // 2 % 2,
+        test=np.arange(80) % 2 == 1,
+    )
+    (sentence,) = audit_sentences(NodeSettings.parse({"client": "a", "data": str(tmp_path / "a.npz")}))
+    assert "40 of 40 test rows are equal to a training row" in sentence

@@ -105,8 +105,8 @@ def test_sums_have_room_for_their_noise() -> None:
 
 RUN: dict[str, Any] = {
     "federation": tiny_federation((8,) * 6), "model": tiny_model, "rounds": 4, "steps": 2, "batch": 5, "seeds": (0,),
-    "eval_every": 2, "checkpoint_every": 1, "algorithms": "fedavg,ditto", "secure_sum": True, "user_at_nodes": True,
-    "participation": 0.67,
+    "eval_every": 2, "checkpoint_every": 1, "algorithms": "fedavg,ditto,local", "secure_sum": True,
+    "user_at_nodes": True, "participation": 0.67,
 }  # fmt: skip
 
 

@@ -27,12 +27,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.data import Cohort, Features, Federation, TablePreprocessing, TableStatistics, example_weights
-from kinfed.data.sources import SUFFIXES, LabelledRows, TextInput, is_table, load_like, read_table
+from kinfed.data import (
+    Cohort,
+    Features,
+    Federation,
+    TablePreprocessing,
+    TableStatistics,
+    audited,
+    example_weights,
+    findings,
+    make_federation,
+)
+from kinfed.data.sources import SUFFIXES, LabelledRows, TextInput, is_table, load_like, read_table, source_from_table
 from kinfed.deploy.node.node_settings import NodeSettings, Refused, calls_function
 from kinfed.deploy.node.vault import Vault
-from kinfed.deploy.settings import Deployment
-from kinfed.errors import ConfigError, DataError, StorageError
+from kinfed.deploy.settings import RUN_DEFAULTS, Deployment
+from kinfed.errors import ConfigError, DataError, KinfedError, StorageError
 
 
 @dataclass(frozen=True)
@@ -160,6 +170,27 @@ def load_client_data(node: NodeSettings, deployment: Deployment) -> ClientData:
         rows, roles = _with_own_roles(node, rows, named)
     federation = rows.federation(node.client, problem, Features(raw), deployment.test_fraction, deployment.seed)
     return ClientData(federation, columns, None if rows.read is None else rows, *named, roles, text)
+
+
+def audit_sentences(node: NodeSettings) -> list[str]:
+    """What the audit says of a node's rows (kinfed.data.audit), for its owner alone, before any run asks for them.
+    Where nobody has named test rows yet, some are drawn to look at."""
+    try:
+        if is_table(node.data):
+            options = replace(node.table_options, label_column=node.label or RUN_DEFAULTS["label_column"])
+            whole = make_federation(source_from_table(read_table(Path(node.data)), options, node.data), "iid", 1)
+        else:
+            examples = _from_function(node) if calls_function(node.data) else _from_npz(Path(node.data))
+            owner = [node.client] * len(examples.y)
+            whole = Federation.from_arrays(
+                examples.x, examples.y, owner, test_rows=examples.test, tokens=examples.tokens
+            )
+        seen = audited(whole).findings
+    except KinfedError as error:
+        return [f"not audited: {error}"]
+    again = " A run on one machine would refuse these data."
+    sentences = [finding.sentence + (again if finding.refused else "") for finding in seen]
+    return sentences or [f"{len(whole.labels):,} rows; the audit looked for {len(findings.CHECKS)} troubles: none"]
 
 
 def _with_own_roles(node: NodeSettings, rows: LabelledRows, named: tuple[bool, bool]) -> tuple[LabelledRows, str]:

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from kinfed.core import storage
+from kinfed.deploy.node.node_data import audit_sentences
 from kinfed.deploy.node.node_settings import NodeSettings
 from kinfed.deploy.programs.processes import end_group, flower_environment, flower_program, free_port, start_group
 from kinfed.deploy.programs.task_programs import CLIENT_PROGRAM, SERVER_PROGRAM, UNFINISHED
@@ -174,6 +175,9 @@ def run_node(file: NodeFile, say: Say, should_stop: ShouldStop, *, warm: bool = 
     if fault := clock_fault(file):
         say(fault)
     say("runs the installed kinfed for every message, and no code that a run brings")
+    for settings in NodeSettings.parse_all(file.node):
+        for sentence in audit_sentences(settings):
+            say(f"data of {settings.client}: {sentence}")
     run_service([program], CLIENT_PROGRAM, say, should_stop, warm=warm, home=home or file.folder / "flower")
     say(f"node of {file.node['client']}: stopped")
 

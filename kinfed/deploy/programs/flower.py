@@ -5,6 +5,8 @@ part of a run, and one at a node for every message; both import the kinfed that 
 """
 
 import logging
+import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -35,6 +37,8 @@ from kinfed.errors import KinfedError
 _HEADER, _JSON = "header", "json"  # names of the record of a packet's header, and of the text in it
 _QUERIES = (HELLO, SUMS, TOGETHER, *SECURE_KINDS)
 _TYPES = {TRAIN: "train", EVALUATE: "evaluate"} | {kind: f"query.{kind}" for kind in _QUERIES}
+PULL_SECONDS = 0.02  # per message between looks for replies, which cost a superlink some milliseconds each
+PATIENCE_SECONDS = 1.0  # with looks that take long; their replies are taken up at a later one
 _GONE = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 
 
@@ -55,9 +59,29 @@ def from_records(content: RecordDict) -> Packet:
     return Packet.read(text, groups)
 
 
+class _Pull:
+    """One look for the reply to a message, in a thread of its own: Flower waits in it for as long as a node that has
+    announced a reply may take to send it, whoever else has answered and whatever the deadline is."""
+
+    def __init__(self, grid: Grid, message: str) -> None:
+        self._grid, self._message = grid, message
+        self.replies: list[Message] = []
+        self.error: Exception | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True)  # no process waits for it at its end
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.replies = list(self._grid.pull_messages([self._message]))
+        except Exception as error:
+            self.error = error
+
+
 class GridTransport:
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
+        self._pulls: dict[str, _Pull] = {}
+        self._next_pull = 0.0  # time from which on the superlink is asked again
 
     def nodes(self) -> Collection[int]:
         return list(self.grid.get_node_ids())
@@ -71,9 +95,20 @@ class GridTransport:
         return [str(one or "") for one in ids] if len(ids) == len(messages) else [""] * len(messages)
 
     def receive(self, messages: Collection[str]) -> list[Answer]:
-        if not messages:
-            return []
-        return [_answer(reply) for reply in self.grid.pull_messages(list(messages))]
+        """Each reply is awaited apart, so that a node that stalls in sending one holds up no other."""
+        now = time.monotonic()
+        if now >= self._next_pull:
+            new = [message for message in messages if message not in self._pulls]
+            self._pulls |= {message: _Pull(self.grid, message) for message in new}
+            self._next_pull = now + PULL_SECONDS * len(new)
+        for pull in self._pulls.values():
+            pull.thread.join(max(now + PATIENCE_SECONDS - time.monotonic(), 0.0))
+        done = {message: pull for message, pull in self._pulls.items() if not pull.thread.is_alive()}
+        self._pulls = {message: pull for message, pull in self._pulls.items() if message not in done}
+        for pull in done.values():
+            if pull.error is not None:
+                raise pull.error
+        return [_answer(reply) for message in messages if message in done for reply in done[message].replies]
 
 
 def _answer(reply: Message) -> Answer:

@@ -1,0 +1,90 @@
+"""Flower's grid as a transport: a node that stalls in sending its reply costs itself, and nobody else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra flower is not installed: pip install 'kinfed[flower]'")
+
+from flwr.app import Message, Metadata
+from flwr.app.message import make_message
+from flwr.serverapp import Grid
+
+from kinfed.deploy.programs.flower import GridTransport, to_records
+from kinfed.deploy.transport.exchange import Answer
+from kinfed.deploy.transport.wire import Packet
+
+
+class Stalling(Grid):
+    """A grid whose replies are there at once, but for those of a node that has announced one and does not send it."""
+
+    def __init__(self, stalled: str) -> None:
+        self.stalled, self.sent, self.pulled = stalled, threading.Event(), list[str]()
+
+    def set_run(self, run: Any) -> None: ...
+
+    @property
+    def run(self) -> Any: ...
+
+    def create_message(self, *arguments: Any, **more: Any) -> Any: ...
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [1, 2, 3]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return [str(message.metadata.dst_node_id) for message in messages]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
+        for message in message_ids:
+            self.pulled.append(message)
+            if message == self.stalled:
+                self.sent.wait(60)
+            about = Metadata(1, f"reply-{message}", 1, 2, message, "", 0.0, 60.0, "train")
+            yield make_message(about, content=to_records(Packet({"of": message})))
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]: ...
+
+
+def received(transport: GridTransport, wanted: list[str]) -> dict[str, Answer]:
+    return {answer.message: answer for answer in transport.receive(wanted)}
+
+
+def test_a_reply_that_is_announced_and_never_sent_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kinfed.deploy.programs.flower.PATIENCE_SECONDS", 0.2)
+    grid = Stalling("2")
+    transport = GridTransport(grid)
+    answers = dict[str, Answer]()
+    while len(answers) < 2:
+        answers |= received(transport, ["1", "2", "3"])
+    assert sorted(answers) == ["1", "3"]
+    assert answers["3"].packet is not None
+    assert answers["3"].packet.header == {"of": "3"}
+    assert not received(transport, ["2"])
+    assert grid.pulled.count("2") == 1  # not asked anew while it is awaited
+    grid.sent.set()
+    transport._pulls["2"].thread.join()
+    assert received(transport, ["2"])["2"].packet is not None
+
+
+def test_nobody_waits_for_a_reply_that_is_not_wanted_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kinfed.deploy.programs.flower.PATIENCE_SECONDS", 0.2)
+    grid = Stalling("2")
+    transport = GridTransport(grid)
+    assert not received(transport, ["2"])
+    grid.sent.set()
+    transport._pulls["2"].thread.join()
+    assert not transport.receive([])
+    assert not transport._pulls
+
+
+def test_errors_of_the_grid_are_those_of_the_transport() -> None:
+    class Broken(Stalling):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
+            raise ConnectionError("the superlink is gone")
+
+    with pytest.raises(ConnectionError, match="is gone"):
+        GridTransport(Broken("")).receive(["1"])
