@@ -78,6 +78,31 @@ def test_qsgd_is_unbiased_with_the_variance_of_the_theorem(norm: str) -> None:
         assert float((arrived - v.double()).abs().max()) <= float(v.abs().max()) / s + 1e-6
 
 
+def test_a_code_is_no_longer_than_its_numbers_need() -> None:
+    """The defaults too: seven levels in 4 bits, a norm for 512 numbers; one number in a hundred."""
+    assert [QSGD(levels=levels).width for levels in (1, 7, 8, 32767)] == [2, 4, 5, 16]
+    assert QSGD().nbytes(512) == 4 + 256
+    assert QSGD().nbytes(513) == 2 * 4 + 257
+    assert TopK().nbytes(1000) == 10 * 4 + math.ceil(10 * 10 / 8)
+    for d, share in ((60, 0.02), (66, 0.02), (71, 0.02), (72, 0.02), (100, 0.12), (100, 0.15)):
+        codec, k = TopK(share), math.ceil(share * d)
+        indices, bits = math.ceil(k * (d - 1).bit_length() / 8), math.ceil(d / 8)
+        assert codec.encode(rows(1, d), keys(1)).shape[1] == 4 * k + min(indices, bits)
+
+
+def test_who_rounds_at_random_is_right_on_average_and_who_leaves_out_is_not() -> None:
+    x = rows(1, 40).expand(4000, 40)
+    for codec in (QSGD(levels=2, bucket=40), TopK(0.2)):
+        arrived = codec.decode(codec.encode(x, keys(4000)), 40).mean(0)
+        assert codec.unbiased == bool(((arrived - x[0]).abs() < 0.1).all())
+
+
+def test_buckets_of_one_number_say_it_exactly() -> None:
+    codec = QSGD(levels=3, bucket=1)
+    x = rows(2, 9)
+    assert torch.equal(codec.decode(codec.encode(x, keys(2)), 9), x)
+
+
 def test_zeros_and_the_largest_number_are_exact() -> None:
     codec = QSGD(levels=4, bucket=3)
     x = torch.tensor([[0.0, -2.0, 0.0, 0.0, 0.0, 0.0]])
@@ -101,7 +126,8 @@ def test_all_of_a_row_arrives_bit_for_bit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("qsgd", {"levels": 0}), ("topk", {"share": 0.0}), ("topk", {"levels": 3})]
+    ("name", "options"),
+    [("qsgd", {"levels": 0}), ("qsgd", {"levels": 32768}), ("topk", {"share": 0.0}), ("topk", {"levels": 3})],
 )
 def test_options_out_of_range_are_refused(name: str, options: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
