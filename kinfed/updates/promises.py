@@ -85,7 +85,7 @@ class UserPrivacy:
             )
 
     def noise_over(self, sampling: ClientSampling, sums: int) -> float:
-        """Noise z of every sum: the set one, or the least with which so many sums keep to epsilon."""
+        """Noise z of every sum: the set one, or the least with which this number of sums keeps to epsilon."""
         if self.noise is not None:
             return self.noise
         assert self.epsilon is not None  # one of the two is given

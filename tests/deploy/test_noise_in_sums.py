@@ -24,6 +24,7 @@ from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.exchange import Sent
 from kinfed.deploy.transport.wire import MASK, TRAIN, Packet
 from kinfed.errors import ConfigError
+from kinfed.pools import Steps
 from kinfed.privacy.ledger import Event
 from kinfed.updates.user_level import Share
 
@@ -84,8 +85,8 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     seen: list[Tensor] = []
     total = SecureRound.total
 
-    def watched(self: SecureRound) -> tuple[list[int], Tensor]:
-        result = total(self)
+    def watched(self: SecureRound) -> Steps[tuple[list[int], Tensor]]:
+        result = yield from total(self)
         seen.append(result[1])
         return result
 
