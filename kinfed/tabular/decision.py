@@ -6,27 +6,19 @@ best score over the validated rows of all sites. Which contender a site should t
 and on those of all other sites.
 
 Of contender m at site k, a_km is its advantage over learning alone on the rows of the site that validated it (the
-difference of the score, positive is better), and s_km² the variance of that difference, by the bootstrap over the
-site's rows, the same draws for both models. A site with thirty rows has an a_km that is mostly noise; an average over
-sites says nothing of the one site that is different. Between the two stands partial pooling (empirical Bayes):
-
-    a_km | α_km ~ N(α_km, s_km²)                 what is seen of the site's true advantage α_km
-    α_km        ~ N(μ_m, τ_m²)                   sites differ in how much the method helps them
-
-    w_km = 1 / (τ_m² + s_km²),   μ_m = Σ_k w_km a_km / Σ_k w_km
-    α̂_km = B_km μ_m + (1 − B_km) a_km,           B_km = s_km² / (s_km² + τ_m²)
-
-with τ_m² by the moments of Paule and Mandel (kinfed.analysis.gain.estimate_spread). Where sites do not differ by more
-than chance, τ_m² = 0 and all take the same. A site where the metric is undefined, or without validation rows, has α̂ =
-μ_m. A site takes the contender with the largest α̂_km; alone has 0 and comes first among equals, then the order of the
+difference of the score, positive is better), and S_k the covariance of these differences by the bootstrap over the
+site's rows, the same draws for all models. A site with thirty rows has an a_km that is mostly noise; an average over
+sites says nothing of the one site that is different. Between the two stands partial pooling (empirical Bayes), of all
+contenders together (kinfed.theory.joint_gains): sites and contenders that differ by no more than chance share what they
+saw. A site takes the contender with the largest α̂_km; alone has 0 and comes first among equals, then the order of the
 portfolio: what shares less is preferred where nothing speaks for sharing more.
 
-Limits: two sites tell little of τ²; s_km² is that of the rows of the site for models as they are, and not of training
-them again. α̂ is too large on average for two reasons: the largest of several estimates was taken, and a fold's model of
-a site alone suffers more from the rows it lacks than one that learns with others. The gain that is reported is not this
-one but that on test rows. s_km² is at least that of half a row: (m_k / 2 n_k)², where m_k is the metric of learning
-alone and n_k its number of rows, of metrics such as AUROC that of the rarer class: ten rows that both models get right
-are no proof that they are equal.
+S_k has the variance of half a row on its diagonal, (m_k / 2 n_k)², where m_k is the metric of learning alone and n_k
+its number of rows, of metrics such as AUROC that of the rarer class: ten rows that both models get right are no proof
+that they are equal. It is that of the rows of the site for models as they are, and not of training them again; and two
+sites tell little of how much sites differ. Gains on validation rows are too large for a second reason: a fold's model
+of a site alone suffers more from the rows it lacks than one that learns with others. What is printed
+is corrected for it by what the test rows of all sites say (`ExpectedGains`); nothing is chosen by that.
 """
 
 import math
@@ -35,43 +27,78 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from kinfed.analysis import gain
 from kinfed.data import Federation, Problem
 from kinfed.engine import Judged, Metric, bootstrap_draws, deviation_of_draws
 from kinfed.errors import DataError
 from kinfed.tabular.portfolio import ALONE, LOCAL, ONE_MODEL, Contender, Try, contenders_of
 from kinfed.tabular.search import NEVER, Search, Tries
+from kinfed.theory import joint_gains
 
 ROWS_DRAWN = 20_000_000  # rows of all bootstrap draws of one contender together, at most
+DRAWS_KEPT = 30_000_000  # advantages of all contenders at all sites in all draws, at most
+FEWEST_DRAWS = 100
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Advantage:
-    """The advantage of a contender over learning alone, at all sites, in the metric's unit; positive is better."""
+    """The advantage of a contender over learning alone, in the metric's unit; positive is better."""
 
-    seen: Tensor  # [K] a_k; NaN where it is not known
-    error: Tensor  # [K] s_k; NaN there
-    mean: float  # μ
-    spread: float  # τ
-    expected: Tensor  # [K] α̂_k
+    mean: float  # μ: over sites
+    spread: float  # how much sites differ in it
+    expected: Tensor  # [K] α̂
+    variance: Tensor  # [K] of α̂
+
+
+def advantages_of(metric: Metric, judged: Mapping[str, Judged], *, replicates: int = 200) -> dict[str, Advantage]:
+    """Advantages of all contenders but learning alone, in the order in which they are judged."""
+    alone, others = judged[ALONE], {name: one for name, one in judged.items() if name != ALONE}
+    if not others:
+        return {}
+    replicates = max(FEWEST_DRAWS, min(replicates, DRAWS_KEPT // (alone.clients * len(others))))
+    draws = bootstrap_draws(metric, alone, torch.arange(alone.clients), replicates=replicates)
+    pairs = [advantage(metric, one, alone, draws) for one in others.values()]
+    seen = torch.stack([one.seen for one in pairs], 1).numpy()
+    covariance = covariance_of_draws(torch.stack([one.draws for one in pairs], 2).numpy())
+    covariance += pairs[0].half_row.square().numpy()[:, None, None] * np.eye(len(pairs))
+    joint = joint_gains.joint_gains(seen, covariance)
+    columns = [torch.from_numpy(joint.expected), torch.from_numpy(joint.covariance)]
+    return {
+        name: Advantage(float(joint.mean[m]), float(joint.spread[m]), columns[0][:, m], columns[1][:, m, m])
+        for m, name in enumerate(others)
+    }
+
+
+@dataclass(frozen=True)
+class SeenAdvantage:
+    """What rows say of the advantage of one model over another, by site."""
+
+    seen: Tensor  # [K] a; NaN where it is not known
+    draws: Tensor  # [R, K] over the bootstrap
+    half_row: Tensor  # [K] the error that half a row makes
+
+    @property
+    def error(self) -> Tensor:
+        """[K] standard deviation, at least that of half a row; NaN where it is not known."""
+        error = deviation_of_draws(self.draws).maximum(self.half_row.clamp_min(1e-12))
+        return torch.where(torch.isnan(self.seen), torch.nan, error)
 
 
 def advantage(
     metric: Metric, judged: Judged, alone: Judged, draws: Tensor | None = None, *, replicates: int = 200
-) -> Advantage:
+) -> SeenAdvantage:
     """`draws` [R, K] of learning alone, where they are known already."""
     ids = torch.arange(judged.clients)
     if draws is None:
         draws = bootstrap_draws(metric, alone, ids, replicates=replicates)
     sign = 1.0 if metric.higher_is_better else -1.0
     own = values(metric, alone)
-    seen = sign * (values(metric, judged) - own)
-    error = deviation_of_draws(sign * (bootstrap_draws(metric, judged, ids, replicates=len(draws)) - draws))
-    least = own.abs() / (2 * torch.from_numpy(metric.support(judged)).clamp_min(1))
-    error = torch.where(torch.isnan(seen), torch.nan, error).maximum(least.clamp_min(1e-12))
-    return shrunk(seen, torch.where(torch.isnan(seen), torch.nan, error))
+    differences = sign * (bootstrap_draws(metric, judged, ids, replicates=len(draws)) - draws)
+    half_row = own.abs() / (2 * torch.from_numpy(metric.support(judged)).clamp_min(1))
+    return SeenAdvantage(sign * (values(metric, judged) - own), differences, half_row)
 
 
 def values(metric: Metric, judged: Judged) -> Tensor:
@@ -80,19 +107,14 @@ def values(metric: Metric, judged: Judged) -> Tensor:
     return metric.value(torch.stack([torch.from_numpy(numerator), torch.from_numpy(denominator)], 1).double())
 
 
-def shrunk(seen: Tensor, error: Tensor) -> Advantage:
-    """The formulas at the head of this file, for a_k [K] and s_k [K], NaN where they are not known."""
-    known = torch.isfinite(seen) & torch.isfinite(error)
-    if not bool(known.any()):
-        return Advantage(seen, error, 0.0, 0.0, torch.zeros_like(seen))
-    a, variance = seen[known], error[known].square()
-    spread = gain.estimate_spread(a, variance).s0 if len(a) > 1 else 0.0  # τ²
-    w = 1 / (spread + variance)
-    mean = w @ a / w.sum()  # μ
-    B = variance / (variance + spread)
-    expected = torch.full_like(seen, float(mean))
-    expected[known] = B * mean + (1 - B) * a
-    return Advantage(seen, error, float(mean), spread**0.5, expected)
+def covariance_of_draws(draws: Floats) -> Floats:
+    """[K, M, M] from draws [R, K, M]; NaN where most of them are undefined."""
+    known: NDArray[np.bool_] = np.isfinite(draws).all(2)  # type: ignore[assignment]  # [R, K]
+    number = known.sum(0)
+    centred = np.where(known[..., None], draws, 0.0)
+    centred -= known[..., None] * (centred.sum(0) / np.maximum(number, 1)[:, None])
+    covariance = np.einsum("rkm,rkl->kml", centred, centred) / np.maximum(number - 1, 1)[:, None, None]
+    return np.where((number > len(draws) // 2)[:, None, None], covariance, np.nan)
 
 
 def choose(advantages: Mapping[str, Advantage], sites: int) -> list[str]:
@@ -159,10 +181,7 @@ def decide(search: Search, tries: Tries, metric: Metric, reported: Metric | None
             "choose another --metric, such as accuracy or log_loss"
         )
     sites, replicates = data.num_clients, replicates_for(len(places))
-    alone = best[ALONE][1]
-    draws = bootstrap_draws(metric, alone, torch.arange(sites), replicates=replicates)
-    others = [one for one in tries.contenders if one.name != ALONE]
-    advantages = {one.name: advantage(metric, best[one.name][1], alone, draws) for one in others}
+    advantages = advantages_of(metric, {one.name: best[one.name][1] for one in tries.contenders}, replicates=replicates)
     chosen_tries = {one.name: search.make_try(best[one.name][0], one.method) for one in tries.contenders}
     validated = torch.bincount(data.train.owner[places], minlength=sites)
     outputs = {name: tries.outputs[name, number][places] for name, (number, _) in best.items()}
@@ -212,4 +231,4 @@ def pooled_value(metric: Metric, judged: Judged) -> float:
 
 def replicates_for(rows: int) -> int:
     """Number of bootstrap draws: a thousand, fewer of large tables, whose errors are small anyway."""
-    return max(100, min(1000, ROWS_DRAWN // max(rows, 1)))
+    return max(FEWEST_DRAWS, min(1000, ROWS_DRAWN // max(rows, 1)))

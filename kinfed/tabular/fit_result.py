@@ -21,7 +21,7 @@ from kinfed.tabular.portfolio import ALONE, LOCAL, Contender
 
 RECORD, MODELS_FOLDER, SERVER_FILE, PAGE = "fit.json", "models", "server.safetensors", "fit.html"
 SITES_FOLDER, RUNS = "sites", "runs"
-FORMAT = 4
+FORMAT = 5
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class SiteRecord:
     rare_rows: int | None  # of the test rows, those of the rarer of two classes; None unless there are two
     chosen: str  # a contender, by the folds
     together: str | None  # the best contender that learns with others
-    expected: float  # α̂ of what was chosen, over learning alone
+    expected: float  # α̂ of what was chosen, over learning alone, by validation rows
     expected_together: float
     baseline: Estimate  # the most frequent class, or the mean, of its own training rows
     alone: Estimate
@@ -81,6 +81,7 @@ class SiteRecord:
     gain_together: Estimate  # of `together` over alone
     rare_class: str = ""  # which of two classes is the rarer among the test rows
     gain_chosen: Estimate = Estimate(None)  # of `chosen` over alone
+    expected_gain: Estimate = Estimate(None)  # of `chosen` in the score that chose, test rows and drift included
     shares: dict[str, float] = field(default_factory=dict)  # of contenders, in what it is handed
     most_it_costs: float | None = None  # in expected log loss against alone; None where nothing is promised
     set_rows: int = 0  # test rows that calibrate its prediction sets
@@ -113,6 +114,7 @@ class FitResult:
     weights: str = ""  # which rows or classes count more than others, in words
     overall_by_rows: Estimate = Estimate(None)  # the same, every test row alike
     choice_metric: str = ""  # the proper score that contenders were chosen by
+    drift: float = 0.0  # by which test rows of all sites lower what validation rows had promised, in that score
     deploy: str = "chosen"  # what sites are handed: safe, chosen or certified
     folder: Path | None = None
     models: dict[str, ModelPipeline] = field(default_factory=dict, repr=False)  # by site, if not kept in a folder
@@ -176,7 +178,8 @@ class FitResult:
         if record.pop("format", None) != FORMAT:
             raise ConfigError(f"{folder / RECORD} is of another version of kinfed; fit again")
         estimates = (
-            "baseline", "alone", "one_model", "with_others", "deployed", "gain", "gain_together", "gain_chosen"
+            "baseline", "alone", "one_model", "with_others", "deployed", "gain", "gain_together", "gain_chosen",
+            "expected_gain",
         )  # fmt: skip
         sites = [SiteRecord(**(one | {name: Estimate(**one[name]) for name in estimates})) for one in record["sites"]]
         contenders = [ContenderRecord(**{**one, "sends": tuple(one["sends"])}) for one in record["contenders"]]

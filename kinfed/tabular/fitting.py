@@ -57,7 +57,7 @@ from kinfed.tabular.search import (
     method_config,
     outputs_on_test,
 )  # fmt: skip
-from kinfed.tabular.site_figures import HANDED, SiteFigures, judged_baseline, site_records
+from kinfed.tabular.site_figures import HANDED, ExpectedGains, SiteFigures, judged_baseline, site_records
 
 PLAN = "plan.json"
 AUDIT = "audit.json"
@@ -152,7 +152,9 @@ class SiteFit:
         outputs = {one.name: outputs_on_test(fitted[one.name], one.name, one) for one in decision.fitted}
         figures = self._figures(outputs)
         handed = self._hand_over(decision, outputs, figures)
-        result = self._result(tries, decision, fitted, self._figures(outputs | {HANDED: handed.outputs}), handed)
+        expectations = ExpectedGains.of_test_rows(self.choice_metric, self.data, decision, outputs)
+        with_handed = self._figures(outputs | {HANDED: handed.outputs})
+        result = self._result(tries, decision, fitted, with_handed, handed, expectations)
         models = self._models(decision, fitted, handed)
         if folder is None:
             return replace(result, models=models.sites, server=models.server)
@@ -248,15 +250,17 @@ class SiteFit:
         return plain_handover(names, taken, test)
 
     def _result(
-        self, tries: Tries, decision: FitDecision, fitted: dict[str, RunOutcome], figures: SiteFigures, handed: Handover
-    ) -> FitResult:
+        self, tries: Tries, decision: FitDecision, fitted: dict[str, RunOutcome], figures: SiteFigures,
+        handed: Handover, expectations: ExpectedGains,
+    ) -> FitResult:  # fmt: skip
         data = self.data
         by_sites, by_rows = figures.overall()
         return FitResult(
             problem=data.problem, metric=self.metric.name, table=self.source.name, settings=self.settings.dump(),
             trials=tries.trials, left_out=tries.left_out,
             contenders=tuple(self._contender(one, decision, fitted) for one in decision.contenders),
-            sites=site_records(data, decision, figures, handed), overall=by_sites, overall_by_rows=by_rows,
+            sites=site_records(data, decision, figures, handed, expectations), drift=expectations.drift,
+            overall=by_sites, overall_by_rows=by_rows,
             choice_metric=self.choice_metric.name, deploy=self.settings.deploy,
             notes=tuple(data.notes),
             statistics_bytes=fitted[ALONE].federations[self.settings.seed].statistics_bytes[1] // data.num_clients,

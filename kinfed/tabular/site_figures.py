@@ -9,6 +9,7 @@ mean gain over sites counts every site alike, with Student's t over sites; besid
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,13 +23,14 @@ from kinfed.runs import constant_outputs
 from kinfed.tabular.decision import FitDecision, advantage, judged_test, replicates_for, values
 from kinfed.tabular.fit_result import Estimate, SiteRecord
 from kinfed.tabular.portfolio import ALONE, BASELINE, ONE_MODEL
-from kinfed.theory import certificates
+from kinfed.theory import certificates, joint_gains
 
 if TYPE_CHECKING:
     from kinfed.tabular.handover import Handover
 
 UNDEFINED, NO_GAIN = Estimate(None), Estimate(0.0, 0.0, 0.0)
 HANDED = "handed over"  # no contender: what a site deploys
+NORMAL = 1.959964  # standard deviations to either side of a mean that hold 95 %
 SETS_SHOWN = 0.9  # the level of the prediction sets that pages speak of
 
 
@@ -97,6 +99,38 @@ class SiteFigures:
         return by_sites, Estimate(float(np.average(gains[known], weights=rows)))
 
 
+@dataclass(frozen=True)
+class ExpectedGains:
+    """Gains to expect of what the folds chose, in the score that chose: partial pooling of validation rows, corrected
+    by what the test rows of all sites say of it (kinfed.theory.joint_gains)."""
+
+    drift: float
+    gains: list[Estimate]  # [K]; undefined at sites that stay alone
+
+    @classmethod
+    def of_test_rows(
+        cls, metric: Metric, data: Federation, decision: FitDecision, outputs: Mapping[str, torch.Tensor]
+    ) -> "ExpectedGains":
+        owner = data.test.owner
+        taken = torch.tensor([list(outputs).index(name) for name in decision.chosen])[owner]
+        chosen = torch.stack(list(outputs.values()))[taken, torch.arange(len(owner))]
+        one = advantage(
+            metric, judged_test(chosen, data), judged_test(outputs[ALONE], data), replicates=replicates_for(len(owner))
+        )
+        moves = np.array([name != ALONE for name in decision.chosen])
+        test = np.where(moves, one.seen.numpy(), np.nan)
+        beliefs = [decision.advantages.get(name) for name in decision.chosen]
+        expected, variance = (
+            np.array([0.0 if belief is None else float(getattr(belief, part)[k]) for k, belief in enumerate(beliefs)])
+            for part in ("expected", "variance")
+        )
+        drift = joint_gains.drift_of(test, one.error.square().numpy(), expected, variance)
+        mean, spread = joint_gains.with_test_rows(test, one.error.square().numpy(), expected, variance, drift)
+        reach = NORMAL * np.sqrt(spread)
+        ends = zip(mean.tolist(), (mean - reach).tolist(), (mean + reach).tolist(), moves, strict=True)
+        return cls(drift.value, [Estimate(*numbers) if move else UNDEFINED for *numbers, move in ends])
+
+
 def bound_estimate(bound: certificates.Bound) -> Estimate:
     return Estimate(bound.value, bound.low, bound.high, bound.at_least)
 
@@ -121,7 +155,7 @@ def _within(estimate: Estimate, lowest: float, highest: float) -> Estimate:
 
 
 def site_records(
-    data: Federation, decision: FitDecision, figures: SiteFigures, handed: "Handover"
+    data: Federation, decision: FitDecision, figures: SiteFigures, handed: "Handover", expectations: ExpectedGains
 ) -> tuple[SiteRecord, ...]:
     counts, rarer = data.train.count, data.class_counts("test").min(1)
     binary, classes = data.problem.kind == "binary", data.problem.class_labels
@@ -139,7 +173,7 @@ def site_records(
             figures.value(HANDED, k), NO_GAIN if handed.shares_of(k).keys() == {ALONE} else figures.gain(HANDED, k),
             figures.gain(together, k),
             classes[int(rarer.indices[k])] if binary else "", gain_chosen=figures.gain(chosen, k),
-            shares=handed.shares_of(k), most_it_costs=handed.most_it_costs[k],
+            expected_gain=expectations.gains[k], shares=handed.shares_of(k), most_it_costs=handed.most_it_costs[k],
             set_rows=handed.sets[k].rows, covered=_finite(handed.sets[k].covered[SETS_SHOWN]),
             set_size=_finite(handed.sets[k].sizes[SETS_SHOWN]),
         )

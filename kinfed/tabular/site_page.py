@@ -32,7 +32,7 @@ def page(result: FitResult, folder: Path) -> str:
         definition=result.known_metric.definition.replace("client", "site"),
         notes=result.notes, cautions=cautions(result, words), weights=result.weights, table=site_table(result),
         sites=[(site, words.sentence(site), words.certificate(site), _details(site, words)) for site in result.sites],
-        insurance=words.insurance(), score=words.choice.noun, safe=result.deploy == "safe",
+        insurance=words.insurance(), drift=words.drift(), score=words.choice.noun, safe=result.deploy == "safe",
         leaves=[(one.title, words.leaves(one), takers(result, one.name)) for one in chosen],
         tried=tried_table(result), settings=result.settings, trials=result.trials, left_out=result.left_out,
         models=[(site.site, str(site_path(folder, site.site).relative_to(folder))) for site in result.sites],

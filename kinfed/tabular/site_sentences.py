@@ -135,15 +135,32 @@ class Wording:
         gain = site.gain_chosen
         if site.chosen == ALONE or gain.value is None:
             return ""
-        title = self.title(site.chosen)
+        title, expected = self.title(site.chosen), self.expected(site)
         if gain.at_least is None:
-            return f"Not shown: {title} has too few test rows for a bound."
+            return f"Not shown: {title} has too few test rows for a bound. {expected}"
         about = " about" if self.style.name != "accuracy" and site.test_rows < certificates.FEW else ""
         if gain.is_shown:
-            return f"Shown (95 %): {title} by itself gains{about} {self.gain(gain.at_least)} or more."
+            return f"Shown (95 %): {title} by itself gains{about} {self.gain(gain.at_least)} or more. {expected}"
         return (
             f"Not shown: {title} by itself gains {self.gain(gain.value)} on these rows, lower bound{about} "
-            f"{signed(gain.at_least, self.style)}."
+            f"{signed(gain.at_least, self.style)}. {expected}"
+        )
+
+    def expected(self, site: SiteRecord) -> str:
+        """The gain to expect of what the folds chose, which is never called shown."""
+        gain = site.expected_gain
+        if gain.value is None or gain.low is None or gain.high is None:
+            return ""
+        ends = f"{signed(gain.low, self.choice)} to {signed(gain.high, self.choice)}"
+        return f"Expected from all rows of all sites: {self.advantage(gain.value)} in {self.choice.noun} ({ends})."
+
+    def drift(self) -> str:
+        """What validation rows had promised too much; "" where they had not."""
+        if self.result.drift >= 0:
+            return ""
+        return (
+            f"Here the test rows of all sites together lower it by {self.advantage(-self.result.drift).lstrip('+')} in "
+            f"{self.choice.noun}: figures called expected have that taken off."
         )
 
     def promise(self, site: SiteRecord) -> str:

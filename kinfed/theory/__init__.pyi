@@ -1,9 +1,12 @@
 from kinfed.theory import certificates as certificates
+from kinfed.theory import joint_gains as joint_gains
 from kinfed.theory import safe_mixture as safe_mixture
 from kinfed.theory.gaussian import CASES as CASES
 from kinfed.theory.gaussian import Case as Case
 from kinfed.theory.gaussian import GaussianTask as GaussianTask
 from kinfed.theory.gaussian import draw as draw
+from kinfed.theory.spread import Spread as Spread
+from kinfed.theory.spread import estimate_spread as estimate_spread
 from kinfed.theory.two_level import Numbers as Numbers
 from kinfed.theory.two_level import TwoLevel as TwoLevel
 from kinfed.theory.two_level import log_shrink as log_shrink

@@ -1,8 +1,6 @@
-"""Partial pooling of advantages over sites, against its formulas and limits."""
+"""Advantages of contenders by site, and choices by them."""
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import pytest
@@ -11,62 +9,16 @@ import torch
 from kinfed.data.examples.problem import Problem
 from kinfed.engine.scoring.metric_catalogue import METRICS
 from kinfed.engine.scoring.metrics import Judged
-from kinfed.tabular.decision import Advantage, advantage, best_together, choose, shrunk
+from kinfed.tabular.decision import Advantage, advantage, advantages_of, best_together, choose, covariance_of_draws
 from kinfed.tabular.site_figures import HANDED, SiteFigures
-
-NAN = math.nan
 
 
 def tensor(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def test_sites_that_differ_by_chance_alone_share_one_estimate() -> None:
-    one = shrunk(tensor(0.01, 0.02, 0.03), tensor(0.1, 0.1, 0.2))
-    assert one.spread == 0
-    mean = (0.01 / 0.01 + 0.02 / 0.01 + 0.03 / 0.04) / (1 / 0.01 + 1 / 0.01 + 1 / 0.04)
-    assert one.mean == pytest.approx(mean)
-    assert one.expected.tolist() == pytest.approx([mean] * 3)
-
-
-def test_two_sites_by_hand() -> None:
-    # Q(τ²) = (a − b)² / (2 (τ² + s²)) for equal errors, and M − 1 = 1: τ² = (a − b)² / 2 − s².
-    a, b, s = 0.3, -0.1, 0.1
-    one = shrunk(tensor(a, b), tensor(s, s))
-    tau2 = (a - b) ** 2 / 2 - s**2
-    assert one.spread == pytest.approx(math.sqrt(tau2))
-    B = s**2 / (s**2 + tau2)
-    assert one.expected.tolist() == pytest.approx([B * 0.1 + (1 - B) * a, B * 0.1 + (1 - B) * b])
-
-
-def test_precise_sites_keep_their_own_and_vague_ones_take_the_others() -> None:
-    one = shrunk(tensor(0.5, -0.5, 0.9), tensor(1e-6, 1e-6, 1e6))
-    assert one.expected[:2].tolist() == pytest.approx([0.5, -0.5], abs=1e-6)
-    assert float(one.expected[2]) == pytest.approx(one.mean, abs=1e-6)
-
-
-def test_a_site_where_nothing_is_known_takes_the_mean() -> None:
-    one = shrunk(tensor(0.1, NAN, 0.2), tensor(0.1, NAN, 0.1))
-    assert float(one.expected[1]) == pytest.approx(one.mean)
-    nothing = shrunk(tensor(NAN, NAN), tensor(NAN, NAN))
-    assert nothing.expected.tolist() == [0.0, 0.0]
-
-
-def test_pooling_is_nearer_to_the_truth_than_either_extreme() -> None:
-    draw = np.random.default_rng(0)
-    errors = {"own": 0.0, "mean": 0.0, "pooled": 0.0}
-    for _ in range(20):
-        truth = draw.normal(0.02, 0.05, 30)
-        s = draw.uniform(0.02, 0.2, 30)
-        a = truth + s * draw.normal(size=30)
-        one = shrunk(torch.from_numpy(a), torch.from_numpy(s))
-        for name, guess in (("own", a), ("mean", np.full(30, one.mean)), ("pooled", one.expected.numpy())):
-            errors[name] += float(((guess - truth) ** 2).sum())
-    assert errors["pooled"] < 0.9 * min(errors["own"], errors["mean"])
-
-
 def expecting(*values: float) -> Advantage:
-    return Advantage(tensor(*values), tensor(*[0.1] * len(values)), 0.0, 0.0, tensor(*values))
+    return Advantage(0.0, 0.0, tensor(*values), tensor(*[0.01] * len(values)))
 
 
 def test_a_site_takes_the_largest_and_alone_among_equals() -> None:
@@ -91,6 +43,25 @@ def test_advantages_are_differences_on_the_same_draws() -> None:
     assert one.seen.tolist() == pytest.approx([0.0, -1.0])
     # Equal models differ in no draw: what is left is half a row, (0.5 / 2) / 20 and (1 / 2) / 10.
     assert one.error.tolist() == pytest.approx([0.5 / 40, 1 / 20])
+
+
+def test_all_contenders_are_pooled_together_with_half_a_row_of_doubt() -> None:
+    right = [[1, 0] * 10, [1] * 10, [0, 0, 1] * 5]
+    same = judged(right)
+    advantages = advantages_of(METRICS.named("accuracy"), {"alone": same, "twin": same, "copy": same})
+    assert list(advantages) == ["twin", "copy"]
+    for one in advantages.values():
+        assert one.expected.tolist() == pytest.approx([0.0] * 3)
+        assert bool((one.variance > 0).all())
+    assert advantages_of(METRICS.named("accuracy"), {"alone": same}) == {}
+
+
+def test_covariances_are_those_of_draws_that_are_defined() -> None:
+    draws = np.random.default_rng(1).normal(size=(200, 2, 3))
+    draws[:50, 0, 1], draws[:120, 1, 2] = np.nan, np.nan
+    covariance = covariance_of_draws(draws)
+    np.testing.assert_allclose(covariance[0], np.cov(draws[50:, 0].T))
+    assert np.isnan(covariance[1]).all()
 
 
 def test_errors_count_positive_where_they_fall() -> None:
