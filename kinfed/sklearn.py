@@ -119,14 +119,21 @@ class PersonalizedClassifier(ClassifierMixin, PersonalizedEstimator):  # type: i
 
     def predict_proba(self, X: Any, client: Any = None) -> Array:
         """[n, C] in the order of `classes_`."""
-        logits = self._outputs(X, client)
-        shifted = np.exp(logits - logits.max(1, keepdims=True))
-        return np.asarray(shifted / shifted.sum(1, keepdims=True))
+        return _softmax(self._outputs(X, client))
 
     def predict(self, X: Any, client: Any = None) -> Array:
         """[n] classes."""
         logits = self._outputs(X, client)
         return np.asarray(self.classes_[logits.argmax(1)])
+
+    def predict_set(self, X: Any, client: Any = None, level: float = 0.9) -> Array:
+        """[n, C] which of `classes_` are in each row's prediction set, the likeliest always: it holds the truth about
+        so often (algorithm="auto" has folds to calibrate it by; sets of new clients count all clients alike)."""
+        logits, thresholds = self._answers(X, client, level)
+        p = _softmax(logits)
+        inside = 1 - p <= thresholds[:, None]
+        inside[np.arange(len(p)), p.argmax(1)] = True
+        return np.asarray(inside)
 
     def score(self, X: Any, y: Any, client: Any = None, sample_weight: Any = None) -> float:
         """Accuracy."""
@@ -158,6 +165,12 @@ class PersonalizedRegressor(RegressorMixin, PersonalizedEstimator):  # type: ign
     def predict(self, X: Any, client: Any = None) -> Array:
         """[n] numbers in the target's own unit."""
         return np.asarray(self._outputs(X, client)[:, 0])
+
+    def predict_set(self, X: Any, client: Any = None, level: float = 0.9) -> Array:
+        """[n, 2] ends of intervals that hold the truth about so often (with algorithm="auto", which has folds to
+        calibrate them; at a new client they count all clients alike)."""
+        outputs, thresholds = self._answers(X, client, level)
+        return np.asarray(np.stack([outputs[:, 0] - thresholds, outputs[:, 0] + thresholds], 1))
 
     def score(self, X: Any, y: Any, client: Any = None, sample_weight: Any = None) -> float:
         """R²."""
@@ -224,6 +237,11 @@ class PersonalizedSurvival(PersonalizedEstimator):
         judged = Judged(output, target[order], owners[order], int(owners.max()) + 1, problem)
         right, pairs = METRICS.named("concordance").sums(judged)
         return float(right.sum() / pairs.sum()) if pairs.sum() else float("nan")
+
+
+def _softmax(logits: Array) -> Array:
+    shifted = np.exp(logits - logits.max(1, keepdims=True))
+    return np.asarray(shifted / shifted.sum(1, keepdims=True))
 
 
 def _times_and_events(y: Any) -> Array:

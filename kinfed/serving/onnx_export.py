@@ -6,7 +6,9 @@
              and counts in the target's own unit
 
 The file's metadata say what belongs to it: `classes`, `features` (what columns become, names such as `cp=2`), `inputs`
-(the whole of it, as in kinfed's own files) and all that the model says of itself. PyTorch's exporter (torch.onnx, by
+(the whole of it, as in kinfed's own files), `sets` (thresholds of prediction sets by level: classes with 1 − p at most
+that, and the likeliest; of numbers half the width of the interval; null holds everything) and all that the model says
+of itself. PyTorch's exporter (torch.onnx, by
 onnxscript) writes scaling and network, the helpers of the package onnx what columns become; nothing is checked with a
 runtime here. The inputs of a table are called as their columns:
 

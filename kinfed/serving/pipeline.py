@@ -282,7 +282,7 @@ class ModelPipeline:
         """The largest score in a prediction set of that level; refused where the file has none."""
         known = json.loads(self.about.get("sets", "{}"))
         if (name := f"{level:g}") not in known:
-            levels = ", ".join(known) or "none: sets are calibrated by kinfed fit"
+            levels = ", ".join(known) or 'none: kinfed fit calibrates sets, and so does algorithm="auto" of estimators'
             raise ConfigError(f"prediction sets of level {level:g} are not in this model's file; it has {levels}")
         return inf if known[name] is None else float(known[name])
 

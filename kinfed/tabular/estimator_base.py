@@ -159,19 +159,25 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-lear
 
     def _outputs(self, X: Any, client: Any) -> Array:
         """[n, C] float64 logits, or [n, 1] numbers in the target's own unit."""
+        return self._answers(X, client)[0]
+
+    def _answers(self, X: Any, client: Any, level: float | None = None) -> tuple[Array, Array]:
+        """Outputs, and with a `level` thresholds [n] of prediction sets, each row by its client's model."""
         check_is_fitted(self)
         X, client = self._rows(X, client)
         X = self._validated(X, reset=False)
         columns, first = self._columns(X), next(iter(self._pipelines.values()))
         rows = len(next(iter(columns.values())))
-        out = np.empty((rows, first.inputs.problem.outputs))
+        out, thresholds = np.empty((rows, first.inputs.problem.outputs)), np.full(rows, np.inf)
         for model, places in self._rows_by_model(client, rows).items():
             part = {name: values.take(places) for name, values in columns.items()}
             try:
                 out[places] = _forward(self._pipelines[model], self._modules[model], part)
+                if level is not None:
+                    thresholds[places] = self._pipelines[model].set_threshold(level)
             except KinfedError as error:
                 raise ValueError(str(error)) from error
-        return out
+        return out, thresholds
 
     def _rows_by_model(self, client: Any, rows: int) -> dict[str | None, Array]:
         """Rows of every model that is asked; None is the server's."""

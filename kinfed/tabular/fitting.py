@@ -173,7 +173,7 @@ class SiteFit:
         search = self._make_search(FoldStore(None), budget)
         alone = self.methods == (LOCAL,) and self.settings.trials == 1
         decision = only_choice(search) if alone else decide(search, search.run(), self.choice_metric)
-        return self._models(decision, self._fit_all(decision, None, budget), None)
+        return self._models(decision, self._fit_all(decision, None, budget), self._by_folds(decision))
 
     def _make_search(self, store: FoldStore, budget: TimeBudget) -> Search:
         return Search(
@@ -249,6 +249,18 @@ class SiteFit:
             taken = [name if figures.gain(name, k).is_shown else ALONE for k, name in enumerate(taken)]
         return plain_handover(names, taken, test)
 
+    def _by_folds(self, decision: FitDecision) -> Handover | None:
+        """What the folds chose, with prediction sets by the rows that they validated: of models of fewer rows, so that
+        coverage is not exact even with own rows alone. None without folds, or where sets are not known."""
+        data, places, names = self.data, decision.places, list(decision.outputs)
+        one_number = data.problem.is_regression and not data.problem.shape
+        if not len(places) or not (one_number or data.problem.classifies):
+            return None
+        rows, owner = data.train.rows[places], data.train.owner[places]
+        variance = residual_variance(decision.outputs[ALONE], data, rows, owner) if one_number else None
+        validated = OutputsOfAll.of_rows(decision.outputs, names, data, rows, owner, variance)
+        return plain_handover(names, decision.chosen, validated)
+
     def _result(
         self, tries: Tries, decision: FitDecision, fitted: dict[str, RunOutcome], figures: SiteFigures,
         handed: Handover, expectations: ExpectedGains,
@@ -287,7 +299,7 @@ class SiteFit:
         )  # fmt: skip
 
     def _models(self, decision: FitDecision, fitted: dict[str, RunOutcome], handed: Handover | None) -> FittedModels:
-        """Models of all sites; without test rows nothing is `handed` over but what the folds chose."""
+        """Models of all sites; where nothing is `handed` over, what the folds chose."""
         kinds = {one.name: one.model for one in decision.contenders}
         chosen = dict(zip(self.data.names, decision.chosen, strict=True))
 

@@ -141,4 +141,8 @@ def test_a_mixture_of_two_kinds_of_model_is_exported(folder: Path, table: Table,
         "group": np.array([[v] for v in table["group"]], object),
     }
     (p,) = session.run(["probabilities"], rows)
+    threshold = json.loads(session.get_modelmeta().custom_metadata_map["sets"])["0.9"]
+    inside = (1 - p <= threshold) | (p == p.max(1, keepdims=True))
+    sets = FitResult.read(folder).model("lake").predictions(table, level=0.9).sets
+    assert [[name for name, one in zip(("ill", "well"), row, strict=True) if one] for row in inside] == sets
     np.testing.assert_allclose(p, FitResult.read(folder).model("lake").predict_proba(table), atol=1e-5)

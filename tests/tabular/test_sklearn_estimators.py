@@ -197,3 +197,26 @@ def test_classes_count_by_their_weights() -> None:
         share_of_rare(class_weight={"maybe": 2})
     with pytest.raises(ValueError, match="class_weight is balanced, by_client or"):
         share_of_rare(class_weight="equal")
+
+
+def test_prediction_sets_of_estimators_hold_the_truth_about_as_often_as_they_say() -> None:
+    draw = np.random.default_rng(3)
+    X, client = draw.normal(size=(900, 3)), np.repeat([f"c{k:02}" for k in range(12)], 75)
+    score = X[:, 0] + 0.8 * draw.normal(size=900)
+    train = np.arange(900) % 3 > 0
+    for estimator, y in ((PersonalizedClassifier, score > 0), (PersonalizedRegressor, score)):
+        model = estimator(rounds=5, folds=3).fit(X[train], y[train], client=client[train])
+        for names in (client[~train], None):  # clients of the fit, and one that was not there
+            sets = model.predict_set(X[~train], client=names, level=0.8)
+            truth = y[~train]
+            if estimator is PersonalizedClassifier:
+                covered = sets[np.arange(len(truth)), np.searchsorted(model.classes_, truth)]
+                assert sets.any(1).all()
+            else:
+                covered = (sets[:, 0] <= truth) & (truth <= sets[:, 1])
+            assert 0.72 <= covered.mean() <= 0.97
+    with pytest.raises(ValueError, match=r"sets of level 0\.42 are not in"):
+        model.predict_set(X, client=client, level=0.42)
+    alone = PersonalizedClassifier("local", rounds=2).fit(X, score > 0, client=client)
+    with pytest.raises(ValueError, match='algorithm="auto"'):
+        alone.predict_set(X, client=client)

@@ -40,7 +40,7 @@ class Collector:
     def __init__(self) -> None:
         self.measured: Measurements = {}
 
-    def put(self, row: str, seed: int, **figures: float) -> None:
+    def put(self, row: str, seed: int, **figures: float | np.floating[Any]) -> None:
         for metric, value in figures.items():
             if np.isfinite(value):
                 self.measured.setdefault(row, {}).setdefault(metric, {})[seed] = float(value)
@@ -171,7 +171,7 @@ FIT: dict[str, Any] = {"algorithms": "ditto,kin", "models": "mlr", "trials": 1, 
 
 
 def rows_of(name: str, most: int, seed: int) -> pa.Table:
-    """At most so many rows of a table, drawn anew for every seed."""
+    """Rows of a table, `most` of them at most, drawn anew for every seed."""
     files = sorted((data_folder(None) / name).glob("train-*.parquet"))
     if not files:
         raise DataError(f"the table {name} is not in the data folder; see docs/data.md")
