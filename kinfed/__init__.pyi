@@ -3,6 +3,8 @@ from kinfed.algorithms.base import Algorithm as Algorithm
 from kinfed.api.run_result import RunResult as RunResult
 from kinfed.api.run_result import load as load
 from kinfed.api.run_result import run as run
+from kinfed.arena.studies import StudyResult as StudyResult
+from kinfed.arena.studies import study as study
 from kinfed.config.config import RunConfig as RunConfig
 from kinfed.config.config_reading import make_config as make_config
 from kinfed.core.registry import register as register

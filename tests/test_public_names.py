@@ -25,8 +25,9 @@ from kinfed.errors import ConfigError
 
 def test_public_names() -> None:
     assert kinfed.__all__ == [
-        "Algorithm", "Federation", "FitResult", "KinfedError", "LocalTraining", "RunConfig", "RunResult", "fit", "load",
-        "lora", "make_algorithm", "make_config", "register", "run", "simulate",
+        "Algorithm", "Federation", "FitResult", "KinfedError", "LocalTraining", "RunConfig", "RunResult",
+        "StudyResult", "fit", "load",
+        "lora", "make_algorithm", "make_config", "register", "run", "simulate", "study",
     ]  # fmt: skip
     for name in kinfed.__all__:
         assert getattr(kinfed, name) is not None
@@ -36,7 +37,9 @@ def test_public_names() -> None:
 
 
 PUBLIC = {name: getattr(kinfed, name) for name in kinfed.__all__} | {"check_algorithm": kinfed.testing.check_algorithm}
-WITH_EXAMPLE = [name for name in PUBLIC if name not in ("FitResult", "KinfedError", "RunResult")]  # which others return
+WITH_EXAMPLE = [
+    name for name in PUBLIC if name not in ("FitResult", "KinfedError", "RunResult", "StudyResult")
+]  # which others return
 
 
 @pytest.mark.parametrize("name", WITH_EXAMPLE)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     import pyarrow as pa
 
+    from kinfed.report.drawing import Figure, Layout, Trace
+
 BACKENDS = ("pandas", "polars", "pyarrow")
 Row = dict[str, Any]
 _TEXT = ("algorithm", "client", "name")
@@ -94,10 +96,7 @@ def _column(name: str, values: list[Any]) -> pa.Array:
 
 def plot(comparison: Comparison, what: str, kind: Kind) -> go.Figure:
     """One view of a figure of the report, with a legend and a background of its own: a page has these around it."""
-    import plotly.graph_objects as go
-
     from kinfed.report import bytes_against_accuracy, distribution, learning_curves
-    from kinfed.report.drawing import BACKGROUND
 
     plots = {"rounds": learning_curves, "bytes": bytes_against_accuracy, "clients": distribution}
     if what not in plots:
@@ -111,6 +110,19 @@ def plot(comparison: Comparison, what: str, kind: Kind) -> go.Figure:
             f"there is nothing to plot of the {kind} models over {what}: no method has been evaluated so, or sent "
             "anything; `result.to_frame()` shows what was measured"
         )
+    return _plotly(figure, traces, layout)
+
+
+def as_plotly(figure: Figure) -> go.Figure:
+    """A figure of the report as it begins, for notebooks."""
+    return _plotly(figure, *figure.shown(figure.initial_view))
+
+
+def _plotly(figure: Figure, traces: list[Trace], layout: Layout) -> go.Figure:
+    import plotly.graph_objects as go
+
+    from kinfed.report.drawing import BACKGROUND
+
     legend = bool(figure.methods)
     layout |= {"paper_bgcolor": BACKGROUND, "plot_bgcolor": BACKGROUND, "height": figure.height, "showlegend": legend}
     if legend:

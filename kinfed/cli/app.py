@@ -16,6 +16,7 @@ from kinfed.cli import (
     predict_command,
     results_command,
     run_command,
+    study_command,
     tune_command,
 )
 from kinfed.cli import deploy_up_command as site_commands
@@ -53,6 +54,8 @@ app.command(cls=SettingsCommand.taking())(run_command.run)
 app.command(cls=fit_command.FitCommand)(fit_command.fit)
 app.command(cls=SettingsCommand.taking(reads_file=False))(run_command.init)
 app.command(cls=SettingsCommand.taking(*tune_command.SETTINGS, texts=tune_command.TEXTS))(tune_command.tune)
+app.command()(study_command.study)
+app.command()(study_command.table)
 app.command("list")(inspect_command.list_)
 app.command(cls=SettingsCommand.taking(*inspect_command.DESCRIBE_SETTINGS))(inspect_command.describe)
 for command in (

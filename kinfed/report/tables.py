@@ -43,6 +43,7 @@ class TableCell:
     text: str
     spread: str = ""  # follows the text after ±
     best: bool = False
+    second: bool = False  # the best of those that are not
     tone: str = ""  # one of TONES
     link: str = ""
     sort_value: float | None = None  # what a sortable column is sorted by
@@ -114,7 +115,7 @@ class TextTable:
             if not text and cell.interval is not None:
                 return f"`{cell.interval_text}`"
             text = f"[{text}]({cell.link})" if cell.link else text
-            return f"**{text}**" if cell.best else text
+            return f"**{text}**" if cell.best else f"<u>{text}</u>" if cell.second else text
 
         rules = ("---:" if column.kind == "figure" else "---" for column in self.columns)
         lines = [[_markdown(column.full_heading) for column in self.columns], *(map(entry, row) for row in self.rows)]
@@ -126,7 +127,7 @@ class TextTable:
 
         def entry(cell: TableCell) -> str:
             text = str(cell).translate(_LATEX)
-            return rf"\textbf{{{text}}}" if cell.best else text
+            return rf"\textbf{{{text}}}" if cell.best else rf"\underline{{{text}}}" if cell.second else text
 
         columns = "".join("r" if column.kind == "figure" else "l" for column in self.columns)
         lines = [[c.full_heading.translate(_LATEX) for c in self.columns], *(map(entry, row) for row in self.rows)]
@@ -151,8 +152,12 @@ class TextTable:
             # On a narrow terminal figures wrap: cut ones would be other figures.
             table.add_column(Text(column.full_heading), justify="right" if column.kind == "figure" else "left")
         for row in self.rows:
-            table.add_row(*(Text(str(cell), style=TONES.get(cell.tone, "bold" if cell.best else "")) for cell in row))
+            table.add_row(*(Text(str(cell), style=TONES.get(cell.tone, _emphasis(cell))) for cell in row))
         return table
+
+
+def _emphasis(cell: TableCell) -> str:
+    return "bold" if cell.best else "underline" if cell.second else ""
 
 
 def csv_text(headings: Sequence[str], rows: Iterable[Iterable[object]]) -> str:

@@ -19,6 +19,7 @@ from kinfed.report.drawing.looks import shown as shown
 from kinfed.report.drawing.looks import signed as signed
 from kinfed.report.drawing.looks import style_of as style_of
 from kinfed.report.drawing.looks import styles as styles
+from kinfed.report.drawing.marks import curve as curve
 from kinfed.report.drawing.marks import dots as dots
 from kinfed.report.drawing.marks import in_view as in_view
 from kinfed.report.drawing.marks import level as level
