@@ -3,7 +3,7 @@
 Bold is, in each column, the best mean and every method that it does not lead clearly: Student's interval of the paired
 differences by seed, at 95 % for all rivals of the column together (Bonferroni). Underlined is the best of the others. A
 rank is a method's place among the methods of a column, seed by seed, ties shared; its interval is Student's over
-columns, or over seeds where there is one column. Columns that share clients are not independent draws: intervals of
+columns, or over the seeds of a single column. Columns that share clients are not independent draws: intervals of
 ranks say how stable ranks are over these columns, not over all data there could be."""
 
 from __future__ import annotations
