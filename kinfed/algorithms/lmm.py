@@ -230,16 +230,14 @@ class LMM(BySums[Server, Nothing, Fit]):
 
     def personalize(self, task: Task, client: Nothing, down: Fit, data: Cohort) -> Tensor | dict[str, Tensor]:
         """β + b_k, with its variance."""
-        beta, inverse, psi, sigma2 = (numpy_of(tensor[0]) for tensor in down.named().values())
-        sums, noise = moments(task, data.train), float(sigma2)
-        z = np.flatnonzero(np.diag(psi)).tolist()
-        coefficients = np.tile(beta, (len(sums), 1))
-        variance = np.tile(noise * inverse, (len(sums), 1, 1))
-        if z and noise > 0:
-            inner = psi[np.ix_(z, z)]
-            coefficients[:, z] += site_effects(sums, z, beta, inner, noise)[0]
-            variance = row_variance(sums, z, inner, noise, noise * inverse)
-        return posterior_rows(places_of(task).to(task.device), coefficients, variance, noise)
+        return _posterior(moments(task, data.train), down.map(lambda tensor: tensor[0]), places_of(task), task.device)
+
+    def site_models(self, server: Server, ids: Tensor) -> Tensor:
+        """[n, P + E + 1] the models that these sites compute from their own rows, from their sums that the server has
+        kept."""
+        p = len(server.fit.beta)
+        (sums,) = unpacked_parts(server.sums[ids], (p + 1, p + 1))
+        return _posterior(sums, server.fit, server.places, server.places.device)
 
     def server_models(self, server: Server) -> ServerModels | None:
         """The model of a site that nothing is known of: β, with the variance between sites."""
@@ -283,6 +281,19 @@ class LMM(BySums[Server, Nothing, Fit]):
             for name, value in zip(columns, values, strict=True):
                 columns[name][heard] = value
         return {name: tensor_of(value) for name, value in columns.items()}
+
+
+def _posterior(sums: Array, fit: Fit, places: Tensor, device: torch.device) -> Tensor:
+    """[n, P + E + 1] models of sites with these sums [n, p + 1, p + 1]."""
+    beta, inverse, psi, sigma2 = (numpy_of(tensor) for tensor in fit.named().values())
+    z, noise = np.flatnonzero(np.diag(psi)).tolist(), float(sigma2)
+    coefficients = np.tile(beta, (len(sums), 1))
+    variance = np.tile(noise * inverse, (len(sums), 1, 1))
+    if z and noise > 0:
+        inner = psi[np.ix_(z, z)]
+        coefficients[:, z] += site_effects(sums, z, beta, inner, noise)[0]
+        variance = row_variance(sums, z, inner, noise, noise * inverse)
+    return posterior_rows(places.to(device), coefficients, variance, noise)
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ app.command("list")(inspect_command.list_)
 app.command(cls=SettingsCommand.taking(*inspect_command.DESCRIBE_SETTINGS))(inspect_command.describe)
 for command in (
     results_command.report, results_command.export, results_command.adopt, results_command.gain,
-    results_command.coefficients,
+    results_command.coefficients, results_command.forget,
     results_command.compare, results_command.runs, results_command.board, results_command.watch,
 ):  # fmt: skip
     app.command(cls=results_command.AdoptCommand if command is results_command.adopt else None)(command)

@@ -150,6 +150,27 @@ def adopt(
         say(f"wrote    {out}")
 
 
+def forget(
+    folder: RunFolderArgument,
+    client: Annotated[list[str], Option(help="Name of a client to forget; may be given several times.")],
+    out: Annotated[Path, Option("--out", "-o", help="Folder for the models and the record.")],
+    algorithm: Algorithm = None,
+    seed: Seed = None,
+    plugin: Plugins = None,
+    trust_plugins: TrustPlugins = False,
+) -> None:
+    """Take clients out of a finished run, exactly (method lmm): the fit as if they had never taken part."""
+    from kinfed.newcomers import forget as forget_clients
+
+    trust_recorded(folder, trust_plugins)
+    forgotten = forget_clients(folder, client, algorithm, seed=seed)
+    forgotten.save(out)
+    for sentence in forgotten.coefficients().sentences():
+        say(sentence)
+    say(f"{', '.join(forgotten.names)} left no sum in {out}; {folder} is as it was: delete it to forget them there")
+    say(f"wrote    {out} ({len(forgotten.models)} models, server.safetensors, forgotten.json)")
+
+
 def watch(
     model: Annotated[Path, Argument(help="Folder of kinfed fit, or a model file with --against.")],
     table: Annotated[Path, Argument(help="New labelled rows in the order they came: .csv or .parquet.")],

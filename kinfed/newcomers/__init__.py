@@ -1,4 +1,4 @@
-"""Clients that were not there: personal models for them from a finished run."""
+"""Clients that come to a finished run, and personal models for them; clients that leave it."""
 
 from kinfed.core.door import open_door
 

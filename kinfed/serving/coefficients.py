@@ -22,6 +22,7 @@ from kinfed.errors import ConfigError
 from kinfed.records import RunRecord, TrialRecord, pick
 
 if TYPE_CHECKING:
+    from kinfed.data import Description
     from kinfed.serving.model_inputs import ModelInputs
 
 LEVEL = 0.95
@@ -133,7 +134,7 @@ def coefficients_of(run: RunRecord, label: str | None = None, seed: int | None =
     if seed is not None and seed not in seeds:
         raise ConfigError(f"{name} has no coefficients with seed {seed}; it has {', '.join(map(str, seeds))}")
     number = seeds[0] if seed is None else seed
-    return _table(run, name, number, trials[name, number])
+    return coefficient_rows(run.federations[number], name, number, trials[name, number])
 
 
 def has_coefficients(trial: TrialRecord) -> bool:
@@ -148,10 +149,10 @@ def _figures(trial: TrialRecord) -> dict[str, Any]:
     return {}
 
 
-def _table(run: RunRecord, label: str, seed: int, figures: Mapping[str, Any]) -> Coefficients:
+def coefficient_rows(description: Description, label: str, seed: int, figures: Mapping[str, Any]) -> Coefficients:
+    """Coefficients in the units of the table, of the figures that a method says of its server."""
     from kinfed.serving.model_inputs import ModelInputs  # with torch, which other pages do not need
 
-    description = run.federations[seed]
     inputs = ModelInputs.of_description(description, {})
     beta, covariance = _numbers(figures["coefficients"]), _square(figures["covariance"])
     names, centre, spread = _columns(inputs, len(beta) - 1)
