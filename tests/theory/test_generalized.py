@@ -13,7 +13,7 @@ import pytest
 from realdata import real_data
 from scipy import integrate
 
-from kinfed.theory.sums import FAMILIES, Ascent, Likelihood, SiteRows, at_zero, log_likelihood, modes
+from kinfed.theory.sums import FAMILIES, Ascent, Likelihood, SiteRows, at_zero, log_likelihood, modes, newton_step
 
 
 def ascend(rows, z, family, nodes, rounds=30, start=0.5, ridge=0.0):
@@ -127,6 +127,20 @@ def test_modes_are_where_the_gradient_vanishes():
 def test_fits_agree_from_far_starts(contraception, start):
     ascent, _, _ = ascend(contraception[0], (0,), "binary", 9, rounds=40, start=start)
     assert ascent.point[7] == pytest.approx(0.47863654, abs=5e-6)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_step_that_is_cut_leads_uphill_all_the_same(seed):
+    """The best step for the quadratic model with λ within [λ/4, 4λ]: β follows from the λ that is left of it."""
+    draw = np.random.default_rng(seed)
+    root, gradient = draw.normal(size=(4, 4)), draw.normal(size=4) * [1, 1, 1, 30]
+    curvature, point = root @ root.T + 0.01 * np.eye(4), np.array([0.1, -0.2, 0.3, 0.4])
+    new, promise = newton_step(point, 3, gradient, curvature, np.ones(1))
+    step = new - point
+    assert 0.1 <= new[3] <= 1.6
+    assert gradient @ step - step @ curvature @ step / 2 > 0
+    assert promise == pytest.approx(gradient @ step)
+    assert curvature[:3] @ step == pytest.approx(gradient[:3], abs=1e-6)
 
 
 def test_sites_that_do_not_differ_have_a_deviation_of_zero():

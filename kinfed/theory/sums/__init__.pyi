@@ -9,6 +9,7 @@ from kinfed.theory.sums.generalized import SiteRows as SiteRows
 from kinfed.theory.sums.generalized import at_zero as at_zero
 from kinfed.theory.sums.generalized import log_likelihood as log_likelihood
 from kinfed.theory.sums.generalized import modes as modes
+from kinfed.theory.sums.generalized import newton_step as newton_step
 from kinfed.theory.sums.hazards import baseline_hazard as baseline_hazard
 from kinfed.theory.sums.hazards import exposure as exposure
 from kinfed.theory.sums.hazards import partial_likelihood as partial_likelihood
