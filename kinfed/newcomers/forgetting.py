@@ -31,7 +31,7 @@ from kinfed.newcomers.adoption import as_pipeline
 from kinfed.newcomers.finished import EndedRun, opened
 from kinfed.records import client_number
 from kinfed.serving import ModelPipeline
-from kinfed.serving.coefficients import Coefficients, coefficient_rows
+from kinfed.serving import coefficients as fits
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Forgotten:
     sums: Mapping[str, str]  # digests of the sums that the fit is made of, by site
     figures: Mapping[str, Any]
 
-    def coefficients(self) -> Coefficients:
-        return coefficient_rows(self.run.description, self.algorithm, self.run.seed, self.figures)
+    def coefficients(self) -> fits.Coefficients:
+        return fits.coefficient_rows(self.run.description, self.algorithm, self.run.seed, self.figures)
 
     @property
     def record(self) -> dict[str, Any]:
