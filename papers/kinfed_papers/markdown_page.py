@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from kinfed.report.drawing import duration, plural
 from kinfed_papers.judge import NOT_RUN
-from kinfed_papers.measure import Reproduction, is_optional
+from kinfed_papers.measure import Reproduction
 from kinfed_papers.part_records import PartRecord, default_seeds, processor_seconds_per_seed
 from kinfed_papers.result_tables import claims_not_run, filled_tables, verdict_table
 from kinfed_papers.verdict import Verdict
@@ -84,7 +84,7 @@ def commands(reproduction: Reproduction) -> list[str]:
     for name, record in reproduction.current.items():
         own = default_seeds(parts[name]) in (record.seeds, None)
         by_seeds.setdefault(None if own else record.seeds, []).append(name)
-    whole = [name for name, part in parts.items() if name in reproduction.current or not is_optional(part)]
+    whole = [name for name, part in parts.items() if name in reproduction.current or not part.optional]
     if list(by_seeds.values()) == [whole] or not by_seeds:
         seeds = next(iter(by_seeds), None)
         return [recipe.command(scale, seeds=seeds)]

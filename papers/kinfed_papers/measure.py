@@ -23,7 +23,7 @@ from kinfed.config import RunConfig
 from kinfed.core import storage
 from kinfed.errors import MissingDataError, StorageError
 from kinfed.records import load_run
-from kinfed.runs import NullObserver, Observer, run
+from kinfed.runs import Interrupted, NullObserver, Observer, run
 from kinfed.version import __version__
 from kinfed_papers.part_records import PartRecord, identity, part_config, record_path, settings_hash
 from kinfed_papers.recipe import DIVERGED, Measurements, Recipe, Results, RunPart, Scale, Study
@@ -54,7 +54,7 @@ class Reproduction:
         reasons = {}
         for part in self.recipe.parts(self.scale):
             record = self.parts.get(part.name)
-            if record is None and is_optional(part):
+            if record is None and part.optional:
                 reasons[part.name] = (
                     f"the part {part.name} has not been measured: it runs only where its data is available"
                 )
@@ -97,13 +97,9 @@ class Reproduction:
         return Results(by_home, self.recipe.aliases)
 
 
-def is_optional(part: RunPart | Study) -> bool:
-    return isinstance(part, RunPart) and part.optional
-
-
 def home(part: RunPart | Study) -> str:
     """The part whose methods a part's figures are."""
-    return (part.merge_into if isinstance(part, RunPart) else None) or part.name
+    return part.merge_into or part.name
 
 
 def reproduce(
@@ -122,12 +118,12 @@ def reproduce(
     for part in recipe.parts(scale):
         path = record_path(out, part)
         config = part_config(part, seeds, settings or {}) if isinstance(part, RunPart) else None
-        if not path.exists():
+        if not path.exists() or _has_other_seeds(path, part, config, seeds):
             storage.make_folder(path.parent)
             try:
-                _measure(part, config, seeds, path, observer or NullObserver(), should_stop)
+                _measure(part, config, seeds, settings or {}, path, observer or NullObserver(), should_stop)
             except MissingDataError as error:
-                if not is_optional(part):
+                if not part.optional:
                     raise
                 log.warning("%s: the part %s is left out: %s", recipe.name, part.name, error)
                 continue
@@ -152,7 +148,7 @@ def done_share(
 ) -> float:
     """How much of a recipe is in finished parts, by rounds; optional parts count once they are there."""
     present = {part.name for part in recipe.parts(scale) if record_path(out, part).exists()}
-    parts = (part for part in recipe.parts(scale) if part.name in present or not is_optional(part))
+    parts = (part for part in recipe.parts(scale) if part.name in present or not part.optional)
     rounds = [(part, part_rounds(part, seeds, settings)) for part in parts]
     finished = sum(count for part, count in rounds if part.name in present)
     return finished / max(sum(count for _, count in rounds), 1)
@@ -162,7 +158,7 @@ def is_done(recipe: Recipe, scale: Scale, out: Path, seeds: Sequence[int] | None
     """Whether every part has been measured, with these settings and seeds, but for optional ones that were left out."""
     for part in recipe.parts(scale):
         path = record_path(out, part)
-        if is_optional(part) and not path.exists():
+        if part.optional and not path.exists():
             continue
         config = part_config(part, seeds, settings) if isinstance(part, RunPart) else None
         if not path.exists() or storage.read_json(path).get("identity") != identity(part, config, seeds):
@@ -182,6 +178,7 @@ def _measure(
     part: RunPart | Study,
     config: RunConfig | None,
     seeds: Sequence[int] | None,
+    settings: Mapping[str, Any],
     path: Path,
     observer: Observer,
     should_stop: Callable[[], bool],
@@ -189,8 +186,11 @@ def _measure(
     """Measure a part and write its record."""
     at_once, worked = not path.with_suffix("").exists(), time.process_time()
     if isinstance(part, Study):
-        began = time.perf_counter()
-        measured = part.measure(part.seeds if seeds is None else seeds)
+        began, chosen = time.perf_counter(), part.seeds if seeds is None else seeds
+        if part.by_seed:
+            measured = _measured_by_seed(part, chosen or (), settings, path.with_suffix(""), should_stop)
+        else:
+            measured = part.measure(chosen, settings)
         seconds = time.perf_counter() - began
     else:
         folder = path.with_suffix("")
@@ -211,6 +211,37 @@ def _measure(
         "measured": measured,
     }
     storage.write_json(path, record, sort_keys=False)
+
+
+def _has_other_seeds(path: Path, part: RunPart | Study, config: RunConfig | None, seeds: Sequence[int] | None) -> bool:
+    """Whether work that is done by seed was measured with these settings and other seeds: what is there of the seeds
+    that are asked for is kept."""
+    if not (isinstance(part, Study) and part.by_seed):
+        return False
+    record = storage.read_json(path)
+    return bool(record["settings"] == settings_hash(part) and record["identity"] != identity(part, config, seeds))
+
+
+def _measured_by_seed(
+    part: Study, seeds: Sequence[int], settings: Mapping[str, Any], folder: Path, should_stop: Callable[[], bool]
+) -> Measurements:
+    """What all seeds measured, each kept in a file of its own as soon as it is there."""
+    storage.make_folder(folder)
+    own, measured = settings_hash(part), Measurements()
+    for seed in seeds:
+        path = folder / f"seed-{seed}.json"
+        record = storage.read_json(path) if path.exists() else {}
+        if record.get("settings") != own:
+            if should_stop():
+                raise Interrupted(f"{part.name} was stopped before seed {seed}")
+            record = {"settings": own, "measured": part.measure([seed], settings)}
+            storage.write_json(path, record, sort_keys=False)
+        for row, metrics in record["measured"].items():
+            for metric, by_seed in metrics.items():
+                measured.setdefault(row, {}).setdefault(metric, {}).update(
+                    {int(number): value for number, value in by_seed.items()}
+                )
+    return measured
 
 
 def _provenance() -> str:

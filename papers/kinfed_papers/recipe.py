@@ -94,15 +94,23 @@ class RunPart:
 
 @dataclass(frozen=True)
 class Study:
-    """Work that is not a run of rounds: a function that measures, given the seeds asked for (none: its own)."""
+    """Work that is not a run of rounds: a function that measures, given the seeds asked for (none: its own) and the
+    settings of all runs (where data lies, how many workers). With `by_seed` it is asked for one seed after the other,
+    and each is kept as soon as it is there, so that a part that was stopped goes on where it was. `merge_into` and
+    `optional` are those of RunPart."""
 
     name: str
-    measure: Callable[[Sequence[int] | None], Measurements]
+    measure: Callable[[Sequence[int] | None, Mapping[str, Any]], Measurements]
     identity: Mapping[str, Any] = field(default_factory=dict)  # what its result depends on but for seeds, plain values
     seeds: tuple[int, ...] | None = None  # its own; none if no chance is involved
+    by_seed: bool = False
+    merge_into: str | None = None
+    optional: bool = False
 
     def __post_init__(self) -> None:
         _check_name(self.name)
+        if self.by_seed and self.seeds is None:
+            raise ConfigError(f"part {self.name}: work that is done by seed needs seeds")
 
 
 def _check_name(name: str) -> None:
@@ -308,6 +316,9 @@ class Recipe:
     aliases: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # row -> (method, kind): FedAvg's server model
     method_figures: Sequence[tuple[str, str]] = ()  # (part, method) whose own figures the page shows
     figures: Callable[[Results, Mapping[str, Comparison]], Sequence[RecipeFigure]] = lambda results, runs: ()
+    arranged: Callable[[Sequence[ResultTable], Results], Sequence[ResultTable]] = lambda tables, results: (
+        tables
+    )  # order
     other_data: tuple[str, ...] = ()  # parts on another data set than the paper's, at every scale
     only: tuple[str, ...] = ()  # of a recipe limited to some of its parts: which
 

@@ -118,8 +118,9 @@ def fill(table: ResultTable, results: Results) -> FilledTable | None:
 
 
 def filled_tables(reproduction: Reproduction) -> list[FilledTable]:
-    tables = (fill(table, reproduction.results) for table in reproduction.recipe.tables)
-    return [table for table in tables if table is not None]
+    recipe, results = reproduction.recipe, reproduction.results
+    filled = (fill(table, results) for table in recipe.arranged(recipe.tables, results))
+    return [table for table in filled if table is not None]
 
 
 def results_csv(tables: Sequence[FilledTable]) -> str:

@@ -88,7 +88,7 @@ def test_every_published_method_of_table_1_to_5_has_all_its_numbers():
 
 def test_the_accountant_gives_the_reference_of_the_papers_local_training():
     pytest.importorskip("dp_accounting")
-    found = accountant(None)["epochs-100"]
+    found = accountant(None, {})["epochs-100"]
     assert found["rdp-2017-1"][0] == pytest.approx(10.63, abs=0.02)
     assert found["rdp-2017-2"][0] == pytest.approx(3.82, abs=0.01)
     assert all(found[f"pld-{noise}"][0] < found[f"rdp-{noise}"][0] < found[f"rdp-2017-{noise}"][0] for noise in (1, 2))

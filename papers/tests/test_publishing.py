@@ -37,7 +37,7 @@ ACROSS = Claim("a of p above b of q", across, place="Table 3")
 def study(name: str, rounds: int = 1) -> Study:
     """Method a 10, 20, 30, ... points above b; seeds 0 to 2 where none are asked for."""
 
-    def measure(seeds: Any) -> Measurements:
+    def measure(seeds: Any, settings: Any) -> Measurements:
         numbers = (0, 1, 2) if seeds is None else tuple(seeds)
         b = {seed: 0.2 for seed in numbers}
         a = {seed: 0.3 + 0.01 * place for place, seed in enumerate(numbers)}

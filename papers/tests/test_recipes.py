@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from kinfed.errors import ConfigError, DataError, StorageError
 from kinfed.records.run_record import FinalRecord, RoundRecord, RunRecord, TrialRecord
 from kinfed.report.drawing.chart import Figure
 from kinfed.report.panels import Panel
+from kinfed.runs.method_run import Interrupted
 from kinfed.runs.run_inputs import RunInputs
 from kinfed_papers import (
     Claim,
@@ -167,7 +169,7 @@ def recipe_of(measured: Measurements, **more: object) -> Recipe:
         reproduces="Table 0",
         title="A toy",
         about="About.",
-        parts=lambda scale: [Study("p", lambda seeds: measured)],
+        parts=lambda scale: [Study("p", lambda seeds, settings: measured)],
         tables=[table],
         claims=claims,
         stand_ins={"smoke": "nothing"},
@@ -777,7 +779,7 @@ def test_a_claim_counts_once_at_the_largest_scale_that_judged_it(tmp_path: Path)
     """At the scale paper with one of two parts: its claims stand for those of small, the other part's stay."""
 
     def toy_of(scale: Scale) -> Recipe:
-        studies = [Study(name, lambda seeds: MEASURED) for name in ("p", "q")]
+        studies = [Study(name, lambda seeds, settings: MEASURED) for name in ("p", "q")]
         on_q = Claim.above("a above b elsewhere", "q", "a", ["b"])
         toy = replace(recipe_of(MEASURED), parts=lambda scale: studies)
         toy = replace(toy, claims=[*toy.claims, on_q])
@@ -825,7 +827,7 @@ def test_a_part_is_measured_once_and_never_with_other_settings(tmp_path: Path) -
     calls: list[object] = []
 
     def recipe(repeats: int) -> Recipe:
-        def measure(seeds: object) -> Measurements:
+        def measure(seeds: object, settings: object) -> Measurements:
             calls.append(seeds)
             return MEASURED
 
@@ -840,8 +842,38 @@ def test_a_part_is_measured_once_and_never_with_other_settings(tmp_path: Path) -
         reproduce(recipe(2), "paper", tmp_path)
 
 
+def test_work_that_is_done_by_seed_goes_on_where_it_was(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def measure(seeds: Sequence[int] | None, settings: object) -> Measurements:
+        (seed,) = seeds or ()
+        if seed == 2 and calls.count(2) == 0:
+            calls.append(2)
+            raise KeyboardInterrupt
+        calls.append(seed)
+        return {"a": {"personal.accuracy": {seed: seed / 10}}}
+
+    def recipe(rounds: int) -> Recipe:
+        study = Study("p", measure, {"rounds": rounds}, (0, 1, 2), by_seed=True)
+        return Recipe("r", PAPERS["Self-FL"], "-", "-", "-", lambda scale: [study])
+
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(recipe(1), "small", tmp_path)
+    done = reproduce(recipe(1), "small", tmp_path)
+    assert done.results.get("p", "a", "personal.accuracy") == {0: 0.0, 1: 0.1, 2: 0.2}
+    more = reproduce(recipe(1), "small", tmp_path, seeds=(1, 2, 3))
+    assert more.results.get("p", "a", "personal.accuracy") == {1: 0.1, 2: 0.2, 3: 0.3}
+    assert calls == [0, 1, 2, 2, 3]
+    with pytest.raises(StorageError, match="measured with other settings"):
+        reproduce(recipe(2), "small", tmp_path)
+    with pytest.raises(Interrupted, match="before seed 4"):
+        reproduce(recipe(1), "small", tmp_path, seeds=(4,), should_stop=lambda: True)
+    with pytest.raises(ConfigError, match="needs seeds"):
+        Study("p", measure, by_seed=True)
+
+
 def test_an_interrupted_part_leaves_no_record(tmp_path: Path) -> None:
-    def fails(seeds: object) -> Measurements:
+    def fails(seeds: object, settings: object) -> Measurements:
         raise KeyboardInterrupt
 
     recipe = Recipe("r", PAPERS["Self-FL"], "-", "-", "-", lambda scale: [Study("p", fails)])
@@ -930,7 +962,7 @@ def test_only_some_parts(tmp_path: Path) -> None:
 
 def test_the_page_has_all_parts_of_its_folder(tmp_path: Path) -> None:
     """Measured one after the other; a part with other settings, and one that is only begun, are named."""
-    studies = {name: Study(name, lambda seeds: MEASURED) for name in ("p", "q")}
+    studies = {name: Study(name, lambda seeds, settings: MEASURED) for name in ("p", "q")}
     whole = replace(recipe_of(MEASURED), parts=lambda scale: list(studies.values()))
     reproduce(whole.limited_to(["q"], "paper"), "paper", tmp_path)
     begun = write_reproduction(read_reproduction(whole, "paper", tmp_path)).read_text("utf-8")
@@ -940,7 +972,7 @@ def test_the_page_has_all_parts_of_its_folder(tmp_path: Path) -> None:
     page = write_reproduction(read_reproduction(whole, "paper", tmp_path)).read_text("utf-8")
     assert "Not on this page" not in page
     assert "--only" not in page
-    studies["q"] = Study("q", lambda seeds: MEASURED, {"rounds": 2})
+    studies["q"] = Study("q", lambda seeds, settings: MEASURED, {"rounds": 2})
     changed = write_reproduction(read_reproduction(whole, "paper", tmp_path)).read_text("utf-8")
     assert "with other settings than the recipe has now" in changed
 
@@ -1109,7 +1141,7 @@ def test_the_command_of_a_page_names_seeds_that_are_not_the_recipes_own() -> Non
     """Of a study as of a run."""
 
     def command(own: tuple[int, ...]) -> str:
-        study = Study("p", lambda seeds: MEASURED, {}, own)
+        study = Study("p", lambda seeds, settings: MEASURED, {}, own)
         recipe = replace(recipe_of(MEASURED), parts=lambda scale: [study])
         (text,) = commands(
             Reproduction(recipe, "small", {"p": PartRecord(MEASURED, settings_hash(study), "", 0, None)})

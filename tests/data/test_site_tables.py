@@ -70,6 +70,22 @@ def test_the_official_split_is_followed(tmp_path: Path) -> None:
     assert data.preprocessing.columns == ["age"]
 
 
+def test_any_rows_may_be_drawn_in_place_of_the_own_split(tmp_path: Path) -> None:
+    patients, time = np.repeat(["1", "2", "3"], 40), np.tile(np.arange(40.0), 3)
+    columns = {"client": patients, "test_time": time, "jitter": time % 7, "motor_UPDRS": time, "total_UPDRS": time}
+    folder, name = write(tmp_path, "parkinsons_telemonitoring", columns), "parkinsons_telemonitoring"
+    own, drawn = (load_source(name, folder, 0, {"split": split}) for split in ("own", "rows"))
+    assert own.is_test is not None
+    assert own.is_test.tolist() == (time >= 30).tolist()
+    assert drawn.is_test is None
+    assert any("not by time" in note for note in drawn.notes)
+    tests = [make_federation(drawn, "column", None, seed=seed).test.rows.tolist() for seed in (0, 1)]
+    assert tests[0] != tests[1]
+    few = [federation(name, folder, seed, sites=2).names for seed in (0, 1)]
+    assert few[0] == few[1]
+    assert len(few[0]) == 2
+
+
 def test_files_that_are_another_table_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"is it the table adult"):
         load_source("adult", write(tmp_path, "adult", {"client": ["a"], "label": [1]}))

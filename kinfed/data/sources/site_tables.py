@@ -37,6 +37,10 @@ class SiteTableOptions:
     public_statistics: bool = option(False, "statistics of columns are no secret: learn them under privacy too")
     task: TaskName = option("auto", "classification or regression, where it is not what is usual for the table")
     examples: int | None = option(None, "only so many rows, drawn at random; none: all")
+    sites: int | None = option(None, "only so many sites, drawn at random; none: all", ge=1)
+    split: Literal["own", "rows"] = option(
+        "own", "own: what is honest for the table (by time, patient, ...); rows: any rows of a site, drawn by the seed"
+    )
 
 
 @dataclass(frozen=True)
@@ -63,21 +67,26 @@ class SiteTable:
         target, table = getattr(options, "target", self.target), self._read(data_dir)
         for name in self._targets(target):
             table = table.filter(pc.is_valid(table[name]))  # rows whose target is known
+        if options.sites is not None:
+            table = _some_sites(table, options.sites)
+        has_split = self.split != "random" and options.split == "own"
         leave_out = [name for name in self.leave_out if name in table.column_names and name != target]
         settings = TableOptions(
             None if self.event else target, CLIENT, time_column=target if self.event else None,
-            event_column=self.event or None, split_column=None if self.split == "random" else SPLIT,
+            event_column=self.event or None, split_column=SPLIT if has_split else None,
             ignore=tuple(leave_out),
             columns=",".join(part for part in (self._kinds(options.columns), options.columns) if part),
             standardize=options.standardize, public_statistics=options.public_statistics,
             task=self.task if options.task == "auto" else options.task,
         )  # fmt: skip
-        if self.split != "random":
+        if has_split:
             table = table.append_column(SPLIT, pa.array(np.where(self._is_test(table, seed), "test", "train")))
         if self.split == "official":
             table = table.drop_columns([self.split_by])
         source = source_from_table(table, settings, self.name)
         source.notes += self.notes
+        if self.split != "random" and not has_split:
+            source.notes.append(f"test rows are drawn from all rows of a site, not by {self.split} as is honest here")
         return subsample(source, options.examples, "rows")
 
     def _targets(self, target: str) -> tuple[str, ...]:
@@ -122,6 +131,13 @@ def _with_time(table: pa.Table) -> pa.Table:
     hours = months.astype("datetime64[D]") + (day - 1).astype("timedelta64[D]")
     time = hours.astype("datetime64[h]") + hour.astype("timedelta64[h]")
     return table.drop_columns(list(_HOUR)).append_column("time", pa.array(time.astype("datetime64[s]")))
+
+
+def _some_sites(table: pa.Table, number: int) -> pa.Table:
+    """Draw some sites, the same for every seed, and take their rows."""
+    names = np.unique(table[CLIENT].to_numpy(zero_copy_only=False).astype(str))
+    order = rng.permutation(rng.root(0, "some-sites"), len(names)).numpy()
+    return table.filter(pc.is_in(pc.cast(table[CLIENT], pa.string()), pa.array(names[order[:number]].tolist())))
 
 
 def _last_rows(clients: np.ndarray[Any, Any], time: np.ndarray[Any, Any]) -> Mask:
@@ -191,7 +207,9 @@ def load_breast_cancer(options: SiteTableOptions, data_dir: Path | None, seed: i
         site[rows] = f"site {name}"
     diagnosis = np.array(data.target_names)[data.target]
     table = pa.table({CLIENT: pa.array(site.tolist()), **columns, "diagnosis": diagnosis})
-    settings = {name: value for name, value in asdict(options).items() if name != "examples"}
+    table = table if options.sites is None else _some_sites(table, options.sites)
+    left_out = ("examples", "sites", "split")
+    settings = {name: value for name, value in asdict(options).items() if name not in left_out}
     source = source_from_table(table, TableOptions("diagnosis", CLIENT, **settings), "breast_cancer")
     source.notes.append("the five sites are made up: rows of one clinic, dealt at random")
     return subsample(source, options.examples, "rows")

@@ -77,6 +77,9 @@ RECIPES: dict[str, str] = {
     ),
     "methods-cifar10": ("All methods on CIFAR-10, with tuned settings (kinfed: which method when labels are skewed)"),
     "sites": "Learning alone or together at real sites (kinfed: our question on eleven real tables)",
+    "tables": (
+        "Tables with sites: ours beside what people would take instead (kinfed: our question on ten real tables)"
+    ),
 }  # name -> what `kinfed list recipes` says: title (paper: what is reproduced)
 
 # What the scale small takes in minutes on one core: which recipes are long, and how much is left of all of them.
@@ -117,6 +120,7 @@ MINUTES: dict[str, float] = {
     "kin-everywhere": 81,
     "methods-cifar10": 40,
     "sites": 8,
+    "tables": 300,
 }
 
 

@@ -64,7 +64,7 @@ def private_settings(scale: Scale, data: str) -> dict[str, Any]:
     return settings | {"model": "mlr", "batch": BATCH, "steps": 40, "seeds": list(SEEDS[:5])}
 
 
-def accountant(seeds: Sequence[int] | None) -> Measurements:
+def accountant(seeds: Sequence[int] | None, settings: Mapping[str, Any]) -> Measurements:
     """Epsilon of the paper's local training. No chance is in it, so that seeds do not matter."""
     from kinfed.privacy import Event, epsilon, renyi_epsilon  # needs the extra dp
 

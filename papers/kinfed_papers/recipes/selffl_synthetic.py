@@ -50,7 +50,7 @@ def measure(repeats: int, seeds: Sequence[int]) -> Measurements:
 def parts(scale: Scale) -> list[Study]:
     repeats, usual = (20, (0, 1)) if scale == "smoke" else (200, tuple(range(10, 20)))
     identity = {"repeats": repeats, "methods": list(methods(CASES["homogeneous"]))}
-    return [Study("study", lambda seeds: measure(repeats, seeds or ()), identity, usual)]
+    return [Study("study", lambda seeds, settings: measure(repeats, seeds or ()), identity, usual)]
 
 
 # Claims of lower errors, and questions: errors are shown as they are.
