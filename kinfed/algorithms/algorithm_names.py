@@ -130,7 +130,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "feddpa": {"own": "*.personal_*", "turns": True},
     "knnper": {"knn": 10},
     "heurfedamp": {"attention": "cosine"},
-    "trees_fast": {"rate": 0.3, "bins": 32, "trees": 40, "folds": 1, "patience": 8},
+    "trees_fast": {"rate": 0.3, "bins": 32, "trees": 40, "folds": 1, "patience": 8, "pooled": False},
     "selffl_init": _SELFFL_NONE | {"use_init": True},
     "selffl_steps": _SELFFL_NONE | {"use_steps": True},
     "selffl_agg": _SELFFL_NONE | {"use_agg": True},
@@ -145,6 +145,8 @@ SPACES = {
     "cox": {},
     "glmm": {},
     "lmm": {},  # nothing to tune: its variances are estimated
+    "trees": {},  # what matters is chosen by the rows that its folds leave out
+    "trees_fast": {},
     "cgpfl": _ENVELOPE | {"contexts": Range(2, 6, log=False, whole=True)},
     "cgpfl_heur": _ENVELOPE,
     "selffl_init": {"lr": LEARNING_RATE},

@@ -202,6 +202,15 @@ class Algorithm(Generic[Server, Client, Down, Up]):
         server as the round needs it, which is what `aggregate` gets, and who takes part. May not change `server`."""
         return server, active
 
+    def rounds_in(self, rounds: int) -> int:
+        """Rounds that the algorithm takes at most in a run of `rounds`: as many, unless it knows its own end. For one
+        that learns in a number of rounds of its own, whatever others are given."""
+        return rounds
+
+    def is_done(self, server: Server) -> bool:
+        """Whether all is learnt and nobody will be asked any more: the run of the algorithm ends then."""
+        return False
+
     def server_models(self, server: Server) -> ServerModels | None:
         """The server's own models; None where it has none."""
         return None

@@ -91,7 +91,10 @@ class Cox(BySums[Server, Nothing, Down]):
     def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
         """Everybody is asked, until a step would gain nothing."""
         everyone = torch.arange(round.population.num_clients)
-        return server, everyone[:0] if server.estimate.is_done else everyone
+        return server, everyone[:0] if self.is_done(server) else everyone
+
+    def is_done(self, server: Server) -> bool:
+        return server.estimate.is_done
 
     def download(self, server: Server, ids: Tensor) -> Down:
         return Down(server.estimate.point.expand(len(ids), -1), server.hazards.expand(len(ids), -1))

@@ -142,8 +142,14 @@ class LMM(BySums[Server, Nothing, Fit]):
 
     def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
         """Nobody is asked twice for the same sums, nor after the last step of totals."""
-        missing = torch.full_like(server.heard, float(server.best[-1]) >= DONE) if self.totals else ~server.heard
-        return server, missing.cpu().nonzero().squeeze(1)
+        return server, self._missing(server).cpu().nonzero().squeeze(1)
+
+    def is_done(self, server: Server) -> bool:
+        return not bool(self._missing(server).any())
+
+    def _missing(self, server: Server) -> Tensor:
+        """bool [K]: sites that are asked in the next round."""
+        return torch.full_like(server.heard, float(server.best[-1]) >= DONE) if self.totals else ~server.heard
 
     def download(self, server: Server, ids: Tensor) -> Fit:
         return server.fit.map(lambda tensor: tensor.expand(len(ids), *tensor.shape))

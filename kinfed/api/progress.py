@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from kinfed.config import split_choice
+from kinfed.errors import ConfigError
 from kinfed.records import headline_text
 from kinfed.runs import Metrics, NullObserver, Observer
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kinfed.config import RunConfig
+    from kinfed.records import FinalRecord
     from kinfed.server import RoundReport
 
 NOTEBOOK_EVERY = 0.2  # seconds between two forms of the line
@@ -23,7 +26,16 @@ NOTEBOOK_EVERY = 0.2  # seconds between two forms of the line
 
 def total_rounds(config: RunConfig) -> int:
     """Rounds of all methods, seeds and folds, with what comes before them."""
-    of_a_seed = len(config.algorithms) * config.rounds + config.warm_start + config.pretrain
+    from kinfed.algorithms import make_algorithm
+
+    rounds = 0
+    for choice in config.algorithms.values():
+        method, options, _ = split_choice(choice)
+        try:
+            rounds += make_algorithm(method, config.training, options).rounds_in(config.rounds)
+        except ConfigError:  # left out of "all", with a note; where it was named, the run refuses it
+            continue
+    of_a_seed = rounds + config.warm_start + config.pretrain
     return (config.folds or 1) * len(config.seeds) * of_a_seed
 
 
@@ -51,7 +63,7 @@ class LiveDisplay(NullObserver):
             TextColumn("{task.fields[accuracy]}"), console=console, transient=transient,
         )  # fmt: skip
         self._bar = self._progress.add_task("", total=total_rounds, label="", seed="", rate="", accuracy="")
-        self._speed = Speed()
+        self._speed, self._left = Speed(), 0  # rounds of the algorithm that remain
 
     def __enter__(self) -> LiveDisplay:
         self._progress.start()
@@ -61,7 +73,7 @@ class LiveDisplay(NullObserver):
         self._progress.stop()
 
     def started(self, label: str, seed: int, first: int, rounds: int) -> None:
-        self._speed = Speed()
+        self._speed, self._left = Speed(), rounds - first
         self._progress.update(self._bar, advance=first, label=label, seed=str(seed), accuracy="")
 
     def round(
@@ -70,7 +82,12 @@ class LiveDisplay(NullObserver):
         fields: dict[str, Any] = {"rate": f"{self._speed.after_round():.1f} rounds/s"}
         if personal is not None:
             fields["accuracy"] = headline_text(personal, self._metric)
+        self._left -= 1
         self._progress.update(self._bar, advance=1, **fields)
+
+    def finished(self, result: FinalRecord) -> None:
+        self._progress.update(self._bar, advance=self._left)
+        self._left = 0
 
     def note(self, text: str) -> None:
         self._progress.console.print(f"note: {text}", style="yellow", highlight=False, markup=False)
@@ -82,23 +99,26 @@ class NotebookLine(NullObserver):
 
     def __init__(self, show: Callable[[str], None], total_rounds: int, metric: str | None = None) -> None:
         self._show, self._total, self._metric = show, total_rounds, metric
-        self._done, self._drawn, self._began = 0, 0.0, time.monotonic()
+        self._done, self._left, self._drawn, self._began = 0, 0, 0.0, time.monotonic()
         self._where = self._figure = ""
         self._notes: list[str] = []
 
     def started(self, label: str, seed: int, first: int, rounds: int) -> None:
-        self._done += first
+        self._done, self._left = self._done + first, rounds - first
         self._where, self._figure = f"{label}, seed {seed}", ""
         self._draw()
 
     def round(
         self, label: str, seed: int, report: RoundReport, personal: Metrics | None, server: Metrics | None
     ) -> None:
-        self._done += 1
+        self._done, self._left = self._done + 1, self._left - 1
         if personal is not None:
             self._figure = headline_text(personal, self._metric)
         if time.monotonic() - self._drawn >= NOTEBOOK_EVERY:
             self._draw()
+
+    def finished(self, result: FinalRecord) -> None:
+        self._total, self._left = self._total - self._left, 0  # it has learnt all before its last round
 
     def note(self, text: str) -> None:
         self._notes.append(text)

@@ -21,6 +21,7 @@ from kinfed.runs import NullObserver
 
 if TYPE_CHECKING:
     from kinfed.config import RunConfig
+    from kinfed.records import FinalRecord
     from kinfed.server import RoundReport
 
 PLAIN_EVERY = 10.0  # seconds between lines without a terminal
@@ -52,6 +53,10 @@ class PlainDisplay(NullObserver):
         left = "" if ends else f", {(self._rounds - self._done) / max(rate, 1e-9):.0f} s left"
         accuracy = "" if personal is None else f", {headline_text(personal, self._metric)}"
         self._say(f"{label} seed {seed}: round {self._done}/{self._rounds}, {rate:.1f} rounds/s{left}{accuracy}")
+
+    def finished(self, result: FinalRecord) -> None:
+        if self._done < self._rounds:
+            self._say(f"{result.label} seed {result.seed}: has learnt all it will after {self._done} rounds")
 
     def note(self, text: str) -> None:
         self._say(f"note: {text}")

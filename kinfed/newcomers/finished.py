@@ -143,7 +143,8 @@ class FinishedRun(EndedRun):
         return None
 
     def server_state(self, label: str) -> Mapping[str, Tensor]:
-        tensors = self.files.final_state(f"{label}-{self.seed}", self.config.warm_start + self.config.rounds)
+        last = 0 if self.files.is_finished else self.config.warm_start + self.config.rounds
+        tensors = self.files.final_state(f"{label}-{self.seed}", last)
         return {name.removeprefix("server."): t for name, t in tensors.items() if name.startswith("server.")}
 
 

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
 SEAL = "seal"
 JOURNAL = "rounds.jsonl"
+SUMMARY = "summary.json"
 SEALED_FILES = (
-    JOURNAL, "clients.csv", "summary.json", "model.json", "federation-*.json", "baseline-*.json", "audit.json",
+    JOURNAL, "clients.csv", SUMMARY, "model.json", "federation-*.json", "baseline-*.json", "audit.json",
     "curves/*.json", "models/*.safetensors",
 )  # fmt: skip
 
@@ -227,6 +228,11 @@ class RunFiles(JobFiles):
             server = server[None]
         models = None if server is None else ServerModels(server, assignment)
         return Models(tensors["personal"], tensors["took_part"], models)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all of the run is done: the summary is written last."""
+        return (self.path / SUMMARY).exists()
 
     def final_state(self, name: str, last: int) -> dict[str, Tensor]:
         """The checkpoint of a part of the run after its last round."""

@@ -93,7 +93,8 @@ def _entry(path: Path, root: Path) -> RunEntry:
         return RunEntry(path, name, "damaged", changed, {}, problem=str(error))
     if summary is None or is_running(path):
         state: State = "running" if is_running(path) else "stopped"
-        return RunEntry(path, name, state, changed, settings, _lines(path / "rounds.jsonl"), planned)
+        done = _lines(path / "rounds.jsonl")  # methods with rounds of their own may have more than were planned
+        return RunEntry(path, name, state, changed, settings, done, max(planned, done))
     return RunEntry(path, name, "finished", changed, settings, planned, planned, best)
 
 

@@ -85,6 +85,7 @@ class LoopFactory:
     ) -> Loop:
         """Make it from `start` on. Clients' states are kept in `state_folder` if given, else in memory."""
         inputs, config, schedule = self.inputs, self.inputs.config, self.inputs.config.schedule
+        rounds = range(rounds.start, rounds.start + algorithm.rounds_in(len(rounds)))
         whole, data = inputs.training_parts(seed, algorithm)
         data, population = prepare_data(algorithm, data, data.population(seed, config.participation))
         task: Task = whole.starting_at(start.model)

@@ -65,7 +65,7 @@ class MethodRun:
     label: str
     loop: Loop
     clients: ClientTable
-    num_rounds: int  # in all, from the loop's first round on
+    num_rounds: int  # at most, from the loop's first round on; of an algorithm that knows its own end, its own number
     eval_every: int = 0  # rounds between evaluations; the last round is always evaluated
     checkpoint_every: int | None = None  # rounds between checkpoints; None: CHECKPOINT_SECONDS between them
     split: str = "test"  # that models are evaluated on
@@ -78,6 +78,9 @@ class MethodRun:
     totals: Totals = field(default_factory=Totals, init=False)
     _rounds: list[RoundRecord] = field(default_factory=list, init=False)  # without a folder
     _last_evaluation: Evaluation | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.num_rounds = self.loop.algorithm.rounds_in(self.num_rounds)
 
     @property
     def seed(self) -> int:
@@ -100,6 +103,13 @@ class MethodRun:
     def last_round(self) -> int:
         return self.loop.first_round + self.num_rounds - 1
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no round remains: the last one is done, or the algorithm has learnt all that it will."""
+        completed = self.loop.completed
+        begun = completed >= self.loop.first_round
+        return completed >= self.last_round or (begun and self.loop.algorithm.is_done(self.loop.server))
+
     def execute(self) -> MethodResult:
         for _ in self.rounds():
             pass
@@ -111,7 +121,7 @@ class MethodRun:
         rounds = self.loop.completed - self.loop.first_round + 1
         self.observer.started(self.title, self.seed, rounds, self.num_rounds)
         saved = time.monotonic()
-        while self.loop.completed < self.last_round:
+        while not self.is_over:
             report = self.loop.round()
             self.totals.add(report)
             metrics = self._journal(report)
@@ -134,7 +144,8 @@ class MethodRun:
         algorithm, privacy, totals = self.loop.algorithm, self.loop.privacy, self.totals
         diverged = any(has_diverged(one) for one in (metrics.personal, metrics.server or {}))
         result = MethodResult(
-            label=self.label, seed=self.seed, rounds=self.num_rounds, **asdict(metrics), metric=self.metric,
+            label=self.label, seed=self.seed, rounds=self.loop.completed - self.loop.first_round + 1,
+            **asdict(metrics), metric=self.metric,
             clients=len(self.clients.names), evaluated=len(evaluation.ids), took_part=int(self.loop.took_part.sum()),
             all_clients=asdict(everyone), evaluation=evaluation, client_table=self.clients,
             bytes_down=totals.bytes_down, bytes_up=totals.bytes_up, seconds=totals.seconds,
@@ -174,7 +185,7 @@ class MethodRun:
             self.label, self.seed, snapshot.round, snapshot.extra["journal"], fold=self.fold,
             other_mark=snapshot.extra.get(_NOT_EVALUATED),
         )  # fmt: skip
-        if snapshot.round < self.last_round and not self._evaluation_due(snapshot.round):
+        if not self.is_over and not self._evaluation_due(snapshot.round):
             self._forget_evaluation(snapshot.extra)
 
     def _forget_evaluation(self, extra: dict[str, Any]) -> None:
@@ -193,7 +204,7 @@ class MethodRun:
     def _checkpoint_due(self, round: int, seconds: float) -> bool:
         every = self.checkpoint_every
         due = seconds >= CHECKPOINT_SECONDS if every is None else round % every == 0
-        return due or round == self.last_round
+        return due or self.is_over
 
     def _save(self) -> None:
         if self.folder is not None:
@@ -207,7 +218,7 @@ class MethodRun:
     @threads.one_thread()
     def _journal(self, report: RoundReport) -> EvaluationMetrics | None:
         """Evaluate where due and write the round's line; the metrics of the clients that took part."""
-        last = report.round == self.last_round
+        last = self.is_over
         evaluation = self._evaluate(last) if last or self._evaluation_due(report.round) else None
         metrics, everyone = (None, None) if evaluation is None else self._metrics(evaluation)
         record = RoundRecord(

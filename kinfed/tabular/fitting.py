@@ -46,7 +46,7 @@ from kinfed.tabular.handover import (
     safe_handover,
     single_handover,
 )  # fmt: skip
-from kinfed.tabular.portfolio import ALONE, BASELINE, LOCAL, ONE_MODEL, Contender, methods_of, run_name
+from kinfed.tabular.portfolio import ALONE, BASELINE, LOCAL, ONE_MODEL, Contender, is_tried, methods_of, run_name
 from kinfed.tabular.search import (
     FitObserver,
     FoldStore,
@@ -144,7 +144,8 @@ class SiteFit:
             self.observer.note(note)
         store = FoldStore(None if folder is None else folder / "search")
         budget.used = store.seconds
-        self.observer.begin(self.settings.trials * len(self.methods) * self.settings.folds + len(self.methods))
+        fits = sum(is_tried(number, one) for one in self.methods for number in range(self.settings.trials))
+        self.observer.begin(fits * self.settings.folds + len(self.methods))
         search = self._make_search(store, budget)
         tries = self._search(search, folder)
         decision = decide(search, tries, self.choice_metric, self.metric)

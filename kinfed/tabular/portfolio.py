@@ -7,7 +7,7 @@ All methods get the same number of tries. Try i takes model i mod M of the M kin
 methods as they are by default, the others draw their options from the ranges that `kinfed tune` searches, and
 weight decay with them. Draws are points of Halton's sequence, shifted by the seed: they fill the ranges evenly however
 many there are, a try does not depend on how many follow, and in the same try all methods have the same learning rate
-and weight decay.
+and weight decay. Methods with nothing to tune and no network (mixed models, trees) are tried once, as they are.
 """
 
 from collections.abc import Sequence
@@ -25,6 +25,8 @@ INTERCEPT, RECALIBRATED = "fedavg_intercept", "fedavg_recalibrated"
 PORTFOLIO = (LOCAL, AVERAGE, INTERCEPT, RECALIBRATED, "ditto", "selffl", "cgpfl", "fedfomo", "kin")
 # By kind of problem; they take seconds, and are tried first.
 BY_SUMS = {"regression": "lmm", "binary": "glmm", "counts": "glmm", "survival": "cox"}
+TREES = "trees"
+TREE_KINDS = ("binary", "multiclass", "regression")
 WEIGHT_DECAY = Range(1e-4, 0.1)
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23)  # bases of Halton's sequence, one per option
 COUNTS_OF_CLIENTS = ("contexts",)  # options that cannot exceed the number of sites
@@ -60,7 +62,8 @@ def methods_of(algorithms: Sequence[str] | str, sites: int, kind: str = "") -> t
     if sites == 1:
         return (LOCAL,)
     by_sums = (BY_SUMS[kind],) if kind in BY_SUMS else ()
-    chosen = (LOCAL, *by_sums, *PORTFOLIO[1:]) if algorithms == "auto" else algorithms
+    trees = (TREES,) if kind in TREE_KINDS else ()
+    chosen = (LOCAL, *by_sums, *PORTFOLIO[1:4], *trees, *PORTFOLIO[4:]) if algorithms == "auto" else algorithms
     names = [name.strip() for name in chosen.split(",")] if isinstance(chosen, str) else list(chosen)
     for name in names:
         ALGORITHMS[name]  # an unknown name is an error that names its like
@@ -81,6 +84,11 @@ def run_name(contender: Contender, chosen: Try) -> str:
     """The run that fits a contender by a chosen try: one for the same training rows and kind of model."""
     validates = "needs validation" in ALGORITHMS[contender.method].target.traits
     return f"{chosen.model}-validated" if validates else chosen.model
+
+
+def is_tried(number: int, method: str) -> bool:
+    """Whether a try of that number differs from the first one of the method."""
+    return number == 0 or bool(tuning_space(method))
 
 
 def make_try(number: int, method: str, models: Sequence[str], sites: int, seed: int) -> Try:

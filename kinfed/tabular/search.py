@@ -32,7 +32,7 @@ from kinfed.engine import task_for
 from kinfed.errors import ConfigError, DataError
 from kinfed.runs import Interrupted, RunOutcome, run
 from kinfed.tabular.fit_settings import FitSettings
-from kinfed.tabular.portfolio import LOCAL, Contender, Try, contenders_of, make_try
+from kinfed.tabular.portfolio import LOCAL, Contender, Try, contenders_of, is_tried, make_try
 
 RESERVE = 1.5  # times what the methods took in a fold: kept back for fitting the chosen ones on all training rows
 NEVER = -1  # the fold of a row that always trains
@@ -218,6 +218,8 @@ class Search:
 
     def _try(self, number: int, method: str) -> bool:
         """Try a method in all folds; False where time was up before the last."""
+        if not is_tried(number, method):
+            return True
         for fold in range(self.settings.folds):
             self.observer.step(f"{method}, try {number + 1} of {self.settings.trials}, fold {fold + 1}")
             if self.store.get((number, method, fold)) is None:
@@ -262,7 +264,7 @@ class Search:
         outputs: dict[tuple[str, int], Tensor] = {}
         for method in methods:
             refusals = []
-            for number in range(trials):
+            for number in (number for number in range(trials) if is_tried(number, method)):
                 parts = [self.store.get((number, method, fold)) for fold in range(self.settings.folds)]
                 results = [part for part in parts if part is not None]
                 refusals += [part.refusal for part in results if part.refusal]

@@ -256,6 +256,7 @@ def small_ensemble() -> EnsembleRows:
         part([1.0, -2.0, 0.0]),
         part([0.0, 1.0, 0.0]),
         value,
+        torch.zeros(1, 2, 2),
         torch.tensor([[10.0, 20.0]]),
     )
 

@@ -1,22 +1,24 @@
-"""The personal part of boosted trees, made at a client from its own rows; only sums of losses ever leave.
+"""The candidates of boosted trees for a client's model, made at the client from its own rows; only sums ever leave.
 
-    F_k(x) = (1 − a) (F(x) + b_k) + l δ_k(x) + o own_k(x) + a alone_k(x)
+    F_k(x) = Σ_a w_ka z_a(x),      w_k convex
 
-F is what the shared trees say and b_k the client's intercept. The others are candidates:
+    pooled   trees grown without intercepts, as of rows in one place
+    shared   the shared trees with the client's intercept b_k
+    leaves   the same, their leaf values changed by the client and held near 0 (a row of values per client)
+    own      the same, then further trees on the client's rows
+    early    own trees after fewer shared ones, where clients differ much
+    alone    trees on the client's rows from nothing
+    linear   the mixed model: one linear model and an intercept (tree_linear)
 
-    leaves   δ_k: changes of the shared trees' leaf values, held near 0 (a row of values per client)
-    own      further trees, grown on the client's rows from F + b_k
-    alone    trees grown on the client's rows from nothing
-
-How strongly leaves are held, how many own trees there are, and the weights (1 − l − o − a, l, o, a) of the four are the
-same for all clients: the ones with the least sum of losses on rows that neither the shared trees nor the candidate saw.
+How strongly leaves are held, and how many trees there are, is the same for all clients: what has the least sum of
+losses on rows that neither shared trees nor candidates saw. So are the weights that every client begins with
+(tree_weights).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -25,17 +27,15 @@ from kinfed.engine.trees import ClientRows, LocalTrees, TreeLoss, Trees
 
 Array = np.ndarray[Any, Any]
 
+NAMES = ("pooled", "shared", "leaves", "own", "early", "alone", "linear")
+POOLED, SHARED, LEAVES, OWN, EARLY, ALONE, LINEAR = range(len(NAMES))
 STRENGTHS = (0.03, 0.3, 3.0)  # prior variances of leaf changes, in units of φ; T trees share them
 OWN_TREES = (5, 10, 20, 40, 60)
+STAGES = (5, 20, 60)  # shared trees before early ones
+EARLY_TREES = (20, 60)
 ALONE_TREES = (10, 30, 60, 100)
-CANDIDATES = 1 + len(STRENGTHS) + len(OWN_TREES) + len(ALONE_TREES)
-QUARTERS = 4
-# [35, 4] weights of shared, leaves, own and alone: all quarters that add up to 1; the shared part alone first.
-WEIGHTS = (
-    np.array(sorted((w for w in product(range(QUARTERS + 1), repeat=4) if sum(w) == QUARTERS), key=lambda w: -w[0]))
-    / QUARTERS
-)
-LOSSES = max(CANDIDATES, len(WEIGHTS))
+GROUPS = (len(STRENGTHS), len(OWN_TREES), len(STAGES) * len(EARLY_TREES), len(ALONE_TREES))  # of what is chosen
+CANDIDATES = sum(GROUPS)
 SWEEPS = 3  # over all trees, when leaves are refitted
 LARGEST_STEP = 2.0  # of an intercept, in log-odds
 NEWTON = 8  # steps of an intercept from 0
@@ -122,8 +122,16 @@ class PersonalParts:
         return np.stack(values, 1), np.stack(scores, 1)
 
     def own(self, trees: int) -> Trees:
+        """The client's trees that follow the shared ones."""
         grower = LocalTrees(trees, min(OWN_DEPTH, self.model.trees.depth), OWN_RATE, 1.0, self.model.bins)
         return grower.grow(self.model.loss, self.data, self.shared, self.weight)
+
+    def after(self, trees: int) -> PersonalParts:
+        """The candidates where there are only so many shared trees."""
+        shared = self.model.trees
+        if trees >= shared.count:
+            return self
+        return PersonalParts(replace(self.model, trees=shared.cut(0, trees)), self.data, self.weight)
 
     def alone_start(self) -> Array:
         """[n, E, C] intercepts of clients without trees, held by as much as two rows."""
@@ -147,40 +155,65 @@ def stages(data: ClientRows, trees: Trees, start: Array, counts: tuple[int, ...]
 
 
 @dataclass(frozen=True)
+class Choice:
+    """Strength of leaves and numbers of trees, as places in the tuples above."""
+
+    strength: int
+    own: int
+    early: int
+    alone: int
+
+    @classmethod
+    def best(cls, losses: Array) -> Choice:
+        """From the losses of candidates [CANDIDATES]."""
+        groups = np.split(losses[:CANDIDATES], np.cumsum(GROUPS)[:-1])
+        return cls(*(int(group.argmin()) for group in groups))
+
+    @property
+    def stage(self) -> tuple[int, int]:
+        """Numbers of shared and of own trees of the early candidate."""
+        return STAGES[self.early // len(EARLY_TREES)], EARLY_TREES[self.early % len(EARLY_TREES)]
+
+
+@dataclass(frozen=True)
 class Judgement:
-    """Losses of candidates on rows that were left out, summed over a client's rows."""
+    """What candidates say of rows that they did not see."""
 
     parts: PersonalParts  # of the ensembles of the folds alone
     judged: Array  # [R, V] weight of rows in the ensemble that did not see them, else 0
 
-    def _losses(self, score: Array) -> Array:
-        """[n]"""
-        data = self.parts.data
-        losses = self.parts.model.loss.losses(score, data.y) * self.judged
-        return data.sums(losses.sum(1))
-
-    def of_candidates(self) -> Array:
-        """[n, CANDIDATES]: the shared model, leaves by strength, own trees and trees alone by their number."""
+    def losses(self) -> Array:
+        """[n, CANDIDATES] of leaves by strength, own trees, early ones and trees alone by their numbers."""
         parts, data = self.parts, self.parts.data
-        scores = [parts.shared, *(parts.shared + parts.leaves(strength)[1] for strength in STRENGTHS)]
+        scores = [parts.shared + parts.leaves(strength)[1] for strength in STRENGTHS]
         scores += stages(data, parts.own(OWN_TREES[-1]), parts.shared, OWN_TREES)
+        for count in STAGES:
+            early = parts.after(count)
+            if early is parts:  # there are no more shared trees: own trees are tried already
+                scores += [parts.shared] * len(EARLY_TREES)
+            else:
+                scores += stages(data, early.own(EARLY_TREES[-1]), early.shared, EARLY_TREES)
         start = parts.alone_start()
         scores += stages(data, parts.alone(ALONE_TREES[-1], start), start[data.owner], ALONE_TREES)
         return np.stack([self._losses(score) for score in scores], 1)
 
-    def of_weights(self, choice: Array) -> Array:
-        """[n, len(WEIGHTS)], for the choice of strength and numbers of trees."""
-        parts, data = self.parts, self.parts.data
-        leaves = parts.shared + parts.leaves(STRENGTHS[choice[0]])[1]
-        count = OWN_TREES[choice[1]]
-        (own,) = stages(data, parts.own(count), parts.shared, (count,))
-        start, count = parts.alone_start(), ALONE_TREES[choice[2]]
+    def _losses(self, score: Array) -> Array:
+        """[n]"""
+        losses = self.parts.model.loss.losses(score, self.parts.data.y) * self.judged
+        return self.parts.data.sums(losses.sum(1))
+
+    def left_out(self, choice: Choice, pooled: Array | None, linear: Array | None) -> Array:
+        """[R, K, C] scores of every candidate on a row, by the ensemble that did not see it; for scores [R, V, C] of
+        the pooled trees and of the linear model. Those that there are not say what the shared trees do."""
+        parts, data, shared = self.parts, self.parts.data, self.parts.shared
+        leaves = shared + parts.leaves(STRENGTHS[choice.strength])[1]
+        count = OWN_TREES[choice.own]
+        (own,) = stages(data, parts.own(count), shared, (count,))
+        stage, count = choice.stage
+        before = parts.after(stage)
+        (early,) = stages(data, before.own(count), before.shared, (count,)) if before is not parts else (shared,)
+        start, count = parts.alone_start(), ALONE_TREES[choice.alone]
         (alone,) = stages(data, parts.alone(count, start), start[data.owner], (count,))
-        four = np.stack([parts.shared, leaves, own, alone])
-        return np.stack([self._losses(np.tensordot(w.astype(np.float32), four, 1)) for w in WEIGHTS], 1)
-
-
-def best_choice(losses: Array) -> Array:
-    """int64 [3]: the best strength, number of own trees and of trees alone, from the losses of candidates."""
-    groups = np.split(losses[1:CANDIDATES], np.cumsum([len(STRENGTHS), len(OWN_TREES)]))
-    return np.array([int(group.argmin()) for group in groups])
+        every = [shared if one is None else one for one in (pooled, shared, leaves, own, early, alone, linear)]
+        place = np.argmax(self.judged > 0, 1)
+        return np.stack([score[np.arange(len(place)), place] for score in every], 1)

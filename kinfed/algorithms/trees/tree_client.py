@@ -1,24 +1,28 @@
-"""The client's side of boosted trees: its rows and folds, counts of cells, and histograms of the nodes in growth."""
+"""The client's side of boosted trees: its rows and folds, counts of cells, histograms of the nodes in growth, and what
+candidates say of rows that they did not see."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from kinfed.algorithms.trees.tree_candidates import newton_step
+from kinfed.algorithms.trees.tree_candidates import Choice, Judgement, PersonalParts, intercepts, newton_step
+from kinfed.algorithms.trees.tree_linear import design, linear_sums
 from kinfed.algorithms.trees.tree_messages import (
     LEFT_LOSS,
     LEFT_WEIGHT,
     LOSS,
+    POOLED,
     SUMS,
     UNIT,
     WEIGHT,
     Client,
     Down,
 )
+from kinfed.algorithms.trees.tree_weights import own_weights, weight_sums
 from kinfed.author import Split, rng
 from kinfed.engine.trees import ClientRows, TreeLoss, binned_rows, count_cells, flat_rows
 
@@ -41,7 +45,7 @@ class OwnRows:
     left: Array  # float32 [R, E] of rows that an ensemble does not see
 
     @classmethod
-    def of_split(cls, split: Split, folds: int) -> OwnRows:
+    def of_split(cls, split: Split, folds: int, kinds: int = 1) -> OwnRows:
         place, owner = split.places()
         position, rows = place - split.start[owner], split.rows[place]
         weight = np.ones(len(rows), np.float32) if split.weights is None else split.weights[place].numpy()
@@ -49,6 +53,7 @@ class OwnRows:
         parts = folds if folds > 1 else HELD_OUT
         fold = (rng.to_unit(rng.at(key[owner], position)) * parts).to(torch.int64).numpy()
         is_left = np.concatenate([np.zeros((len(rows), 1), np.bool_), fold[:, None] == np.arange(folds)], 1)
+        is_left = np.tile(is_left, kinds)
         first = np.concatenate([[0], np.cumsum(split.count.numpy())])
         seen, left = (np.where(one, weight[:, None], np.float32(0)) for one in (~is_left, is_left))
         return cls(rows.numpy(), owner.numpy(), position.numpy(), first, split.labels[rows].numpy(), seen, left)
@@ -95,6 +100,79 @@ def histograms(
     return client, sums, moments
 
 
+def linear_step(
+    loss: TreeLoss, order: Down, own: ClientRows, rows: OwnRows, split: Split, ensembles: int
+) -> tuple[Array, Array]:
+    """Sums (5) of the linear models [n, ...], and moments [n, E, ...]."""
+    C, models = loss.scores, order.linear.models
+    weight = rows.weight[:, : len(models.beta)]
+    x = design(split, rows.rows)
+    sums, b, size = linear_sums(loss, own, x, weight, models)
+    moments = np.zeros((len(b), ensembles, SUMS + 4 * C))
+    losses = loss.losses(models.scores(x) + b[rows.owner], rows.y) * weight
+    mine = moments[:, : len(models.beta)]
+    mine[..., WEIGHT], mine[..., LOSS] = own.sums(weight), own.sums(losses)
+    mine[..., SUMS + C : SUMS + 2 * C] = b.astype(np.float64) ** 2 + models.phi[:, None] / (size + models.tau)
+    return sums, moments
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What is asked of rows that a fold leaves out: losses of candidates, then of their weights."""
+
+    loss: TreeLoss
+    order: Down
+    own: ClientRows
+    rows: OwnRows
+    split: Split
+    folds: int
+    bins: int
+
+    @property
+    def judgement(self) -> Judgement:
+        folds = slice(1, 1 + self.folds)
+        model = self.order.model(self.loss, self.bins).ensembles(folds)
+        return Judgement(PersonalParts(model, self.own, self.rows.weight[:, folds]), self.rows.left[:, folds])
+
+    def scores(self, choice: Choice) -> Array:
+        """[R, K, C] of every candidate."""
+        folds, order = slice(1, 1 + self.folds), self.order
+        pooled = linear = None
+        if len(order.used) > POOLED:
+            pooled = order.model(self.loss, self.bins, POOLED).ensembles(folds).scores(self.own)
+        if order.linear.exists:
+            models = order.linear.models.ensembles(folds)
+            linear = models.scores(design(self.split, self.rows.rows))
+            b = intercepts(self.loss, self.own, linear, self.rows.weight[:, folds], models.tau)
+            linear = linear + b[self.rows.owner]
+        return self.judgement.left_out(choice, pooled, linear)
+
+    def weigh(self, client: Client) -> tuple[Client, Array]:
+        """The client with its candidates' scores, and loss, gradient and curvature (4) [n, 1 + K + K K] at the weights
+        that are asked about."""
+        rows, place = self.rows, (self.rows.owner, self.rows.position)
+        left = client.left.clone(memory_format=torch.contiguous_format)
+        if not bool(client.judged.all()):
+            fresh = ~client.judged.numpy()[rows.owner]
+            left.numpy()[place[0][fresh], place[1][fresh]] = self.scores(self.order.chosen())[fresh]
+        judged = rows.left[:, 1 : 1 + self.folds].sum(1)
+        sums = weight_sums(self.loss, left.numpy()[place], rows.y, judged, self.order.shares.numpy()[None])
+        parts = [self.own.sums(one).reshape(len(left), -1) for one in sums]
+        return replace(client, left=left, judged=torch.ones_like(client.judged)), np.concatenate(parts, 1)
+
+
+def weights_of_clients(loss: TreeLoss, client: Client, order: Down, split: Split, folds: int) -> Array:
+    """[n, K] weights of the candidates: own ones where the client's left-out rows were judged."""
+    common, clients = order.shares.numpy(), len(client.done)
+    if not bool(client.judged.any()):
+        return np.tile(common, (clients, 1))
+    rows = OwnRows.of_split(split, folds)
+    judged = rows.left[:, 1:].sum(1) * client.judged.numpy()[rows.owner]
+    unit = float(order.phi[0]) if loss.has_variance else 1.0
+    scores = client.left.numpy()[rows.owner, rows.position]
+    return own_weights(loss, scores, rows.y, judged, rows.owner, common, unit, clients)
+
+
 def _caught_up(
     loss: TreeLoss, client: Client, order: Down, own: ClientRows, rows: OwnRows
 ) -> tuple[Array, Array, Client]:
@@ -116,4 +194,4 @@ def _caught_up(
     done[:] = trees.count
     scores = client.score.clone(memory_format=torch.contiguous_format)
     scores.numpy()[rows.owner, rows.position] = score
-    return score, b, Client(scores, torch.from_numpy(b), torch.from_numpy(done))
+    return score, b, replace(client, score=scores, b=torch.from_numpy(b), done=torch.from_numpy(done))

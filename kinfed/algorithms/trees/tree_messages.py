@@ -1,4 +1,7 @@
-"""States and messages of boosted trees, and what is read from them."""
+"""States and messages of boosted trees, and what is read from them.
+
+E ensembles are of F kinds, with intercepts and without, one of all rows and V of the folds each; losses [T + 1, F].
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.trees.tree_candidates import SharedModel
+from kinfed.algorithms.trees.tree_candidates import GROUPS, NAMES, SHARED, Choice, SharedModel
+from kinfed.algorithms.trees.tree_linear import LinearModels
 from kinfed.author import Tree
 from kinfed.engine.trees import TreeGrowth, TreeLoss, Trees
 
 Array = np.ndarray[Any, Any]
 
-COUNT, COUNT_AGAIN, GROW, JUDGE, WEIGH, DONE = range(6)  # phases
+COUNT, COUNT_AGAIN, LINEAR, GROW, JUDGE, WEIGH, DONE = range(7)  # phases
 UNIT = 1024.0  # of sums in messages: a million rows are within the usual range of secure sums
 # Columns of moments: weight and loss of the rows of an ensemble, loss and weight of the rows it does not see; then C
 # sums of targets, C sizes of intercepts, and C sums of g and of h.
 WEIGHT, LOSS, LEFT_LOSS, LEFT_WEIGHT, SUMS = range(5)
+FIRST_TAU = 5.0
+HUGE = 1e300  # of what nothing is known yet: states are finite
+MIXED, POOLED = range(2)  # kinds of ensembles: with intercepts, and without
 
 
 @dataclass
@@ -74,6 +81,39 @@ def _wide() -> Tensor:
 
 
 @dataclass
+class Linear(Tree):
+    """The linear models beside the trees; without columns where there are none."""
+
+    beta: Tensor  # [1 + V, p + 1, C] float64
+    tau: Tensor  # [1 + V, C] float64
+    phi: Tensor  # [1 + V] float64
+
+    @classmethod
+    def nothing(cls, folds: int = 0, columns: int = 0, scores: int = 1) -> Linear:
+        ones = torch.ones(1 + folds, scores, dtype=torch.float64)
+        beta = torch.zeros(1 + folds, columns, scores, dtype=torch.float64)
+        return cls(beta, FIRST_TAU * ones, ones[:, 0].clone())
+
+    @classmethod
+    def of_models(cls, models: LinearModels) -> Linear:
+        return cls(*(torch.from_numpy(one) for one in (models.beta, models.tau, models.phi)))
+
+    @property
+    def models(self) -> LinearModels:
+        return LinearModels(self.beta.numpy(), self.tau.numpy(), self.phi.numpy())
+
+    @property
+    def exists(self) -> bool:
+        return self.beta.shape[-2] > 0
+
+
+def _only_shared() -> Tensor:
+    weights = torch.zeros(len(NAMES), dtype=torch.float64)
+    weights[SHARED] = 1.0
+    return weights
+
+
+@dataclass
 class Server(Tree):
     base: Tensor  # [E, C] float32
     tau: Tensor  # [E, C] float64
@@ -88,14 +128,18 @@ class Server(Tree):
     parent: Tensor = field(default_factory=_wide)  # [E, nodes / 2, p, B, 2C] histograms of the level before
     weight: Tensor = field(default_factory=_wide)  # [E, nodes, 2C] sums of the nodes of the level
     gradients: Tensor = field(default_factory=_wide)  # [E, 2C] sums of g and h, of the round before
-    losses: Tensor = field(default_factory=_wide)  # [T + 1] mean loss on left-out rows, by the number of trees
-    choice: Tensor = field(default_factory=lambda: torch.zeros(3, dtype=torch.int64))  # (tree_candidates)
-    shares: Tensor = field(default_factory=lambda: torch.tensor([1.0, 0.0, 0.0, 0.0]))  # of the four candidates
+    losses: Tensor = field(default_factory=_wide)  # [T + 1, F] mean loss on left-out rows, by the number of trees
+    linear: Linear = field(default_factory=lambda: Linear.nothing())
+    round: Tensor = field(default_factory=lambda: torch.tensor(0))  # of the phase
+    choice: Tensor = field(default_factory=lambda: torch.zeros(len(GROUPS), dtype=torch.int64))  # (Choice)
+    shares: Tensor = field(default_factory=lambda: _only_shared())  # weights of candidates that are asked about
+    best: Tensor = field(default_factory=lambda: _only_shared())  # the weights with the least loss so far
+    least: Tensor = field(default_factory=lambda: torch.tensor(HUGE, dtype=torch.float64))  # which is this
 
-    @property
-    def used(self) -> int:
-        """Trees that models are made of: those with the least loss on left-out rows; all where none are left out."""
-        return int(self.losses.argmin()) if len(self.base) > 1 and len(self.losses) else self.trees.count
+    def used(self, kind: int) -> int:
+        """Trees of a kind that models are made of: those with the least loss on left-out rows; all where none are left
+        out."""
+        return int(self.losses[:, kind].argmin()) if len(self.base) > 1 and len(self.losses) else self.trees.count
 
 
 @dataclass
@@ -103,6 +147,8 @@ class Client(Tree):
     score: Tensor  # [n, most rows of any client, E, C] what the trees say of every row
     b: Tensor  # [n, E, C] intercepts
     done: Tensor  # [n] int64 trees in the scores; -1: none, nor the base
+    left: Tensor  # [n, most rows of any client, K, C] what candidates say of rows that they did not see
+    judged: Tensor  # [n] bool whether that is there
 
 
 @dataclass
@@ -117,7 +163,8 @@ class Down(Tree):
     phi: Tensor
     trees: GrownTrees
     young: YoungTree
-    used: Tensor
+    used: Tensor  # [F] trees of every kind
+    linear: Linear
     choice: Tensor
     shares: Tensor
 
@@ -126,7 +173,8 @@ class Down(Tree):
         """Without an axis of clients."""
         return cls(
             server.phase, server.ends, server.edges, server.base, server.tau, server.phi, server.trees, server.young,
-            torch.tensor(server.used), server.choice, server.shares,
+            torch.tensor([server.used(kind) for kind in range(server.losses.shape[1])]), server.linear, server.choice,
+            server.best if int(server.phase) == DONE else server.shares,
         )  # fmt: skip
 
     def one(self) -> Down:
@@ -144,14 +192,19 @@ class Down(Tree):
         nothing = torch.zeros(ensembles, leaves, scores)
         return Trees(*(one.numpy()[None, :, None] for one in (young.feature, young.split, young.missing, nothing)))
 
-    def model(self, loss: TreeLoss, bins: int) -> SharedModel:
-        """The trees that models are made of."""
-        trees = self.grown().cut(0, int(self.used))
-        return SharedModel(loss, trees, self.base.numpy(), self.tau.numpy(), self.phi.numpy(), bins)
+    def model(self, loss: TreeLoss, bins: int, kind: int = 0) -> SharedModel:
+        """The trees of a kind that models are made of, of all its ensembles."""
+        trees, kinds = self.grown().cut(0, int(self.used[kind])), len(self.used)
+        model = SharedModel(loss, trees, self.base.numpy(), self.tau.numpy(), self.phi.numpy(), bins)
+        each = len(self.base) // kinds
+        return model.ensembles(slice(kind * each, (kind + 1) * each))
+
+    def chosen(self) -> Choice:
+        return Choice(*self.choice.tolist())
 
 
 @dataclass
 class Up(Tree):
     sums: Tensor  # [n, p cells] counts of cells [p, cells], or histograms [E, S, p, B, 2C]
     moments: Tensor  # [n, E, 4 + 4C]
-    losses: Tensor  # [n, G] of candidates or of their weights
+    losses: Tensor  # [n, G] of candidates; or loss, gradient and curvature of their weights

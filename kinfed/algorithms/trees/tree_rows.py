@@ -8,14 +8,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.trees.tree_candidates import ALONE_TREES, OWN_TREES, STRENGTHS, PersonalParts
+from kinfed.algorithms.trees.tree_candidates import (
+    ALONE,
+    ALONE_TREES,
+    EARLY,
+    LEAVES,
+    LINEAR,
+    OWN,
+    OWN_TREES,
+    POOLED,
+    SHARED,
+    STRENGTHS,
+    Choice,
+    PersonalParts,
+    SharedModel,
+)
 from kinfed.engine.trees import EnsembleRows, Trees, TreeShape
 
 Array = np.ndarray[Any, Any]
 
 
-def model_rows(trees: Trees, edges: Array, base: Array, outputs: int) -> Tensor:
-    """[n, W] rows of trees [n or 1, 1, T, ...] in bins with these edges, and base [n, C]."""
+def model_rows(trees: Trees, edges: Array, base: Array, outputs: int, linear: Array | None = None) -> Tensor:
+    """[n, W] rows of trees [n or 1, 1, T, ...] in bins with these edges, base [n, C] and linear coefficients
+    [n, p, C]."""
     clients, scores, depth = len(base), base.shape[1], trees.depth
     feature, split, missing, value = (part[:, 0] for part in trees.parts)
     if not trees.count:  # a tree that says nothing: runtimes know no empty ensembles
@@ -26,29 +41,50 @@ def model_rows(trees: Trees, edges: Array, base: Array, outputs: int) -> Tensor:
     threshold = np.zeros(feature.shape, np.float32)
     if splits.any():
         threshold[splits] = edges[feature[splits], split[splits].astype(np.int64) - 1]
-    shape = TreeShape(len(edges) if edges.ndim > 1 else 0, outputs, scores, depth, feature.shape[1])
-    parts = (torch.from_numpy(np.ascontiguousarray(part)) for part in (feature, threshold, missing, value))
-    every = [part.expand(clients, *part.shape[1:]) for part in parts]
-    ensembles = EnsembleRows(shape, every[0], every[1], every[2], every[3], torch.from_numpy(base.copy()))
-    return ensembles.rows()
+    inputs = len(edges) if edges.ndim > 1 else 0
+    if linear is None:
+        linear = np.zeros((1, inputs, scores))
+    shape = TreeShape(inputs, outputs, scores, depth, feature.shape[1])
+    parts = (feature, threshold, missing, value, linear, base)
+    every = (torch.from_numpy(np.broadcast_to(part, (clients, *part.shape[1:])).astype(np.float32)) for part in parts)
+    return EnsembleRows.of_parts(shape, every).rows()
 
 
-def personal_rows(parts: PersonalParts, edges: Array, shares: Array, choice: Array) -> Tensor:
-    """[n, W] models of clients with one ensemble, (1 − a) (F + b) + l δ + o own + a alone."""
-    model, (_, leaves, own, alone), clients = parts.model, shares, len(parts.b)
+def personal_rows(
+    parts: PersonalParts, edges: Array, shares: Array, choice: Choice, pooled: SharedModel | None = None,
+    linear: tuple[Array, Array] | None = None,
+) -> Tensor:  # fmt: skip
+    """[n, W] models Σ_a w_a z_a of clients with one ensemble, for weights [n, K]; `linear` are β [p + 1, C] and the
+    intercepts [n, C] of that candidate. A candidate without a weight at any client is not made."""
+    model, clients, w = parts.model, len(parts.b), shares[:, :, None, None, None, None].swapaxes(0, 1)
+    of_shared = w[SHARED] + w[LEAVES] + w[OWN]
+    base = of_shared[:, 0, 0, 0] * (model.base + parts.b)[:, 0]
     shared = model.trees
-    value = np.repeat((1 - alone) * shared.value, clients, 0)
-    base = (1 - alone) * (model.base + parts.b)[:, 0]
-    if leaves:
-        value = value + leaves * parts.leaves(STRENGTHS[choice[0]])[0]
-    every = [np.repeat(part, clients, 0) for part in shared.parts[:3]]
-    together = [Trees(every[0], every[1], every[2], value.astype(np.float32))]
-    if own:
-        trees = parts.own(OWN_TREES[choice[1]]).deeper(shared.depth)
-        together.append(trees.scaled(own))
-    if alone:
+    value = of_shared * shared.value
+    if shares[:, LEAVES].any():
+        value = value + w[LEAVES] * parts.leaves(STRENGTHS[choice.strength])[0]
+    together = []
+    if shares[:, EARLY].any():
+        stage, count = choice.stage
+        before = parts.after(stage)
+        value[:, :, :stage] += w[EARLY] * before.model.trees.value
+        base = base + w[EARLY][:, 0, 0, 0] * (model.base + before.b)[:, 0]
+        if before is not parts:
+            together.append(before.own(count).deeper(shared.depth).weighted(w[EARLY]))
+    if shares[:, OWN].any():
+        together.append(parts.own(OWN_TREES[choice.own]).deeper(shared.depth).weighted(w[OWN]))
+    if shares[:, ALONE].any():
         start = parts.alone_start()
-        trees = parts.alone(ALONE_TREES[choice[2]], start)
-        together.append(trees.scaled(alone))
-        base = base + alone * start[:, 0]
-    return model_rows(Trees.joined(together, 2), edges, base.astype(np.float32), model.loss.outputs)
+        together.append(parts.alone(ALONE_TREES[choice.alone], start).weighted(w[ALONE]))
+        base = base + w[ALONE][:, 0, 0, 0] * start[:, 0]
+    if pooled is not None and shares[:, POOLED].any():
+        together.append(pooled.trees.weighted(w[POOLED]))
+        base = base + w[POOLED][:, 0, 0, 0] * pooled.base
+    slopes = None
+    if linear is not None and shares[:, LINEAR].any():
+        beta, b = linear
+        slopes = shares[:, LINEAR, None, None] * beta[None, 1:]
+        base = base + shares[:, LINEAR, None] * (beta[0] + b)
+    every = [np.repeat(part, clients, 0) for part in shared.parts[:3]]
+    trees = Trees.joined([Trees(every[0], every[1], every[2], value.astype(np.float32)), *together], 2)
+    return model_rows(trees, edges, base, model.loss.outputs, slopes)

@@ -22,9 +22,17 @@ so that trees spend no split on who a row comes from. The prior acts on the whol
 up with a step η, any effect would be fitted completely after enough trees.
 
 Folds. With `folds` = V, V further ensembles grow in the same rounds, each without one part of all rows; their losses
-there, summed over clients, say how many trees are used (growth ends `patience` trees after the best), how strong the
-personal part is and which (kinfed.algorithms.trees.tree_candidates: leaf values, own trees, alone, and their weights).
-With folds = 1 one part in five is held out; with 0 nothing is chosen: all trees, and the intercept as personal part.
+there, summed over clients, say how many trees are used (growth ends `patience` trees after the best). With folds = 1
+one part in five is held out; with 0 nothing is chosen: all trees, and the intercept as personal part.
+
+Candidates. Beside the shared trees stand trees without intercepts (`pooled`, in the same rounds), a linear mixed model
+by a dozen rounds of its own before the first tree (tree_linear), and what a client makes of the trees itself (changed
+leaf values, own trees, trees alone: tree_candidates). The model is their convex combination by what they say of rows
+that they did not see: weights common to all clients from sums, then of each (tree_weights). A choice of one candidate
+by a client's own losses is not safe; a combination was the only thing that was never far off.
+
+Rounds are the method's own (`rounds_in`): it runs to its end whatever others are given, and asks nobody afterwards.
+Stopped before, the trees so far and the intercepts are used.
 
 Only totals over clients are used, so that secure sums apply. A message has room for half of the lowest level: the
 heavier child of a node is the difference of its parent and its sibling, which takes the same clients in both rounds.
@@ -46,18 +54,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.trees import tree_candidates as candidates
-from kinfed.algorithms.trees.tree_candidates import Judgement, PersonalParts
-from kinfed.algorithms.trees.tree_client import OwnRows, cell_counts, histograms
+from kinfed.algorithms.trees.tree_candidates import CANDIDATES, NAMES, SHARED, Choice, PersonalParts, intercepts
+from kinfed.algorithms.trees.tree_client import (
+    LeftOut,
+    OwnRows,
+    cell_counts,
+    histograms,
+    linear_step,
+    weights_of_clients,
+)
+from kinfed.algorithms.trees.tree_linear import MOST_COLUMNS, design, newton, num_sums
+from kinfed.algorithms.trees.tree_linear import STEPS as LINEAR_STEPS
 from kinfed.algorithms.trees.tree_messages import (
     COUNT,
     COUNT_AGAIN,
     DONE,
+    FIRST_TAU,
     GROW,
     JUDGE,
     LEFT_LOSS,
     LEFT_WEIGHT,
+    LINEAR,
     LOSS,
+    POOLED,
     SUMS,
     UNIT,
     WEIGH,
@@ -65,22 +84,25 @@ from kinfed.algorithms.trees.tree_messages import (
     Client,
     Down,
     GrownTrees,
+    Linear,
     Server,
     Up,
     YoungTree,
 )
 from kinfed.algorithms.trees.tree_rows import model_rows, personal_rows
+from kinfed.algorithms.trees.tree_weights import common_weights, without_traces
 from kinfed.author import AveragingAlgorithm, Cohort, ConfigError, Population, RoundInfo, ServerModels, Task, option
 from kinfed.engine.trees import TreeGrowth, TreeLoss, bin_edges, divided_cells, first_cells
 
 Array = np.ndarray[Any, Any]
 
 KINDS = ("binary", "multiclass", "regression")  # of problems
-FIRST_TAU = 5.0
-JUDGED_AT = (10,)  # trees after which a personal part is chosen, before growth ends
+NO_INTERCEPT = 1e30  # τ of trees without
+WEIGHINGS = 4  # rounds for the weights of candidates
+LOSSES = max(CANDIDATES, 1 + len(NAMES) + len(NAMES) ** 2)  # numbers in a message
 LEAST_CELLS = 512
 SAME = 1e-6  # two means of the same clients differ by less
-SEEN_BY_ALL, LEAVE_OUT = slice(0, 1), slice(1, None)  # ensembles: of all rows, and of the folds
+SEEN_BY_ALL = slice(0, 1)  # the ensemble of all rows, of its kind
 
 
 @dataclass(frozen=True)
@@ -95,7 +117,8 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
         3, "V: parts of all rows that V more ensembles leave out, to choose by; 1: a fifth", ge=0, le=10
     )
     patience: int = option(20, "trees without a lower loss on left-out rows, after which growth ends", ge=1)
-    personal: bool = option(True, "whether leaf values, own trees and trees alone are tried beside the intercept")
+    personal: bool = option(True, "whether all candidates are tried beside the shared trees with an intercept")
+    pooled: bool = option(True, "whether trees without intercepts grow beside, as a candidate and for new clients")
 
     fields = ("sums", "moments", "losses")
     adds_up = True
@@ -113,8 +136,13 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
             raise ConfigError("trees are grown on the processor; run them with --device cpu")
 
     @property
+    def kinds(self) -> int:
+        """Kinds of ensembles: with intercepts, and without."""
+        return 2 if self._chooses and self.pooled else 1
+
+    @property
     def ensembles(self) -> int:
-        return 1 + self.folds
+        return self.kinds * (1 + self.folds)
 
     @property
     def slots(self) -> int:
@@ -132,11 +160,22 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
         base, ones = torch.zeros(E, loss.scores), torch.ones(E, loss.scores, dtype=torch.float64)
         trees, young = GrownTrees.nothing(E, self.depth, loss.scores), YoungTree.fresh(E, self.depth)
         steady, outputs = torch.tensor(population.participation >= 1), torch.tensor(loss.outputs)
-        return Server(base, FIRST_TAU * ones, ones[:, 0].clone(), trees, young, steady, outputs)
+        tau, losses = FIRST_TAU * ones, torch.zeros(0, self.kinds, dtype=torch.float64)
+        tau[1 + self.folds :] = NO_INTERCEPT
+        linear = Linear.nothing(self.folds, 0, loss.scores)
+        return Server(base, tau, ones[:, 0].clone(), trees, young, steady, outputs, losses=losses, linear=linear)
+
+    def rounds_in(self, rounds: int) -> int:
+        """Its own number: two of counts, those of the linear model, `depth` a tree, few that choose, and a tenth more,
+        as nobody may answer in some."""
+        return math.ceil(1.1 * (2 + LINEAR_STEPS + self.depth * self.trees + 2 + WEIGHINGS))
+
+    def is_done(self, server: Server) -> bool:
+        return int(server.phase) == DONE
 
     def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
         """Nobody is called once all is chosen."""
-        return server, active[:0] if int(server.phase) == DONE else active
+        return server, active[:0] if self.is_done(server) else active
 
     def download(self, server: Server, ids: Tensor) -> Down:
         return Down.of_server(server).map(lambda tensor: tensor.expand(len(ids), *tensor.shape))
@@ -150,18 +189,18 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
             return self._counted(server, loss, sums, moments)
         if phase == COUNT_AGAIN:
             edges = bin_edges(server.ends.numpy(), sums.reshape(len(server.ends), -1), self.bins)
-            return replace(server, phase=torch.tensor(GROW), edges=torch.from_numpy(edges))
+            return self._with_linear(replace(server, phase=torch.tensor(GROW), edges=torch.from_numpy(edges)))
+        if phase == LINEAR:
+            return self._linear_step(server, loss, sums, moments)
         if phase == JUDGE:
-            choice = torch.from_numpy(candidates.best_choice(losses))
-            return replace(server, phase=torch.tensor(WEIGH), choice=choice)
+            choice, shares = Choice.best(losses), self._first_shares(server)
+            marks = torch.tensor([choice.strength, choice.own, choice.early, choice.alone])
+            return replace(server, phase=torch.tensor(WEIGH), choice=marks, shares=shares)
         if phase == WEIGH:
-            best = int(losses[: len(candidates.WEIGHTS)].argmin())
-            shares = torch.from_numpy(candidates.WEIGHTS[best].astype(np.float32))
-            return replace(server, phase=torch.tensor(DONE if self._has_ended(server) else GROW), shares=shares)
+            return self._weighed(server, losses)
         if int(server.young.level) == 0:
-            is_first = len(server.losses) == server.trees.count  # message with these trees
             server = self._judged(server, loss, moments)
-            if self._has_ended(server) or (is_first and self._chooses and server.trees.count in JUDGED_AT):
+            if self._has_ended(server):
                 return replace(server, phase=torch.tensor(JUDGE if self._chooses else DONE))
         clients = round.weight  # of the mean
         return self._grown(server, sums, moments, loss.least_share * self.min_rows / clients, self.lam / clients)
@@ -174,15 +213,49 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
         base = torch.from_numpy(loss.start(share))
         return replace(server, phase=torch.tensor(COUNT_AGAIN), ends=torch.from_numpy(ends), base=base)
 
+    def _with_linear(self, server: Server) -> Server:
+        """The server before the linear models' first round, where a message has room for them."""
+        columns, C = len(server.edges) + 1, server.base.shape[1]
+        room = len(server.edges) * self.cells(C)
+        if not self._chooses or columns > MOST_COLUMNS or (1 + self.folds) * num_sums(columns, C) > room:
+            return server
+        linear = Linear.nothing(self.folds, columns, C)
+        linear.beta[:, 0] = server.base[: 1 + self.folds].to(torch.float64)
+        return replace(server, phase=torch.tensor(LINEAR), linear=linear)
+
+    def _linear_step(self, server: Server, loss: TreeLoss, sums: Array, moments: Array) -> Server:
+        models, number = server.linear.models, int(server.round) + 1
+        tau, phi = _strengths(loss, moments[: len(models.beta)])
+        models = replace(newton(loss, models, sums), tau=tau, phi=phi)
+        phase = torch.tensor(LINEAR if number < LINEAR_STEPS else GROW)
+        return replace(server, phase=phase, linear=Linear.of_models(models), round=torch.tensor(number % LINEAR_STEPS))
+
+    def _first_shares(self, server: Server) -> Tensor:
+        """The same weight for every candidate that there is."""
+        there = torch.ones(len(NAMES), dtype=torch.float64)
+        there[NAMES.index("pooled")] = self.kinds - 1
+        there[NAMES.index("linear")] = float(server.linear.exists)
+        return there / there.sum()
+
+    def _weighed(self, server: Server, losses: Array) -> Server:
+        """The weights to ask about next, where a quadratic form of the loss is least; the best so far are kept."""
+        count, number = len(NAMES), int(server.round) + 1
+        gradient, curvature = losses[1 : 1 + count], losses[1 + count : 1 + count + count**2].reshape(count, count)
+        if losses[0] < float(server.least):
+            best = torch.from_numpy(without_traces(server.shares.numpy()))
+            server = replace(server, best=best, least=torch.tensor(losses[0], dtype=torch.float64))
+        there = self._first_shares(server).numpy() > 0
+        shares = common_weights(gradient, curvature, server.shares.numpy(), there)
+        phase = torch.tensor(WEIGH if number < WEIGHINGS else DONE)
+        return replace(server, phase=phase, shares=torch.from_numpy(shares), round=torch.tensor(number % WEIGHINGS))
+
     def _judged(self, server: Server, loss: TreeLoss, moments: Array) -> Server:
         """The loss on left-out rows with all trees so far, and new strengths of the intercepts (3)."""
-        C = loss.scores
-        size, phi = moments[:, SUMS + C : SUMS + 2 * C], np.ones(len(moments))
-        if loss.has_variance:
-            phi = np.maximum(2 * moments[:, LOSS] / np.maximum(moments[:, WEIGHT], 1e-30), 1e-12)
-        tau = np.clip(phi[:, None] / np.maximum(size, 1e-12), 1e-3, 1e9)
-        left = moments[LEAVE_OUT, LEFT_LOSS].sum() / max(moments[LEAVE_OUT, LEFT_WEIGHT].sum(), 1e-30)
-        losses = torch.cat([server.losses[: server.trees.count], torch.tensor([left], dtype=torch.float64)])
+        tau, phi = _strengths(loss, moments)
+        tau[1 + self.folds :] = NO_INTERCEPT
+        by_kind = moments.reshape(self.kinds, 1 + self.folds, -1)[:, 1:]
+        left = by_kind[..., LEFT_LOSS].sum(1) / np.maximum(by_kind[..., LEFT_WEIGHT].sum(1), 1e-30)
+        losses = torch.cat([server.losses[: server.trees.count], torch.from_numpy(left)[None]])
         return replace(server, tau=torch.from_numpy(tau), phi=torch.from_numpy(phi), losses=losses)
 
     @property
@@ -191,7 +264,8 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
 
     def _has_ended(self, server: Server) -> bool:
         count = server.trees.count
-        return count >= self.trees or (self.folds > 0 and count - server.used >= self.patience)
+        best = max(server.used(kind) for kind in range(self.kinds))
+        return count >= self.trees or (self.folds > 0 and count - best >= self.patience)
 
     def _grown(self, server: Server, sums: Array, moments: Array, least: float, lam: float) -> Server:
         """The tree in growth after one more level. Sums are means over clients, and so are `least` and λ."""
@@ -220,14 +294,17 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         n, C = len(data), TreeLoss.of_task(task).scores
-        score = torch.zeros(1, 1, 1, 1).expand(n, data.train.longest, self.ensembles, C)
-        return Client(score, torch.zeros(n, self.ensembles, C), torch.full((n,), -1))
+        zero, longest = torch.zeros(1, 1, 1, 1), data.train.longest
+        score = zero.expand(n, longest, self.ensembles, C)
+        left = zero.expand(n, longest if self._chooses else 0, len(NAMES), C)
+        judged = torch.zeros(n, dtype=torch.bool)
+        return Client(score, torch.zeros(n, self.ensembles, C), torch.full((n,), -1), left, judged)
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         loss, order = TreeLoss.of_task(task), down.one()
         phase, n, cells = int(order.phase), len(data), self.cells(loss.scores)
-        rows = OwnRows.of_split(data.train, self.folds)
-        losses = np.zeros((n, candidates.LOSSES))
+        rows = OwnRows.of_split(data.train, self.folds, self.kinds)
+        losses = np.zeros((n, LOSSES))
         if phase in (COUNT, COUNT_AGAIN):
             ends = first_cells(cells) if phase == COUNT else order.ends.numpy()
             sums, moments, finite = cell_counts(loss, rows, data.train, ends)
@@ -238,11 +315,15 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
             if phase == GROW:
                 client, nodes, moments = histograms(loss, client, order, own, rows, self.slots, self.bins)
                 np.divide(nodes, UNIT, out=sums[:, : nodes.shape[1]], casting="same_kind")
+            elif phase == LINEAR:
+                parts, moments = linear_step(loss, order, own, rows, data.train, self.ensembles)
+                np.divide(parts, UNIT, out=sums[:, : parts.shape[1]], casting="same_kind")
             else:
-                parts = PersonalParts(order.model(loss, self.bins).ensembles(LEAVE_OUT), own, rows.weight[:, LEAVE_OUT])
-                judgement = Judgement(parts, rows.left[:, LEAVE_OUT])
-                totals = judgement.of_candidates() if phase == JUDGE else judgement.of_weights(order.choice.numpy())
-                losses[:, : totals.shape[1]] = totals
+                asked = LeftOut(loss, order, own, rows, data.train, self.folds, self.bins)
+                if phase == JUDGE:
+                    losses[:, :CANDIDATES] = asked.judgement.losses()
+                else:
+                    client, losses = asked.weigh(client)
         sums[~finite] = np.nan  # a client with values that are no numbers has no update
         parts_of_unit = (torch.from_numpy((one / UNIT).astype(np.float32)) for one in (moments, losses))
         return client, Up(torch.from_numpy(sums), *parts_of_unit)
@@ -256,21 +337,46 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
             return model_rows(model.trees, edges, np.repeat(model.base, len(data), 0), loss.outputs)
         rows = OwnRows.of_split(data.train, 0)
         parts = PersonalParts(model, rows.binned(data.train, edges)[0], rows.weight)
-        return personal_rows(parts, edges, order.shares.numpy(), order.choice.numpy())
+        if int(order.phase) != DONE or not self._chooses:
+            return personal_rows(parts, edges, _only(SHARED, len(data)), order.chosen())
+        shares = weights_of_clients(loss, client, order, data.train, self.folds)
+        pooled = order.model(loss, self.bins, POOLED).ensembles(SEEN_BY_ALL) if self.kinds > POOLED else None
+        linear = None
+        if order.linear.exists:
+            models = order.linear.models.ensembles(SEEN_BY_ALL)
+            b = intercepts(loss, parts.data, models.scores(design(data.train, rows.rows)), rows.weight, models.tau)
+            linear = (models.beta[0], b[:, 0])
+        return personal_rows(parts, edges, shares, order.chosen(), pooled, linear)
 
     def server_models(self, server: Server) -> ServerModels:
-        """The shared trees without an intercept: for a client of which no labelled row is known."""
-        trees = Down.of_server(server).grown().cut(0, server.used).ensembles(SEEN_BY_ALL)
-        edges, base = server.edges.numpy(), server.base.numpy()[SEEN_BY_ALL]
+        """Trees without intercepts, for a client of which no labelled row is known: what clients share may lack what
+        their intercepts hold."""
+        kind, each = self.kinds - 1, 1 + self.folds
+        which = slice(kind * each, kind * each + 1)
+        trees = Down.of_server(server).grown().cut(0, server.used(kind)).ensembles(which)
+        edges, base = server.edges.numpy(), server.base.numpy()[which]
         return ServerModels(model_rows(trees, edges, base, int(server.outputs)))
 
     def figures(self, server: Server) -> dict[str, Any]:
-        left = float(server.losses.min()) if len(server.losses) and self.folds else math.nan
-        names = ("shared", "leaves", "own", "alone")
+        left = float(server.losses[:, 0].min()) if len(server.losses) and self.folds else math.nan
+        shares = zip(NAMES, server.best.tolist(), strict=True)
         return {
-            "trees": server.used, "grown": server.trees.count, "left_out_loss": left,
+            "trees": server.used(0), "grown": server.trees.count, "left_out_loss": left,
             "intercept_variance": float((server.phi[0] / server.tau[0]).mean()),
-        } | {f"share_{name}": float(share) for name, share in zip(names, server.shares, strict=True)}  # fmt: skip
+        } | {f"share_{name}": share for name, share in shares}  # fmt: skip
+
+
+def _strengths(loss: TreeLoss, moments: Array) -> tuple[Array, Array]:
+    """τ [E, C] and φ [E] by (3)."""
+    C = loss.scores
+    size, phi = moments[:, SUMS + C : SUMS + 2 * C], np.ones(len(moments))
+    if loss.has_variance:
+        phi = np.maximum(2 * moments[:, LOSS] / np.maximum(moments[:, WEIGHT], 1e-30), 1e-12)
+    return np.clip(phi[:, None] / np.maximum(size, 1e-12), 1e-3, 1e9), phi
+
+
+def _only(candidate: int, clients: int) -> Array:
+    return np.tile(np.arange(len(NAMES)) == candidate, (clients, 1)).astype(np.float64)
 
 
 def _is_same(before: Array, now: Array) -> bool:

@@ -116,7 +116,9 @@ def _run_rounds(
         method_run = MethodRun(
             deployment.method, loop, clients, _num_rounds(deployment, folder, loop, exchange.say),
             eval_every=config.eval_every, checkpoint_every=config.checkpoint_every, folder=folder,
-            observer=_LogObserver(exchange.say, config.rounds, status, config.metric, pool),
+            observer=_LogObserver(
+                exchange.say, loop.algorithm.rounds_in(config.rounds), status, config.metric, pool
+            ),
         )  # fmt: skip
         for report in method_run.rounds():
             if pool.rounds_without_quorum >= deployment.patience:
@@ -126,8 +128,8 @@ def _run_rounds(
                 )
         if not bool(pool.accepted.any()):
             raise TooFewClients(
-                f"no round of {config.rounds} had enough updates, so nothing was learnt; the log says why. Mend it and "
-                "begin again in another folder (out)"
+                f"no round of {method_run.num_rounds} had enough updates, so nothing was learnt; the log says why. "
+                "Mend it and begin again in another folder (out)"
             )
         if pool.rounds_without_quorum:
             exchange.say(f"the last {pool.rounds_without_quorum} round(s) had too few updates, and changed nothing")

@@ -193,8 +193,10 @@ class Trees:
     def parts(self) -> tuple[Array, Array, Array, Array]:
         return self.feature, self.split, self.missing, self.value
 
-    def scaled(self, factor: float) -> Trees:
-        return Trees(self.feature, self.split, self.missing, (factor * self.value).astype(np.float32))
+    def weighted(self, weight: Array) -> Trees:
+        """The trees of every client, their values times its weight [n, 1, 1, 1, 1]."""
+        every = [np.broadcast_to(part, (len(weight), *part.shape[1:])) for part in self.parts[:3]]
+        return Trees(every[0], every[1], every[2], (weight * self.value).astype(np.float32))
 
     @classmethod
     def joined(cls, parts: list[Trees], axis: int) -> Trees:

@@ -2,15 +2,18 @@
 
 A row holds T complete trees of depth d, and ends in what says so:
 
-    feature [T, I], threshold [T, I], missing [T, I], value [T, L, C], base [C], inputs p, outputs, C, d, T, mark
+    feature [T, I], threshold [T, I], missing [T, I], value [T, L, C], linear [p, C], base [C],
+    inputs p, outputs, C, d, T, mark
 
 with I = 2^d − 1 inner nodes (the root first, then level after level) and L = 2^d leaves. A value x ≤ threshold goes
 left, a missing one (NaN) where `missing` is 1; where feature is −1 all do. Two classes have one score, the log-odds of
-the second. Structure is part of the row, so that a row alone is a model.
+the second. A score is base + x'linear (missing values count as 0) + the value of a leaf of every tree. Structure is
+part of the row, so that a row alone is a model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -45,7 +48,7 @@ class TreeShape:
         inner = (self.trees, 2**self.depth - 1)
         return {
             "feature": inner, "threshold": inner, "missing": inner, "value": (self.trees, 2**self.depth, self.scores),
-            "base": (self.scores,),
+            "linear": (self.inputs, self.scores), "base": (self.scores,),
         }  # fmt: skip
 
     @property
@@ -79,36 +82,42 @@ class EnsembleRows:
     threshold: Tensor  # [n, T, I]
     missing: Tensor  # [n, T, I]
     value: Tensor  # [n, T, L, C]
+    linear: Tensor  # [n, p, C]
     base: Tensor  # [n, C]
 
     def rows(self) -> Tensor:
         """float32 [n, W]"""
         s = self.shape
         end = torch.tensor([s.inputs, s.outputs, s.scores, s.depth, s.trees, TREE_MARK])
-        parts = (self.feature, self.threshold, self.missing, self.value, self.base)
-        flat = [part.to(torch.float32).reshape(len(self.base), -1) for part in parts]
+        flat = [part.to(torch.float32).reshape(len(self.base), -1) for part in self.parts]
         return torch.cat([*flat, end.expand(len(self.base), -1)], 1)
+
+    @classmethod
+    def of_parts(cls, shape: TreeShape, parts: Iterable[Tensor]) -> EnsembleRows:
+        """The parts in the order of a row."""
+        feature, threshold, missing, value, linear, base = parts
+        return cls(shape, feature.to(torch.int64), threshold, missing, value, linear, base)
 
     @classmethod
     def of_rows(cls, theta: Tensor) -> EnsembleRows:
         shape = TreeShape.of_row(theta[0])
         assert shape is not None  # whoever asks has seen the mark
-        views = [theta[:, slot.start : slot.stop].reshape(len(theta), *slot.shape) for slot in shape.slots[:-1]]
-        return cls(shape, views[0].to(torch.int64), *views[1:])
+        slots = shape.slots[:-1]
+        return cls.of_parts(shape, (theta[:, one.start : one.stop].reshape(len(theta), *one.shape) for one in slots))
 
     def logits(self, x: Tensor) -> Tensor:
         """[n, B, outputs] of examples x [n, B, p]."""
         return as_logits(ensemble_scores(x, *self.parts), self.shape.outputs)
 
     @property
-    def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        return self.feature, self.threshold, self.missing, self.value, self.base
+    def parts(self) -> tuple[Tensor, ...]:
+        return self.feature, self.threshold, self.missing, self.value, self.linear, self.base
 
 
 def ensemble_scores(
-    x: Tensor, feature: Tensor, threshold: Tensor, missing: Tensor, value: Tensor, base: Tensor
+    x: Tensor, feature: Tensor, threshold: Tensor, missing: Tensor, value: Tensor, linear: Tensor, base: Tensor
 ) -> Tensor:
-    """[n, B, C]: base [n, C] and the values of the leaves that examples x [n, B, p] reach."""
+    """[n, B, C]: base [n, C], the linear part, and the values of the leaves that examples x [n, B, p] reach."""
     n, trees, inner = feature.shape
     leaves, scores = value.shape[2:]
     first = torch.arange(trees, device=x.device) * inner  # of every tree, among the inner nodes of all
@@ -124,7 +133,8 @@ def ensemble_scores(
         place = 2 * place + 2 - left.to(torch.int64)
     leaf = place - inner + torch.arange(trees, device=x.device) * leaves
     index = leaf.flatten(1)[..., None].expand(-1, -1, scores)
-    return value.flatten(1, 2).gather(1, index).view(*leaf.shape, scores).sum(2) + base[:, None]
+    level = torch.baddbmm(base[:, None], torch.where(torch.isnan(x), 0.0, x), linear)
+    return value.flatten(1, 2).gather(1, index).view(*leaf.shape, scores).sum(2) + level
 
 
 def as_logits(score: Tensor, outputs: int) -> Tensor:
@@ -194,5 +204,5 @@ class TreeModule(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         parts = dict(self.trees.named_buffers())
         feature = parts["feature"].to(torch.int64)[None]
-        others = (parts[name][None] for name in ("threshold", "missing", "value", "base"))
+        others = (parts[name][None] for name in ("threshold", "missing", "value", "linear", "base"))
         return as_logits(ensemble_scores(x.flatten(1)[None], feature, *others), self.outputs)[0]
