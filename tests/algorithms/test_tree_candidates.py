@@ -127,7 +127,14 @@ def test_a_method_with_rounds_of_its_own_runs_to_its_end_in_any_comparison(tmp_p
     """Others take the rounds of the run; one whose sums are all there ends before."""
     options = {"trees": 4, "depth": 2, "bins": 8, "folds": 1, "personal": False, "min_rows": 5}
     algorithms: dict[str, Any] = {"fedavg": {}, "lmm": {}, "trees": options}
-    settings: dict[str, Any] = {"rounds": 3, "participation": 1.0, "seeds": (0,), "steps": 2, "progress": False}
+    settings: dict[str, Any] = {
+        "model": "mlr",
+        "rounds": 3,
+        "participation": 1.0,
+        "seeds": (0,),
+        "steps": 2,
+        "progress": False,
+    }
     result = kinfed.run(federation=linear_federation(), algorithms=algorithms, out=tmp_path / "run", **settings)
     rounds = {one.label: one.rounds for one in result.results}
     assert (rounds["fedavg"], rounds["lmm"]) == (3, 1)

@@ -127,7 +127,7 @@ class PersonalParts:
         return grower.grow(self.model.loss, self.data, self.shared, self.weight)
 
     def after(self, trees: int) -> PersonalParts:
-        """The candidates where there are only so many shared trees."""
+        """The candidates after the first shared trees alone."""
         shared = self.model.trees
         if trees >= shared.count:
             return self
@@ -155,7 +155,7 @@ def stages(data: ClientRows, trees: Trees, start: Array, counts: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Choice:
+class CandidateChoice:
     """Strength of leaves and numbers of trees, as places in the tuples above."""
 
     strength: int
@@ -164,7 +164,7 @@ class Choice:
     alone: int
 
     @classmethod
-    def best(cls, losses: Array) -> Choice:
+    def best(cls, losses: Array) -> CandidateChoice:
         """From the losses of candidates [CANDIDATES]."""
         groups = np.split(losses[:CANDIDATES], np.cumsum(GROUPS)[:-1])
         return cls(*(int(group.argmin()) for group in groups))
@@ -202,9 +202,9 @@ class Judgement:
         losses = self.parts.model.loss.losses(score, self.parts.data.y) * self.judged
         return self.parts.data.sums(losses.sum(1))
 
-    def left_out(self, choice: Choice, pooled: Array | None, linear: Array | None) -> Array:
+    def left_out(self, choice: CandidateChoice, pooled: Array | None, linear: Array | None) -> Array:
         """[R, K, C] scores of every candidate on a row, by the ensemble that did not see it; for scores [R, V, C] of
-        the pooled trees and of the linear model. Those that there are not say what the shared trees do."""
+        the pooled trees and of the linear model. One that is missing says what the shared trees do."""
         parts, data, shared = self.parts, self.parts.data, self.parts.shared
         leaves = shared + parts.leaves(STRENGTHS[choice.strength])[1]
         count = OWN_TREES[choice.own]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kinfed.algorithms.trees.tree_candidates import Choice, Judgement, PersonalParts, intercepts, newton_step
+from kinfed.algorithms.trees.tree_candidates import CandidateChoice, Judgement, PersonalParts, intercepts, newton_step
 from kinfed.algorithms.trees.tree_linear import design, linear_sums
 from kinfed.algorithms.trees.tree_messages import (
     LEFT_LOSS,
@@ -110,9 +110,9 @@ def linear_step(
     sums, b, size = linear_sums(loss, own, x, weight, models)
     moments = np.zeros((len(b), ensembles, SUMS + 4 * C))
     losses = loss.losses(models.scores(x) + b[rows.owner], rows.y) * weight
-    mine = moments[:, : len(models.beta)]
-    mine[..., WEIGHT], mine[..., LOSS] = own.sums(weight), own.sums(losses)
-    mine[..., SUMS + C : SUMS + 2 * C] = b.astype(np.float64) ** 2 + models.phi[:, None] / (size + models.tau)
+    seen = moments[:, : len(models.beta)]
+    seen[..., WEIGHT], seen[..., LOSS] = own.sums(weight), own.sums(losses)
+    seen[..., SUMS + C : SUMS + 2 * C] = b.astype(np.float64) ** 2 + models.phi[:, None] / (size + models.tau)
     return sums, moments
 
 
@@ -134,7 +134,7 @@ class LeftOut:
         model = self.order.model(self.loss, self.bins).ensembles(folds)
         return Judgement(PersonalParts(model, self.own, self.rows.weight[:, folds]), self.rows.left[:, folds])
 
-    def scores(self, choice: Choice) -> Array:
+    def scores(self, choice: CandidateChoice) -> Array:
         """[R, K, C] of every candidate."""
         folds, order = slice(1, 1 + self.folds), self.order
         pooled = linear = None

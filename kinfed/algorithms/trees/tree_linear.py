@@ -73,14 +73,14 @@ def linear_sums(
     bound = 2.0 if C > 1 and loss.objective.classifies else 1.0  # diagonal curvatures say too little of classes
     size = data.sums(gradient[..., C:])
     for k in range(clients):
-        mine = slice(data.first[k], data.first[k + 1])
+        place = slice(data.first[k], data.first[k + 1])
         for e in range(ensembles):
             for c in range(C):
-                g, h = gradient[mine, e, c].astype(np.float64), bound * gradient[mine, e, C + c].astype(np.float64)
-                u = h @ x[mine]
-                curvature = (x[mine] * h[:, None]).T @ x[mine]
+                g, h = gradient[place, e, c].astype(np.float64), bound * gradient[place, e, C + c].astype(np.float64)
+                u = h @ x[place]
+                curvature = (x[place] * h[:, None]).T @ x[place]
                 curvature -= np.outer(u, u) / (h.sum() + models.tau[e, c])
-                out[k, e, c] = np.concatenate([g @ x[mine], curvature[rows, places]])
+                out[k, e, c] = np.concatenate([g @ x[place], curvature[rows, places]])
     return out.reshape(clients, -1), b, size
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.trees.tree_candidates import GROUPS, NAMES, SHARED, Choice, SharedModel
+from kinfed.algorithms.trees.tree_candidates import GROUPS, NAMES, SHARED, CandidateChoice, SharedModel
 from kinfed.algorithms.trees.tree_linear import LinearModels
 from kinfed.author import Tree
 from kinfed.engine.trees import TreeGrowth, TreeLoss, Trees
@@ -81,21 +81,21 @@ def _wide() -> Tensor:
 
 
 @dataclass
-class Linear(Tree):
-    """The linear models beside the trees; without columns where there are none."""
+class LinearState(Tree):
+    """The linear models beside the trees; no columns until they begin."""
 
     beta: Tensor  # [1 + V, p + 1, C] float64
     tau: Tensor  # [1 + V, C] float64
     phi: Tensor  # [1 + V] float64
 
     @classmethod
-    def nothing(cls, folds: int = 0, columns: int = 0, scores: int = 1) -> Linear:
+    def nothing(cls, folds: int = 0, columns: int = 0, scores: int = 1) -> LinearState:
         ones = torch.ones(1 + folds, scores, dtype=torch.float64)
         beta = torch.zeros(1 + folds, columns, scores, dtype=torch.float64)
         return cls(beta, FIRST_TAU * ones, ones[:, 0].clone())
 
     @classmethod
-    def of_models(cls, models: LinearModels) -> Linear:
+    def of_models(cls, models: LinearModels) -> LinearState:
         return cls(*(torch.from_numpy(one) for one in (models.beta, models.tau, models.phi)))
 
     @property
@@ -129,9 +129,9 @@ class Server(Tree):
     weight: Tensor = field(default_factory=_wide)  # [E, nodes, 2C] sums of the nodes of the level
     gradients: Tensor = field(default_factory=_wide)  # [E, 2C] sums of g and h, of the round before
     losses: Tensor = field(default_factory=_wide)  # [T + 1, F] mean loss on left-out rows, by the number of trees
-    linear: Linear = field(default_factory=lambda: Linear.nothing())
+    linear: LinearState = field(default_factory=lambda: LinearState.nothing())
     round: Tensor = field(default_factory=lambda: torch.tensor(0))  # of the phase
-    choice: Tensor = field(default_factory=lambda: torch.zeros(len(GROUPS), dtype=torch.int64))  # (Choice)
+    choice: Tensor = field(default_factory=lambda: torch.zeros(len(GROUPS), dtype=torch.int64))  # (CandidateChoice)
     shares: Tensor = field(default_factory=lambda: _only_shared())  # weights of candidates that are asked about
     best: Tensor = field(default_factory=lambda: _only_shared())  # the weights with the least loss so far
     least: Tensor = field(default_factory=lambda: torch.tensor(HUGE, dtype=torch.float64))  # which is this
@@ -164,7 +164,7 @@ class Down(Tree):
     trees: GrownTrees
     young: YoungTree
     used: Tensor  # [F] trees of every kind
-    linear: Linear
+    linear: LinearState
     choice: Tensor
     shares: Tensor
 
@@ -199,8 +199,8 @@ class Down(Tree):
         each = len(self.base) // kinds
         return model.ensembles(slice(kind * each, (kind + 1) * each))
 
-    def chosen(self) -> Choice:
-        return Choice(*self.choice.tolist())
+    def chosen(self) -> CandidateChoice:
+        return CandidateChoice(*self.choice.tolist())
 
 
 @dataclass

@@ -19,7 +19,7 @@ from kinfed.algorithms.trees.tree_candidates import (
     POOLED,
     SHARED,
     STRENGTHS,
-    Choice,
+    CandidateChoice,
     PersonalParts,
     SharedModel,
 )
@@ -51,7 +51,7 @@ def model_rows(trees: Trees, edges: Array, base: Array, outputs: int, linear: Ar
 
 
 def personal_rows(
-    parts: PersonalParts, edges: Array, shares: Array, choice: Choice, pooled: SharedModel | None = None,
+    parts: PersonalParts, edges: Array, shares: Array, choice: CandidateChoice, pooled: SharedModel | None = None,
     linear: tuple[Array, Array] | None = None,
 ) -> Tensor:  # fmt: skip
     """[n, W] models Σ_a w_a z_a of clients with one ensemble, for weights [n, K]; `linear` are β [p + 1, C] and the

@@ -78,8 +78,8 @@ def common_weights(gradient: Array, curvature: Array, weight: Array, possible: A
 
 def without_traces(weight: Array) -> Array:
     """Weights without those that are next to nothing."""
-    kept = np.where(weight < NOTHING, 0.0, weight)
-    return np.asarray(kept / kept.sum(), np.float64)
+    large = np.where(weight < NOTHING, 0.0, weight)
+    return np.asarray(large / large.sum(), np.float64)
 
 
 def own_weights(

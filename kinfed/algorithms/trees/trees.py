@@ -54,7 +54,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.trees.tree_candidates import CANDIDATES, NAMES, SHARED, Choice, PersonalParts, intercepts
+from kinfed.algorithms.trees.tree_candidates import (
+    CANDIDATES,
+    NAMES,
+    SHARED,
+    CandidateChoice,
+    PersonalParts,
+    intercepts,
+)
 from kinfed.algorithms.trees.tree_client import (
     LeftOut,
     OwnRows,
@@ -84,7 +91,7 @@ from kinfed.algorithms.trees.tree_messages import (
     Client,
     Down,
     GrownTrees,
-    Linear,
+    LinearState,
     Server,
     Up,
     YoungTree,
@@ -162,7 +169,7 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
         steady, outputs = torch.tensor(population.participation >= 1), torch.tensor(loss.outputs)
         tau, losses = FIRST_TAU * ones, torch.zeros(0, self.kinds, dtype=torch.float64)
         tau[1 + self.folds :] = NO_INTERCEPT
-        linear = Linear.nothing(self.folds, 0, loss.scores)
+        linear = LinearState.nothing(self.folds, 0, loss.scores)
         return Server(base, tau, ones[:, 0].clone(), trees, young, steady, outputs, losses=losses, linear=linear)
 
     def rounds_in(self, rounds: int) -> int:
@@ -193,7 +200,7 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
         if phase == LINEAR:
             return self._linear_step(server, loss, sums, moments)
         if phase == JUDGE:
-            choice, shares = Choice.best(losses), self._first_shares(server)
+            choice, shares = CandidateChoice.best(losses), self._first_shares(server)
             marks = torch.tensor([choice.strength, choice.own, choice.early, choice.alone])
             return replace(server, phase=torch.tensor(WEIGH), choice=marks, shares=shares)
         if phase == WEIGH:
@@ -219,7 +226,7 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
         room = len(server.edges) * self.cells(C)
         if not self._chooses or columns > MOST_COLUMNS or (1 + self.folds) * num_sums(columns, C) > room:
             return server
-        linear = Linear.nothing(self.folds, columns, C)
+        linear = LinearState.nothing(self.folds, columns, C)
         linear.beta[:, 0] = server.base[: 1 + self.folds].to(torch.float64)
         return replace(server, phase=torch.tensor(LINEAR), linear=linear)
 
@@ -228,7 +235,9 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
         tau, phi = _strengths(loss, moments[: len(models.beta)])
         models = replace(newton(loss, models, sums), tau=tau, phi=phi)
         phase = torch.tensor(LINEAR if number < LINEAR_STEPS else GROW)
-        return replace(server, phase=phase, linear=Linear.of_models(models), round=torch.tensor(number % LINEAR_STEPS))
+        return replace(
+            server, phase=phase, linear=LinearState.of_models(models), round=torch.tensor(number % LINEAR_STEPS)
+        )
 
     def _first_shares(self, server: Server) -> Tensor:
         """The same weight for every candidate that there is."""
