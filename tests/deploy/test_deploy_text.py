@@ -13,7 +13,8 @@ from opinions import OPINIONS, write_opinions
 from tiny_bert import write_bert
 
 import kinfed
-from kinfed.deploy.node.node_settings import NodeSettings
+from kinfed.deploy.node.node import Node
+from kinfed.deploy.node.node_settings import NodeSettings, Refused
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.server.deployment_server import TooFewClients, serve
 from kinfed.deploy.settings import Deployment
@@ -115,6 +116,17 @@ def test_a_node_needs_its_files(tmp_path: Path) -> None:
     with pytest.raises(TooFewClients):
         run(net)
     assert any("names none for model mlr" in line for line in net.log)
+
+
+def test_a_path_that_the_run_brings_is_not_opened_at_a_node(tmp_path: Path) -> None:
+    """Whether it is there or not, the answer is the same."""
+    net, answers = make(tmp_path), set()
+    config = {key: value for key, value in net.nodes_[100].items() if key != "weights"}
+    for path in (tmp_path / "server", tmp_path / "gone"):
+        with pytest.raises(Refused, match="a node reads none but its owner's") as refusal:
+            Node.of(config, net.run_config | {"options": f"model.weights={path} model.lora_rank=2"})
+        answers.add(str(refusal.value))
+    assert len(answers) == 1
 
 
 def test_a_newcomer_with_texts_is_adopted(simulated: Path, tmp_path: Path) -> None:

@@ -42,8 +42,9 @@ def trial_in_process(run: RunConfig, folder: Path) -> list[dict[str, str]]:
     federation = build_federation(run, run.seeds[0])
     names = site_names(federation)
     sites = write_sites(folder / "sites", federation, names)
+    weights = {"weights": str(run.model.options["weights"])} if "weights" in run.model.options else {}
     nodes = {
-        k: {"client": site.client, "data": str(site.folder / f"{site.client}.npz"), "vault": str(site.vault)}
+        k: {"client": site.client, "data": str(site.folder / f"{site.client}.npz"), "vault": str(site.vault), **weights}
         for k, site in enumerate(sites)
     }
     net = Loopback(deployment_settings(run, federation, names) | {"out": str(folder / "run")}, nodes)

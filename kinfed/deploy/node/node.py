@@ -86,7 +86,7 @@ class NodeClient:
         self.settings, self.deployment, self.name = settings, deployment, settings.client
         self.algorithm, self.gate = deployment.algorithm, Gate(settings, deployment)
         self.vault = self.gate.vault
-        self.run = with_weights(deployment.run, settings.weights) if settings.weights else deployment.run
+        self.run = with_weights(deployment.run, settings.weights)
         torch.set_num_threads(settings.threads)
 
     def answer(self, kind: str, order: Packet) -> Packet:

@@ -13,7 +13,7 @@ from kinfed.config import Named, RunConfig
 from kinfed.core import Tree
 from kinfed.data import Cohort, Federation, Moments, TablePreprocessing
 from kinfed.deploy.node.node_data import ClientData, Enrolment, load_client_data
-from kinfed.deploy.node.node_settings import NodeSettings
+from kinfed.deploy.node.node_settings import NodeSettings, Refused
 from kinfed.deploy.node.vault_entry import VaultEntry
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.wire import MessageError, Packet, message_types, received_tensors, tree_of
@@ -105,7 +105,15 @@ def _enrolment(order: Packet) -> Enrolment:
 
 
 def with_weights(run: RunConfig, folder: str) -> RunConfig:
-    """The run with the weights of its model in another folder."""
+    """The run with the weights of its model in the folder that the node's owner names. A path that the run brings is
+    never opened here: whether it can be read would tell what lies on this machine."""
+    if "weights" in run.model.options and not folder:
+        raise Refused(
+            f"model {run.model.name} has weights in a file of the server, and a node reads none but its owner's: name "
+            "the folder here (weights in --node-config)"
+        )
+    if not folder:
+        return run
     if "weights" not in run.model.options:
         raise ConfigError(
             f"weights in --node-config says where this machine has what the deployment calls model.weights; the "

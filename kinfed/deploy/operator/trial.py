@@ -150,6 +150,8 @@ class LocalTrial:
     def _start_node(self, processes: Processes, site: Site, port: int) -> None:
         certs, path = self._work.resolve() / "certs", site.folder / "node.toml"
         node = {"client": site.client, "data": f"{site.client}.npz", "vault": "vault", "peers": str(certs)}
+        if weights := self.config.model.options.get("weights"):
+            node["weights"] = str(Path(weights).expanduser().resolve())
         node |= {"group": site.group} if site.group else {}
         text = node_toml(f"{HOST}:{port}", node, ca=str(certs / "ca.crt"), key=str(certs / site.client))
         storage.write_atomically(path, text.encode())
