@@ -10,9 +10,10 @@ left out, a sum that is a difference, a smallest that is a largest, a number tha
 files of tests that import its module, of the same room first, without those that start other processes. It is
 killed if one of them fails (or takes ten times as long), and survives otherwise.
 
-mutants.toml beside this file lists named mutants, which a review has found to matter, and survivors with the reason why
-nothing can tell them from the original. A survivor that is not listed makes the command fail. Processes are forked from
-one that has imported torch, so that a mutant costs its tests and little else.
+mutants.toml beside this file lists named mutants, which are attacks that worked once: each takes one defence away, and
+`tests` are the files that are to notice; and survivors with the reason why nothing can tell them from the original. A
+survivor that is not listed makes the command fail. Processes are forked from one that has imported torch, so that a
+mutant costs its tests and little else.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 LIST = Path(__file__).with_suffix(".toml")
-ROOMS = ("privacy", "updates", "deploy/secure", "deploy/server", "deploy/transport", "analysis")
+ROOMS = ("privacy", "updates", "deploy/node", "deploy/secure", "deploy/server", "deploy/transport", "analysis")
 MARKERS = "not ray and not flower and not browser and not documents"
 LEAST_SECONDS, PATIENCE = 30.0, 10.0  # of a mutant's tests: at least, and so many times what they take without it
 NEAREST = 4  # files of tests of one module
@@ -56,6 +57,7 @@ class Mutant:
     after: str
     source: str  # the whole file with the change
     why: str = ""  # of named ones: what would go wrong
+    tests: tuple[str, ...] = ()  # of named ones: the files of tests that are to notice, instead of the nearest
 
     @property
     def key(self) -> str:
@@ -103,7 +105,8 @@ def named_mutants(listed: dict[str, Any]) -> list[Mutant]:
         if source.count(entry["before"]) != 1:
             sys.exit(f"{LIST.name}: {entry['path']} has {entry['before']!r} not once; bring the entry up to date")
         source = source.replace(entry["before"], entry["after"])
-        mutants.append(Mutant(entry["path"], "", entry["before"], entry["after"], source, entry["why"]))
+        tests = tuple(entry.get("tests", ()))
+        mutants.append(Mutant(entry["path"], "", entry["before"], entry["after"], source, entry["why"], tests))
     return mutants
 
 
@@ -241,14 +244,15 @@ class Running:
 
 def judged(mutants: list[Mutant], jobs: int) -> Iterator[Verdict]:
     running: dict[int, Running] = {}
-    waiting, nearest = list(reversed(mutants)), dict[str, Nearest]()
+    waiting, nearest = list(reversed(mutants)), dict[tuple[str, ...], Nearest]()
     with tempfile.TemporaryDirectory() as folder:
         while waiting or running:
             while waiting and len(running) < jobs:
                 mutant = waiting.pop()
-                if mutant.path not in nearest:
-                    nearest[mutant.path] = without_mutant(nearest_tests(mutant.path), Path(folder))
-                tests = nearest[mutant.path]
+                files = mutant.tests or tuple(nearest_tests(mutant.path))
+                if files not in nearest:
+                    nearest[files] = without_mutant(list(files), Path(folder))
+                tests = nearest[files]
                 if not tests.words:
                     yield Verdict(mutant, "untested", 0.0)
                     continue
