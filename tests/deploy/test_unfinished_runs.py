@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from filelock import FileLock
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
-from kinfed.deploy.programs.unfinished_runs import _is_held, unfinished
+from kinfed.deploy.programs import unfinished_runs
+from kinfed.deploy.programs.unfinished_runs import Resumer, _is_held, unfinished
 from kinfed.errors import PoolError
 
 
@@ -47,3 +49,44 @@ def test_a_run_lives_while_somebody_holds_the_lock_of_its_results(tmp_path: Path
     with FileLock(tmp_path / ".lock"):
         assert _is_held(tmp_path)
     assert not _is_held(tmp_path / "never written")
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What `flwr` is asked for, a line each; the program in its place knows of one run that was stopped."""
+    program, asked = tmp_path / "flwr", tmp_path / "asked.txt"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {asked}\ncase "$*" in *"--run-id 9"*) echo finished:stopped;; esac\n')
+    program.chmod(0o700)
+    monkeypatch.setattr(unfinished_runs, "flower_program", lambda name: str(program))
+    for name in ("LOOK_SECONDS", "FIRST_PAUSE"):
+        monkeypatch.setattr(unfinished_runs, name, 0.0)
+    return asked
+
+
+def test_a_run_that_died_is_started_again_and_no_other(tmp_path: Path, asked: Path) -> None:
+    folder, said = tmp_path / "notes", list[str]()
+    for number in (7, 8, 9):
+        out = tmp_path / f"out-{number}"
+        out.mkdir()
+        with pytest.raises(MemoryError), unfinished(folder, number, {"method": "ditto", "out": str(out)}):
+            raise MemoryError
+    with socket.create_server(("127.0.0.1", 0)) as superlink, FileLock(tmp_path / "out-8" / ".lock"):
+        resumer = Resumer(folder, tmp_path / "home", superlink.getsockname()[1], tmp_path / "ca.crt", said.append)
+        resumer.watch()
+        for process in resumer._starting.values():
+            process.wait()
+    (line,) = said  # run 8 lives, and 9 was stopped by the operator
+    assert line.startswith(f"{tmp_path / 'out-7'}: the server's part of this run has died; it is started again")
+    assert "has died; it is started again, and resumes (try 1)" in (tmp_path / "out-7" / "log.txt").read_text()
+    (started,) = [words for words in asked.read_text().splitlines() if words.startswith("run ")]
+    assert Path(started.split()[1], "pyproject.toml").exists()
+    assert sorted(notes(folder)) == ["7", "8"]
+
+
+def test_nothing_is_started_while_nobody_listens(tmp_path: Path, asked: Path) -> None:
+    with pytest.raises(MemoryError), unfinished(tmp_path / "notes", 7, {"method": "ditto", "out": str(tmp_path / "o")}):
+        raise MemoryError
+    with socket.create_server(("127.0.0.1", 0)) as former:
+        port = former.getsockname()[1]
+    Resumer(tmp_path / "notes", tmp_path / "home", port, tmp_path / "ca.crt", print).watch()
+    assert not asked.exists()
