@@ -28,7 +28,7 @@ from kinfed.core import convert
 from kinfed.data import Description
 from kinfed.errors import ConfigError
 from kinfed.records import Baseline, FinalRecord, Kind, RunFiles, RunRecord, client_number, headline_text, load_run
-from kinfed.report import findings, headline, main_columns, render, results_table
+from kinfed.report import TextTable, findings, headline, main_columns, render, results_table
 from kinfed.runs import Observer, Observers, RunOutcome, experiment, pick_result
 
 if TYPE_CHECKING:
@@ -175,15 +175,19 @@ class RunResult:
         figures_text = ", ".join(figures[:6]) + (f", and {len(figures) - 6} more" if len(figures) > 6 else "")
         return f"<RunResult {self._place}: {metric} {figures_text or 'of nothing yet'}; {seeds}{state}>"
 
-    def _repr_html_(self) -> str:
+    def _table(self) -> TextTable:
         comparison, metric = self.comparison, self.comparison.metric
         worst = "worst10" if metric == "accuracy" else f"{metric}_worst10"
         keys = (f"personal_{metric}", f"personal_{worst}", f"server_{metric}", "mb_per_round", "seconds")
-        columns = [column for column in main_columns(comparison) if column.key in keys]
+        return results_table(comparison, [column for column in main_columns(comparison) if column.key in keys])
+
+    def __str__(self) -> str:
+        return f"{headline([self.run])}\n{self._table().text()}" if self.run.trials else repr(self)
+
+    def _repr_html_(self) -> str:
         return render(
-            "result.html", "kinfed.api", heading=headline([self.run]), place=self._place,
-            table=results_table(comparison, columns),
-            sentences=[*self.run.notes, *(findings(comparison)[:2] if self.run.trials else ())],
+            "result.html", "kinfed.api", heading=headline([self.run]), place=self._place, table=self._table(),
+            sentences=[*self.run.notes, *(findings(self.comparison)[:2] if self.run.trials else ())],
         )  # fmt: skip
 
     @property

@@ -8,7 +8,6 @@ ranks say how stable ranks are over these columns, not over all data there could
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,11 +40,7 @@ class StudyTable:
 
     def text(self) -> str:
         """The table as a terminal shows it."""
-        from rich.console import Console
-
-        console = Console(width=max(100, 16 * len(self.table.columns)), file=io.StringIO(), record=True)
-        console.print(self.table)
-        return "\n".join([console.export_text().rstrip(), *self.notes])
+        return "\n".join([self.table.text(max(100, 16 * len(self.table.columns))), "", *self.notes])
 
     def markdown(self) -> str:
         return "\n".join([self.table.markdown(), *(f"{note}  " for note in self.notes), ""])

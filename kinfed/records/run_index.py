@@ -91,7 +91,9 @@ def _entry(path: Path, root: Path) -> RunEntry:
         planned, best = trials * int(settings["rounds"]), None if summary is None else _best(summary["results"])
     except (StorageError, LookupError, TypeError, ValueError, AttributeError) as error:
         return RunEntry(path, name, "damaged", changed, {}, problem=str(error))
-    if summary is None or is_running(path):
+    if is_tuned := (path / "best.toml").exists() and not is_running(path):
+        planned = _lines(path / "rounds.jsonl")
+    if (summary is None and not is_tuned) or is_running(path):
         state: State = "running" if is_running(path) else "stopped"
         done = _lines(path / "rounds.jsonl")  # methods with rounds of their own may have more than were planned
         return RunEntry(path, name, state, changed, settings, done, max(planned, done))

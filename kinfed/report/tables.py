@@ -138,6 +138,14 @@ class TextTable:
     def csv(self) -> str:
         return csv_text([column.heading for column in self.columns], (map(str, row) for row in self.rows))
 
+    def text(self, width: int = 120) -> str:
+        """The table as a terminal of this width shows it."""
+        from rich.console import Console
+
+        console = Console(width=width, file=io.StringIO(), record=True)
+        console.print(self)
+        return "\n".join(line.rstrip() for line in console.export_text().rstrip().splitlines())
+
     def __rich__(self) -> Table:
         return self.console()
 

@@ -230,3 +230,9 @@ def test_folds_are_joined_in_memory_as_on_disk(data: Federation, tmp_path: Path)
     for table in ("to_frame", "history", "clients"):
         frames = [without_times(getattr(one, table)("pandas")) for one in (ours, kinfed.load(tmp_path / "a"))]
         pd.testing.assert_frame_equal(*frames)
+
+
+def test_printing_a_result_shows_its_table(results: Results) -> None:
+    texts = [str(result) for result in results]
+    assert len(set(texts)) == 1
+    assert all(name in texts[0] for name in ("Local", "FedAvg", "Ditto", "Accuracy (%)"))

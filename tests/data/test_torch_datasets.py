@@ -116,3 +116,10 @@ def test_data_sets_of_hugging_face_are_tables() -> None:
     assert data.test.count.tolist() == [3, 3]
     with pytest.raises(DataError, match="in splits already"):
         Federation.from_table(split, split_column="age", **roles)
+
+
+def test_what_is_no_mapping_of_clients_is_refused_in_words():
+    with pytest.raises(DataError, match="which names the clients; got a list"):
+        Federation.from_datasets([[(1.0, 0)]])
+    with pytest.raises(DataError, match="one array with a row per example; got a tuple of 2"):
+        Federation.from_arrays(([[1.0]], [[2.0]]), [0], ["a"])

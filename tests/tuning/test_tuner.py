@@ -23,6 +23,7 @@ from kinfed.core.options import Range
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.federations.federation import Federation
 from kinfed.errors import ConfigError, DataError, KinfedError, StorageError
+from kinfed.records.run_index import find_runs
 from kinfed.runs.experiment import Experiment
 from kinfed.runs.method_run import Interrupted
 from kinfed.runs.observer import NullObserver
@@ -208,6 +209,7 @@ def test_the_choice_is_a_configuration_that_runs(tmp_path: Path, data: Federatio
          "algorithms": {"weak.one": {"method": "ditto", "personal_steps": 2}, "fedem": {"components": 2}}, **SMALL},
     )  # fmt: skip
     result = tune(chosen, 3, tmp_path / "a", ranges={"weak.one": {"lam": Range(0.5, 0.6)}})
+    assert [entry.state for entry in find_runs(tmp_path)] == ["finished"]
     read = make_config(result.file)
     assert read.algorithms == result.config.algorithms
     assert read.validation == 0.2

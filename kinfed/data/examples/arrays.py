@@ -46,6 +46,8 @@ def name_keys(key: Tensor, names: Sequence[str]) -> Tensor:
 
 
 def as_features(x: Any, tokens: bool) -> Tensor:
+    if isinstance(x, tuple):
+        raise DataError(f"x should be one array with a row per example; got a tuple of {len(x)}")
     array = np.asarray(x)
     if array.dtype.kind not in "biuf":
         raise DataError(f"x should hold numbers; got {array.dtype}")
@@ -89,6 +91,10 @@ Datasets = Mapping[Any, "Dataset[Any]"]
 
 def read_datasets(train: Datasets, test: Datasets | None) -> dict[str, np.ndarray[Any, Any]]:
     """Read all examples of all clients, those for training first: arguments of `Federation.from_arrays`."""
+    if not isinstance(train, Mapping):
+        raise DataError(
+            f"from_datasets takes {{client: dataset}}, which names the clients; got a {type(train).__name__}"
+        )
     if not train:
         raise DataError("from_datasets takes a data set of every client, {client: dataset}; got none")
     if test is not None and (strangers := [client for client in test if client not in train]):
