@@ -62,6 +62,7 @@ for command in (
     results_command.report, results_command.export, results_command.adopt, results_command.gain,
     results_command.coefficients, results_command.forget,
     results_command.compare, results_command.runs, results_command.board, results_command.watch,
+    results_command.insure,
 ):  # fmt: skip
     app.command(cls=results_command.AdoptCommand if command is results_command.adopt else None)(command)
 for name in ("reproduce", "bench"):

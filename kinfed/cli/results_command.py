@@ -134,6 +134,7 @@ def adopt(
     rounds: Annotated[int | None, Option(help="Rounds of local training (default: as a client's in the run).")] = None,
     group: Annotated[str | None, Option(help="The newcomer's group, if the method needs it.")] = None,
     out: Annotated[Path | None, Option("--out", "-o", help="File for the model (.safetensors).")] = None,
+    out_alone: Annotated[Path | None, Option(help="File for what it learns alone (for kinfed insure, watch).")] = None,
     plugin: Plugins = None,
     trust_plugins: TrustPlugins = False,
 ) -> None:
@@ -148,6 +149,9 @@ def adopt(
     if out is not None:
         adoption.save(folder, out)
         say(f"wrote    {out}")
+    if out_alone is not None:
+        adoption.save_alone(folder, out_alone)
+        say(f"wrote    {out_alone}")
 
 
 def forget(
@@ -195,6 +199,26 @@ def watch(
         say(sentence)
     if result.is_alarmed:
         raise typer.Exit(1)
+
+
+def insure(
+    own: Annotated[Path, Argument(help="File of the model that the site trained alone.")],
+    others: Annotated[list[Path], Argument(help="Files of models that learnt with others.")],
+    rows: Annotated[Path, Option(help="Labelled rows that trained and chose no model: .csv or .parquet.")],
+    label_column: Annotated[str, Option(help="Column with the truth.")],
+    out: Annotated[Path, Option("--out", "-o", help="File of the mixture.")],
+    alone_prior: Annotated[float, Option(help="Prior weight of the own model.")] = 0.5,
+) -> None:
+    """Mix a model of a deployment, or an adopted one, with the site's own: it can hardly cost more than that."""
+    from kinfed.serving import ModelPipeline
+    from kinfed.tabular import insure
+
+    models = [ModelPipeline.read(path) for path in (own, *others)]
+    insured = insure(models[0], models[1:], rows, label_column, alone_prior=alone_prior)
+    insured.model.save(out)
+    for sentence in insured.sentences():
+        say(sentence)
+    say(f"wrote    {out}")
 
 
 def gain(

@@ -65,6 +65,7 @@ class Adoption:
     adopted: HeldOutMetrics | None
     place: str  # the context or cluster joined, "" if none
     model: Tensor  # [P]
+    alone_model: Tensor  # [P] what it learns by itself
     metric: str = "accuracy"  # of the run, by which the models are shown
 
     def __rich__(self) -> Table:
@@ -87,10 +88,17 @@ class Adoption:
 
     def save(self, folder: Path | str, path: Path | str) -> None:
         """The adopted model, as `kinfed export` writes one."""
+        self._save(folder, path, self.model, self.algorithm)
+
+    def save_alone(self, folder: Path | str, path: Path | str) -> None:
+        """The same of what the newcomer learns alone, with the same inputs (`kinfed insure`, `kinfed watch`)."""
+        self._save(folder, path, self.alone_model, "local")
+
+    def _save(self, folder: Path | str, path: Path | str, theta: Tensor, algorithm: str) -> None:
         run = RunFiles(folder)
         inputs = ModelInputs.of_description(run.description(self.seed), run.model_options)
-        about = {"client": NAME, "algorithm": self.algorithm, "seed": str(self.seed), "model": run.layout()["model"]}
-        storage.write_tensors(Path(path), state_dict(run, self.model), about | {"inputs": inputs.to_json()})
+        about = {"client": NAME, "algorithm": algorithm, "seed": str(self.seed), "model": run.layout()["model"]}
+        storage.write_tensors(Path(path), state_dict(run, theta), about | {"inputs": inputs.to_json()})
 
 
 @threads.one_thread()
@@ -137,7 +145,7 @@ def adopt(
         n_test=int(cohort.test.count[0]), alone=HeldOutMetrics.of_model(task, alone, cohort.test, metric),
         server=None if server_model is None else HeldOutMetrics.of_model(task, server_model, cohort.test, metric),
         adopted=HeldOutMetrics.of_model(task, theta, cohort.test, metric), place=_place(method, server),
-        model=theta[0], metric=metric.name,
+        model=theta[0], alone_model=alone[0], metric=metric.name,
     )  # fmt: skip
 
 

@@ -8,6 +8,8 @@ from kinfed.tabular.fit_result import FitResult as FitResult
 from kinfed.tabular.fit_result import is_fit as is_fit
 from kinfed.tabular.fit_settings import FitSettings as FitSettings
 from kinfed.tabular.fitting import fit as fit
+from kinfed.tabular.insured import Insured as Insured
+from kinfed.tabular.insured import insure as insure
 from kinfed.tabular.references import ReferenceData as ReferenceData
 from kinfed.tabular.site_page import short_table as short_table
 from kinfed.tabular.site_sentences import Wording as Wording

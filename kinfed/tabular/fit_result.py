@@ -45,6 +45,21 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class Calibration:
+    """What a deployed model says of test rows, beside what was true of them: the probability of the second of two
+    classes and its share, that of the likeliest of several and how often it was right, or a number and the true one."""
+
+    gap: Estimate  # mean truth less mean prediction
+    predicted: float  # on average
+    bins: tuple[tuple[float, float, float, int], ...]  # equal parts: mean prediction, mean truth, its error, rows
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Calibration:
+        bins = tuple((x, true, error, int(rows)) for x, true, error, rows in record["bins"])
+        return cls(Estimate(**record["gap"]), record["predicted"], bins)
+
+
+@dataclass(frozen=True)
 class ContenderRecord:
     name: str
     title: str
@@ -87,6 +102,7 @@ class SiteRecord:
     set_rows: int = 0  # test rows that calibrate its prediction sets
     covered: float | None = None  # share of these inside sets of 90 %, each by a threshold that it had no part in
     set_size: float | None = None  # mean number of classes in these, or the width of intervals
+    calibration: Calibration | None = None  # of what it is handed; None with too few test rows
 
 
 @dataclass(frozen=True, repr=False)
@@ -181,7 +197,12 @@ class FitResult:
             "baseline", "alone", "one_model", "with_others", "deployed", "gain", "gain_together", "gain_chosen",
             "expected_gain",
         )  # fmt: skip
-        sites = [SiteRecord(**(one | {name: Estimate(**one[name]) for name in estimates})) for one in record["sites"]]
+        sites = []
+        for one in record["sites"]:
+            typed: dict[str, Any] = {name: Estimate(**one[name]) for name in estimates}
+            if one["calibration"] is not None:
+                typed["calibration"] = Calibration.from_json(one["calibration"])
+            sites.append(SiteRecord(**(one | typed)))
         contenders = [ContenderRecord(**{**one, "sends": tuple(one["sends"])}) for one in record["contenders"]]
         whole = {
             "problem": Problem.from_json(record["problem"]), "sites": tuple(sites), "contenders": tuple(contenders),

@@ -151,7 +151,7 @@ def safe_handover(
         # Learning alone first; what the folds chose only where that is something else.
         pure = [alone] if chosen[k] == ALONE else [alone, names.index(chosen[k])]
         experts = np.stack([*(one_hot[m] for m in pure), likely])
-        learning, setting = _halves(np.flatnonzero(test.owner == k), seed, k)
+        learning, setting = halves(np.flatnonzero(test.owner == k), rng.fold(rng.root(seed, "fit-shares"), k))
         counted = test.weights(learning)
         prior = safe_mixture.prior_weights(len(experts), alone_prior)
         result = safe_mixture.safe_shares(test.log_p(experts, learning), prior, counted)
@@ -204,9 +204,9 @@ def new_site_sets(test: OutputsOfAll, names: list[str]) -> dict[float, float]:
     return {level: certificates.new_site_threshold(scores, level) for level in LEVELS}
 
 
-def _halves(rows: NDArray[np.int64], seed: int, site: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def halves(rows: NDArray[np.int64], key: Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Rows that set shares, and rows that calibrate sets."""
-    order = rng.permutation(rng.fold(rng.root(seed, "fit-shares"), site), len(rows)).numpy()
+    order = rng.permutation(key, len(rows)).numpy()
     half = (len(rows) + 1) // 2
     return np.sort(rows[order[:half]]), np.sort(rows[order[half:]])
 

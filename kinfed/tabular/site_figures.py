@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.special import stdtrit
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from kinfed.data import Federation
 from kinfed.engine import Judged, Metric, bootstrap_draws, deviation_of_draws
 from kinfed.runs import constant_outputs
 from kinfed.tabular.decision import FitDecision, advantage, judged_test, replicates_for, values
-from kinfed.tabular.fit_result import Estimate, SiteRecord
+from kinfed.tabular.fit_result import Calibration, Estimate, SiteRecord
 from kinfed.tabular.portfolio import ALONE, BASELINE, ONE_MODEL
 from kinfed.theory import certificates, joint_gains
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 UNDEFINED, NO_GAIN = Estimate(None), Estimate(0.0, 0.0, 0.0)
 HANDED = "handed over"  # no contender: what a site deploys
 NORMAL = 1.959964  # standard deviations to either side of a mean that hold 95 %
+BINS, FEWEST_IN_A_BIN = 5, 5  # parts of a site's test rows, by what its model says of them
+Floats = NDArray[np.float64]
 SETS_SHOWN = 0.9  # the level of the prediction sets that pages speak of
 
 
@@ -164,6 +167,7 @@ def site_records(
         return 0.0 if name is None or name == ALONE else float(decision.advantages[name].expected[k])
 
     fitted = {one.name for one in decision.fitted}
+    calibrated = calibrations(data, handed.outputs)
     return tuple(
         SiteRecord(
             site, int(counts[k]), int(decision.validated[k]), int(figures.rows[k]),
@@ -175,10 +179,36 @@ def site_records(
             classes[int(rarer.indices[k])] if binary else "", gain_chosen=figures.gain(chosen, k),
             expected_gain=expectations.gains[k], shares=handed.shares_of(k), most_it_costs=handed.most_it_costs[k],
             set_rows=handed.sets[k].rows, covered=_finite(handed.sets[k].covered[SETS_SHOWN]),
-            set_size=_finite(handed.sets[k].sizes[SETS_SHOWN]),
+            set_size=_finite(handed.sets[k].sizes[SETS_SHOWN]), calibration=calibrated[k],
         )
         for k, (site, chosen, together) in enumerate(zip(data.names, decision.chosen, decision.together, strict=True))
     )  # fmt: skip
+
+
+def calibrations(data: Federation, outputs: Tensor) -> list[Calibration | None]:
+    """Calibration of every site by outputs [T, C] of what it is handed, on its test rows."""
+    problem, truth = data.problem, data.labels[data.test.rows].numpy()
+    if problem.classifies:
+        p = torch.softmax(outputs.double(), 1).numpy()
+        predicted, true = (p[:, 1], truth == 1) if p.shape[1] == 2 else (p.max(1), p.argmax(1) == truth)
+    elif problem.is_regression and not problem.shape:
+        predicted, true = outputs.double().numpy()[:, 0], truth
+    else:
+        return [None] * data.num_clients
+    owner = data.test.owner.numpy()
+    return [_calibration(predicted[owner == k], true[owner == k].astype(np.float64)) for k in range(data.num_clients)]
+
+
+def _calibration(predicted: Floats, true: Floats) -> Calibration | None:
+    bound = certificates.gain_bound(true - predicted, "any")
+    if bound is None or len(predicted) < FEWEST_IN_A_BIN:
+        return None
+    order = np.argsort(predicted, kind="stable")
+    bins = []
+    for rows in np.array_split(order, min(BINS, len(predicted) // FEWEST_IN_A_BIN)):
+        error = float((true - predicted)[rows].std(ddof=1)) / math.sqrt(len(rows))
+        bins.append((float(predicted[rows].mean()), float(true[rows].mean()), error, len(rows)))
+    return Calibration(bound_estimate(bound), float(predicted.mean()), tuple(bins))
 
 
 def _finite(value: float) -> float | None:

@@ -3,12 +3,16 @@
 import math
 from pathlib import Path
 
+from markupsafe import Markup
+
 from kinfed.core import storage
 from kinfed.report import TableCell, TableColumn, TextTable, render
-from kinfed.tabular.fit_result import PAGE, RUNS, FitResult, SiteRecord, server_path, site_path
+from kinfed.tabular.fit_result import PAGE, RUNS, Calibration, FitResult, SiteRecord, server_path, site_path
 from kinfed.tabular.portfolio import ALONE, ONE_MODEL
 from kinfed.tabular.site_sentences import FEW_OF_A_CLASS, FEW_ROWS, Wording, percent, some
 from kinfed.version import __version__
+
+PICTURE, MARGIN = 150, 8  # pixels of a small drawing
 
 
 def write_page(result: FitResult, folder: Path) -> Path:
@@ -31,7 +35,8 @@ def page(result: FitResult, folder: Path) -> str:
         metric_title=words.style.noun[0].upper() + words.style.noun[1:],
         definition=result.known_metric.definition.replace("client", "site"),
         notes=result.notes, cautions=cautions(result, words), weights=result.weights, table=site_table(result),
-        sites=[(site, words.sentence(site), words.certificate(site), _details(site, words)) for site in result.sites],
+        sites=[(site, words.sentence(site), words.certificate(site), _details(site, words),
+                calibration_picture(site.calibration)) for site in result.sites],
         insurance=words.insurance(), drift=words.drift(), score=words.choice.noun, safe=result.deploy == "safe",
         leaves=[(one.title, words.leaves(one), takers(result, one.name)) for one in chosen],
         tried=tried_table(result), settings=result.settings, trials=result.trials, left_out=result.left_out,
@@ -42,8 +47,35 @@ def page(result: FitResult, folder: Path) -> str:
 
 
 def _details(site: SiteRecord, words: Wording) -> str:
-    """Promise, prediction sets and reason of the choice."""
-    return " ".join(filter(None, (words.promise(site), words.sets(site), words.why(site))))
+    """Promise, prediction sets, calibration and reason of the choice."""
+    return " ".join(filter(None, (words.promise(site), words.sets(site), words.calibration(site), words.why(site))))
+
+
+def calibration_picture(calibration: Calibration | None) -> Markup:
+    """A small drawing of what a model says, from left to right, and what was true, upwards: on the diagonal where
+    they agree, a dot for each part of the test rows with twice its standard error."""
+    if calibration is None or len(calibration.bins) < 2:
+        return Markup("")
+    ends = [
+        end for predicted, true, error, _ in calibration.bins for end in (predicted, true - 2 * error, true + 2 * error)
+    ]
+    low, high = min(ends), max(ends)
+    scale = (PICTURE - 2 * MARGIN) / ((high - low) or 1.0)
+
+    def at(value: float) -> float:
+        return round(MARGIN + (value - low) * scale, 1)
+
+    marks = [
+        f'<path d="M{MARGIN} {PICTURE - MARGIN}L{PICTURE - MARGIN} {MARGIN}" stroke-dasharray="3 3" opacity=".6"/>'
+    ]
+    for predicted, true, error, _ in calibration.bins:
+        x, top, bottom = at(predicted), PICTURE - at(true + 2 * error), PICTURE - at(true - 2 * error)
+        marks.append(f'<path d="M{x} {bottom:.1f}V{top:.1f}"/>')
+        marks.append(f'<circle cx="{x}" cy="{PICTURE - at(true):.1f}" r="3.5" fill="currentColor"/>')
+    return Markup(
+        f'<svg viewBox="0 0 {PICTURE} {PICTURE}" width="{PICTURE}" height="{PICTURE}" role="img" '
+        f'aria-label="Calibration" fill="none" stroke="currentColor">{"".join(marks)}</svg>'
+    )
 
 
 def adopt_command(result: FitResult) -> str:

@@ -181,6 +181,23 @@ class Wording:
         )  # fmt: skip
         return f"Sets of 90 % {size} and held the truth in {percent(site.covered)} of {plural(site.set_rows, 'row')}."
 
+    def calibration(self, site: SiteRecord) -> str:
+        """How near what the model of a site says is to what is true on average; "" with too few rows."""
+        one, problem = site.calibration, self.result.problem
+        if one is None or one.gap.value is None or one.gap.low is None or one.gap.high is None:
+            return ""
+        if problem.is_regression:
+            ends = f"{one.gap.low:+.3g} to {one.gap.high:+.3g}"
+            return (
+                f"It predicts {one.predicted:.4g} on average, and the truth differs by {one.gap.value:+.3g} ({ends})."
+            )
+        ends = f"{100 * one.gap.low:+.0f} to {100 * one.gap.high:+.0f} points"
+        true = percent(one.predicted + one.gap.value)
+        if len(problem.class_labels) > 2:
+            return f"It is {percent(one.predicted)} sure on average and right in {true} (difference {ends})."
+        name = problem.class_labels[1]
+        return f"It gives class {name} {percent(one.predicted)} on average, and {true} are of it (difference {ends})."
+
     def insurance(self) -> str:
         """What safe mixtures cost and saved beside what the folds chose; "" where none were made."""
         pairs = [(one.gain.value, one.gain_chosen.value) for one in self.result.sites

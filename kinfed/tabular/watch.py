@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kinfed.data import as_table
+from kinfed.data import Problem, as_table
 from kinfed.data.sources import read_table
 from kinfed.errors import ConfigError, DataError
 from kinfed.serving import ModelPipeline, model_of_run
@@ -84,25 +84,20 @@ def watch_models(
         raise ConfigError(f"alpha is the chance of a false alarm, between 0 and 1; got {alpha:g}")
     rows = read_table(Path(table)) if isinstance(table, str | Path) else as_table(table)
     where = str(table) if isinstance(table, str | Path) else "the table"
-    if label_column not in rows.column_names:
-        raise DataError(f"{where} has no column {label_column!r}; it has {', '.join(rows.column_names)}")
     level = LEVEL if "sets" in model.about else None
+    problem = model.inputs.problem
+    truth = truth_of(rows, label_column, problem, where)
     one, other = model.predictions(rows, where=where, level=level), against.predictions(rows, where=where)
-    problem, cells = one.problem, rows[label_column].to_pylist()
-    if not problem.has_classes and (not problem.is_regression or problem.shape):
-        raise ConfigError(f"watch compares classes or single numbers, and the problem is {problem.in_words()}")
     if problem.is_regression:
-        target = _numbers(cells, label_column)
         scale = float(problem.scale)  # type: ignore[arg-type]  # a single number has one
         threshold = model.set_threshold(LEVEL) if level is not None else scale
         reach = 3 * (threshold if isfinite(threshold) else scale)
-        losses = [np.minimum(1.0, ((p.outputs.double().numpy() - target) / reach) ** 2) for p in (one, other)]
-        outside = np.abs(one.outputs.double().numpy() - target) > threshold
+        losses = [np.minimum(1.0, ((p.outputs.double().numpy() - truth) / reach) ** 2) for p in (one, other)]
+        outside = np.abs(one.outputs.double().numpy() - truth) > threshold
     else:
-        index = _classes(cells, problem.class_labels, label_column)
-        truth = np.eye(problem.num_classes)[index]
-        losses = [((p.outputs.double().numpy() - truth) ** 2).sum(1) / 2 for p in (one, other)]
-        outside = np.array([problem.class_labels[i] not in inside for i, inside in zip(index, one.sets, strict=True)]
+        one_hot = np.eye(problem.num_classes)[truth]
+        losses = [((p.outputs.double().numpy() - one_hot) ** 2).sum(1) / 2 for p in (one, other)]
+        outside = np.array([problem.class_labels[i] not in inside for i, inside in zip(truth, one.sets, strict=True)]
                            if level is not None else [], dtype=bool)  # fmt: skip
     harm = losses[0] - losses[1]
     covered = None if level is None else float(1 - outside.mean())
@@ -134,6 +129,16 @@ def _moved(model: ModelPipeline, rows: Any, where: str) -> dict[str, float]:
     shift = (raw.mean(0) - learnt.mean.double()) / learnt.std.double()
     named = zip(learnt.features, shift.tolist(), strict=True)
     return dict(sorted(((name, by) for name, by in named if abs(by) > MOVED), key=lambda pair: -abs(pair[1])))
+
+
+def truth_of(rows: Any, column: str, problem: Problem, where: str) -> NDArray[Any]:
+    """[n] the numbers of classes, or the numbers, in a column of a table."""
+    if column not in rows.column_names:
+        raise DataError(f"{where} has no column {column!r}; it has {', '.join(rows.column_names)}")
+    if not problem.classifies and (not problem.is_regression or problem.shape):
+        raise ConfigError(f"this is for classes or single numbers, and the problem is {problem.in_words()}")
+    cells = rows[column].to_pylist()
+    return _numbers(cells, column) if problem.is_regression else _classes(cells, problem.class_labels, column)
 
 
 def _numbers(cells: list[Any], column: str) -> Floats:

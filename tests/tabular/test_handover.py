@@ -146,3 +146,16 @@ def test_a_mixture_of_two_kinds_of_model_is_exported(folder: Path, table: Table,
     sets = FitResult.read(folder).model("lake").predictions(table, level=0.9).sets
     assert [[name for name, one in zip(("ill", "well"), row, strict=True) if one] for row in inside] == sets
     np.testing.assert_allclose(p, FitResult.read(folder).model("lake").predict_proba(table), atol=1e-5)
+
+
+def test_calibration_of_a_site_is_that_of_the_rows_it_is_judged_on(folder: Path) -> None:
+    result = FitResult.read(folder)
+    north = result.site("north").calibration
+    assert north is not None
+    rows = np.array([one[3] for one in north.bins])
+    assert rows.sum() == result.site("north").test_rows
+    predicted, true = (np.average([one[place] for one in north.bins], weights=rows) for place in (0, 1))
+    assert (predicted, true - predicted) == pytest.approx((north.predicted, north.gap.value))
+    assert "It gives class well" in Wording(result).calibration(result.site("north"))
+    assert result.site("lake").calibration is None or len(result.site("lake").calibration.bins) == 1  # 4 test rows
+    assert '<svg viewBox="0 0 150 150"' in (folder / "fit.html").read_text()
