@@ -11,7 +11,7 @@ and seed is in two folders, they are left apart: one is a repetition of the othe
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, product
 from math import floor, isfinite, log10
@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from kinfed.algorithms import ALGORITHMS
-from kinfed.config import NON_RESULT_SETTINGS
+from kinfed.config import NON_RESULT_SETTINGS, flat_settings
 from kinfed.data import Description
 from kinfed.engine import METRICS
 from kinfed.records import KINDS, Baseline, Kind, RunRecord, TrialRecord
@@ -321,7 +321,7 @@ def cautions(comparison: Comparison) -> list[str]:
 
 
 def _differences(runs: Sequence[RunRecord]) -> list[str]:
-    flat = [dict(_flatten(run.config)) for run in runs]
+    flat = [dict(flat_settings(run.config)) for run in runs]
     keys = dict.fromkeys(key for entries in flat for key in entries)
     parts = []
     for key in keys:
@@ -329,14 +329,6 @@ def _differences(runs: Sequence[RunRecord]) -> list[str]:
         if len(values) > 1 and key.split(".")[0] not in (*_INDIFFERENT, *DATA_KEYS):
             parts.append(f"{key} ({' / '.join(values)})")
     return parts
-
-
-def _flatten(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def pool_seeds(runs: list[RunRecord]) -> list[RunRecord]:

@@ -6,6 +6,7 @@ from kinfed.config.config import NON_RESULT_SETTINGS as NON_RESULT_SETTINGS
 from kinfed.config.config import RunConfig as RunConfig
 from kinfed.config.config import run_fingerprint as run_fingerprint
 from kinfed.config.config_fields import Named as Named
+from kinfed.config.config_fields import flat_settings as flat_settings
 from kinfed.config.config_reading import config_toml as config_toml
 from kinfed.config.config_reading import make_config as make_config
 from kinfed.config.config_reading import read_toml as read_toml

@@ -8,7 +8,7 @@ wherever a configuration is read.
 import math
 import numbers
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,6 +41,15 @@ def plain(value: Any, owner: str) -> Any:
         f"{owner} must be a plain value (a number, a text, true or false, none, or a list or table of them), so that "
         f"the run can be recorded and resumed; got {value!r}, a {type(value).__name__}"
     )
+
+
+def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings of a run without nesting: algorithms.ditto.lam."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat_settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def recordable(value: Any) -> Any:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from kinfed.core import Tree, make_options
 from kinfed.data import Description, Features, Federation, Population, TablePreprocessing, describe
 from kinfed.data.sources import LabelledRows, TableOptions, load_like
 from kinfed.engine import Builder, ModuleTask, Task
-from kinfed.errors import ConfigError, DataError, ModelError
+from kinfed.errors import ConfigError, ModelError
 from kinfed.records import RunFiles, pick
 from kinfed.runs import RunOutcome, build_task
 from kinfed.serving import ModelInputs
@@ -199,17 +198,8 @@ def newcomer_from_table(
     source = load_like(table, options, inputs.columns, run.description.problem)
     path = source.name
     raw, mean, std = _examples(source, inputs, path)
-    if prod(raw.shape[1:]) != prod(run.shape):
-        raise DataError(
-            f"the models of {run.name} take {prod(run.shape)} features (examples of shape {list(run.shape)}); "
-            f"{path} has {prod(raw.shape[1:])}"
-        )
-    if inputs.tokens:
-        if bool((raw != raw.round()).any()):
-            raise DataError(f"the models of {run.name} take token numbers; {path} has features that are not whole")
-        raw = raw.to(torch.int64)
     return source.federation(
-        NAME, run.description.problem, Features(raw.reshape(-1, *run.shape), mean, std), test_fraction, run.seed,
+        NAME, run.description.problem, Features(inputs.examples(raw, path), mean, std), test_fraction, run.seed,
         preprocessing=inputs.preprocessing, keyed_by_name=False,
     )  # fmt: skip
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +39,19 @@ class ModelInputs:
     def columns(self) -> list[str] | None:
         """Columns of the table it was trained on; None where it was none."""
         return None if self.preprocessing is None else self.preprocessing.columns
+
+    def examples(self, raw: Tensor, where: str) -> Tensor:
+        """Rows [n, ...] with as many numbers as an example has, in its shape; token numbers as integers."""
+        if prod(raw.shape[1:]) != prod(self.shape):
+            raise DataError(
+                f"the model takes {prod(self.shape)} features (examples of shape {list(self.shape)}); {where} has "
+                f"{prod(raw.shape[1:])}"
+            )
+        if self.tokens:
+            if bool((raw != raw.round()).any()):
+                raise DataError(f"the model takes token numbers; {where} has features that are not whole")
+            raw = raw.to(torch.int64)
+        return raw.reshape(-1, *self.shape)
 
     @classmethod
     def of_description(cls, data: Description, options: Mapping[str, Any]) -> ModelInputs:

@@ -16,7 +16,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf, isfinite, prod
+from math import inf, isfinite
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -139,16 +139,7 @@ class ModelPipeline:
             mean, std = self._scale
             return Features(encoded.raw, mean, std), encoded.notes
         raw = rows if isinstance(rows, Tensor) else torch.from_numpy(_numbers(rows, where))
-        if prod(raw.shape[1:]) != prod(inputs.shape):
-            raise DataError(
-                f"the model takes {prod(inputs.shape)} features (examples of shape {list(inputs.shape)}); {where} has "
-                f"{prod(raw.shape[1:])}"
-            )
-        if inputs.tokens:
-            if bool((raw != raw.round()).any()):
-                raise DataError(f"the model takes token numbers; {where} has features that are not whole")
-            raw = raw.to(torch.int64)
-        features = Features(raw.reshape(-1, *inputs.shape), inputs.mean, inputs.std)
+        features = Features(inputs.examples(raw, where), inputs.mean, inputs.std)
         features.check_finite()
         return features, []
 

@@ -11,8 +11,9 @@ from typing import NamedTuple
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
+from kinfed.config import flat_settings
 from kinfed.runs import RunInfo
-from kinfed.trackers.track import Tracker, Values, flat_settings
+from kinfed.trackers.track import Tracker, Values
 
 EXPERIMENT = "kinfed"
 _PARAMS_AT_ONCE, _LONGEST = 100, 500  # what every server of MLflow takes: parameters of a request, letters of a value

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -45,15 +45,6 @@ def round_values(report: RoundReport, personal: Metrics | None, server: Metrics 
     for kind, metrics in (("personal", personal), ("server", server)):
         values |= {f"{kind}/{name}": value for name, value in (metrics or {}).items() if math.isfinite(value)}
     return values
-
-
-def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings of a run without nesting: algorithms.ditto.lam."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            yield from flat_settings(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 class Tracker(NullObserver, Generic[Track]):

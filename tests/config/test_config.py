@@ -18,6 +18,7 @@ from kinfed.algorithms import ALGORITHMS
 from kinfed.algorithms.ditto import Ditto
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.config.config import RunConfig
+from kinfed.config.config_fields import flat_settings
 from kinfed.config.config_reading import make_config
 from kinfed.core import storage
 from kinfed.core.options import option
@@ -291,3 +292,7 @@ def test_names_of_plugins_are_among_all(registry: Any, tmp_path: Path) -> None:
     file.write_text(PLUGIN.format(name="another"))
     assert "another" in make_config(None, {"plugins": str(file), "algorithms": "all"}).algorithms
     assert "another" in RunConfig(plugins=[file], algorithms="all,-ditto").algorithms
+
+
+def test_settings_without_nesting() -> None:
+    assert dict(flat_settings({"a": 1, "b": {"c": {"d": 2}, "e": {}}})) == {"a": 1, "b.c.d": 2, "b.e": {}}

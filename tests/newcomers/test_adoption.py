@@ -435,7 +435,7 @@ def test_tables_that_do_not_fit_are_refused(from_table: Path, tmp_path: Path, te
 def test_another_number_of_features_is_refused(in_order: Path, tmp_path: Path) -> None:
     table = tmp_path / "new.csv"
     table.write_text("a,b,y\n1,2,0\n")
-    with pytest.raises(DataError, match=r"take 6 features .* has 2"):
+    with pytest.raises(DataError, match=r"takes 6 features .* has 2"):
         newcomer_from_table(in_order, table, "y")
 
 

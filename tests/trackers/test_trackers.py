@@ -15,7 +15,7 @@ from kinfed.data.federations.federation import Federation
 from kinfed.errors import ConfigError
 from kinfed.runs.observer import NullObserver, Observers
 from kinfed.trackers import TRACKERS, make_tracker, make_trackers
-from kinfed.trackers.track import Tracker, flat_settings
+from kinfed.trackers.track import Tracker
 
 SETTINGS: dict[str, Any] = {
     "algorithms": "local,fedavg", "model": "mlr", "rounds": 3, "eval_every": 2, "steps": 1, "seeds": (5,), "workers": 1,
@@ -165,10 +165,6 @@ def test_what_is_open_is_closed_where_a_run_fails(data: Federation) -> None:
     with pytest.raises(RuntimeError, match="full"):
         kinfed.run(federation=data, observer=Book(), **SETTINGS)
     assert sorted(closed) == [("fedavg", False), ("local", True), ("warm start", True)]
-
-
-def test_settings_without_nesting() -> None:
-    assert dict(flat_settings({"a": 1, "b": {"c": {"d": 2}, "e": {}}})) == {"a": 1, "b.c.d": 2, "b.e": {}}
 
 
 def test_a_run_that_is_extended_keeps_the_identity_that_trackers_find_it_by(data: Federation, tmp_path: Path) -> None:
