@@ -27,6 +27,8 @@ PARTICIPLES = {
 REPLACED = re.compile(r"\b(so many|those who|who was not there|let out)\b", re.I)
 DIALECT = {
     r"\bwhere there (is|are|was|were)\b": "if there is; without",
+    r"(\b(None|\w+Error)|\"\"|\(\)|\{\}|\[\]) where ": "if",
+    r"\bwhere (none (is|was|are) (given|named)|given|absent)\b": "by default; if given",
     r"\bwhat there (is|was)\b": "the noun",
     r"([.;] |^\W*|\b(and|by|to) )who (asks|has (not|none|no)|is missing|sends|wants|writes)\b": "a client that",
 }

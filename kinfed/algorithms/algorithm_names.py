@@ -202,7 +202,7 @@ def tuning_space(name: str, optimizer: str = "sgd") -> dict[str, Range]:
 
 
 def _transform(algorithm: AnyAlgorithm) -> Any:
-    """The function that changes clients' data before training, as the registry names it; None where none does."""
+    """The function that changes clients' data before training, as the registry names it; None if none does."""
     name = ALGORITHMS.name_of(type(algorithm))
     return None if name is None else imported(ALGORITHMS[name].facts.get("data"))
 

@@ -129,9 +129,9 @@ class Algorithm(Generic[Server, Client, Down, Up]):
     training: LocalTraining = field(default_factory=LocalTraining)
     _: KW_ONLY
     finetune: int = option(0, "k: local steps on the personal model before it is used; 0 is the algorithm itself", ge=0)
-    finetune_lr: float | None = option(None, "learning rate of those steps; the local one where none is given", gt=0)
+    finetune_lr: float | None = option(None, "learning rate of those steps; the local one by default", gt=0)
     knn: int = option(0, "k: nearest own training examples that predict beside the personal model; 0: none", ge=0)
-    knn_share: float | None = option(None, "λ: their share; by validation examples where none is given", ge=0, le=1)
+    knn_share: float | None = option(None, "λ: their share; by default what validation examples choose", ge=0, le=1)
     knn_capacity: int = option(1000, "most examples that a client's memory of them holds", ge=1)
 
     traits: ClassVar[frozenset[Trait]] = frozenset()
@@ -212,7 +212,7 @@ class Algorithm(Generic[Server, Client, Down, Up]):
         return False
 
     def server_models(self, server: Server) -> ServerModels | None:
-        """The server's own models; None where it has none."""
+        """The server's own models; None if it has none."""
         return None
 
     def place_newcomer(self, task: Task, server: Server, data: Cohort) -> Server:
@@ -261,7 +261,7 @@ class Algorithm(Generic[Server, Client, Down, Up]):
     @property
     def single_updates(self) -> str:
         """Words to follow the algorithm's name: what the server does with single updates that a mean would not do for;
-        "" where it only averages them (`AveragingAlgorithm`)."""
+        "" if it only averages them (`AveragingAlgorithm`)."""
         return "looks at single updates"
 
     @property
@@ -287,10 +287,10 @@ class AveragingAlgorithm(Algorithm[Server, Client, Down, Up]):
     robust averages and user-level noise may take the mean's place."""
 
     fields: ClassVar[tuple[str, ...]] = (DELTA,)
-    """Fields of Up that are averaged; any other is a weight of that mean. () where nothing is sent."""
+    """Fields of Up that are averaged; any other is a weight of that mean. () if nothing is sent."""
     noise_drowns: ClassVar[str] = ""
     """Words to follow the algorithm's name: why noise for a client's whole update would leave nothing of it, and
-    user-level privacy is refused; "" where it applies."""
+    user-level privacy is refused; "" if it applies."""
     adds_up: ClassVar[bool] = False
     """Whether the fields are sums over a client's rows, and `step` works with their total over clients, which is the
     mean times `RoundInfo.weight`. Every client weighs the same, and no robust rule takes the mean's place: a median of

@@ -132,7 +132,7 @@ class CFL(HasClusters[Server, Up]):
         )  # fmt: skip
 
     def _cut(self, updates: Tensor) -> Tensor | None:
-        """bool [n]: the part that leaves, or None where the parts would not differ enough."""
+        """bool [n]: the part that leaves, or None if the parts would not differ enough."""
         second = agglomerate(updates, self.linkage, "cosine", clusters=2) == 1
         if self.gamma_max is not None:
             cross = float(kernels.cosines(updates)[~second.numpy()][:, second.numpy()].max())  # α_cross

@@ -32,9 +32,9 @@ class Client(Tree):
 class Ditto(AveragesOneModel[Client]):
     lam: float = option(1.0, "λ: how firmly the personal model is held near the server's", ge=0, tune=Range(1e-2, 1.9))
     weights: Weights = option("examples", "weights of the average: by N_m (Ditto-w), or equal (Ditto-e)")
-    personal_lr: float | None = option(None, "η_p of the personal branch; the common lr where none is given", gt=0)
+    personal_lr: float | None = option(None, "η_p of the personal branch; the common lr by default", gt=0)
     personal_steps: int | None = option(
-        None, "steps of the personal branch; as many as the other branch where none is given", ge=1
+        None, "steps of the personal branch; as many as the other branch by default", ge=1
     )
 
     def __post_init__(self) -> None:

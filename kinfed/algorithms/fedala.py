@@ -102,7 +102,7 @@ class FedALA(AveragesOneModel[Client]):
     def _pass(
         self, task: Task, theta: Tensor, w: Tensor, omega: Tensor, train: Split, number: int
     ) -> tuple[Tensor, Tensor]:
-        """Ω after one pass over a share of the examples, and the mean loss [n] of its batches; 0 where none is asked
+        """Ω after one pass over a share of the examples, and the mean loss [n] of its batches; 0 if none is asked
         for."""
         split = self.split(task)
         slope = split.take_own(w - theta)

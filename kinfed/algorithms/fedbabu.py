@@ -40,7 +40,7 @@ class FedBABU(SharesPart[Server, Nothing, Down, Up], AveragingAlgorithm[Server, 
     head_layers: int = option(1, "how many of the last layers stay at their start", ge=0)
     head: str = option("", "layers of the head by name or pattern, separated by commas, instead of head_layers")
     tune_steps: int = option(20, "steps that make the server's model a personal one", ge=0)
-    tune_lr: float | None = option(None, "rate of those steps; that of the round where none is given", gt=0)
+    tune_lr: float | None = option(None, "rate of those steps; that of the round by default", gt=0)
     tune_part: Literal["full", "head", "body"] = option("full", "what those steps train")
 
     def split(self, task: Task) -> ColumnSplit:

@@ -89,7 +89,7 @@ class FedDBE(OneModel[Server, Client, Down, Up]):
         50.0, "κ: how firmly mean features are held at the consensus; 0 leaves that out", ge=0, tune=Range(0.1, 100.0)
     )
     mu: float = option(1.0, "μ: share of the batch in the running mean of features", gt=0, le=1)
-    personal_lr: float | None = option(None, "rate of z̄; the common lr where none is given", ge=0)
+    personal_lr: float | None = option(None, "rate of z̄; the common lr by default", ge=0)
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
 
     traits = frozenset({"no momentum"})

@@ -23,7 +23,7 @@ from kinfed.author import Cohort, ColumnSplit, LocalTraining, PrivacyProfile, Ta
 class FedRep(FedPer):
     head_layers: int = option(1, "how many of the last layers form the head", ge=0)
     weights: Weights = option("equal", "weights of the average: equal (paper), or by N_m")
-    head_steps: int | None = option(None, "steps on the head per round; the usual number where none is given", ge=1)
+    head_steps: int | None = option(None, "steps on the head per round; the usual number by default", ge=1)
 
     @property
     def _head_training(self) -> LocalTraining:

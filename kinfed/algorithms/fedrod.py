@@ -35,7 +35,7 @@ from kinfed.author import Batch, Cohort, Deltas, Population, PrivacyProfile, Ran
 @dataclass
 class Client(Tree):
     v: Tensor  # [n, C, d_f] V, the personal head, never leaves the client
-    v_bias: Tensor | None  # [n, C]; None where the model's head has no bias
+    v_bias: Tensor | None  # [n, C]; None if the model's head has no bias
 
 
 @dataclass
@@ -67,7 +67,7 @@ class TwoHeads:
 class FedRoD(AveragesOneModel[Client]):
     gamma: float = option(1.0, "γ: strength of balancing in the generic loss; 0 is cross-entropy", ge=0)
     personal_lr: float | None = option(
-        None, "rate of the personal head; the common lr where none is given", ge=0, tune=Range(1e-3, 1.0)
+        None, "rate of the personal head; the common lr by default", ge=0, tune=Range(1e-3, 1.0)
     )
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
 

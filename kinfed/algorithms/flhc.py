@@ -16,7 +16,7 @@ Decisions:
   * A client missing in it all the same (lost, or its update not finite) is placed when first heard of: it is sent the
     w of the clustering round, trains from it, and joins the cluster whose mean update is nearest. That update tells
     where it belongs and is not averaged. Until then its model is that w.
-  * The paper tunes T_d by hand. Where none is given it is the `quantile` of all pairwise distances of updates.
+  * The paper tunes T_d by hand. By default it is the `quantile` of all pairwise distances of updates.
     Ward's linkage measures the growth of variance rather than a distance of points, and is cut at the same number.
   * Updates are clustered. For L1 and L2 that is the same as clustering models; cosines of models would all be near 1.
     Distances are those of trainable parameters, without running statistics (of BatchNorm, say), which are averaged.
@@ -50,7 +50,7 @@ class FLHC(HasClusters[Server, DeltaUp]):
     linkage: Linkage = option("ward", "distance of two clusters")
     metric: Literal["l2", "l1", "cosine"] = option("l2", "distance of two updates; ward needs l2")
     threshold: float | None = option(
-        None, "T_d, up to which distance clusters are joined; by quantile where none is given", ge=0, infinite=True
+        None, "T_d, up to which distance clusters are joined; by default the quantile decides", ge=0, infinite=True
     )
     quantile: float = option(
         0.5, "quantile of the pairwise distances that serves as T_d", ge=0, le=1, tune=Range(0.1, 0.9, log=False)

@@ -166,7 +166,7 @@ class GLMM(BySums[Server, Client, Down]):
 
 
 def family_of(task: Task) -> str | None:
-    """The name in FAMILIES of what the task predicts; None where it has none there."""
+    """The name in FAMILIES of what the task predicts; None if it has none there."""
     if task.classifies:
         return "binary" if task.head.outputs == 2 else None
     return "count" if task.objective.name in ("poisson", "negative_binomial") else None

@@ -37,9 +37,9 @@ from kinfed.core import Nothing, Range, option
 class PerFedAvg(AveragesOneModel[Nothing]):
     variant: Literal["fo", "hf"] = option("fo", "first order, or Hessian-free")
     alpha: float | None = option(
-        None, "α of the inner (adaptation) step; the common lr where none is given", ge=0, tune=Range(1e-3, 0.5)
+        None, "α of the inner (adaptation) step; the common lr by default", ge=0, tune=Range(1e-3, 0.5)
     )
-    beta: float | None = option(None, "β of the outer step; the common lr where none is given", gt=0)
+    beta: float | None = option(None, "β of the outer step; the common lr by default", gt=0)
     delta: float = option(1e-3, "δ of the Hessian-free difference quotient", gt=0)
     adapt_steps: int = option(1, "steps on training data that turn w into a personal model", ge=1)
 

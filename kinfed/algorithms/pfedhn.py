@@ -89,7 +89,7 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
     server_momentum: float = option(0.9, "momentum of the server's steps", ge=0, lt=1)
     server_weight_decay: float = option(1e-3, "weight decay of φ and of the embeddings of called clients", ge=0)
     server_clip: float = option(50.0, "greatest norm of a server gradient", gt=0)
-    embedding: int | None = option(None, "numbers per client embedding; 1 + N/4 where none is given", ge=1)
+    embedding: int | None = option(None, "numbers per client embedding; 1 + N/4 by default", ge=1)
     hidden: int = option(100, "units of a hidden layer", ge=1)
     hidden_layers: int = option(3, "hidden layers after the first", ge=0)
     max_gb: float = option(

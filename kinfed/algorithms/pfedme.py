@@ -28,14 +28,14 @@ from kinfed.author import Cohort, ConfigError, GradientStep, Mix, Task, Tree, op
 
 @dataclass
 class Client(Tree):
-    theta: Tensor | None  # [n, P] last approximate proximal point; none where it is computed anew
+    theta: Tensor | None  # [n, P] last approximate proximal point; none if it is computed anew
 
 
 @dataclass(frozen=True)
 class PFedMe(AveragesOneModel[Client]):
     lam: float = option(15.0, "λ: how firmly personal models are held near the local copy of w", gt=0)
     inner_steps: int = option(5, "K: steps towards the proximal point per batch", ge=1)
-    personal_lr: float | None = option(None, "η_p of the inner steps; the common lr where none is given", gt=0)
+    personal_lr: float | None = option(None, "η_p of the inner steps; the common lr by default", gt=0)
     beta: float = option(1.0, "β of w ← (1 − β) w + β mean(w_m); may exceed 1", gt=0)
     weights: Weights = option("equal", "weights of the average: equal (paper), or by N_m (repository)")
     inner_decay: float = option(

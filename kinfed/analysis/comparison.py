@@ -364,7 +364,7 @@ def _contents_differ(one: RunRecord, other: RunRecord) -> bool:
 
 
 def _data(run: RunRecord) -> tuple[Any, ...] | None:
-    """The part of the data that is the same with every seed; None where nothing is written down."""
+    """The part of the data that is the same with every seed; None if nothing is written down."""
     described = next(iter(run.federations.values()), None)
     if described is None:
         return None

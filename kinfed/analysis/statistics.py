@@ -78,7 +78,7 @@ MOST_SEEDS = 100  # beyond this, "how many seeds would decide" has no practical 
 
 def seeds_to_decide(margin: Interval, confidence: float = 0.95) -> int | None:
     """The number of seeds that would move Student's interval off zero, if mean and standard deviation stayed as they
-    are; None where more than MOST_SEEDS would be needed, or none are enough because the mean is zero."""
+    are; None if more than MOST_SEEDS would be needed, or none are enough because the mean is zero."""
     if margin.mean == 0.0:
         return None
     t = float(student_quantile(margin.n - 1, confidence))
@@ -168,7 +168,7 @@ class Gain:
 
     @property
     def likely(self) -> Interval | None:
-        """Student's 95 % interval for as many examples as the client is tested on; None where the error is unknown."""
+        """Student's 95 % interval for as many examples as the client is tested on; None if the error is unknown."""
         if self.error is None or not finite(self.error) or self.n_test < 2:
             return None
         reach = float(student_quantile(self.n_test - 1, 0.95)) * self.error

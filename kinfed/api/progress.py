@@ -141,7 +141,7 @@ class NotebookLine(NullObserver):
 
 @contextmanager
 def progress_display(config: RunConfig, wanted: bool | None) -> Iterator[Observer]:
-    """The display for where this process runs. `wanted`: True always shows one, False none, None where someone looks
+    """The display for where this process runs. `wanted`: True always shows one, False none, None if someone looks
     on: in a notebook, and where standard error is a terminal."""
     metric, rounds = config.metric, total_rounds(config)
     if wanted is not False and (show := notebook_cell()) is not None:
@@ -157,7 +157,7 @@ def progress_display(config: RunConfig, wanted: bool | None) -> Iterator[Observe
 
 
 def notebook_cell() -> Callable[[str], None] | None:
-    """A function that shows HTML below the running cell in place of its last; None where this is no notebook."""
+    """A function that shows HTML below the running cell in place of its last; None if this is no notebook."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     if shell is None or not hasattr(shell, "kernel"):  # a terminal's IPython has no kernel

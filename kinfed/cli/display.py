@@ -130,7 +130,7 @@ def _participants(results: Sequence[dict[str, Any]]) -> str:
 
 
 def outsiders_sentence(results: Sequence[dict[str, Any]]) -> str:
-    """Sentence on clients that took part in no round; "" where all did."""
+    """Sentence on clients that took part in no round; "" if all did."""
     if all(r["took_part"] == r["clients"] for r in results):
         return ""
     return (

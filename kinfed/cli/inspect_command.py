@@ -150,7 +150,7 @@ def names(kind: str) -> dict[str, str]:
 
 
 def model_sizes(name: str) -> tuple[str, str]:
-    """Parameters of a model, and the examples that they are counted for; empty where it has no example."""
+    """Parameters of a model, and the examples that they are counted for; empty if it has no example."""
     facts = registry_of("model")[name].facts
     if "example" not in facts:
         return "", ""
@@ -167,7 +167,7 @@ def model_sizes(name: str) -> tuple[str, str]:
 
 
 def gradient_path(name: str) -> str:
-    """How a model's gradients are computed; "" where it was registered without an example."""
+    """How a model's gradients are computed; "" if it was registered without an example."""
     if known := registry_of("model")[name].facts.get("path"):
         return str(known)
     from kinfed.engine import model_outline

@@ -218,7 +218,7 @@ def _kind(hint: Any) -> Any:
 
 
 def _shown(default: Any) -> str:
-    """A default as it would be typed; "" where the text says what happens by default."""
+    """A default as it would be typed; "" if the text says what happens by default."""
     if default is None or default == () or isinstance(default, bool):
         return ""
     if isinstance(default, list | tuple):

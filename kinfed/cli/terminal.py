@@ -25,7 +25,7 @@ def plain_table(*headings: str, **about: Any) -> Table:
 
 
 def new_folder(kind: str) -> Path:
-    """The folder of a job that begins now, where none was named: runs/2026-01-31-120000."""
+    """The folder of a job that begins now, if none was named: runs/2026-01-31-120000."""
     return Path(kind) / datetime.now().strftime("%Y-%m-%d-%H%M%S")
 
 

@@ -154,7 +154,7 @@ class RunConfig(
 
     @property
     def staleness_rule(self) -> StalenessRule | None:
-        """How asynchronous updates count; None where rounds are synchronous."""
+        """How asynchronous updates count; None if rounds are synchronous."""
         from kinfed.updates import MODES, StalenessRule
 
         rule = MODES[self.mode.name].make(self.mode.options, f"mode {self.mode.name}")

@@ -25,7 +25,7 @@ PRESETS.register(
 
 
 def preset_methods(name: str, family: str | None) -> dict[str, dict[str, Any]]:
-    """Options by method of a preset for a family of models; empty where it has none for the family."""
+    """Options by method of a preset for a family of models; empty if it has none for the family."""
     folder = PRESETS[name].target
     return {} if family not in preset_families(name) else _read(folder / f"{family}.toml")
 

@@ -28,9 +28,9 @@ class PresetUse(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
     name: str
     family: str | None = None  # None: that of the model, which has none
-    model: str | None = None  # whose family it is; None where the family was named
+    model: str | None = None  # whose family it is; None if the family was named
     own_lr: bool = False  # lr of the run was given, so that learning rates of the preset are not used
-    options: dict[str, dict[str, Any]] = Field(default_factory=dict)  # by label; empty where the user has set them all
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict)  # by label; empty if the user has set them all
     missing: tuple[str, ...] = ()  # labels without a setting in the preset: they have their defaults
 
     def notes(self) -> list[str]:

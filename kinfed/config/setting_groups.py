@@ -122,7 +122,7 @@ class StepSettings(TrainingSettings):
 
 @dataclass(frozen=True)
 class ProtectionSettings:
-    """Privacy and secure sums. There is none where no dp_ or user_ setting is given: their defaults are none."""
+    """Privacy and secure sums. There is none if no dp_ or user_ setting is given: their defaults are none."""
 
     dp_noise: float | None = option_of(Privacy, "noise")
     dp_epsilon: float | None = option_of(Privacy, "epsilon")

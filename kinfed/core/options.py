@@ -135,7 +135,7 @@ class OptionDoc:
     type: str
     default: Any
     text: str
-    bounds: str = ""  # "" where every value of the type will do
+    bounds: str = ""  # "" if every value of the type will do
     tune: Range | None = None
 
 
@@ -169,7 +169,7 @@ def convert_fields(instance: Any, owner: str = "") -> None:
 
 
 def convert(kind: type[Any], name: str, value: Any, owner: str = "") -> Any:
-    """The value of one option as its type says; ConfigError where it is none, or lies outside the range. With an owner
+    """The value of one option as its type says; ConfigError if it is none, or lies outside the range. With an owner
     the sentence says what is wrong about the value; without, for settings, all that it may be."""
     from pydantic import ValidationError  # where it is needed: names are listed without it
 
@@ -280,7 +280,7 @@ def alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def choices(hint: Any) -> tuple[Any, ...]:
-    """The values of a Literal, also inside a union; () where the type is not made of choices and None alone."""
+    """The values of a Literal, also inside a union; () if the type is not made of choices and None alone."""
     if get_origin(hint) is Literal:
         return get_args(hint)
     if get_origin(hint) in (Union, UnionType):

@@ -79,7 +79,7 @@ def fold_words(key: Words, *values: Words) -> Words:
 
 
 def _plain_numbers(terms: Sequence[Key]) -> list[int] | None:
-    """Plain numbers of Python, which are mixed in a fraction of the time of arrays; None where one of them has axes."""
+    """Plain numbers of Python, which are mixed in a fraction of the time of arrays; None if one of them has axes."""
     if any(isinstance(term, Tensor) and term.dim() for term in terms):
         return None
     return [int(term) for term in terms]

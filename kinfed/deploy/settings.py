@@ -107,7 +107,7 @@ class Deployment:
     secure_threshold: float = option(
         0.5, "Secure aggregation: more than this share of clients reveal masks together.", ge=0.5, lt=1
     )
-    run_settings: Mapping[str, Any] = field(default_factory=dict)  # of `RunConfig`, where given
+    run_settings: Mapping[str, Any] = field(default_factory=dict)  # of `RunConfig`, if given
 
     def __post_init__(self) -> None:
         convert_fields(self)

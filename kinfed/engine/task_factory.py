@@ -60,7 +60,7 @@ def make_task(
 ) -> ModuleTask:  # fmt: skip
     """The task for the module that `build()` makes; `backend` forces one of fused, stacked, rows, batched, vmap;
     `frozen` are patterns of parameters that are not trained; `head` names the last linear layer where the module does
-    not declare it last; `shape` is that of an example, where none is given; `batch` is how many examples a step has, by
+    not declare it last; `shape` defaults to that of an example; `batch` is how many examples a step has, by
     which adapters are trained batched or in rows; `outputs` are the shapes that the output of an example may have, or
     its length; `objective` is the loss (kinfed.engine.contract.objective); `examples` is how many all local steps of a
     run have together, by which compiled loops are worth loading.
@@ -154,7 +154,7 @@ def _try(task: ModuleTask, example: Tensor, clients: int) -> None:
 
 def _reason_without_features(task: ModuleTask, example: Tensor) -> str:
     """Why methods that work at features cannot use the model (its output is not that of its last linear layer, as
-    where it ends in log_softmax), before one of them fails in the middle of a run; "" where they can."""
+    where it ends in log_softmax), before one of them fails in the middle of a run; "" if they can."""
     theta = task.flatten(task.module.state_dict()).to(task.device)[None]
     try:
         task.features_and_logits(theta, example.to(task.device)[None])

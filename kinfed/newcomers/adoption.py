@@ -46,7 +46,7 @@ class HeldOutMetrics:
 
     @classmethod
     def of_model(cls, task: Task, theta: Tensor, test: Split, metric: Metric) -> HeldOutMetrics | None:
-        """Metrics of theta [1, P] on `test`; None where no example was held out."""
+        """Metrics of theta [1, P] on `test`; None if no example was held out."""
         score = task_for(task, theta).evaluate(theta, test)
         n = int(score.count[0])
         value = float(score.metric(metric.name)[0])
@@ -61,7 +61,7 @@ class Adoption:
     n_train: int
     n_test: int
     alone: HeldOutMetrics | None  # None: no example was held out
-    server: HeldOutMetrics | None  # the server's model as it is; None where the method has none
+    server: HeldOutMetrics | None  # the server's model as it is; None if the method has none
     adopted: HeldOutMetrics | None
     place: str  # the context or cluster joined, "" if none
     model: Tensor  # [P]
@@ -108,7 +108,7 @@ def adopt(
 ) -> Adoption:  # fmt: skip
     """A model for the newcomer (a federation of one client) by a method of a finished run, in a folder or in memory.
 
-    `rounds` of local training; as many as a client of the run took part in where none is given. `group` is needed
+    `rounds` of local training; as many as a client of the run took part in by default. `group` is needed
     where the method tells clients apart by group. `model` builds the module where the run was given one."""
     run = opened(ended, seed)
     label = run.label(algorithm)

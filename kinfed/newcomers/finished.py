@@ -57,7 +57,7 @@ class EndedRun(ABC):
 
     @property
     def groups(self) -> list[str]:
-        """Names of the clients' groups, by number; none where they have no groups."""
+        """Names of the clients' groups, by number; none if they have no groups."""
         groups = self.description.groups
         return [] if groups is None else self.description.group_names or [str(n) for n in range(max(groups) + 1)]
 
@@ -72,7 +72,7 @@ class EndedRun(ABC):
         return ModelInputs.of_description(self.description, self.config.model.options)
 
     def label(self, name: str | None) -> str:
-        """The algorithm of that label; the only one where none is named."""
+        """The algorithm of that label; the only one if none is named."""
         return pick("algorithm", name, list(self.config.algorithms))
 
     def algorithm(self, label: str) -> AnyAlgorithm:
@@ -111,7 +111,7 @@ class FinishedRun(EndedRun):
 
     @classmethod
     def open(cls, folder: Path | str, seed: int | None = None) -> FinishedRun:
-        """The run in a folder; its first seed where none is given."""
+        """The run in a folder; its first seed by default."""
         files = RunFiles(folder)
         number = files.seed(seed)
         return cls(files.config, number, files.description(number), files)
@@ -155,7 +155,7 @@ class RunInMemory(EndedRun):
 
     @classmethod
     def of_result(cls, result: RunOutcome, *labels: str, seed: int | None = None) -> RunInMemory:
-        """Make it for these algorithms; for all where none is named."""
+        """Make it for these algorithms; for all if none is named."""
         states = {}
         for label in labels or result.config.algorithms:
             method = result.result(label, seed)

@@ -20,7 +20,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names in malloc.h
 
 
 def physical_memory() -> int | None:
-    """Bytes of this machine; None where the system does not tell."""
+    """Bytes of this machine; None if the system does not tell."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
@@ -28,7 +28,7 @@ def physical_memory() -> int | None:
 
 
 def device_memory(device: torch.device) -> int | None:
-    """Bytes that an accelerator has free, for models and what training makes of them; None where it does not tell."""
+    """Bytes that an accelerator has free, for models and what training makes of them; None if it does not tell."""
     import torch
 
     if device.type == "cuda":

@@ -141,7 +141,7 @@ class _WorkerSlot:
     """One worker: the process at the moment, and what a new one needs in its stead."""
 
     number: int
-    worker: Any  # None where the last one ended and no other could be started
+    worker: Any  # None if the last one ended and no other could be started
     say: Callable[[str], None]
     share: WorkerShare
     spec: _RunSpec | None = None

@@ -60,7 +60,7 @@ def load_run(path: Path, label: str) -> RunRecord:
 
 
 def read_parameters(path: Path) -> int | None:
-    """Number of parameters of one model, as model.json says; None where it does not."""
+    """Number of parameters of one model, as model.json says; None if it does not."""
     try:
         size = storage.read_json(path).get("parameters")
     except StorageError:

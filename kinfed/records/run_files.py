@@ -166,11 +166,11 @@ class RunFiles(JobFiles):
         return options
 
     def label(self, name: str | None) -> str:
-        """The algorithm of that label; the only one where none is named."""
+        """The algorithm of that label; the only one if none is named."""
         return pick("algorithm", name, list(self._listed("algorithms", dict)))
 
     def seed(self, number: int | None) -> int:
-        """The seed `number`, if the run has it; the first one where none is named."""
+        """The seed `number`, if the run has it; the first one if none is named."""
         seeds = [str(seed) for seed in self._listed("seeds", list)]
         return int(pick("seed", seeds[0] if number is None else str(number), seeds))
 
@@ -256,7 +256,7 @@ def _has(record: Mapping[str, Any], **kinds: type) -> bool:
 
 
 def pick(kind: str, name: str | None, names: list[str]) -> str:
-    """`name`, if it is among `names`; the only one where none is given."""
+    """`name`, if it is among `names`; the only one by default."""
     if name is None:
         if len(names) > 1:
             raise ConfigError(f"the run has several; choose one with --{kind}: {', '.join(names)}")

@@ -220,7 +220,7 @@ class Baseline:
     seed: int
     name: str
     personal: dict[str, float]  # metrics over the clients that are evaluated
-    clients: dict[str, float | None]  # the headline metric of every client; None where it is undefined
+    clients: dict[str, float | None]  # the headline metric of every client; None if it is undefined
 
     def __repr__(self) -> str:
         return f"Baseline({self.name}, seed {self.seed}: {len(self.clients)} clients)"

@@ -158,7 +158,7 @@ def results_table(comparison: Comparison, columns: Sequence[MethodColumn] | None
 
 
 def every_metric_table(comparison: Comparison) -> TextTable | None:
-    """Personal models by all metrics of the problem, and what clients reach without a model; None where one is all."""
+    """Personal models by all metrics of the problem, and what clients reach without a model; None if one is all."""
     names = [name for name in METRICS if any(method.final("personal", name) for method in comparison.methods)]
     return results_table(comparison, [_chosen_column("personal", name) for name in names]) if len(names) > 1 else None
 

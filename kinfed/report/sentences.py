@@ -125,7 +125,7 @@ def findings(comparison: Comparison) -> list[str]:
 
 
 def outsiders_sentence(comparison: Comparison) -> str:
-    """The number of clients that took part in no round; "" where all did, or where a run does not say."""
+    """The number of clients that took part in no round; "" if all did, or where a run does not say."""
     counts = [pair for method in comparison.methods for pair in method.participation.values()]
     missing = [clients - took_part for took_part, clients in counts]
     if not any(missing):

@@ -99,7 +99,7 @@ class TextTable:
 
     @property
     def groups(self) -> list[tuple[str, int]]:
-        """(group, number of its columns) of the columns after the first; empty where no column has a group."""
+        """(group, number of its columns) of the columns after the first; empty if no column has a group."""
         runs = groupby(self.columns[1:], key=lambda column: column.group)
         return [(name, len(list(columns))) for name, columns in runs] if any(c.group for c in self.columns) else []
 

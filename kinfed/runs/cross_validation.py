@@ -88,7 +88,7 @@ def join_folds(results: Sequence[MethodResult], federations: Sequence[Federation
 
 
 def _joined(parts: Sequence[Part | None], join: Callable[[Sequence[Part]], Part]) -> Part | None:
-    """What all folds have, as one; None where one of them lacks it."""
+    """What all folds have, as one; None if one of them lacks it."""
     known = [part for part in parts if part is not None]
     return join(known) if len(known) == len(parts) else None
 

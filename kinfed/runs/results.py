@@ -144,7 +144,7 @@ class RunOutcome:
         )  # fmt: skip
 
     def result(self, label: str | None = None, seed: int | None = None) -> MethodResult:
-        """The result of a method (the only one where none is named) and seed (the first)."""
+        """The result of a method (the only one if none is named) and seed (the first)."""
         return pick_result(self.results, tuple(self.config.algorithms), self.config.seeds, label, seed)
 
     def personal_model(self, client: str | int, label: str | None = None, seed: int | None = None) -> ModelPipeline:
@@ -186,7 +186,7 @@ AnySummary = TypeVar("AnySummary", bound=FinalRecord)
 def pick_result(
     results: Sequence[AnySummary], labels: Sequence[str], seeds: Sequence[int], label: str | None, seed: int | None
 ) -> AnySummary:
-    """The result of a method (the only one where none is named) and seed (the first)."""
+    """The result of a method (the only one if none is named) and seed (the first)."""
     if label is None and len(labels) > 1:
         raise ConfigError(f"say which algorithm: {', '.join(labels)}")
     label = labels[0] if label is None else label

@@ -79,7 +79,7 @@ class Coefficients:
 
     @property
     def ratio(self) -> str:
-        """What exp of a coefficient is called; "" where coefficients are in the target's unit."""
+        """What exp of a coefficient is called; "" if coefficients are in the target's unit."""
         return RATIOS.get(self.scale, "")
 
     @property

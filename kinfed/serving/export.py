@@ -102,7 +102,7 @@ class TrainedModels:
 
     @classmethod
     def open(cls, folder: Path, algorithm: str | None, seed: int | None) -> TrainedModels:
-        """Models of the only method, and of the first seed, where none is named."""
+        """Models of the only method, and of the first seed, if none is named."""
         run = RunFiles(folder)
         label, number = run.label(algorithm), run.seed(seed)
         return cls(run, label, number, run.models(label, number))

@@ -37,7 +37,7 @@ class ModelInputs:
 
     @property
     def columns(self) -> list[str] | None:
-        """Columns of the table it was trained on; None where it was none."""
+        """Columns of the table it was trained on; None if it was none."""
         return None if self.preprocessing is None else self.preprocessing.columns
 
     def examples(self, raw: Tensor, where: str) -> Tensor:
@@ -80,7 +80,7 @@ class ModelInputs:
 
     @classmethod
     def from_json(cls, text: str, where: str) -> ModelInputs:
-        """ModelError where it is none; `where` names the file."""
+        """ModelError if it is none; `where` names the file."""
         try:
             record = json.loads(text)
             mean, std = (None if record[name] is None else torch.tensor(record[name]) for name in ("mean", "std"))
@@ -96,7 +96,7 @@ class ModelInputs:
 
 
 def _learnt(record: Any) -> TablePreprocessing | None:
-    """Read from JSON; None where the data were no table."""
+    """Read from JSON; None if the data were no table."""
     if record is None:
         return None
     from kinfed.data import TablePreprocessing  # with pyarrow, which only tables need

@@ -225,7 +225,7 @@ def _forward(pipeline: ModelPipeline, module: nn.Module, part: Mapping[str, Any]
 
 
 def client_names(client: Any, rows: int) -> list[str]:
-    """[rows] the client of every row as text; one and the same where none are given."""
+    """[rows] the client of every row as text; one and the same if none are given."""
     if client is None:
         return [ONLY] * rows
     names = [str(name) for name in np.asarray(client).ravel().tolist()]

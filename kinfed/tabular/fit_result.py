@@ -26,7 +26,7 @@ FORMAT = 5
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure of a site on its test rows, with its 95 % interval; None where it is undefined there."""
+    """A figure of a site on its test rows, with its 95 % interval; None if it is undefined there."""
 
     value: float | None
     low: float | None = None
@@ -73,7 +73,7 @@ class ContenderRecord:
     bytes_up: int = 0  # that a site sends in a round; 0 where it was not fitted
     sends: tuple[str, ...] = ()  # what these are: fields of its message
     hands_on: bool = False  # the server passes it on to other sites
-    run: str = ""  # the folder in runs/ that it was fitted in; "" where it was not
+    run: str = ""  # the folder in runs/ that it was fitted in; "" if it was not
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class SiteRecord:
     gain_chosen: Estimate = Estimate(None)  # of `chosen` over alone
     expected_gain: Estimate = Estimate(None)  # of `chosen` in the score that chose, test rows and drift included
     shares: dict[str, float] = field(default_factory=dict)  # of contenders, in what it is handed
-    most_it_costs: float | None = None  # in expected log loss against alone; None where nothing is promised
+    most_it_costs: float | None = None  # in expected log loss against alone; None if nothing is promised
     set_rows: int = 0  # test rows that calibrate its prediction sets
     covered: float | None = None  # share of these inside sets of 90 %, each by a threshold that it had no part in
     set_size: float | None = None  # mean number of classes in these, or the width of intervals

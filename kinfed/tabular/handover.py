@@ -57,7 +57,7 @@ class Handover:
     names: list[str]  # [M]
     shares: Floats  # [K, M]
     outputs: Tensor  # [T, C] what was handed over says of the test rows, as `judged_test` takes it
-    most_it_costs: list[float | None]  # [K] in nats of log loss against alone; None where nothing is promised
+    most_it_costs: list[float | None]  # [K] in nats of log loss against alone; None if nothing is promised
     sets: list[PredictionSets]  # [K]
     new_site_sets: dict[float, float]  # thresholds of the one model of all at a site without labelled rows
 

@@ -275,7 +275,7 @@ class Search:
         return Tries(methods, trials, left_out, outputs)
 
     def _joined(self, method: str, number: int, folds: list[FoldResult]) -> dict[tuple[str, int], Tensor]:
-        """Outputs of a try on all training rows; none where some are not finite."""
+        """Outputs of a try on all training rows; none if some are not finite."""
         joined = {}
         for one in contenders_of(method):
             whole = torch.zeros(len(self.fold_of), self.data.problem.outputs, dtype=torch.float64)

@@ -79,7 +79,7 @@ def calibration_picture(calibration: Calibration | None) -> Markup:
 
 
 def adopt_command(result: FitResult) -> str:
-    """The command by which a new site gets a model of its own; "" where nothing is learnt from the others."""
+    """The command by which a new site gets a model of its own; "" if nothing is learnt from the others."""
     one = result.contender(result.newcomer)
     if one.name in (ALONE, ONE_MODEL):
         return ""

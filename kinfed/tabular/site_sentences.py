@@ -131,7 +131,7 @@ class Wording:
         return f"{percent(own)} the model it trains alone and {shared}" if own else shared
 
     def certificate(self, site: SiteRecord) -> str:
-        """What the test rows show of the contender that the folds chose; "" where that is learning alone."""
+        """What the test rows show of the contender that the folds chose; "" if that is learning alone."""
         gain = site.gain_chosen
         if site.chosen == ALONE or gain.value is None:
             return ""
@@ -164,7 +164,7 @@ class Wording:
         )
 
     def promise(self, site: SiteRecord) -> str:
-        """What the mixture may cost; "" where nothing is promised."""
+        """What the mixture may cost; "" if nothing is promised."""
         if site.most_it_costs is None or len(site.shares) < 2:
             return ""
         nats = f"at most {site.most_it_costs:.3f} nats of log loss against its own model"
@@ -199,7 +199,7 @@ class Wording:
         return f"It gives class {name} {percent(one.predicted)} on average, and {true} are of it (difference {ends})."
 
     def insurance(self) -> str:
-        """What safe mixtures cost and saved beside what the folds chose; "" where none were made."""
+        """What safe mixtures cost and saved beside what the folds chose; "" if none were made."""
         pairs = [(one.gain.value, one.gain_chosen.value) for one in self.result.sites
                  if one.gain.value is not None and one.gain_chosen.value is not None]  # fmt: skip
         if self.result.deploy != "safe" or not pairs:

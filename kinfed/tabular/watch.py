@@ -39,7 +39,7 @@ class Watch:
     rows: int
     harm: float  # mean loss of the deployed model less that of the other; positive is worse
     harm_evidence: Floats  # [n]
-    covered: float | None  # share of rows inside their sets; None where the model has no sets
+    covered: float | None  # share of rows inside their sets; None if the model has no sets
     coverage_evidence: Floats  # [n]; empty without sets
     moved: dict[str, float]  # by column: standard deviations by which its mean has moved, the largest first
     notes: Sequence[str]

@@ -181,7 +181,7 @@ class _Tuning:
             study.tell(trial, value)
 
     def _algorithm(self, label: str, settings: Mapping[str, Any]) -> AnyAlgorithm:
-        """The method with these settings; ConfigError where they do not go together."""
+        """The method with these settings; ConfigError if they do not go together."""
         config, algorithm = self.job.config, self.job.variant(label, settings)
         for seed in config.seeds:
             clients = self.job.experiment.inputs.federation(seed).population(seed, config.participation)

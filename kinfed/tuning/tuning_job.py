@@ -24,7 +24,7 @@ from kinfed.server import RoundReport
 
 @dataclass(frozen=True)
 class TuningTrial:
-    """One setting of one method. `value` is None where the trial was stopped early or refused."""
+    """One setting of one method. `value` is None if the trial was stopped early or refused."""
 
     settings: dict[str, Any]  # empty: the method as configured
     value: float | None

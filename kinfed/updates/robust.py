@@ -61,7 +61,7 @@ class Rule(ABC):
 @dataclass(frozen=True)
 class Clip(Rule):
     norm: float | None = option(
-        None, "c: the largest norm of an update that counts in full; where none is given, the median of the round", gt=0
+        None, "c: the largest norm of an update that counts in full; if none is given, the median of the round", gt=0
     )
 
     def __call__(self, rows: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class UpdateSpec:
         return cls({name: (tensor.shape, tensor.dtype) for name, tensor in up.items()}, largest_norm, trained)
 
     def violation(self, tensors: Mapping[str, Tensor]) -> str | None:
-        """Why this is no update of the method; None where it is one."""
+        """Why this is no update of the method; None if it is one."""
         if tensors.keys() != self.fields.keys():
             return f"an update has {', '.join(sorted(self.fields))}; got {', '.join(sorted(tensors))}"
         for name, tensor in tensors.items():
@@ -44,7 +44,7 @@ class UpdateSpec:
 
 def trained_columns(algorithm: AnyAlgorithm, task: Task) -> Tensor | None:
     """bool [G]: which columns of the rows in an update are trainable parameters, of which alone norms and distances
-    are taken; None where all are. The others are running statistics."""
+    are taken; None if all are. The others are running statistics."""
     trained = (torch.arange(task.num_params) < task.trainable.stop)[algorithm.sent_columns(task).cpu()]
     return None if bool(trained.all()) else trained
 

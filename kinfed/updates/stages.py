@@ -38,12 +38,12 @@ class Updates:
     """Updates of a cohort: rows belong to `ids`, in ascending order, until a stage leaves nothing but their mean."""
 
     ids: Tensor  # [n] clients whose updates are used
-    rows: Any  # Tree [n, ...]; None where nobody replied
+    rows: Any  # Tree [n, ...]; None if nobody replied
     nbytes: int  # of all updates sent, the refused ones too
     refused: dict[int, str] = field(default_factory=dict)  # by client, why its update is not used; "": not finite
     mean: Any = None  # Tree: the averaged fields, without the axis of clients; then `rows` are of no use any more
     weight: float = 1.0  # sum of the weights that the mean stands for
-    record: Record | None = None  # of private tasks in other processes; None where the loop's own task recorded it
+    record: Record | None = None  # of private tasks in other processes; None if the loop's own task recorded it
     nbytes_down: int = 0  # of messages to the clients beside what `download` made
     lag: int = 0  # of asynchronous updates: steps of the server since they started
     drift: Tensor | None = None  # [P] of those: the server's model that they started from, less the present one

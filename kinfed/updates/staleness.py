@@ -46,7 +46,7 @@ class StalenessRule:
         "polynomial", "how the weight falls with staleness s"
     )
     a: float | None = option(
-        None, "of polynomial (1 + s)^−a (½ where none is given) or hinge 1/(a (s − b) + 1) (10)", gt=0
+        None, "of polynomial (1 + s)^−a (½ if none is given) or hinge 1/(a (s − b) + 1) (10)", gt=0
     )
     b: float = option(4.0, "of hinge: staleness up to which updates count in full", ge=0)
 

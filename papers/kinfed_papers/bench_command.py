@@ -16,7 +16,7 @@ def bench(
         typer.Argument(
             help="Rounds: mlr, mlp, cnn, mlr-10k. Steps: user-mlp, user-dropout, user-lstm, lstm, lstm-small, "
             "user-transformer, transformer, resnet18, resnet18-momentum, minilm, minilm-small, minilm-last2, "
-            "minilm-last2-cached, minilm-head, minilm-head-cached. All where absent."
+            "minilm-last2-cached, minilm-head, minilm-head-cached. All if absent."
         ),
     ] = None,
     repeats: Annotated[int, typer.Option(help="Rounds of each contestant.")] = 7,

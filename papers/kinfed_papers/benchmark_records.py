@@ -101,7 +101,7 @@ class BenchmarkRecord:
 
     @property
     def processor_seconds_per_seed(self) -> float | None:
-        """None where figures were not kept, or a part took several sittings."""
+        """None if figures were not kept, or a part took several sittings."""
         return processor_seconds_per_seed(self.parts.values()) if self.parts and self.unkept is None else None
 
     @property

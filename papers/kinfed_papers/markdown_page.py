@@ -48,7 +48,7 @@ def with_claims(page: str, judged: Sequence[Verdict]) -> str:
 
 
 def _claims_section(judged: Sequence[Verdict], *, dated: bool) -> list[str]:
-    """Lines; none where a recipe claims nothing."""
+    """Lines; none if a recipe claims nothing."""
     if not judged:
         return []
     lines = [CLAIMS, "", verdict_table(judged, dated=dated).markdown()]

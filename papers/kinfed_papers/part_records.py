@@ -33,7 +33,7 @@ class PartRecord:
     settings: str | None  # hash of what the recipe declared (settings_hash); None: an older version did not note it
     provenance: str  # when, with what, on which kind of machine
     seconds: float
-    processor_seconds: float | None  # of all cores; None where it took several sittings
+    processor_seconds: float | None  # of all cores; None if it took several sittings
     draw: int = 1  # 2: published before with these settings and other seeds, and measured again
 
     @property
@@ -77,7 +77,7 @@ class PartRecord:
 
 
 def processor_seconds_per_seed(records: Iterable[PartRecord]) -> float | None:
-    """Seconds of all these parts on all cores; None where a part took several sittings."""
+    """Seconds of all these parts on all cores; None if a part took several sittings."""
     total = 0.0
     for record in records:
         if record.processor_seconds is None or not record.seeds:

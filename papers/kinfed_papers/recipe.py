@@ -126,7 +126,7 @@ class Results:
     aliases: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def get(self, part: str, row: str, metric: str) -> BySeed:
-        """Values by seed; empty where this was not measured."""
+        """Values by seed; empty if this was not measured."""
         if row in self.aliases:
             row, kind = self.aliases[row]
             metric = f"{kind}.{metric.removeprefix('personal.')}" if metric.startswith("personal.") else metric

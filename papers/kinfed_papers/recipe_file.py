@@ -12,8 +12,8 @@
     [scales.small]                             what a scale changes; [scales.small.options]: options that it adds
 
     [[parts]]                                  name; settings, smoke, small, paper: what the part changes; algorithms:
-                                               labels, or a list of them (methods but aliases where absent); scales
-                                               (all where absent); options: of methods in this part; metrics: what
+                                               labels, or a list of them (methods but aliases if absent); scales
+                                               (all if absent); options: of methods in this part; metrics: what
                                                measures the run; merge_into, optional: see RunPart
     [[tables]]                                 title, rows, published, caption; columns: tables, or parts as
                                                headings name them; metrics: {heading = metric}; what else is said

@@ -107,7 +107,7 @@ def _cell(table: ResultTable, results: Results, row: str, column: ResultColumn) 
 
 
 def fill(table: ResultTable, results: Results) -> FilledTable | None:
-    """None where nothing of the table was measured."""
+    """None if nothing of the table was measured."""
     columns = tuple(column for column in table.columns if column.part in results)
     rows = []
     for row, name in table.rows.items():

@@ -84,8 +84,8 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
     )
     inner_steps: int = option(5, "S: proximal steps per batch", ge=1)
     alpha: float = option(1.0, "α of ω ← (1 − α) ω + α mean of the context's members", gt=0, le=1)
-    pull: float | None = option(None, "step of the local ω towards θ; lr · λ where none is given", gt=0, le=1)
-    personal_lr: float | None = option(None, "η of the proximal steps; the common lr where none is given", gt=0)
+    pull: float | None = option(None, "step of the local ω towards θ; lr · λ by default", gt=0, le=1)
+    personal_lr: float | None = option(None, "η of the proximal steps; the common lr by default", gt=0)
     restart: bool = option(
         False, "begin each round's θ at the received context model (as pFedMe) instead of the client's last θ"
     )

@@ -35,13 +35,13 @@ from kinfed.core import kernels, option, rng
 @dataclass(frozen=True)
 class CGPFLHeur(CGPFL):
     contexts: int = option(1, "contexts before K̂ is chosen; always one", ge=1)
-    mu: float | None = option(None, "μ of Eq. (11); chosen automatically where none is given", ge=0)
+    mu: float | None = option(None, "μ of Eq. (11); chosen automatically by default", ge=0)
     mu_factor: float = option(
         1.0,
         "times the automatic μ: above 1 tells apart contexts that are closer to each other, and finds more in noise",
         gt=0,
     )
-    max_contexts: int | None = option(None, "largest K tried; N/2 where none is given", ge=1)
+    max_contexts: int | None = option(None, "largest K tried; N/2 by default", ge=1)
     solve_rounds: int = option(1, "rounds before K̂ is chosen (paper: the first only)", ge=1)
 
     def __post_init__(self) -> None:

@@ -51,7 +51,7 @@ class DeltaUp(Tree):
 
 
 def example_counts(weights: Weights, data: Cohort) -> Tensor | None:
-    """[n] float32: what clients send for the average to weigh them by; None where all weigh the same."""
+    """[n] float32: what clients send for the average to weigh them by; None if all weigh the same."""
     return data.train.count.to(torch.float32) if weights == "examples" else None
 
 

@@ -58,7 +58,7 @@ def _twins(x: Array) -> Array:
 
 def k_means(x: Array, k: int, seed: int, weight: Array | None = None, start: Array | None = None) -> Clusters:
     """The best of ten k-means++ runs on the points x [n, D], of one from Ward's hierarchy, and of one from the centres
-    `start` where given. In as many dimensions as there are points, random starts alone mostly end beside the optimum.
+    `start` if given. In as many dimensions as there are points, random starts alone mostly end beside the optimum.
 
     Points that coincide stay together, so there are fewer clusters than k if there are fewer distinct points.
     Clusters are numbered from the one that reaches nearest to the mean of all points."""

@@ -63,7 +63,7 @@ def digest(
 ) -> Tensor:
     """theta [n, P] after plain SGD steps towards targets [n, U, C] of the public examples. Each step has a batch of
     different examples, drawn for (seed, round, step): the same for all clients, whose targets belong to them. `rate`
-    of a step is that of local training where none is given."""
+    of a step is that of local training if none is given."""
     theta = theta.clone(memory_format=torch.contiguous_format)
     n, U = len(theta), target.shape[1]
     size = min(training.batch, U)

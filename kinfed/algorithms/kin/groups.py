@@ -52,7 +52,7 @@ def with_sketches(sketches: Tensor, known: Tensor, ids: Tensor, new: Tensor) -> 
 
 
 def find_groups(sketches: Tensor, most: int, least_silhouette: float, seed: int) -> Tensor | None:
-    """[n] int64: the group of each client, numbered from 0; None where no grouping stands out.
+    """[n] int64: the group of each client, numbered from 0; None if no grouping stands out.
 
     k-means for every number of groups from 2 to `most`; the one whose clients are best inside their group and apart
     from the next (the mean silhouette) is taken, if that is clear enough."""

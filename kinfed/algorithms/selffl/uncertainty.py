@@ -80,9 +80,7 @@ class Rules:
         40, "largest number of steps; the paper's 40 for images; none leaves it to (19)",
         ge=1, tune=Range(10, 100, whole=True),
     )  # fmt: skip
-    l_init: int | None = option(
-        None, "steps while a client's variance is unknown; the common number where none is given", ge=1
-    )
+    l_init: int | None = option(None, "steps while a client's variance is unknown; the common number by default", ge=1)
     fixed_epochs: int | None = option(
         None, "train so many epochs always and skip (19); the paper's 2 for Sent140", ge=1
     )

@@ -65,7 +65,7 @@ def accepted(names: str | Sequence[str]) -> frozenset[str]:
 
 
 def refuse(findings: Iterable[Finding], accept: str | Sequence[str] = "") -> None:
-    """Raise a DataError where a finding is refused and not accepted."""
+    """Raise a DataError if a finding is refused and not accepted."""
     names = accepted(accept)
     refusals = [one for one in findings if one.refused and one.name not in names]
     if not refusals or EVERYTHING in names:

@@ -104,7 +104,7 @@ class LocalTraining(TrainingSettings):
 
     @property
     def largest_gradient(self) -> float | None:
-        """The norm to which gradients are clipped; None where they are not."""
+        """The norm to which gradients are clipped; None if they are not."""
         return None if self.clip == inf else self.clip
 
     def rate(self, round: int) -> float:

@@ -39,7 +39,7 @@ class LoopMemory:
     """The moments of `num_rows` clients during one round; loops read them when they begin and write them at the end."""
 
     def __init__(self, num_rows: int, moments: Moments) -> None:
-        """`moments` are left as they are; empty where no client has any yet."""
+        """`moments` are left as they are; empty if no client has any yet."""
         self.num_rows = num_rows
         self._tensors = moments.named()
         self._first_round = not self._tensors

@@ -123,7 +123,7 @@ class Federation(HasProblem):
 
     @cached_property
     def _example_weights(self) -> dict[str, Tensor]:
-        """Weights of every entry of a split's rows, float32; {} where all count alike. Test examples always do."""
+        """Weights of every entry of a split's rows, float32; {} if all count alike. Test examples always do."""
         if self.weights is None and self.class_weights is None:
             return {}
         entries = {}

@@ -316,7 +316,7 @@ def holders(slots: Tensor, num_classes: int) -> Tensor:
 
 
 def require(needed: Tensor, available: Tensor, class_names: Sequence[str] | None, what: str, remedy: str) -> None:
-    """ConfigError where a class cannot supply what is needed of it; needed and available are [C]."""
+    """ConfigError if a class cannot supply what is needed of it; needed and available are [C]."""
     short = (needed > available).nonzero().squeeze(1)
     if len(short):
         worst = int(short[torch.argmax((needed - available)[short])])

@@ -143,7 +143,7 @@ class TableStatistics:
 
     @classmethod
     def from_json(cls, record: object) -> TableStatistics:
-        """DataError where it is none, or contradicts itself."""
+        """DataError if it is none, or contradicts itself."""
         try:
             statistics = TypeAdapter(cls).validate_json(json.dumps(record), strict=True)
         except ValidationError as error:
@@ -175,7 +175,7 @@ class TableStatistics:
 
 
 def _contradiction(column: ColumnStatistics, rows: int) -> str | None:
-    """Why these are the statistics of no column; None where they may be."""
+    """Why these are the statistics of no column; None if they may be."""
     counts = {name: getattr(column, name) for name in _COUNTS}
     if column.rows != rows or any(
         not 0 <= value <= rows for name, value in counts.items() if name not in ("words", "empty_sites")

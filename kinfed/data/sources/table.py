@@ -167,7 +167,7 @@ def roles(table: pa.Table, options: TableOptions, path: str) -> set[str]:
 
 
 def read_features(table: pa.Table, options: TableOptions, columns: list[str], where: str) -> ReadTable | None:
-    """The feature columns, in this order; None where features are images or texts."""
+    """The feature columns, in this order; None if features are images or texts."""
     if not options.has_columns:
         return None
     names = [name for name in columns if name not in options.ignored]
@@ -278,7 +278,7 @@ def images_or_tokens(table: pa.Table, options: TableOptions, where: str, folder:
 
 
 def splits(table: pa.Table, options: TableOptions, path: str) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """Rows for testing and for validation, [n] bool each; None where no column marks them."""
+    """Rows for testing and for validation, [n] bool each; None if no column marks them."""
     if (column := options.split_column) is None:
         return None, None
     words = [str(word).strip().lower() for word in values_of(table, column, path).tolist()]

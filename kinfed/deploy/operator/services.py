@@ -183,7 +183,7 @@ def run_node(file: NodeFile, say: Say, should_stop: ShouldStop, *, warm: bool = 
 
 
 def clock_fault(file: NodeFile) -> str:
-    """A sentence where this machine's clock differs from the server's by more than Flower bears; "" where it does not,
+    """A sentence where this machine's clock differs from the server's by more than Flower bears; "" if it does not,
     or the server says no time. Flower's own answer would be that the node's key is not valid."""
     if file.ca is None:
         return ""

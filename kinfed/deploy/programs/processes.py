@@ -45,7 +45,7 @@ class Processes:
         return self.logs / f"{name}.log"
 
     def check(self) -> None:
-        """PoolError where one has ended, with the last lines that it wrote."""
+        """PoolError if one has ended, with the last lines that it wrote."""
         for name, process in self._running.items():
             if (status := process.poll()) is not None:
                 log = f"{self.log_path(name)} says:\n{self.tail(name)}"

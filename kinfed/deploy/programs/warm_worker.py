@@ -44,7 +44,7 @@ except OSError as error:
 
 
 def reason_against() -> str:
-    """Why this machine cannot have a warm worker; "" where it can."""
+    """Why this machine cannot have a warm worker; "" if it can."""
     return "" if hasattr(os, "fork") and hasattr(socket, "AF_UNIX") else "this system has no fork"
 
 
@@ -83,7 +83,7 @@ class WarmWorker:
 
     def serve(self, task: Callable[[], Any] | None, should_stop: Callable[[], bool]) -> None:
         """Do tasks until it should stop, which is asked several times a second; those that came before wait half a
-        minute. `task` does what the program does, from sys.argv; None where every task has a Python of its own."""
+        minute. `task` does what the program does, from sys.argv; None if every task has a Python of its own."""
         while not should_stop():
             self._reap()
             if select.select([self._listener], [], [], 0.2)[0]:

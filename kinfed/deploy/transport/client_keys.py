@@ -149,7 +149,7 @@ class PublicKey:
 
 
 def read_members(folder: Path) -> list[PublicKey]:
-    """Keys of a folder, sorted by file; none where it does not exist."""
+    """Keys of a folder, sorted by file; none if it does not exist."""
     if not folder.is_dir():
         return []
     with storage.storage_errors("read the keys of clients in", folder):

@@ -124,7 +124,7 @@ def bundled(parts: Sequence[Packet], **header: Any) -> Packet:
 
 
 def unbundled(packet: Packet) -> list[Packet]:
-    """The packets in one, in their order; MessageError where layout and numbers do not fit together."""
+    """The packets in one, in their order; MessageError if layout and numbers do not fit together."""
     values, records, flat = packet.require("values", list), packet.require("parts", list), packet.group("tensors")
     if len(records) > MOST_PARTS:
         raise MessageError(f"a message with {len(records)} parts; at most {MOST_PARTS} travel together")
@@ -196,7 +196,7 @@ def masked_widths(tree: Tree) -> dict[str, int]:
 
 
 def received_tensors(kind: type[Tree], tensors: Mapping[str, Tensor], widths: Mapping[str, Any]) -> Arrays:
-    """The inverse of `sent_tensors`; MessageError where numbers and bits do not fit together."""
+    """The inverse of `sent_tensors`; MessageError if numbers and bits do not fit together."""
     whole = dict(tensors)
     for name, mask in _masked(kind, tensors):
         bits, values, width = tensors[mask], tensors[name], widths.get(name)

@@ -174,7 +174,7 @@ class ConvolutionalNet:
 
     @classmethod
     def from_module(cls, module: nn.Module, objective: Objective = CROSS_ENTROPY) -> ConvolutionalNet | None:
-        """The network as a chain of these layers, or None where it is anything else."""
+        """The network as a chain of these layers, or None if it is anything else."""
         chain = chain_of(module, (nn.Conv2d, nn.MaxPool2d, nn.Linear, nn.ReLU, nn.Tanh, nn.Flatten, nn.Identity))
         if chain is None or not owns_its_parameters(module, chain):
             return None

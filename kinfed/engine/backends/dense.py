@@ -35,7 +35,7 @@ class FeedForwardNet:
 
     @classmethod
     def from_module(cls, module: nn.Module, objective: Objective = CROSS_ENTROPY) -> FeedForwardNet | None:
-        """The network of the module, or None where it is made of anything else."""
+        """The network of the module, or None if it is made of anything else."""
         chain = chain_of(module, (nn.Linear, ClientLinear, nn.ReLU, nn.Tanh, nn.Flatten, nn.Identity))
         if chain is None or not owns_its_parameters(module, chain):
             return None
@@ -135,7 +135,7 @@ class FeedForwardNet:
         self.step_(self.layers_of(theta), batch, lr, proximal, terms.feature_loss)
 
     def descent(self, theta: Tensor, steps: int, terms: Terms, mask: Tensor | None) -> Descent | None:
-        """A loop of up to `steps` such steps, of all columns or of mask [P]; None where that needs all gradients."""
+        """A loop of up to `steps` such steps, of all columns or of mask [P]; None if that needs all gradients."""
         if mask is None:
             return LayerwiseDescent(self, theta, steps, terms)
         layers = self.layers_of(mask[None])

@@ -41,7 +41,7 @@ class FusedNet(ABC):
 
     @abstractmethod
     def shape_of(self, example: tuple[int, ...]) -> Shape | None:
-        """The shape as which such examples are read; None where the network does not take them."""
+        """The shape as which such examples are read; None if the network does not take them."""
 
     @abstractmethod
     def argument(self, shape: Shape) -> Any:

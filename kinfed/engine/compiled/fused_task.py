@@ -285,7 +285,7 @@ def _rule(training: LocalTraining, plain: bool) -> np.ndarray:
 
 
 def _loss_rule(objective: Objective) -> np.ndarray | None:
-    """SIGN and THRESHOLD of a loss of residuals (kinfed.engine.compiled.fused_steps); None where it is another loss."""
+    """SIGN and THRESHOLD of a loss of residuals (kinfed.engine.compiled.fused_steps); None if it is another loss."""
     if isinstance(objective, Huber):
         return np.array([0.0, objective.threshold])
     known = {CrossEntropy: (0.0, 0.0), Squared: (0.0, np.inf), Absolute: (1.0, np.inf)}

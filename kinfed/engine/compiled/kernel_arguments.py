@@ -77,7 +77,7 @@ class BatchWindows(NamedTuple):
     start: Ints
     counts: Ints
     steps: Ints
-    importance: Singles  # of every entry of `rows`; empty where all count alike
+    importance: Singles  # of every entry of `rows`; empty if all count alike
     batch: int
     by_epoch: bool
 

@@ -110,7 +110,7 @@ def grow_trees(
     codes: Array, rows: Array, first: Array, gradient: Array, least: Array, lam: float, depth: int, bins: int
 ) -> tuple[Array, Array, Array, Array] | None:
     """feature, split and missing [n E, I] of one tree per client and ensemble, grown on the client's rows, and the sums
-    of gradient [R, E, D] in its leaves [n E, L, D]. None where numba is not there: level by level, from `histograms`
+    of gradient [R, E, D] in its leaves [n E, L, D]. None if numba is not there: level by level, from `histograms`
     and `best_splits`, the trees are the same."""
     ensembles, width = gradient.shape[1:]
     trees, leaves = (len(first) - 1) * ensembles, 2**depth

@@ -46,7 +46,7 @@ def layer_names(slots: Sequence[ParameterSlot]) -> tuple[str, ...]:
 
 
 def whole_parameters(slots: Sequence[ParameterSlot], mask: Tensor) -> tuple[bool, ...] | None:
-    """Whether mask [P] holds each trainable parameter; None where the mask holds one in part."""
+    """Whether mask [P] holds each trainable parameter; None if the mask holds one in part."""
     parts = [mask[slot.start : slot.stop] for slot in slots if slot.trainable]
     held = tuple(bool(part.any()) for part in parts)
     return held if all(bool(part.all()) for part, holds in zip(parts, held, strict=True) if holds) else None

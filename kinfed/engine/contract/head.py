@@ -24,7 +24,7 @@ LINEAR = (nn.Linear, ClientLinear)  # exact types only: a subclass may compute s
 class Head:
     """The last linear layer and its columns of a row: z = φ W' + b."""
 
-    name: str  # of the module; "" where the model is that layer
+    name: str  # of the module; "" if the model is that layer
     dense: Dense  # where W and b lie
     width: int  # P
 

@@ -137,15 +137,15 @@ class Task(ABC):
         """A loop of up to `steps` such steps. A task may know a faster way than one `descend_` after the other.
 
         With a mask [P] they train its columns alone, and compute no gradient of the others; nor do running statistics
-        outside of it move. None where the task knows no such way: then gradients are computed of all."""
+        outside of it move. None if the task knows no such way: then gradients are computed of all."""
         return StepwiseDescent(self.take_step_, theta, terms) if mask is None else None
 
     def whole_loop(self, batches: Batches) -> WholeLoop | None:
-        """All steps of `sgd` in one call; None where the task has none for this training: then batch by batch."""
+        """All steps of `sgd` in one call; None if the task has none for this training: then batch by batch."""
         return None
 
     def whole_program(self, streams: Sequence[Batches], models: Mapping[str, Tensor]) -> WholeProgram | None:
-        """All of `run_program` in one call; None where the task has none for these batches and models."""
+        """All of `run_program` in one call; None if the task has none for these batches and models."""
         return None
 
     def losses(self, theta: Tensor, batch: Batch) -> Tensor:

@@ -330,7 +330,7 @@ class ExtendedModule(nn.Module):
             return probe.features(self.model(x))
 
     def variance(self, x: Tensor) -> Tensor | None:
-        """[B] of a target around its prediction, in units of the output; None where the extension does not know."""
+        """[B] of a target around its prediction, in units of the output; None if the extension does not know."""
         known = getattr(self.extension, "variance", None)
         if known is None:
             return None
@@ -407,7 +407,7 @@ def module_for(task: ModuleTask, row: Tensor) -> nn.Module:
 
 
 def trained_columns(task: Task, training: LocalTraining) -> Tensor | None:
-    """bool [width]: the columns that fine-tuning confines itself to; None where it may move all."""
+    """bool [width]: the columns that fine-tuning confines itself to; None if it may move all."""
     return task.mask(training) if isinstance(task, MixtureTask | ExtendedTask) else None
 
 

@@ -163,7 +163,7 @@ def _check_output(z: Any, examples: int, outputs: OutputShapes, when: str) -> No
     elif z.dim() != 2 or len(z) != examples or (outputs is not None and z.shape[1] != outputs):
         raise ModelError(f"{wanted}; {when} it gives {list(z.shape)}: {_advice(z, examples, outputs)}")
     if z.dtype != torch.float32:
-        raise ModelError(f"{wanted} of float32; {when} it gives {z.dtype}: return logits, by .float() where needed")
+        raise ModelError(f"{wanted} of float32; {when} it gives {z.dtype}: return logits, by .float() if needed")
     if bool((torch.isnan(z) | torch.isposinf(z)).any()):
         raise ModelError(
             f"the model gives NaN or infinite logits at its start, {when}; look for log, root or division of what may "

@@ -98,7 +98,7 @@ def owns_its_parameters(module: nn.Module, chain: list[nn.Module]) -> bool:
 
 
 def chain_of(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> list[nn.Module] | None:
-    """The layers of nested nn.Sequential in order, or None where one is of no such kind.
+    """The layers of nested nn.Sequential in order, or None if one is of no such kind.
 
     Exact types only: a subclass may compute something else, and so may a hook or a forward of one module's own."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)

@@ -152,7 +152,7 @@ class ModuleTask(Task):
             self.module.load_state_dict(values)
 
     def constants_digest(self) -> str:
-        """A digest of all that is not in the row (frozen parameters, constant buffers); "" where nothing is."""
+        """A digest of all that is not in the row (frozen parameters, constant buffers); "" if nothing is."""
         constants = self.layout.constants(self.module)
         return storage.checksum(constants) if constants else ""
 

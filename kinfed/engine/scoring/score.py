@@ -136,7 +136,7 @@ def summarize(
 
 
 def _spread_of(metric: Metric, sums: Tensor) -> dict[str, float]:
-    """Figures of all clients together, and over those where the metric is defined; {} where it is defined nowhere."""
+    """Figures of all clients together, and over those where the metric is defined; {} if it is defined nowhere."""
     values = metric.value(sums)
     values = values[~values.isnan()].sort(descending=not metric.higher_is_better).values
     if not len(values):
@@ -186,7 +186,7 @@ class Score:
 
     @property
     def draws(self) -> Tensor | None:
-        """[R, n] the headline metric over examples drawn anew; None where no more than the error is known. Computed at
+        """[R, n] the headline metric over examples drawn anew; None if no more than the error is known. Computed at
         first use: it takes longer than all metrics together, and most evaluations do not need it."""
         known = self._known()
         return known if known is not None and known.dim() == 2 else None

@@ -43,7 +43,7 @@ def scorer_names() -> tuple[str, ...]:
 
 @cache
 def scorer_metric(name: str) -> Metric | None:
-    """The metric of that name; None where scikit-learn has no such scorer, or none for one label per row."""
+    """The metric of that name; None if scikit-learn has no such scorer, or none for one label per row."""
     if name not in scorer_names() or name in CLUSTERINGS or name.endswith(SAMPLES):
         return None
     return Metric(

@@ -79,7 +79,7 @@ class FrozenPrefix:
     @torch.no_grad()
     def activations(self, features: Features, folder: Path | None = None) -> Features:
         """The activations of all examples, as features of their own. Above MEMORY_BYTES they live in a file in `folder`
-        (the system's folder for temporary files, where none is given), which vanishes with the last use of it."""
+        (the system's folder for temporary files, if none is given), which vanishes with the last use of it."""
         module = self.task.layout.working_copy(self.task.module).eval()
         examples, raw = features.on(self.task.device), torch.empty(0)
         for index in torch.split(torch.arange(len(features)), EXAMPLES_AT_ONCE):
@@ -146,7 +146,7 @@ def _cut_points(task: ModuleTask) -> Iterator[AfterStages | BeforeHead]:
 
 
 def stages_of(module: nn.Module) -> list[nn.Module]:
-    """Modules whose composition is the forward pass of `module`; [] where none are declared."""
+    """Modules whose composition is the forward pass of `module`; [] if none are declared."""
     if type(module) is nn.Sequential and not module._forward_hooks and not module._forward_pre_hooks:
         return list(module)
     stages = getattr(module, "stages", None)

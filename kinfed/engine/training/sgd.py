@@ -88,7 +88,7 @@ def sgd(
 
 
 def _plain_descent(task: Task, theta: Tensor, batches: Batches, terms: Terms, mask: Tensor | None) -> Descent | None:
-    """The task's own loop, where every step is lr times the gradient with these terms; None where it needs more."""
+    """The task's own loop, where every step is lr times the gradient with these terms; None if it needs more."""
     training, trainable, proximal = batches.training, task.trainable.stop, terms.proximal
     no_terms = proximal is None and terms.drift is None and training.weight_decay == 0
     if not training.is_plain or not (trainable == theta.shape[1] or no_terms):
@@ -110,7 +110,7 @@ def _with_terms(g: Tensor, now: Tensor, block: slice, rows: slice, terms: Terms)
 def _remembered(
     batches: Batches, columns: Sequence[slice], theta: Tensor
 ) -> AbstractContextManager[dict[str, Tensor] | None]:
-    """Moments of this loop in the clients' memory, to be changed in place and stored at the end. None where the loop
+    """Moments of this loop in the clients' memory, to be changed in place and stored at the end. None if the loop
     starts anew: because the training says so, or outside of a client's round, which has no memory."""
     view = batches.split.memory
     if view is None or batches.training.optimizer_state == "reset":
@@ -148,7 +148,7 @@ def each_step(batches: Batches, *rows: Tensor) -> Iterator[tuple[Batch, list[Ten
 
 
 def _longest_first(steps: Tensor) -> Tensor | None:
-    """An order in which step counts fall, so that active rows are a prefix (a view); None where they already do."""
+    """An order in which step counts fall, so that active rows are a prefix (a view); None if they already do."""
     if bool((steps[:-1] >= steps[1:]).all()):
         return None
     return torch.argsort(steps, descending=True, stable=True)

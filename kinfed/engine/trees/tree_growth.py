@@ -45,7 +45,7 @@ class TreeGrowth:
 
     def wanted(self, slots: int, steady: bool = True) -> Array | None:
         """int16 [M, 2^level]: the slot of the histogram of every node of this level; -1 where it is the difference of
-        its parent's and its sibling's. None where the slots do not suffice for the nodes."""
+        its parent's and its sibling's. None if the slots do not suffice for the nodes."""
         nodes = 2**self.level
         if self.level and steady and nodes // 2 <= slots:
             half = self.weight.shape[-1] // 2

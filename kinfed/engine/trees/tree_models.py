@@ -63,7 +63,7 @@ class TreeShape:
 
     @classmethod
     def of_row(cls, row: Tensor) -> TreeShape | None:
-        """Shape of the ensemble that a row [W] is; None where it is no ensemble."""
+        """Shape of the ensemble that a row [W] is; None if it is no ensemble."""
         if len(row) < _HEADER or float(row[-1]) != TREE_MARK:
             return None
         numbers = row[-_HEADER:-1].tolist()

@@ -285,14 +285,14 @@ def _medians(method: Method, values: list[Gain], color: str, width: float, by_sc
 
 @dataclass(frozen=True)
 class SiteCurves:
-    roc: Figure | None  # None where no client has enough rows
+    roc: Figure | None  # None if no client has enough rows
     calibration: Figure | None
     too_few: list[str]  # clients without curves, with their numbers of rows
     left_out: int  # clients with curves for which the page has no room
 
 
 def site_curves(comparison: Comparison) -> SiteCurves | None:
-    """None where no run has curves: a regression, too many clients, models that were not kept. A client with few test
+    """None if no run has curves: a regression, too many clients, models that were not kept. A client with few test
     rows has no curve worth drawing: it is named with its number of rows instead."""
     by_method = [(method, curves) for method in comparison.methods if (curves := curves_of(method)) is not None]
     if not by_method:

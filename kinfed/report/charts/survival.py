@@ -12,7 +12,7 @@ MOST_CURVES = 14  # in a figure: the clients with most training rows
 
 
 def survival_figure(federations: Mapping[int, Description]) -> Figure | None:
-    """One view per seed; None where no problem is one of survival."""
+    """One view per seed; None if no problem is one of survival."""
     known = {seed: one for seed, one in sorted(federations.items()) if one.survival is not None}
     if not known:
         return None

@@ -1,6 +1,6 @@
 """Panels: figures of single methods, from what a method writes about itself into each round.
 
-A panel is a function from one method, over all its seeds, to a `Panel`, or to None where the method did not record
+A panel is a function from one method, over all its seeds, to a `Panel`, or to None if the method did not record
 what the panel needs. Registering it is all that is needed to have it on the page:
 
     from kinfed.report.panels import PANELS, Panel, series

@@ -82,7 +82,7 @@ def shares(method: Method) -> Panel | None:
 
 
 def in_short(method: Method) -> str | None:
-    """One sentence on all clients of all seeds; None where the method recorded no shares."""
+    """One sentence on all clients of all seeds; None if the method recorded no shares."""
     by_seed = answers(method)
     return None if not by_seed else shares_in_short(method.label, by_seed)
 
@@ -102,7 +102,7 @@ def shares_in_short(label: str, by_seed: Mapping[int, Sequence[ClientShares]]) -
 
 
 def answers(method: Method) -> dict[int, list[ClientShares]]:
-    """The last shares of every client, by seed; {} where the method recorded none."""
+    """The last shares of every client, by seed; {} if the method recorded none."""
     by_seed = {seed: _answers(method, seed, rounds) for seed, rounds in series(method, "clients").items()}
     return {seed: clients for seed, clients in by_seed.items() if clients}
 

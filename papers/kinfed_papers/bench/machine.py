@@ -82,7 +82,7 @@ def forget_peak() -> None:
 
 
 def peak_mb() -> float | None:
-    """Peak of resident memory since `forget_peak`; None where the system does not tell."""
+    """Peak of resident memory since `forget_peak`; None if the system does not tell."""
     status = Path("/proc/self/status")
     if not status.exists():
         return None

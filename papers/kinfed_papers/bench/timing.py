@@ -93,7 +93,7 @@ def run_benchmarks(
     weights: str = "",
     progress: Callable[[str], None] = lambda text: None,
 ) -> BenchResult:
-    """Measure the named workloads (all where none is named) on the given numbers of cores (one, and all); `weights` is
+    """Measure the named workloads (all if none is named) on the given numbers of cores (one, and all); `weights` is
     a folder with those of MiniLM, in whose place random ones serve."""
     known = (*WORKLOADS, *STEP_WORKLOADS)
     for name in which:
