@@ -155,7 +155,7 @@ class Wording:
         return f"Expected from all rows of all sites: {self.advantage(gain.value)} in {self.choice.noun} ({ends})."
 
     def drift(self) -> str:
-        """What validation rows had promised too much; "" where they had not."""
+        """What validation rows had promised too much; "" if they had not."""
         if self.result.drift >= 0:
             return ""
         return (

@@ -13,7 +13,7 @@ class Spread:
 
     s0: float
     known: bool  # given by the caller, not estimated from the table
-    low: float | None = None  # of a 95% range; None where s0 is known, and for vectors
+    low: float | None = None  # of a 95% range; None if s0 is known, and for vectors
     high: float | None = None
 
 
