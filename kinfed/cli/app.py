@@ -18,6 +18,7 @@ from kinfed.cli import (
     run_command,
     study_command,
     tune_command,
+    vault_command,
 )
 from kinfed.cli import deploy_up_command as site_commands
 from kinfed.cli.installed import OpenGroup, PapersCommand
@@ -71,7 +72,7 @@ app.command()(predict_command.predict)
 app.command()(doctor_command.doctor)
 site_commands.add_to(deploy_command.deploy)
 app.add_typer(deploy_command.deploy, name="deploy")
-app.add_typer(deploy_command.vault, name="vault")
+app.add_typer(vault_command.vault, name="vault")
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from kinfed.data import FEWEST_AT_RISK
 from kinfed.records import RunRecord, load_runs
 from kinfed.report import method_tables, sentences
 from kinfed.report.charts import class_map, figures, survival
+from kinfed.report.downloads import downloads
 from kinfed.report.drawing.chart import Figure
 from kinfed.report.html import Download, render
 from kinfed.report.panels import method_panels
@@ -225,4 +226,4 @@ def _tables(comparison: Comparison) -> Values | None:
         return None
     results = method_tables.results_table(comparison)
     latex = Download("results.tex", "the table of results for LaTeX with booktabs", results.latex())
-    return {"files": [*method_tables.downloads(comparison), latex], "markdown": results.markdown()}
+    return {"files": [*downloads(comparison), latex], "markdown": results.markdown()}

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from kinfed.engine.contract.linear import runs_batched
+from kinfed.engine.zoo.adapter_files import load_adapter, save_adapter
 from kinfed.engine.zoo.encoder import EncoderLayer, EncoderNet, MeanPool, PatchEmbeddings, pack
-from kinfed.engine.zoo.lora import load_adapter, save_adapter
 from kinfed.engine.zoo.models import build_model
 from kinfed.engine.zoo.pretrained import minilm, minilm_outline
 from kinfed.errors import ModelError, StorageError

@@ -15,7 +15,8 @@ from torch.func import functional_call
 import kinfed
 from kinfed.engine.contract.linear import ClientLinear, runs_batched
 from kinfed.engine.task_factory import make_task
-from kinfed.engine.zoo.lora import LoRALinear, adapted_layers, load_adapter, save_adapter
+from kinfed.engine.zoo.adapter_files import load_adapter, save_adapter
+from kinfed.engine.zoo.lora import LoRALinear, adapted_layers
 from kinfed.errors import ModelError, StorageError
 
 

@@ -32,7 +32,7 @@ from kinfed.data.federations.description import Description
 from kinfed.errors import KinfedError, StorageError
 from kinfed.records.reader import load_run, load_runs
 from kinfed.records.run_record import ClientRecord, FinalRecord, RunRecord, TrialRecord
-from kinfed.report import build, method_tables
+from kinfed.report import build, downloads, method_tables
 from kinfed.report.charts import figures
 from kinfed.report.charts.class_map import MAX_COLUMNS, class_map, client_columns
 from kinfed.report.charts.figures import gain_against_size, sorted_gains
@@ -444,7 +444,7 @@ def test_without_local_the_page_says_how_to_get_it(tmp_path: Path) -> None:
 
 
 def test_csv_holds_what_the_run_wrote(comparison: Comparison, finished: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO(method_tables.results_csv(comparison))))
+    rows = list(csv.DictReader(io.StringIO(downloads.results_csv(comparison))))
     summary = json.loads((finished / "summary.json").read_text())["results"]
     ditto = [entry for entry in summary if entry["algorithm"] == "ditto"]
     row = next(row for row in rows if row["algorithm"] == "ditto")
@@ -455,10 +455,10 @@ def test_csv_holds_what_the_run_wrote(comparison: Comparison, finished: Path) ->
     assert float(row["mb_total"]) == pytest.approx(total)
     assert float(row["mb_per_round"]) == pytest.approx(total / 60)
     assert rows[0]["server_accuracy"] == ""
-    assert len(list(csv.DictReader(io.StringIO(method_tables.seeds_csv(comparison))))) == 6 * 3
-    assert len(list(csv.DictReader(io.StringIO(method_tables.rounds_csv(comparison))))) == 6 * 3 * 60
+    assert len(list(csv.DictReader(io.StringIO(downloads.seeds_csv(comparison))))) == 6 * 3
+    assert len(list(csv.DictReader(io.StringIO(downloads.rounds_csv(comparison))))) == 6 * 3 * 60
     written = (finished / "clients.csv").read_text()
-    again = csv.DictReader(io.StringIO(method_tables.clients_csv(comparison)))
+    again = csv.DictReader(io.StringIO(downloads.clients_csv(comparison)))
     for before, after in zip(csv.DictReader(io.StringIO(written)), sorted(again, key=_by_seed), strict=True):
         assert before["client"] == after["client"]
         assert float(before["personal_accuracy"]) == pytest.approx(float(after["personal_accuracy"]))
@@ -466,7 +466,7 @@ def test_csv_holds_what_the_run_wrote(comparison: Comparison, finished: Path) ->
 
 def test_names_of_clients_are_no_formulas_of_a_spreadsheet() -> None:
     (made,) = compare([run_of(trial("local", 0, 0.7, {"=1+1": 0.5}))])
-    (row,) = csv.DictReader(io.StringIO(method_tables.clients_csv(made)))
+    (row,) = csv.DictReader(io.StringIO(downloads.clients_csv(made)))
     assert row["client"] == "'=1+1"
     assert row["personal_accuracy"] == "0.5"
 
@@ -805,7 +805,7 @@ def test_the_page_needs_nothing_from_outside(page: str) -> None:
 
 def test_downloads_are_the_tables(page: str, comparison: Comparison) -> None:
     links = dict(re.findall(r'<a download="([^"]*)" href="data:text/csv;charset=utf-8;base64,([^"]*)">', page))
-    assert base64.b64decode(links["methods.csv"]).decode() == method_tables.results_csv(comparison)
+    assert base64.b64decode(links["methods.csv"]).decode() == downloads.results_csv(comparison)
     assert links.keys() == {"methods.csv", "seeds.csv", "rounds.csv", "clients.csv"}
 
 
