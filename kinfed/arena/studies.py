@@ -42,7 +42,7 @@ class StudyResult:
 
     @cached_property
     def cells(self) -> list[tuple[Cell, RunRecord | None]]:
-        """Every cell and its run; none where it has not begun."""
+        """Every cell and its run; none if it has not begun."""
         return [(cell, self._run(cell)) for cell in self.plan.cells()]
 
     def _run(self, cell: Cell) -> RunRecord | None:

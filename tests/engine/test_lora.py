@@ -110,7 +110,7 @@ def test_many_clients_at_once_are_the_clients_one_by_one(options: dict[str, bool
     grads = torch.autograd.grad(y.square().sum(), list(stacked.values()))
     for i, client in enumerate(clients):
         mine = client(X[2 * i : 2 * i + 2])
-        torch.testing.assert_close(y[2 * i : 2 * i + 2], mine, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(y[2 * i : 2 * i + 2], mine, rtol=1e-5, atol=1e-5)
         by_hand = torch.autograd.grad(mine.square().sum(), list(trained(client).values()))
         for ours, wanted in zip(grads, by_hand, strict=True):
             torch.testing.assert_close(ours[i], wanted, rtol=1e-5, atol=1e-5)
