@@ -84,7 +84,7 @@ class ReferenceData:
 
     def fitted(self, make: Maker, tries: Sequence[Settings], train: ReferenceRows, folds: int = 5) -> Any:
         """An estimator with the settings that cross-validation of these rows prefers; the first where they are too few,
-        and None where all are of one class."""
+        and None if all are of one class."""
         if self.classes and len(np.unique(train.y)) < 2:
             return None
         best = tries[0] if len(tries) == 1 else min(tries, key=self._losses(make, tries, train, folds))
