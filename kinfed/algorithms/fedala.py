@@ -85,7 +85,7 @@ class FedALA(AveragesOneModel[Client]):
         """Ω [n, Q] of the clients that have a model of their own: one pass, or the first time until it has settled."""
         omega = client.omega.clone()
         losses = torch.zeros(len(omega), 0, dtype=torch.float64)
-        learning = client.seen.clone()
+        learning, unsettled = client.seen.cpu(), ~client.settled.cpu()
         for number in range(self.max_passes):
             rows = learning.nonzero().squeeze(1)
             if not len(rows):
@@ -94,9 +94,9 @@ class FedALA(AveragesOneModel[Client]):
             fresh = torch.full((len(omega), 1), torch.nan, dtype=torch.float64)
             fresh[rows, 0] = loss
             losses = torch.cat([losses, fresh], 1)[:, -LAST_LOSSES:]
-            learning &= ~client.settled
+            learning = learning & unsettled
             if losses.shape[1] == LAST_LOSSES:
-                learning &= ~(losses.std(1, correction=0) < self.tol)
+                learning = learning & ~(losses.std(1, correction=0) < self.tol)
         return omega
 
     def _pass(

@@ -53,8 +53,7 @@ class FedAvgData(FedAvg):
             )
         server = super().init_server(task, population)
         if self.warm_steps:
-            pool = replace(population.pool, features=population.pool.features.on(task.device))
-            training = self.training.with_steps(self.warm_steps)
+            pool, training = population.pool.on(task.device), self.training.with_steps(self.warm_steps)
             server = replace(server, w=sgd(task, server.w[None], pool.batches(training, stream="warm"))[0])
         return server
 

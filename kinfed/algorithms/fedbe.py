@@ -85,7 +85,7 @@ class FedBE(FedAvg):
         task, pool = round.server_task, round.population.pool
         assert task is not None  # the loop gives it
         assert pool is not None  # refused without
-        public = replace(pool, features=pool.features.on(task.device), round=round.number)
+        public = replace(pool.on(task.device), round=round.number)
         scores = [public_scores(task, model[None], public) for model in ensemble]
         target = torch.cat([torch.softmax(z, -1) for z in scores]).mean(0, keepdim=True)  # p̂
         theta, ends = w[None], []

@@ -163,8 +163,8 @@ class FedDBE(OneModel[Server, Client, Down, Up]):
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
         reported = up.reported.to(server.heard)
         heard = server.heard + reported.sum()
-        sums = server.heard * server.consensus.to(torch.float64) + reported @ up.feature.to(torch.float64)
-        consensus = (sums / heard).to(server.consensus.dtype) if float(heard) else server.consensus  # z^g
+        sums = server.heard * server.consensus.to(server.heard) + reported @ up.feature.to(server.heard)
+        consensus = (sums / heard).to(server.consensus) if float(heard) else server.consensus  # z^g
         return Server(server.w + mean_update(up.delta, up.count), consensus, heard)
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:

@@ -103,7 +103,8 @@ class FedPA(DeploysLastModel[Server, Down, DeltaUp], AveragingAlgorithm[Server, 
 
 def posterior_delta(w: Tensor, x: Tensor, number: Tensor, rho: float) -> Tensor:
     """[n, T]: Δ = Ŝ⁻¹ (w − x̄) of w [n, T] and the first `number` [n] of samples x [n, l, T]; 0 if there is none."""
-    real = torch.arange(x.shape[1]) < number[:, None]
+    number = number.to(x.device)
+    real = torch.arange(x.shape[1], device=x.device) < number[:, None]
     count = number.clamp_min(1).to(torch.float64)
     mean = (x.sum(1) / count[:, None].to(x)).to(x.dtype)
     distance = torch.where(number[:, None] > 0, w - mean, 0.0)
@@ -112,7 +113,7 @@ def posterior_delta(w: Tensor, x: Tensor, number: Tensor, rho: float) -> Tensor:
     spread = torch.where(real[..., None], x - mean[:, None], 0.0)  # D'
     gram = torch.stack([d.to(torch.float64) @ d.to(torch.float64).T for d in spread])  # D'D
     inner = torch.einsum("nlt,nt->nl", spread, distance).to(torch.float64)
-    system = torch.eye(x.shape[1], dtype=torch.float64) + rho * gram
+    system = torch.eye(x.shape[1], dtype=torch.float64, device=x.device) + rho * gram
     solution = torch.linalg.solve(system, inner)
     step = distance - rho * torch.einsum("nlt,nl->nt", spread, solution.to(x))
     return (1 + (count - 1) * rho)[:, None].to(x) * step

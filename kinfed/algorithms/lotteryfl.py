@@ -80,7 +80,7 @@ class LotteryFL(OneModel[Server, Client, MaskedDown, MaskedUp]):
     def client_update(self, task: Task, client: Client, down: MaskedDown, data: Cohort) -> tuple[Client, MaskedUp]:
         mask = unpacked(client.bits, task.num_params).to(down.w.device)
         x = torch.where(mask, down.w, 0.0)
-        pruning = self._does_well(task, x, data) & (client.left > self.least)
+        pruning = self._does_well(task, x, data).to(client.left.device) & (client.left > self.least)
         if bool(pruning.any()):
             rows = pruning.nonzero().squeeze(1)
             mask, x = mask.clone(), x.clone()
@@ -102,7 +102,7 @@ class LotteryFL(OneModel[Server, Client, MaskedDown, MaskedUp]):
 
     def aggregate(self, server: Server, ids: Tensor, up: MaskedUp, round: RoundInfo) -> Server:
         bits = server.bits.clone()
-        bits[ids] = up.bits
+        bits[ids] = up.bits.to(bits.device)
         return replace(server, w=server.w + mean_where_held(up), bits=bits)
 
     def personalize(self, task: Task, client: Client, down: MaskedDown, data: Cohort) -> dict[str, Tensor]:

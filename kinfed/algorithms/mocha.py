@@ -239,7 +239,7 @@ def coordinates(split: Split, steps: Tensor) -> Tensor:
 def examples(layer: Dense, split: Split, place: Tensor) -> tuple[Tensor, Tensor]:
     """x [n, S, D] and y [n, S, C] = ±1 of the clients' examples at these places; a feature of 1 stands for the bias."""
     index = split.rows[split.start[:, None] + place[: len(split.count)]]
-    return features_and_signs(layer, split.features.gather(index), split.features.to_device(split.labels[index]))
+    return features_and_signs(layer, split.features.gather(index), split.targets(index))
 
 
 def features_and_signs(layer: Dense, x: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:

@@ -51,7 +51,7 @@ class LocalPool:
         if algorithm.training.augment is not None:
             augmentation(algorithm.training.augment, federation.features.shape)  # refused now, not in the first batch
         self.algorithm, self.task, self.seed, self._chunk = algorithm, task, seed, chunk
-        self.federation = federation if task.device.type == "cpu" else federation.on(task.device)
+        self.federation = federation if task.device.type == "cpu" else _on_device(federation, task.device)
         self.workers = workers or available_cores()
         self._threads = threads.OneCoreThreads(self.workers)
         self._device_bytes: int | None = None
@@ -147,7 +147,7 @@ class LocalPool:
             with _error_context("personalize", who, round):
                 state = self.clients.take(who, borrow=True).to(self.task.device)
                 down = download(who).to(self.task.device)
-                shared = None if server_model is None else server_model(who)
+                shared = None if server_model is None else server_model(who).to(self.task.device)
                 models = deployed_models(
                     self.algorithm, self.task, state, down, cohort, trained=self.clients.has(who), server_model=shared
                 )
@@ -242,8 +242,8 @@ class LocalPool:
     def _chunk_size(self, n: int) -> int:
         if self._chunk is not None:
             return self._chunk
-        if self.task.one_row_at_a_time:
-            return 1
+        if self.task.one_row_at_a_time and self.task.device.type == "cpu":
+            return 1  # an accelerator is given the numbers of examples of many clients in one copy
         fits = max(1, self._chunk_bytes() // (4 * self.task.num_params))
         least = SHARED_STEP_FLOPS if self.task.shares_rows else STEP_FLOPS
         worthwhile = least // (6 * self.task.num_params * self.algorithm.training.batch) + 1
@@ -267,6 +267,12 @@ class LocalPool:
             with threads.one_thread(), threads.idle_threads(self._threads):
                 return iter([function(job) for job in jobs])
         return self._threads.map(function, jobs)
+
+
+def _on_device(federation: Federation, device: torch.device) -> Federation:
+    """The federation with its examples on the device, where they take less than half of its free memory."""
+    free = device_memory(device)
+    return federation.on(device, resident=free is None or federation.features.raw.nbytes < free // 2)
 
 
 def available_cores() -> int:

@@ -59,7 +59,7 @@ def evaluated_curves(task: ModuleTask, data: Federation, evaluation: Evaluation)
     models, ids = evaluation.models, evaluation.ids
     if not data.problem.classifies or models is None or len(ids) > MOST_CLIENTS or not len(ids):
         return None
-    part = data.cohort(ids, 0, 0).test
+    part = data.cohort(ids, 0, 0).test.on(task.device)
     if not int(part.count.sum()):
         return None
     import torch  # which a page does not need, nor what follows

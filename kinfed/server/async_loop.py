@@ -169,8 +169,7 @@ class AsyncLoop(Loop):
             self._starts, self._last_number = own["starts"], own["last_number"].clone()
             servers = below(own, "server.")
             versions = set(self._flight.version.tolist())  # by these: a server without a state has no tensors
-            models = {version: self.server.like(below(servers, f"{version}.")) for version in versions}
-            self._versions = {version: server.to(self.task.device) for version, server in models.items()}
+            self._versions = {version: self._placed(below(servers, f"{version}.")) for version in versions}
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"the checkpoint does not hold the clients at work of this run: {error}") from error
 

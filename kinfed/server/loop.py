@@ -237,7 +237,7 @@ class Loop:
         server, state = below(tensors, "server."), self.server.named()
         if server.keys() != state.keys():
             raise CheckpointError(f"server state has fields {sorted(server)}; the method keeps {sorted(state)}")
-        self.server = self.server.like(server).to(self.task.device)
+        self.server = self._placed(server)
         self.pool.load(below(tensors, "clients."))
         for stage in self.stages:
             stage.load(below(tensors, f"{stage.name}."))
@@ -251,6 +251,11 @@ class Loop:
         self.now = float(tensors.get(_NOW, torch.zeros(())))
         self.took_part = took_part.clone()
         self.completed = completed
+
+    def _placed(self, server: Mapping[str, Tensor]) -> Tree:
+        """A server with these tensors, each where the method keeps it: on the device or, such as counts, at the host."""
+        places = {name: tensor.device for name, tensor in self.server.named().items()}
+        return self.server.like({name: tensor.to(places.get(name, "cpu")) for name, tensor in server.items()})
 
 
 _TOOK_PART, _NOW = "took_part", "now"

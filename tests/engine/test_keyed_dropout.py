@@ -391,3 +391,47 @@ def test_whether_a_model_draws_is_known_after_its_first_step(make_batch: MakeBat
     assert still.draws_randomly is None
     still.grad(still.init(0)[None], make_batch(1, 2, SHAPE, 3))
     assert still.draws_randomly is False
+
+
+def test_dropout_of_accelerators_has_the_masks_of_any_other(make_batch: MakeBatch) -> None:
+    """Torch's `dropout` is another operation there, which draws and multiplies at once."""
+    x, batch = torch.rand(3, 5, requires_grad=True), make_batch(1, 3, (5,), 2)
+
+    def dropped(function: Callable[..., Any]) -> tuple[Tensor, Tensor]:
+        draws = Draws(torch.device("cpu"))
+        draws.begin(batch, 0)
+        with KeyedDraws(draws):
+            out = function(x, 0.4, True)
+        out = out[0] if isinstance(out, tuple) else out
+        return out, torch.autograd.grad(out.sum(), x)[0]
+
+    for ours, theirs in zip(dropped(torch.native_dropout), dropped(torch.dropout), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
+def test_fused_attention_of_accelerators_drops_by_key(kind: str, causal: bool, make_batch: MakeBatch) -> None:
+    """Their kernels draw by themselves. What takes their place is called here by hand, beside torch's own steps with
+    the same masks; that an accelerator calls it was not seen here."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 4, 8, requires_grad=True) for _ in range(3))
+    bias = None if kind == "flash" or causal else torch.randn(4, 4)
+    batch = make_batch(1, 3, (5,), 2)
+
+    def attended(fused: bool) -> tuple[Tensor, ...]:
+        draws = Draws(torch.device("cpu"))
+        draws.begin(batch, 0)
+        with KeyedDraws(draws) as keyed:
+            if fused:
+                operation = getattr(torch.ops.aten, f"_scaled_dot_product_{kind}_attention").default
+                between = () if kind == "flash" else (bias, True)
+                out = keyed.call(operation, (q, k, v, *between, 0.3, causal), {})
+                assert len(out) == len(operation._schema.returns)
+                out = out[0]
+            else:
+                out = nn.functional.scaled_dot_product_attention(q, k, v, bias, 0.3, causal)
+        return out, *torch.autograd.grad(out.square().sum(), (q, k, v))
+
+    for ours, theirs in zip(attended(True), attended(False), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)

@@ -37,8 +37,8 @@ def class_counts(split: Split, classes: int) -> Tensor:
     owner = torch.repeat_interleave(torch.arange(len(split.count)), split.count)
     first = torch.cumsum(split.count, 0) - split.count
     position = split.start[owner] + torch.arange(len(owner)) - first[owner]
-    place = owner * classes + split.labels[split.rows[position]]
-    return split.features.to_device(torch.bincount(place, minlength=len(split.count) * classes).view(-1, classes))
+    y = split.targets(split.rows[position])
+    return torch.bincount(owner.to(y.device) * classes + y, minlength=len(split.count) * classes).view(-1, classes)
 
 
 @torch.no_grad()

@@ -81,14 +81,16 @@ class FedFomo(FomoServer[Client, Down]):
         mixed, w, unusable = self._combine(task, client, down, data)
         if self.newcomers == "train" and not bool(client.seen.all()):
             mixed = torch.where(client.seen[:, None].to(mixed.device), mixed, client.old)
-        stays = client.seen & ~(w > 0).any(1)
+        stays = client.seen & ~(w > 0).any(1).to(client.seen.device)
         theta = sgd(task, mixed, data.train.batches(self.training))
         sent = down.models.shape[1] + 1
         reported = torch.zeros(len(data), self.models)
         reported[:, :sent] = w[:, :sent].to(torch.float32)
         count = example_counts("examples", data) if self.subglobal else None
         seen = torch.ones_like(client.seen)
-        return Client(mixed, theta, seen, stays, client.unusable + unusable), Up(theta, reported, count)
+        return Client(mixed, theta, seen, stays, client.unusable + unusable.to(client.unusable.device)), Up(
+            theta, reported, count
+        )
 
     @torch.no_grad()
     def _combine(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Tensor, Tensor, Tensor]:

@@ -95,7 +95,9 @@ class FedFomoMA(FomoServer[Client, Down]):
         theta = sgd(task, start, data.train.batches(self.training))
         reported = torch.zeros(len(data), self.models)
         reported[:, : w.shape[1]] = w.to(torch.float32)
-        return Client(theta, torch.ones_like(client.seen), client.unusable + unusable), Up(theta, reported, None)
+        return Client(theta, torch.ones_like(client.seen), client.unusable + unusable.to(client.unusable.device)), Up(
+            theta, reported, None
+        )
 
     @torch.no_grad()
     def _weigh(self, task: Task, down: Down, data: Cohort) -> tuple[Tensor, Tensor]:

@@ -27,12 +27,13 @@ class Augmentation:
 
     def __call__(self, raw: Tensor, draw: Tensor) -> Tensor:
         """raw [N, channels, height, width] changed by 64 random bits each, draw [N] int64; `raw` is left as it was."""
+        draw = draw.to(raw.device)
         if self.pad:
             height, width = raw.shape[2:]
             padded = torch.nn.functional.pad(raw, (self.pad,) * 4)
             places = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view [N, c, y, x, height, width]
             sides = 2 * self.pad + 1
-            raw = places[torch.arange(len(raw)), :, _below(draw, sides), _below(draw >> 20, sides)]
+            raw = places[torch.arange(len(raw), device=raw.device), :, _below(draw, sides), _below(draw >> 20, sides)]
         if self.mirror:
             mirrored = ((draw >> 40) & 1).to(torch.bool)
             raw = torch.where(mirrored[:, None, None, None], raw.flip(-1), raw)

@@ -75,7 +75,7 @@ class Split:
     """One split (train, val or test) of some clients."""
 
     features: Features
-    labels: Tensor  # [N] all labels of the data set
+    labels: Tensor  # [N] all labels of the data set, where the raw features lie
     ids: Tensor  # [n] clients
     start: Tensor  # [n] where each client's list begins in `rows`
     count: Tensor  # [n] examples of each client
@@ -88,6 +88,7 @@ class Split:
     weights: Tensor | None = None  # float32, how much every entry of `rows` counts; None: all alike
 
     def take(self, index: Tensor | slice) -> Split:
+        index = index.cpu() if isinstance(index, Tensor) else index  # lists of examples are the host's
         effort = None if self.effort is None else self.effort[index]
         memory = None if self.memory is None else self.memory.take(index)
         ids, start, count = self.ids[index], self.start[index], self.count[index]
@@ -98,6 +99,19 @@ class Split:
         owner = torch.repeat_interleave(torch.arange(len(self.count)), self.count)
         first = torch.cumsum(self.count, 0) - self.count
         return self.start[owner] + torch.arange(len(owner)) - first[owner], owner
+
+    def targets(self, index: Tensor) -> Tensor:
+        """Labels at `index` (any shape), on the device."""
+        return self.features.to_device(self.labels[self.features.places(index)])
+
+    def on(self, device: torch.device) -> Split:
+        """These examples, and no others, on a device."""
+        if self.features.raw.device == device:
+            return self
+        rows, places = torch.unique(self.rows, return_inverse=True)
+        old, labels = self.features, self.labels[self.features.places(rows)].to(device)
+        features = Features(old.rows(rows).to(device), old.mean, old.std, device, old.vectors)
+        return replace(self, features=features, labels=labels, rows=places)
 
     def scaled(self, factor: Tensor) -> Split:
         """The same examples with every client's losses times its factor [n]."""
@@ -156,8 +170,8 @@ class Split:
             index, weight = self.rows[position], valid.to(torch.float32)
             if self.weights is not None:
                 weight *= self.weights[position]
-            y, weight = self.features.to_device(self.labels[index]), self.features.to_device(weight)
-            yield rows, Batch(self.features.gather(index), y, weight, split.ids, self.round)
+            index, weight = self.features.places(index), self.features.to_device(weight)
+            yield rows, Batch(self.features.gather(index), self.targets(index), weight, split.ids, self.round)
             begin, most = begin + most, min(2 * most, width)
 
 
@@ -211,8 +225,8 @@ class Batches:
             planned = min(int(steps[active].min()) - step, max(1, PLAN_EXAMPLES // (len(ids) * width)))
             index, weight = window.examples(active, step, planned, width)
             may_pad = not bool(weight.all())
-            y = split.features.to_device(split.labels[index]).unbind(0)
-            w = split.features.to_device(weight).unbind(0)
+            index = split.features.places(index)
+            y, w = split.targets(index).unbind(0), split.features.to_device(weight).unbind(0)
             together = max(1, GATHER_BYTES // (len(ids) * width * max(split.features.example_bytes, 1)))
             shape = (min(together, planned), len(ids), width, *split.features.shape)
             memory = torch.empty(shape, device=split.features.device) if reusing_memory else None
@@ -266,7 +280,7 @@ class Batches:
             share = 1.0 / expected[owner]
             weight[owner, column] = share if now.weights is None else share * now.weights[place]
             x = self._gather(index[None], now.ids, step)[0]
-            y, weight = split.features.to_device(split.labels[index]), split.features.to_device(weight)
+            y, weight = split.targets(index), split.features.to_device(weight)
             sample = PoissonSample(step_key, q, expected)
             yield rows, Batch(x, y, weight, now.ids, split.round, step, sample, split.seed, self.stream)
 

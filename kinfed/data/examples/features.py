@@ -81,9 +81,13 @@ class Features:
     def to_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device)
 
+    def places(self, index: Tensor) -> Tensor:
+        """Numbers of examples, where the raw array lies: who reads several things at them moves them once."""
+        return index.to(self.raw.device)
+
     def rows(self, index: Tensor) -> Tensor:
         """Raw examples at `index` [n]; a copy."""
-        return self.raw.index_select(0, index)
+        return self.raw.index_select(0, self.places(index))
 
     def gather(
         self, index: Tensor, change: Callable[[Tensor], Tensor] | None = None, into: Tensor | None = None
@@ -120,9 +124,10 @@ class Features:
             self._standardization = mean.flatten().contiguous().numpy(), factor.flatten().contiguous().numpy()
         return self._standardization
 
-    def on(self, device: torch.device) -> Features:
-        """The same features, gathered to another device; the raw array stays where it is."""
-        return replace(self, device=device)
+    def on(self, device: torch.device, *, resident: bool = False) -> Features:
+        """The same features, gathered to another device. The raw array stays where it is; with `resident` it lies on
+        the device, too, and of a batch nothing but the numbers of its examples is copied."""
+        return replace(self, raw=self.raw.to(device) if resident else self.raw, device=device)
 
     def standardized(self, rows: Tensor) -> Features:
         """Every feature shifted and scaled to mean 0 and variance 1 over `rows`; a constant one is only shifted."""

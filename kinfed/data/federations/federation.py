@@ -98,8 +98,9 @@ class Federation(HasProblem):
 
     @cached_property
     def targets(self) -> Tensor:
-        """[N, ...] what models learn: classes int64, or numbers float32, standardized in a regression."""
-        return self.problem.targets(self.labels)
+        """[N, ...] what models learn: classes int64, or numbers float32, standardized in a regression; beside the raw
+        features."""
+        return self.problem.targets(self.labels).to(self.features.raw.device)
 
     def split(self, name: str) -> Ragged:
         if name not in SPLITS:
@@ -241,8 +242,9 @@ class Federation(HasProblem):
         same = bool((table == table[0]).all())
         return replace(one, class_weights=table[:1]) if same else one.with_class_weights(BALANCED)
 
-    def on(self, device: torch.device) -> Federation:
-        return replace(self, features=self.features.on(device))
+    def on(self, device: torch.device, *, resident: bool = False) -> Federation:
+        """The same clients, whose batches are made on a device; with `resident` their examples lie there, too."""
+        return replace(self, features=self.features.on(device, resident=resident))
 
     @classmethod
     def from_arrays(

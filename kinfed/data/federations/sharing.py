@@ -5,7 +5,7 @@ and what happens to a donor's data later does not reach the copies.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -27,10 +27,16 @@ class SharedFeatures(Features):
     def __len__(self) -> int:
         return len(self.raw) + len(self.copies)
 
+    def on(self, device: torch.device, *, resident: bool = False) -> Self:
+        copies = self.copies.to(device) if resident else self.copies
+        return replace(self, raw=self.raw.to(device) if resident else self.raw, copies=copies, device=device)
+
     def rows(self, index: Tensor) -> Tensor:
-        own = len(self.raw)
+        own, index = len(self.raw), self.places(index)
         examples = self.raw.index_select(0, index.clamp_max(own - 1))
         copied = (index >= own).nonzero().squeeze(1)
+        if self.raw.device.type != "cpu":
+            return examples.index_copy_(0, copied, self.copies.index_select(0, index[copied] - own))
         # By numpy, which copies whole rows: torch would take twice as long for these as for all the others.
         examples.numpy()[copied.numpy()] = self.copies.numpy()[(index[copied] - own).numpy()]
         return examples

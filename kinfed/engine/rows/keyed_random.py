@@ -82,6 +82,12 @@ class KeyedDraws:
                 f"the model draws random numbers by torch.{name} where none may be drawn: on the way back (by "
                 "torch.utils.checkpoint?), where they cannot be repeated; leave that out"
             )
+        if name == "native_dropout":  # what `dropout` is on accelerators
+            self.operations.add(name)
+            return self._draws.dropped(args[0], args[1])
+        if name in _FUSED_ATTENTION:
+            self.operations.add(name)
+            return _attention(self._draws, operation, args, kwargs)
         keyed = _overload_with_generator(operation)
         if keyed is None:
             raise ModelError(
@@ -96,11 +102,39 @@ class KeyedDraws:
 
 def _draws_globally(operation: Any, args: Any, kwargs: Any) -> bool:
     """Whether an operation draws: not with a generator of its own, with no chance to drop, or outside of training."""
-    values = {argument.name: argument.default_value for argument in operation._schema.arguments}
-    values |= dict(zip(values, args, strict=False)) | kwargs
-    if values.get("generator") is not None or values.get("training") is False:
+    values = _arguments(operation, args, kwargs)
+    if values.get("generator") is not None or values.get("training") is False or values.get("train") is False:
         return False
     return values.get("dropout_p") != 0
+
+
+def _arguments(operation: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """All arguments of an operation by name."""
+    values = {argument.name: argument.default_value for argument in operation._schema.arguments}
+    return values | dict(zip(values, args, strict=False)) | kwargs
+
+
+# Kernels of accelerators that draw while they compute, and tell nobody what.
+_FUSED_ATTENTION = frozenset(
+    f"_scaled_dot_product_{kind}"
+    for kind in ("flash_attention", "efficient_attention", "cudnn_attention", "fused_attention_overrideable")
+)
+
+
+def _attention(draws: Draws, operation: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """softmax(QK'/√d + bias), some of it dropped by key, times V: what a fused kernel computes, step by step. Nobody
+    reads its other outputs, which are for a backward pass of its own."""
+    values = _arguments(operation, args, kwargs)
+    q, k, v = (values[name] for name in ("query", "key", "value"))
+    scale = q.shape[-1] ** -0.5 if values["scale"] is None else values["scale"]
+    z = q @ k.mT * scale
+    if values["is_causal"]:
+        z = z.masked_fill(~torch.ones(z.shape[-2:], dtype=torch.bool, device=z.device).tril(), -torch.inf)
+    if values.get("attn_bias") is not None:
+        z = z + values["attn_bias"]
+    share, _ = draws.dropped(torch.softmax(z, -1), values["dropout_p"])
+    others = [0 if "Int" in str(output.type) else q.new_empty(0) for output in operation._schema.returns[1:]]
+    return (share @ v, *others)
 
 
 @cache
@@ -252,6 +286,11 @@ class Draws:
         if x.is_contiguous():
             return self._mask_of_a_step(x.shape, keep)
         return _scaled(self._uniform(x).numpy() < keep, keep)
+
+    def dropped(self, x: Tensor, p: float) -> tuple[Tensor, Tensor]:
+        """x after dropout, as the next draw, and what is left of it."""
+        mask = self.dropout_mask(x, 1 - p) if p < 1 else torch.zeros_like(x)
+        return x * mask, mask > 0
 
     def _mask_of_a_step(self, shape: torch.Size, keep: float) -> Tensor:
         """The mask of a step, drawn with those of the steps ahead once a client draws the same in two steps running."""

@@ -274,39 +274,36 @@ class OutputCollector:
 
     def __init__(self, n: int, problem: Problem) -> None:
         self._n, self._problem = n, problem
-        # rows [m], outputs [m, B, ...], targets [m, B, ...] and which of these are examples [m, B]
+        # Client, outputs [...], target [...] and weight of examples and padding [m]: the client at the host, all else
+        # where it was computed until the last batch is in, because an accelerator would stop for every copy.
         self._pieces: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
     def add(self, rows: Tensor | slice, z: Tensor, batch: Batch) -> None:
         """Outputs z [m, B, C] of the clients `rows` on a batch, whose padding is left out."""
-        valid = batch.weight.cpu() > 0
         if self._problem.kind == "dense":
             z = position_sums(z, batch.y, self._problem)
-        self._pieces.append((torch.arange(self._n)[rows], z.to("cpu", torch.float64), batch.y.cpu(), valid))
+        owner = torch.arange(self._n)[rows].repeat_interleave(batch.weight.shape[1])
+        self._pieces.append((owner, z.flatten(0, 1), batch.y.flatten(0, 1), batch.weight.flatten()))
 
     def add_all(self, part: Split, z: Tensor) -> None:
         """Outputs z [examples, C] of all clients, one after the other."""
         owner = torch.repeat_interleave(torch.arange(self._n), part.count)
         first = torch.cumsum(part.count, 0) - part.count
         place = part.start[owner] + torch.arange(len(owner)) - first[owner]
-        y = part.labels[part.rows[place]]
-        self._pieces.append(
-            (owner, z.to(torch.float64)[:, None], y[:, None], torch.ones(len(owner), 1, dtype=torch.bool))
-        )
+        self._pieces.append((owner, z, part.targets(part.rows[place]), torch.ones(len(owner))))
 
     def judged(self) -> Judged:
         """An output that is not a number is as wrong as can be: it must not make a metric of others undefined."""
-        pieces, problem = self._pieces, self._problem
-        owner = torch.cat([rows[:, None].expand_as(valid)[valid] for rows, _, _, valid in pieces])
-        output = torch.cat([z[valid] for _, z, _, valid in pieces])
-        target = torch.cat([y[valid] for _, _, y, valid in pieces])
+        problem = self._problem
+        owner, output, target, weight = (torch.cat(parts).cpu() for parts in zip(*self._pieces, strict=True))
         order = torch.argsort(owner, stable=True)
-        output = output[order]
+        order = order[weight[order] > 0]
+        output, target = output[order].to(torch.float64), target[order]
         if target.is_floating_point():
             target = target.to(torch.float64)
         if not problem.is_regression:
             output = torch.nan_to_num(output, nan=0.0, posinf=1e30, neginf=-1e30)
-        return Judged(output.numpy(), target[order].numpy(), owner[order].numpy(), self._n, problem)
+        return Judged(output.numpy(), target.numpy(), owner[order].numpy(), self._n, problem)
 
 
 def position_sums(z: Tensor, y: Tensor, problem: Problem) -> Tensor:
