@@ -147,7 +147,8 @@ class LocalPool:
             with _error_context("personalize", who, round):
                 state = self.clients.take(who, borrow=True).to(self.task.device)
                 down = download(who).to(self.task.device)
-                shared = None if server_model is None else server_model(who).to(self.task.device)
+                shared = None if server_model is None else server_model(who)
+                shared = None if shared is None else shared.to(self.task.device)
                 models = deployed_models(
                     self.algorithm, self.task, state, down, cohort, trained=self.clients.has(who), server_model=shared
                 )

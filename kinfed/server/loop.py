@@ -253,7 +253,7 @@ class Loop:
         self.completed = completed
 
     def _placed(self, server: Mapping[str, Tensor]) -> Tree:
-        """A server with these tensors, each where the method keeps it: on the device or, such as counts, at the host."""
+        """A server with these tensors, each where the method keeps it: on the device or at the host."""
         places = {name: tensor.device for name, tensor in self.server.named().items()}
         return self.server.like({name: tensor.to(places.get(name, "cpu")) for name, tensor in server.items()})
 

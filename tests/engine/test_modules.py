@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+import kinfed
 from conftest import MakeBatch
 from kinfed.core.options import option
+from kinfed.data import Federation
 from kinfed.data.examples.batches import Batch
+from kinfed.engine.contract.objective import make_objective
 from kinfed.engine.task_factory import make_task
 from kinfed.engine.zoo.models import MODELS, build_model
 from kinfed.errors import ConfigError, ModelError
@@ -418,3 +423,94 @@ def test_pooling_before_the_relu_is_the_same_function() -> None:
 def test_unknown_models_name_the_near_ones() -> None:
     with pytest.raises(ConfigError, match="unknown model 'cnn_smal'; did you mean cnn_small"):
         build_model("cnn_smal", (1, 8, 8), 3)
+
+
+class SpeaksAsTransformers(nn.Module):
+    """What models of Hugging Face's transformers take and give, in a few lines."""
+
+    def __init__(self, classes: int = 3) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(pad_token_id=0)
+        self.words, self.classifier = nn.Embedding(10, 4), nn.Linear(4, classes)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool = True,
+    ) -> dict[str, Tensor]:
+        assert not use_cache
+        assert labels is None  # the loss is kinfed's, a value per example
+        assert attention_mask is not None
+        there = attention_mask[..., None].float()
+        mean = (self.words(input_ids) * there).sum(-2) / there.sum(-2).clamp_min(1)
+        return {"logits": self.classifier(mean), "hidden_states": mean}
+
+
+def test_a_model_of_transformers_trains_as_it_comes() -> None:
+    """With the mask of its padding and the logits among its outputs; the same numbers as by hand, in the run, in what
+    it exports and at another process."""
+    words = torch.randint(1, 10, (40, 6), generator=torch.Generator().manual_seed(0))
+    words[::2, 4:] = 0
+    labels = words[:, 0] % 3
+    data = Federation.from_arrays(words.numpy(), labels.numpy(), [0] * 40, tokens=True, test_fraction=0.25)
+    result = kinfed.run(
+        federation=data,
+        model=SpeaksAsTransformers,
+        algorithms="local",
+        rounds=1,
+        steps=3,
+        batch=100,
+        lr=0.5,
+        seeds=(0,),
+    )
+    task = make_task(SpeaksAsTransformers, objective=make_objective(data.problem))
+    plain = SpeaksAsTransformers()
+    plain.load_state_dict(task.state_dict(task.init(0)))
+    optimizer = torch.optim.SGD(plain.parameters(), 0.5)
+    rows = data.train.rows
+    for _ in range(3):
+        optimizer.zero_grad()
+        mask = (words[rows] != 0).long()
+        z = plain(words[rows], mask, use_cache=False)["logits"]
+        nn.functional.cross_entropy(z, labels[rows]).backward()
+        optimizer.step()
+    trained = result.personal_model(0, "local").module
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(trained.state_dict()[name], value, rtol=1e-5, atol=1e-6)
+    travelled = pickle.loads(pickle.dumps(task))
+    theta = task.init(0)[None]
+    assert torch.equal(travelled.logits(theta, words[None]), task.logits(theta, words[None]))
+    on_its_own = SpeaksAsTransformers()
+    on_its_own.load_state_dict(trained.state_dict())  # names are the model's own
+
+
+def test_models_of_transformers_train_as_they_come() -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    small = {"vocab_size": 12, "bos_token_id": 1, "eos_token_id": 1}
+    words = torch.randint(1, 12, (24, 6), generator=torch.Generator().manual_seed(0))
+    words[::2, 4:] = 0
+
+    def bert() -> nn.Module:
+        sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+        return transformers.BertForSequenceClassification(transformers.BertConfig(**small, **sizes, num_labels=3))
+
+    def gpt2() -> nn.Module:
+        return transformers.GPT2LMHeadModel(transformers.GPT2Config(**small, n_embd=8, n_layer=1, n_head=2))
+
+    following = torch.where(words[:, 1:] == 0, -100, words[:, 1:])
+    cases = (
+        (bert, Federation.from_arrays(words.numpy(), (words[:, 0] % 3).numpy(), [0, 1] * 12, tokens=True)),
+        (gpt2, Federation.from_arrays(words[:, :-1].numpy(), following.numpy(), [0, 1] * 12, tokens=True, task="dense",
+                                      num_classes=12)),
+    )  # fmt: skip
+    for model, data in cases:
+        result = kinfed.run(federation=data, model=model, algorithms="fedavg", rounds=1, steps=2, seeds=(0,))
+        own = result.personal_model("0", "fedavg").module.eval()
+        mask = {"attention_mask": (words[:2, :5] != 0).long()} if model is bert else {}
+        task = make_task(model, objective=make_objective(data.problem), outputs=data.problem.output_shapes)
+        ours = task.logits(task.flatten(own.state_dict())[None], words[None, :2, :5])[0]
+        own._forward_pre_hooks.clear()
+        own._forward_hooks.clear()
+        torch.testing.assert_close(ours, own(words[:2, :5], **mask).logits)

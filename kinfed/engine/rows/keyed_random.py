@@ -110,7 +110,7 @@ def _draws_globally(operation: Any, args: Any, kwargs: Any) -> bool:
 
 def _arguments(operation: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """All arguments of an operation by name."""
-    values = {argument.name: argument.default_value for argument in operation._schema.arguments}
+    values: dict[str, Any] = {argument.name: argument.default_value for argument in operation._schema.arguments}
     return values | dict(zip(values, args, strict=False)) | kwargs
 
 

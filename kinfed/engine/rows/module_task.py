@@ -17,6 +17,7 @@ from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.contract.task import Task
 from kinfed.engine.rows.keyed_random import drops
 from kinfed.engine.rows.layout import NORM_KINDS, RowLayout, WorkingCopy, freeze
+from kinfed.engine.rows.model_calls import prepare_call
 from kinfed.engine.rows.module_checks import check_module
 from kinfed.errors import KinfedError, ModelError
 
@@ -234,4 +235,5 @@ def checked_module(build: Build, frozen: tuple[str, ...] = ()) -> nn.Module:
         raise ModelError(f"the function that makes the model should return an nn.Module; it returned {module!r}")
     freeze(module, frozen)
     check_module(module)
+    prepare_call(module)
     return module
