@@ -67,12 +67,15 @@ def _constant(problem: Problem, targets: Tensor) -> Tensor:
     return means if problem.shape else means[None]
 
 
-def baseline_score(data: Federation, ids: Tensor, objective: Objective, metric: str | None) -> Score:
-    """The sums of every client's test rows, as of any model."""
+def baseline_score(
+    data: Federation, ids: Tensor, objective: Objective, metric: str | None, shape: tuple[int, ...] | None = None
+) -> Score:
+    """The sums of every client's test rows, as of any model. `shape` is that of models' outputs for an example: they
+    may have the classes of positions on their first axis, and a loss of one's own is written for that."""
     test = data.test.take(ids)
     output, target = constant_outputs(data, ids)[test.owner], data.targets[test.rows]
     target = target.to(torch.float64) if target.is_floating_point() else target
-    losses = objective.losses(output, target)
+    losses = objective.losses(output if shape in (None, output.shape[1:]) else output.movedim(-1, 1), target)
     if data.problem.kind == "dense":
         output = position_sums(output[:, None], target[:, None], data.problem)[:, 0]
     judged = Judged(output.numpy(), target.numpy(), test.owner.numpy(), len(ids), data.problem)

@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from kinfed.algorithms import AnyAlgorithm
 from kinfed.config import RunConfig, make_config
 from kinfed.data import Federation
@@ -183,7 +185,11 @@ class Experiment:
     def baseline_score(self, seed: int) -> Score:
         """Score of the baseline without a model."""
         data = self.inputs.federation(seed)
-        return baseline_score(data, self.inputs.evaluated_ids(seed), self.inputs.task().objective, self.config.metric)
+        task, shape = self.inputs.task(), None
+        if data.problem.kind == "dense":
+            example = data.features.gather(torch.zeros(1, 1, dtype=torch.int64)).to(task.device)
+            shape = tuple(task.logits(task.init(seed)[None], example).shape[2:])
+        return baseline_score(data, self.inputs.evaluated_ids(seed), task.objective, self.config.metric, shape)
 
     def baseline(self, seed: int) -> Baseline:
         data, ids = self.inputs.federation(seed), self.inputs.evaluated_ids(seed)
