@@ -29,14 +29,20 @@ SMALL: dict[str, dict[str, Any]] = {
     "own_method": {"rounds": 2, "seeds": (0,)},
     "who_are_my_kin": {"rounds": 5},
     "new_client": {"rounds": 2, "sizes": (5, 40)},
+    "classes_of_pixels": {"rounds": 1, "per_client": 4},
 }
 LONG: dict[str, dict[str, Any]] = {
     "own_model": {"rounds": 2, "seeds": (0,)},
     "privacy_and_accuracy": {"rounds": 2, "seeds": (0,), "noises": (1, 4)},
     "adapters_for_text": {"rounds": 1, "epochs": 1, "per_domain": 60},
+    "several_labels": {"rounds": 1, "specialties": 4, "most": 60},
+    "next_letter": {"rounds": 1, "epochs": 1, "roles": 4},
     "three_nodes": {"rounds": 2},
     "reproduce_a_table": {"scale": "smoke"},
 }
+DATA = {
+    "adapters_for_text": "fdu_mtl_reviews", "several_labels": "diabetes_130", "next_letter": "shakespeare_roles",
+}  # fmt: skip
 opt_in = pytest.mark.skipif(not os.environ.get("KINFED_TEST_GALLERY"), reason="set KINFED_TEST_GALLERY=1")
 
 
@@ -57,10 +63,10 @@ def test_an_example_draws_its_picture(name: str, tmp_path: Path, monkeypatch: py
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", LONG)
 def test_a_longer_example_draws_its_picture(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name == "adapters_for_text":
+    if name in DATA:
         from realdata import real_data
 
-        monkeypatch.setenv("KINFED_DATA", str(real_data("fdu_mtl_reviews")))
+        monkeypatch.setenv("KINFED_DATA", str(real_data(DATA[name])))
     draw(name, LONG[name], tmp_path, monkeypatch)
 
 
