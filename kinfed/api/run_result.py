@@ -133,6 +133,26 @@ class RunResult:
         rows = [asdict(row) | ({name: exp(min(row.estimate, 700.0))} if name else {}) for row in fit.rows]
         return to_native(rows, backend)
 
+    def importance(self, label: str | None = None, seed: int | None = None, backend: str | None = None) -> Any:
+        """A table with a row per column of the data: its share of all gains in the shared trees of a method."""
+        from kinfed.serving import importance
+
+        fit = importance.importance_of(self.run, label, seed)
+        return to_native([{"column": name, "share": share} for name, share in fit.shares], backend)
+
+    def partial_dependence(self, label: str | None = None, seed: int | None = None, backend: str | None = None) -> Any:
+        """A table with a row per step of the curves along the most important columns: what shared trees say on average
+        up to `until`, in the target's unit or in log-odds."""
+        from kinfed.serving import importance
+
+        fit = importance.importance_of(self.run, label, seed)
+        rows = [
+            {"column": one.name, "until": end, "level": level}
+            for one in fit.curves
+            for end, level in zip((*one.x, float("inf")), one.y, strict=True)
+        ]
+        return to_native(rows, backend)
+
     def answers(self, label: str | None = None, seed: int | None = None) -> tuple[ClientShares, ...]:
         """Shares by Kin: how much every client learns alone, from all and from its group, and what it gains over
         training alone where the run has Local too. `str` of an answer is a sentence."""

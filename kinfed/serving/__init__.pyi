@@ -1,4 +1,5 @@
 from kinfed.serving import coefficients as coefficients
+from kinfed.serving import importance as importance
 from kinfed.serving import predict as predict
 from kinfed.serving.export import export_model as export_model
 from kinfed.serving.export import save_layout as save_layout

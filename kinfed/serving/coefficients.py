@@ -155,7 +155,7 @@ def coefficient_rows(description: Description, label: str, seed: int, figures: M
 
     inputs = ModelInputs.of_description(description, {})
     beta, covariance = _numbers(figures["coefficients"]), _square(figures["covariance"])
-    names, centre, spread = _columns(inputs, len(beta) - 1)
+    names, centre, spread = columns_of(inputs, len(beta) - 1)
     linear, problem = "sigma" in figures, inputs.problem
     unit, origin = (float(np.ravel(problem.scale)[0]), float(np.ravel(problem.mean)[0])) if linear else (1.0, 0.0)
     back = np.diag(np.concatenate([[1.0], 1 / spread]))  # from standardized columns to their own units
@@ -185,7 +185,7 @@ def coefficient_rows(description: Description, label: str, seed: int, figures: M
     )  # fmt: skip
 
 
-def _columns(inputs: ModelInputs, width: int) -> tuple[list[str], Any, Any]:
+def columns_of(inputs: ModelInputs, width: int) -> tuple[list[str], Any, Any]:
     """Names, means and deviations of the columns that a method was given; the intercept's name first."""
     learnt = inputs.preprocessing
     mean, std = (inputs.mean, inputs.std) if learnt is None else (learnt.mean, learnt.std)

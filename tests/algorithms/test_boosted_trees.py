@@ -247,8 +247,9 @@ def test_the_fast_preset_takes_fewer_rounds() -> None:
 
 def test_clients_that_lack_classes_keep_finite_scores_and_learn() -> None:
     """At a client without a class its curvature vanishes: intercepts once grew to thousands."""
+    algorithms: dict[str, Any] = {"trees_fast": {"personal": False}, "fedavg": {}}
     result = kinfed.run(
-        algorithms="trees_fast,fedavg", clients=8, rounds=40, model="mlr", participation=1.0, seeds=(0,), progress=False
+        algorithms=algorithms, clients=8, rounds=40, model="mlr", participation=1.0, seeds=(0,), progress=False
     )
     trees, fedavg = (result.result(name).personal for name in ("trees_fast", "fedavg"))
     assert trees["loss"] < 0.4

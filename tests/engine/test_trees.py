@@ -20,11 +20,14 @@ from kinfed.engine.trees import (
     LocalTrees,
     TreeGrowth,
     TreeLoss,
+    Trees,
     TreeShape,
     bin_edges,
     count_cells,
+    dependence,
     divided_cells,
     first_cells,
+    importance,
 )
 from kinfed.engine.trees.tree_bins import codes_of
 
@@ -243,6 +246,19 @@ def test_leaf_changes_are_those_of_ridge_regression() -> None:
 
 
 # ---- rows ----
+
+
+def test_dependence_follows_splits_on_the_feature_and_averages_over_others() -> None:
+    """x1 ≤ 2: then x0 ≤ 1 says 1 or 2; else x0 ≤ 3 says 3 or 4, for 10, 30, 20 and 40 rows."""
+    feature, split = np.array([[[[1, 0, 0]]]], np.int16), np.array([[[[2, 1, 3]]]], np.uint8)
+    value = np.array([1.0, 2.0, 3.0, 4.0], np.float32).reshape(1, 1, 1, 4, 1)
+    trees, cover = Trees(feature, split, np.zeros_like(split), value), np.array([[10.0, 30.0, 20.0, 40.0]])
+    along_0 = dependence(trees, cover, 0, 6)[:, 0]
+    assert np.allclose(along_0, [0.4 * 1 + 0.6 * 3] + 2 * [0.4 * 2 + 0.6 * 3] + 2 * [0.4 * 2 + 0.6 * 4])
+    along_1 = dependence(trees, cover, 1, 6)[:, 0]
+    assert np.allclose(along_1, 2 * [1.75] + 3 * [11 / 3])
+    assert np.allclose(dependence(trees, cover, 2, 6)[:, 0], (10 + 60 + 60 + 160) / 100)
+    assert np.allclose(importance(feature[0, 0], np.array([[6.0, 1.0, 3.0]]), 3), [0.4, 0.6, 0.0])
 
 
 def small_ensemble() -> EnsembleRows:

@@ -131,6 +131,9 @@ class Server(Tree):
     losses: Tensor = field(default_factory=_wide)  # [T + 1, F] mean loss on left-out rows, by the number of trees
     linear: LinearState = field(default_factory=lambda: LinearState.nothing())
     round: Tensor = field(default_factory=lambda: torch.tensor(0))  # of the phase
+    gains: Tensor = field(default_factory=_wide)  # [T, I] of the splits of the first ensemble
+    covers: Tensor = field(default_factory=_wide)  # [T, L] sums of curvature in its leaves
+    young_gain: Tensor = field(default_factory=_wide)  # [I] of the tree in growth
     choice: Tensor = field(default_factory=lambda: torch.zeros(len(GROUPS), dtype=torch.int64))  # (CandidateChoice)
     shares: Tensor = field(default_factory=lambda: _only_shared())  # weights of candidates that are asked about
     best: Tensor = field(default_factory=lambda: _only_shared())  # the weights with the least loss so far

@@ -99,7 +99,7 @@ from kinfed.algorithms.trees.tree_messages import (
 from kinfed.algorithms.trees.tree_rows import model_rows, personal_rows
 from kinfed.algorithms.trees.tree_weights import common_weights, without_traces
 from kinfed.author import AveragingAlgorithm, Cohort, ConfigError, Population, RoundInfo, ServerModels, Task, option
-from kinfed.engine.trees import TreeGrowth, TreeLoss, bin_edges, divided_cells, first_cells
+from kinfed.engine.trees import TreeGrowth, TreeLoss, bin_edges, dependence, divided_cells, first_cells, importance
 
 Array = np.ndarray[Any, Any]
 
@@ -108,6 +108,7 @@ NO_INTERCEPT = 1e30  # τ of trees without
 WEIGHINGS = 4  # rounds for the weights of candidates
 LOSSES = max(CANDIDATES, 1 + len(NAMES) + len(NAMES) ** 2)  # numbers in a message
 LEAST_CELLS = 512
+MOST_CURVES = 12  # features whose dependence is told
 SAME = 1e-6  # two means of the same clients differ by less
 SEEN_BY_ALL = slice(0, 1)  # the ensemble of all rows, of its kind
 
@@ -170,7 +171,11 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
         tau, losses = FIRST_TAU * ones, torch.zeros(0, self.kinds, dtype=torch.float64)
         tau[1 + self.folds :] = NO_INTERCEPT
         linear = LinearState.nothing(self.folds, 0, loss.scores)
-        return Server(base, tau, ones[:, 0].clone(), trees, young, steady, outputs, losses=losses, linear=linear)
+        inner, leaves = torch.zeros(0, 2**self.depth - 1), torch.zeros(0, 2**self.depth)
+        effects = {"gains": inner.to(torch.float64), "covers": leaves.to(torch.float64)}
+        return Server(
+            base, tau, ones[:, 0].clone(), trees, young, steady, outputs, losses=losses, linear=linear, **effects
+        )
 
     def rounds_in(self, rounds: int) -> int:
         """Its own number: two of counts, those of the linear model, `depth` a tree, few that choose, and a tenth more,
@@ -289,10 +294,12 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
         if steady or not (wanted < 0).any():
             shape = (self.ensembles, self.slots, len(server.edges), self.bins, 2 * C)
             growth.grow(sums[: math.prod(shape)].reshape(shape), wanted)
+            server = replace(server, young_gain=torch.cat([server.young_gain, torch.from_numpy(growth.gain[0])]))
         asked = None if growth.is_complete else growth.wanted(self.slots, steady)
         server = replace(server, gradients=torch.from_numpy(gradients.copy()), steady=torch.tensor(steady))
         if asked is None:
             growth.stop()
+            server = _with_effects(server, growth)
             trees, young = server.trees.joined(growth, self.rate), YoungTree.fresh(self.ensembles, self.depth)
             nothing = torch.zeros(0, dtype=torch.float64)
             return replace(server, trees=trees, young=young, parent=nothing, weight=nothing.clone())
@@ -372,7 +379,34 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
         return {
             "trees": server.used(0), "grown": server.trees.count, "left_out_loss": left,
             "intercept_variance": float((server.phi[0] / server.tau[0]).mean()),
-        } | {f"share_{name}": share for name, share in shares}  # fmt: skip
+        } | {f"share_{name}": share for name, share in shares} | self._effects(server)  # fmt: skip
+
+    def _effects(self, server: Server) -> dict[str, Tensor]:
+        """What features do in the shared trees, once these are grown; dependence where a row has one score."""
+        used, edges = server.used(0), server.edges.numpy()
+        if not self.is_done(server) or not used:
+            return {}
+        trees = Down.of_server(server).grown().ensembles(SEEN_BY_ALL).cut(0, used)
+        shares = importance(trees.feature[0, 0], server.gains.numpy()[:used], len(edges))
+        figures = {"importance": torch.from_numpy(shares)}
+        if server.base.shape[1] > 1:
+            return figures
+        most = np.argsort(-shares, kind="stable")[:MOST_CURVES]
+        most = most[shares[most] > 0]
+        curves = [dependence(trees, server.covers.numpy()[:used], int(j), self.bins)[:, 0] for j in most]
+        return figures | {
+            "dependence_of": torch.from_numpy(most), "dependence_at": torch.from_numpy(edges[most].astype(np.float64)),
+            "dependence": torch.from_numpy(np.stack(curves)),
+        }  # fmt: skip
+
+
+def _with_effects(server: Server, growth: TreeGrowth) -> Server:
+    """Gains and covers of a complete tree of the first ensemble."""
+    gain, half = torch.zeros(1, growth.feature.shape[1], dtype=torch.float64), growth.weight.shape[-1] // 2
+    gain[0, : len(server.young_gain)] = server.young_gain
+    cover = torch.from_numpy(np.maximum(growth.weight[:1, :, half:].sum(-1), 0.0))
+    gains, covers = torch.cat([server.gains, gain]), torch.cat([server.covers, cover])
+    return replace(server, gains=gains, covers=covers, young_gain=server.young_gain[:0])
 
 
 def _strengths(loss: TreeLoss, moments: Array) -> tuple[Array, Array]:

@@ -22,7 +22,7 @@ from kinfed.engine.compiled.machine_code import Kernel, MachineCode, kept_kernel
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-LITTLE = 10_000  # cells or steps of a call, below which numpy is as fast
+LITTLE = 1_000  # cells or steps of a call, below which numpy is as fast
 TIE = 1e-7  # a later split must gain this share more: equal ones are told apart by their place, not by rounding
 
 

@@ -4,6 +4,8 @@ from kinfed.engine.trees.tree_bins import count_cells as count_cells
 from kinfed.engine.trees.tree_bins import divided_cells as divided_cells
 from kinfed.engine.trees.tree_bins import first_cells as first_cells
 from kinfed.engine.trees.tree_bins import flat_rows as flat_rows
+from kinfed.engine.trees.tree_effects import dependence as dependence
+from kinfed.engine.trees.tree_effects import importance as importance
 from kinfed.engine.trees.tree_growth import ClientRows as ClientRows
 from kinfed.engine.trees.tree_growth import LocalTrees as LocalTrees
 from kinfed.engine.trees.tree_growth import TreeGrowth as TreeGrowth

@@ -33,6 +33,7 @@ class TreeGrowth:
     level: int = 0
     parent: Array = field(default_factory=lambda: np.zeros(0))  # [M, 2^(level - 1), p, B, 2C] sums of the level before
     weight: Array = field(default_factory=lambda: np.zeros(0))  # [M, 2^level, 2C] sums of the nodes of this level
+    gain: Array = field(default_factory=lambda: np.zeros(0))  # [M, 2^(level - 1)] of the splits of the level before
 
     @classmethod
     def start(cls, depth: int, lam: float, least: Array) -> TreeGrowth:
@@ -69,7 +70,8 @@ class TreeGrowth:
             pairs[m, i, side] = self.parent[m, i] - pairs[m, i, 1 - side]
         flat = nodes.reshape(-1, *nodes.shape[2:])
         least = np.repeat(self.least, nodes.shape[1])
-        feature, split, missing, _ = tree_loops.best_splits(flat, least, self.lam)
+        feature, split, missing, gain = tree_loops.best_splits(flat, least, self.lam)
+        self.gain = gain.reshape(len(nodes), -1)
         self._place(feature, split, missing)
         self.parent, self.weight = (
             nodes,

@@ -31,6 +31,11 @@ PANELS: Registry[Callable[[Method], Panel | None]] = Registry("panel")
 for _name, _location, _summary in (
     ("kin", "shares_panel:shares", "Kin: how much each client learns alone, from all and from its group"),
     ("coefficients", "coefficients_panel:coefficients", "mixed models: coefficients with intervals, effects of sites"),
+    (
+        "importance",
+        "importance_panel:importance",
+        "trees: columns by their share of gains, and what trees say along them",
+    ),
     ("recorded", "base:scalars", "every plain number that a method records, over rounds"),
     ("mixing", "shares_panel:mixing", "APFL: how much of its own model each client keeps"),
     ("clusters", "clusters_panel:clusters", "who trains with whom, for methods with several server models"),
