@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
 
-from kinfed.cli.parameters import CommandGroup, Plugins, SettingsCommand, TrustPlugins, settings_of, trust_recorded
+from kinfed.cli.fit_command import MOST_SENTENCES, show_gains
+from kinfed.cli.fit_command import TEXTS as FIT_TEXTS
+from kinfed.cli.parameters import (
+    CommandGroup,
+    DeclaredCommand,
+    OptionPanel,
+    Plugins,
+    SettingsCommand,
+    TrustPlugins,
+    settings_of,
+    trust_recorded,
+)  # fmt: skip
 from kinfed.cli.terminal import console, plain_table, say
 from kinfed.errors import ConfigError, PoolError
 
 if TYPE_CHECKING:
-    from kinfed.deploy import Site
+    from kinfed.deploy import Site, Trial
 
 SETTINGS = (
     "dataset", "partition", "client_column", "label_column", "group_column", "split_column", "time_column",
@@ -33,6 +45,7 @@ TEXTS = {
 }
 
 
+SEARCH_ROUNDS = 20  # by default: each is a message to every site
 Cold = Annotated[bool, Option("--cold", help="Start a Python for every message.")]
 
 
@@ -46,21 +59,70 @@ def up(
     """Try a whole deployment on this machine: certificates, a superlink with TLS, nodes with their data, the run."""
     from dataclasses import replace
 
-    from kinfed.deploy import DEFAULTS, LocalTrial, TrialStopped, stop_signals
+    from kinfed.deploy import DEFAULTS, Trial
     from kinfed.report import build
 
     config = replace(settings_of(context).make_config(DEFAULTS), clients=local)
-    trial = LocalTrial(out, config, seconds, warm=not cold)
-    with stop_signals() as should_stop:
-        try:
-            sites = trial.run(say, should_stop)
-        except TrialStopped:
-            say(f"stopped; no process is left. What was written is in {out}")
-            raise typer.Exit(130) from None
-        except PoolError as error:
-            raise PoolError(f"{error}\nall processes were ended; the logs are in {out / 'logs'}") from None
+    trial = Trial.of_run(out, config, seconds, warm=not cold)
+    sites = _run(trial)
     say(f"page     {build([trial.run_folder], trial.run_folder / 'report.html')}")
     _say_what_next(out, sites)
+
+
+def _run(trial: Trial) -> list[Site]:
+    """Run a trial, and say what is left where it stops."""
+    from kinfed.deploy import TrialStopped, stop_signals
+
+    with stop_signals() as should_stop:
+        try:
+            return trial.run(say, should_stop)
+        except TrialStopped:
+            say(f"stopped; no process is left. What was written is in {trial.folder}")
+            raise typer.Exit(130) from None
+        except PoolError as error:
+            logs = trial.folder / "logs"
+            raise PoolError(f"{error}\nall processes were ended; the logs are in {logs}") from None
+
+
+def fit_panels() -> Iterator[OptionPanel]:
+    from kinfed.data.sources import TableOptions
+    from kinfed.tabular import FitSettings
+
+    columns = ("client_column", "label_column", "task", "columns", "ignore", "split_column", "encoding")
+    yield OptionPanel("Table", TableOptions, columns)
+    names = ("algorithms", "models", "metric", "trials", "folds", "rounds", "steps", "test_fraction", "seed")
+    yield OptionPanel("Search", FitSettings, names)
+
+
+def fit(
+    context: typer.Context,
+    tables: Annotated[
+        list[str], Argument(help="A .csv or .parquet file with a column of sites, or one file per site.")
+    ],
+    out: Annotated[Path, Option("--out", "-o", help="Folder for the run, the sites and the logs.")] = Path("trial"),
+    resume: Annotated[bool, Option("--resume", help="Go on with a trial that was stopped.")] = False,
+    certified: Annotated[bool, Option(help="Sites take a federated model only where test rows show a gain.")] = False,
+    seconds: Annotated[float, Option(help="Time limit in seconds.", min=1)] = 3600.0,
+    cold: Cold = False,
+) -> None:
+    """Try a search on this machine: a node per site, which shows its rows to nobody, and a page for each and for all.
+
+    Between real sites the same is an app with method = "fit" (kinfed deploy init), started by flwr run."""
+    from kinfed.deploy import Trial, fit_plan
+    from kinfed.tabular import PAGE, FitResult, FitSettings
+
+    typed = dict(context.obj)
+    search = {name: typed.pop(name) for name in list(typed) if name in FitSettings.__dataclass_fields__}
+    renamed = {"algorithms": "portfolio", "folds": "search_folds"}  # other settings of a deployment are called so
+    search = {renamed.get(name, name): value for name, value in search.items()}
+    settings = {"rounds": SEARCH_ROUNDS, **search, "deploy": "certified" if certified else "chosen"}
+    trial = Trial(out, fit_plan(tables, typed, settings), seconds, warm=not cold, resume=resume)
+    sites = _run(trial)
+    show_gains(FitResult.read(trial.run_folder), MOST_SENTENCES)
+    say(f"page     {trial.run_folder / PAGE}, for all; it holds one sentence per site")
+    for site in sites:
+        page = next(iter(sorted(site.vault.rglob(PAGE))), site.vault)
+        say(f"page     {page}, which stays at {site.client}, with its model beside it")
 
 
 def _say_what_next(out: Path, sites: list[Site]) -> None:
@@ -168,5 +230,6 @@ def status(
 
 def add_to(group: CommandGroup) -> None:
     group.command(cls=SettingsCommand.taking(*SETTINGS, texts=TEXTS))(up)
+    group.command(cls=DeclaredCommand.of(fit_panels, texts=FIT_TEXTS, after="tables", default_form=" ({})."))(fit)
     for command in (server, node, kit, status):
         group.command()(command)

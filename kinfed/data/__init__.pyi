@@ -42,6 +42,7 @@ from kinfed.data.partitions.partition import fold_of_federation as fold_of_feder
 from kinfed.data.partitions.partition import make_federation as make_federation
 from kinfed.data.preprocessing import encodings as encodings
 from kinfed.data.preprocessing.column_statistics import TableStatistics as TableStatistics
+from kinfed.data.preprocessing.column_statistics import ValueMoments as ValueMoments
 from kinfed.data.preprocessing.frames import as_table as as_table
 from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing as TablePreprocessing
 from kinfed.data.preprocessing.table_preprocessing import parse_kinds as parse_kinds

@@ -4,6 +4,7 @@ from kinfed.deploy.node.privacy_log import WHOLE_CLIENT as WHOLE_CLIENT
 from kinfed.deploy.node.vault import Vault as Vault
 from kinfed.deploy.operator import members as members
 from kinfed.deploy.operator.certs import make_certificates as make_certificates
+from kinfed.deploy.operator.fit_trial import fit_plan as fit_plan
 from kinfed.deploy.operator.services import NodeFile as NodeFile
 from kinfed.deploy.operator.services import ServerPlace as ServerPlace
 from kinfed.deploy.operator.services import run_node as run_node
@@ -11,8 +12,8 @@ from kinfed.deploy.operator.services import run_server as run_server
 from kinfed.deploy.operator.site_kit import kit_files as kit_files
 from kinfed.deploy.operator.site_kit import write_kit as write_kit
 from kinfed.deploy.operator.trial import DEFAULTS as DEFAULTS
-from kinfed.deploy.operator.trial import LocalTrial as LocalTrial
 from kinfed.deploy.operator.trial import Site as Site
+from kinfed.deploy.operator.trial import Trial as Trial
 from kinfed.deploy.operator.trial import TrialStopped as TrialStopped
 from kinfed.deploy.programs.app_folder import make_app as make_app
 from kinfed.deploy.programs.processes import stop_signals as stop_signals

@@ -9,23 +9,26 @@ A `Deployment` has what only a deployment has; all other settings are those of a
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
 from kinfed.algorithms import AnyAlgorithm, changes_data, make_algorithm
 from kinfed.config import Named, RunConfig, make_config, refuse_exclusions
-from kinfed.core import convert_fields, convert_options, declared, option
+from kinfed.core import convert_fields, convert_options, declared, option, option_of
 from kinfed.data import Problem, example_weights
 from kinfed.engine import METRICS, MODELS, make_objective
 from kinfed.errors import ConfigError, DataError, unknown_name
+from kinfed.tabular import FitSettings, Try
 
 STANDARD, NONE = "standard", "none"
+FIT = "fit"  # in place of a method: a search over many (kinfed.deploy.server.fit_server)
 AUTOMATIC_VALIDATION = 0.2  # share of training examples, where a method needs validation and none is asked for
 
 SECTIONS = {
@@ -41,6 +44,9 @@ SECTIONS = {
         "classes", "target", "label_column", "time_column", "event_column", "features", "columns", "scaling",
         "test_fraction", "validation",
     ),
+    'a search over methods (method = "fit", docs/deployment.md)': (
+        "portfolio", "models", "trials", "search_folds", "deploy",
+    ),
     "protection (docs/deployment.md, docs/privacy.md)": (
         "keys", "largest_count", "drift", "largest_value", "largest_norm", "robust", "dp_noise", "dp_epsilon",
         "dp_clip", "dp_delta", "dp_budget", "dp_strict", "user_noise", "user_epsilon", "user_clip", "user_delta",
@@ -48,9 +54,13 @@ SECTIONS = {
         "secure_threshold",
     ),
 }  # fmt: skip
+SEARCH = ("portfolio", "models", "trials", "search_folds", "deploy")
+LOCAL = "local"  # stands for the method of a search until one of its runs is meant
+NUMBER, COUNTS = "number", "counts"  # targets whose mean and deviation a search learns from sums
+LEARNT_TARGETS = (NUMBER, COUNTS)
 SETTINGS = [name for names in SECTIONS.values() for name in names]
 # Defaults that are others than those of a simulation.
-RUN_DEFAULTS = {"rounds": 20, "participation": 1.0, "label_column": "label"}
+RUN_DEFAULTS: dict[str, Any] = {"rounds": 20, "participation": 1.0, "label_column": "label"}
 
 
 def not_for_nodes(algorithm: AnyAlgorithm) -> str:
@@ -78,7 +88,14 @@ class Deployment:
     deadline: float = option(600.0, "Seconds that a round waits for its clients.", gt=0)
     wait: float = option(600.0, "Seconds that the start waits for all clients to appear.", gt=0)
     patience: int = option(3, "Rounds in a row without quorum after which the run stops.", ge=1)
-    method: str = option("ditto", "Method (kinfed list algorithms).")
+    method: str = option("ditto", 'Method (kinfed list algorithms), or "fit": try many and let every site choose.')
+    portfolio: str = option_of(FitSettings, "algorithms", "auto", "Of fit: methods to try beside local and fedavg.")
+    models: str = option_of(FitSettings, "models")
+    trials: int = option_of(FitSettings, "trials")
+    search_folds: int = option_of(FitSettings, "folds")
+    deploy: Literal["chosen", "certified"] = option(
+        "chosen", "Of fit: a site takes what folds chose, or that where its test rows show a gain."
+    )
     options: str = option("", 'Of the method, the model and the rule: "lam=0.5 model.width=8 robust.share=0.2".')
     seed: int = option(0, "Of all draws but the noise and samples of private training.")
     classes: Names = option("10", 'How many (labels 0, 1, ...), or their names: "benign,malignant".')
@@ -126,6 +143,7 @@ class Deployment:
 
     def check(self) -> None:
         """Refuse what cannot work, as far as the settings alone tell."""
+        self._check_search()
         for part in ("num_clients", "problem", "divisor", "run", "algorithm"):
             getattr(self, part)  # each checks its values when it is made
         own = {name: getattr(self, name) for name in declared(Deployment)}
@@ -142,6 +160,29 @@ class Deployment:
                     'secure_sum hides single updates, and scaling = "standard" takes exact sums of features from every '
                     'node; use scaling = "none" or a number'
                 )
+
+    def _check_search(self) -> None:
+        """Refuse what no search does, and settings of a search where there is none."""
+        if self.method.strip() != FIT:
+            if self.target.strip() in LEARNT_TARGETS:
+                raise ConfigError(
+                    f"target = {self.target}: only a search (fit) learns the mean of a target; give its record"
+                )
+            if changed := [name for name in SEARCH if getattr(self, name) != self.__dataclass_fields__[name].default]:
+                raise ConfigError(f'{changed[0]} is of a search; set method = "fit", or leave it out')
+            return
+        protected = ("dp_noise", "dp_epsilon", "user_noise", "user_epsilon", "secure_sum", "robust")
+        if used := [name for name in protected if self.run_settings.get(name) not in (None, "", "none", 0, False)]:
+            raise ConfigError(
+                f"{used[0]}: a search chooses by exact figures of every site and trains a hundred models, which no "
+                "privacy of one run covers; choose a method by fit on data that need none, and deploy that one"
+            )
+        if self.scaling != STANDARD:
+            raise ConfigError('a search learns what columns become in every fold; leave scaling at "standard"')
+        if self.options.strip():
+            raise ConfigError("options are of one method; a search tries its own (trials)")
+        if self.run_settings.get("participation", 1) != 1:
+            raise ConfigError("every site takes part in every round of a search; leave out participation")
 
     def _check_model(self) -> None:
         """Refuse options, a metric or a loss that the model and the problem do not know, before anybody is asked."""
@@ -161,6 +202,37 @@ class Deployment:
             raise ConfigError(f"class_weights = {rule}: the target is a number, without classes; leave it out")
         if rule != example_weights.BY_CLIENT:
             example_weights.parse_class_weights(rule, self.class_names)
+
+    @cached_property
+    def search(self) -> FitSettings | None:
+        """The settings of a search, where the deployment is one."""
+        if self.method.strip() != FIT:
+            return None
+        given = {name: self.run_settings[name] for name in ("steps", "class_weights") if name in self.run_settings}
+        return FitSettings(
+            algorithms=self.portfolio, models=self.models, trials=self.trials, folds=self.search_folds,
+            deploy=self.deploy, rounds=self.run.rounds, metric=self.run_settings.get("metric", "auto"), seed=self.seed,
+            test_fraction=self.test_fraction, **given,
+        )  # fmt: skip
+
+    def of_try(self, chosen: Try, problem: Mapping[str, Any] | None) -> Deployment:
+        """The deployment of one run of a search; `problem` is that of its training rows, where it has no classes."""
+        assert self.search is not None
+        options = " ".join(f"{name}={value!r}" for name, value in chosen.options.items())
+        target = self.target if problem is None else json.dumps(problem)
+        run = {
+            **self.run_settings, "model": chosen.model, "steps": self.search.steps, "eval_every": 0,
+            "metric": self.search.metric_for(self.problem).name,
+        }  # fmt: skip
+        defaults: dict[str, Any] = {name: self.__dataclass_fields__[name].default for name in SEARCH}
+        return replace(
+            self, method=chosen.method, options=options, target=target, run_settings=run, quorum=self.num_clients,
+            **defaults,
+        )  # fmt: skip
+
+    def problem_of(self, record: Any) -> Problem:
+        """The problem of some training rows, as a message says it; the deployment's own where it has classes."""
+        return self.problem if record is None else replace(self, target=json.dumps(record)).problem
 
     @property
     def num_clients(self) -> int:
@@ -189,6 +261,8 @@ class Deployment:
 
     @property
     def problem(self) -> Problem:
+        if self.target.strip() in LEARNT_TARGETS:
+            return Problem.of_numbers() if self.target.strip() == NUMBER else Problem.of_counts()
         if not self.target.strip():
             return Problem.of_classes(len(self.class_names), self.class_names)
         if self.target.strip().startswith("{"):
@@ -239,7 +313,7 @@ class Deployment:
         """The configuration of the run; settings of deployments that decide results are options of its data set."""
         what = ("target",) if self.target.strip() else ("classes",)
         data = {name: getattr(self, name) for name in (*what, "features", "scaling", "test_fraction", "clients")}
-        method = self.method.strip()
+        method = LOCAL if self.method.strip() == FIT else self.method.strip()
         owned = ("model.", "robust.")
         sets = tuple(text if text.startswith(owned) else f"{method}.{text}" for text in self.options.split())
         fixed = {
@@ -250,19 +324,24 @@ class Deployment:
 
     @cached_property
     def algorithm(self) -> AnyAlgorithm:
-        if list(self.run.algorithms) != [self.method.strip()]:
+        method = LOCAL if self.method.strip() == FIT else self.method.strip()
+        if list(self.run.algorithms) != [method]:
             raise ConfigError(f"a deployment runs one method, given by its name; got {self.method!r}")
-        options = dict(self.run.algorithms[self.method.strip()])
-        if (name := options.pop("method")) != self.method.strip():
+        options = dict(self.run.algorithms[method])
+        if (name := options.pop("method")) != method:
             # The owners of nodes say which methods they allow.
-            raise ConfigError(f"method says {self.method.strip()}, and the options method={name}; give the name once")
+            raise ConfigError(f"method says {method}, and the options method={name}; give the name once")
         return make_algorithm(name, self.run.training, options)
 
     @property
     def validation_share(self) -> float:
-        if self.run.validation != "auto":
-            return self.run.validation
-        return AUTOMATIC_VALIDATION if "needs validation" in self.algorithm.traits else 0.0
+        needed = self.run.validation != "auto" or "needs validation" in self.algorithm.traits
+        return self.common_validation if needed and self.search is None else 0.0
+
+    @property
+    def common_validation(self) -> float:
+        """Share of training examples that methods of a search keep for validation, where they need some."""
+        return AUTOMATIC_VALIDATION if self.run.validation == "auto" else self.run.validation
 
     @property
     def folder(self) -> Path:
@@ -272,7 +351,8 @@ class Deployment:
         """Digest of what decides results; more rounds only continue a run, unless noise was planned for them."""
         planned = self.run.dp_epsilon is not None or self.run.user_epsilon is not None
         rounds = self.run.rounds if planned else 1
-        return replace(self.run, rounds=rounds).fingerprint()
+        run = replace(self.run, rounds=rounds).fingerprint()
+        return run if self.search is None else f"{run}-{_short_digest(self.search.dump())}"
 
 
 def describe_setting(name: str) -> tuple[Any, str]:
@@ -291,3 +371,7 @@ def distinct(what: str, text: str) -> list[str]:
     if not names or len(set(names)) < len(names):
         raise ConfigError(f"{what} are different names separated by commas; got {text!r}")
     return names
+
+
+def _short_digest(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:8]

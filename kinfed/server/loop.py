@@ -14,7 +14,7 @@ from kinfed.core import Tree, threads
 from kinfed.data import Population
 from kinfed.engine import Task
 from kinfed.errors import CheckpointError, ConfigError
-from kinfed.pools import Download, Evaluation, Pool, Steps, in_step, stepwise
+from kinfed.pools import Download, Evaluation, Pool, ServerModelOf, Steps, in_step, stepwise
 from kinfed.privacy import PrivacyBudget, PrivateTask, Record
 from kinfed.server.schedule import Schedule
 from kinfed.updates import ExampleLevel, Road, Stage, Updates, UserLevel
@@ -197,17 +197,21 @@ class Loop:
         """Personal models and the server's on one split, of all clients or those to evaluate. Changes no state."""
         return in_step([self.evaluation_steps(split, keep_models=keep_models)])[0]
 
-    def evaluation_steps(self, split: str = "test", *, keep_models: bool = False) -> Steps[Evaluation]:
-        """An evaluation in steps, beside those of other runs."""
+    def to_evaluate(self) -> tuple[Tensor, Download, ServerModelOf | None]:
+        """The clients of an evaluation, and what each of them is sent."""
         ids = self.schedule.evaluates
         ids = torch.arange(self.population.num_clients) if ids is None else ids
         server, _ = self.algorithm.plan(self.server, ids, self._info(self.completed + 1))
         models = self.algorithm.server_models(self.server)
+        return ids, lambda who: self.algorithm.download(server, who), None if models is None else models.rows
+
+    def evaluation_steps(self, split: str = "test", *, keep_models: bool = False) -> Steps[Evaluation]:
+        """An evaluation in steps, beside those of other runs."""
+        ids, download, server_model = self.to_evaluate()
         with ExitStack() as around:
             records = [around.enter_context(stage.evaluating()) for stage in self.stages]
             evaluation = yield from stepwise(self.pool.evaluate(
-                ids, lambda who: self.algorithm.download(server, who), self.completed, split=split,
-                server_model=None if models is None else models.rows, keep_models=keep_models,
+                ids, download, self.completed, split=split, server_model=server_model, keep_models=keep_models,
             ))  # fmt: skip
             _join(records, evaluation.record)
         return replace(evaluation, took_part=self.took_part[evaluation.ids])

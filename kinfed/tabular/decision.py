@@ -22,7 +22,7 @@ is corrected for it by what the test rows of all sites say (`ExpectedGains`); no
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -55,20 +55,39 @@ class Advantage:
 
 def advantages_of(metric: Metric, judged: Mapping[str, Judged], *, replicates: int = 200) -> dict[str, Advantage]:
     """Advantages of all contenders but learning alone, in the order in which they are judged."""
-    alone, others = judged[ALONE], {name: one for name, one in judged.items() if name != ALONE}
+    others = [name for name in judged if name != ALONE]
+    sites = judged[ALONE].clients
     if not others:
         return {}
-    replicates = max(FEWEST_DRAWS, min(replicates, DRAWS_KEPT // (alone.clients * len(others))))
-    draws = bootstrap_draws(metric, alone, torch.arange(alone.clients), replicates=replicates)
-    pairs = [advantage(metric, one, alone, draws) for one in others.values()]
-    seen = torch.stack([one.seen for one in pairs], 1).numpy()
+    draws = draws_for(replicates, sites, len(others))
+    return pooled_advantages(others, *seen_advantages(metric, judged, draws, torch.arange(sites)))
+
+
+def draws_for(replicates: int, sites: int, contenders: int) -> int:
+    """Number of bootstrap draws of that many contenders at all sites together."""
+    return max(FEWEST_DRAWS, min(replicates, DRAWS_KEPT // (sites * contenders)))
+
+
+def seen_advantages(
+    metric: Metric, judged: Mapping[str, Judged], replicates: int, ids: Tensor
+) -> tuple[Floats, Floats]:  # fmt: skip
+    """[K, M] what the rows of every site say of all contenders but learning alone, and [K, M, M] its covariance; `ids`
+    [K] name the sites, by which rows are drawn."""
+    alone = judged[ALONE]
+    draws = bootstrap_draws(metric, alone, ids, replicates=replicates)
+    pairs = [advantage(metric, one, alone, draws, ids=ids) for name, one in judged.items() if name != ALONE]
     covariance = covariance_of_draws(torch.stack([one.draws for one in pairs], 2).numpy())
     covariance += pairs[0].half_row.square().numpy()[:, None, None] * np.eye(len(pairs))
+    return torch.stack([one.seen for one in pairs], 1).numpy(), covariance
+
+
+def pooled_advantages(names: Sequence[str], seen: Floats, covariance: Floats) -> dict[str, Advantage]:
+    """Advantages of these contenders by what the rows of all sites say (kinfed.theory.joint_gains)."""
     joint = joint_gains.joint_gains(seen, covariance)
     columns = [torch.from_numpy(joint.expected), torch.from_numpy(joint.covariance)]
     return {
         name: Advantage(float(joint.mean[m]), float(joint.spread[m]), columns[0][:, m], columns[1][:, m, m])
-        for m, name in enumerate(others)
+        for m, name in enumerate(names)
     }
 
 
@@ -88,10 +107,12 @@ class SeenAdvantage:
 
 
 def advantage(
-    metric: Metric, judged: Judged, alone: Judged, draws: Tensor | None = None, *, replicates: int = 200
-) -> SeenAdvantage:
-    """`draws` [R, K] of learning alone, where they are known already."""
-    ids = torch.arange(judged.clients)
+    metric: Metric, judged: Judged, alone: Judged, draws: Tensor | None = None, *, replicates: int = 200,
+    ids: Tensor | None = None,
+) -> SeenAdvantage:  # fmt: skip
+    """`draws` [R, K] of learning alone, where they are known already; `ids` [K] name the sites by which rows are drawn,
+    where these are some of all."""
+    ids = torch.arange(judged.clients) if ids is None else ids
     if draws is None:
         draws = bootstrap_draws(metric, alone, ids, replicates=replicates)
     sign = 1.0 if metric.higher_is_better else -1.0

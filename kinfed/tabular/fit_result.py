@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -131,6 +131,7 @@ class FitResult:
     overall_by_rows: Estimate = Estimate(None)  # the same, every test row alike
     choice_metric: str = ""  # the proper score that contenders were chosen by
     drift: float = 0.0  # by which test rows of all sites lower what validation rows had promised, in that score
+    apart: Literal["", "site", "consortium"] = ""  # of one site, or of all, where their rows were never in one place
     deploy: str = "chosen"  # what sites are handed: safe, chosen or certified
     folder: Path | None = None
     models: dict[str, ModelPipeline] = field(default_factory=dict, repr=False)  # by site, if not kept in a folder

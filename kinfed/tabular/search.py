@@ -26,9 +26,9 @@ from torch import Tensor
 
 from kinfed.config import RunConfig, make_config
 from kinfed.core import rng, storage
-from kinfed.data import Federation, findings, fold_numbers, make_federation, name_keys
+from kinfed.data import Federation, Problem, Split, findings, fold_numbers, make_federation, name_keys
 from kinfed.data.sources import Source, take_rows
-from kinfed.engine import task_for
+from kinfed.engine import Task, task_for
 from kinfed.errors import ConfigError, DataError
 from kinfed.runs import Interrupted, RunOutcome, run
 from kinfed.tabular.fit_settings import FitSettings
@@ -307,9 +307,13 @@ def outputs_on_test(result: RunOutcome, label: str, contender: Contender) -> Ten
         theta = server.models[torch.zeros_like(ids) if server.assignment is None else server.assignment.clamp_min(0)]
     if theta is None:
         raise ConfigError(f"{label} has no {contender.model} model to judge")
-    test = data.cohort(ids, method.seed, 0).test
-    out = torch.empty(int(test.count.sum()), data.problem.outputs, dtype=torch.float64)
-    start, task = data.test.offsets[:-1], task_for(result.task, theta)
+    return outputs_of_rows(result.task, theta, data.cohort(ids, method.seed, 0).test, data.problem)
+
+
+def outputs_of_rows(task: Task, theta: Tensor, test: Split, problem: Problem) -> Tensor:
+    """[T, C] outputs of models [n, P] on the rows of n clients, one client after the other, as `outputs_on_test`."""
+    out = torch.empty(int(test.count.sum()), problem.outputs, dtype=torch.float64)
+    start, task = test.count.cumsum(0) - test.count, task_for(task, theta)
     offset = torch.zeros_like(start)
     with torch.no_grad():
         for rows, batch in test.in_order():
@@ -317,4 +321,4 @@ def outputs_on_test(result: RunOutcome, label: str, contender: Contender) -> Ten
             place = (start + offset)[rows][:, None] + torch.arange(valid.shape[1])
             out[place[valid]] = z[valid]
             offset[rows] += valid.sum(1)
-    return data.problem.restored(out) if data.problem.is_regression else out
+    return problem.restored(out) if problem.is_regression else out

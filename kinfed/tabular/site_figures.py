@@ -8,7 +8,7 @@ mean gain over sites counts every site alike, with Student's t over sites; besid
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from kinfed.data import Federation
 from kinfed.engine import Judged, Metric, bootstrap_draws, deviation_of_draws
 from kinfed.runs import constant_outputs
-from kinfed.tabular.decision import FitDecision, advantage, judged_test, replicates_for, values
+from kinfed.tabular.decision import Advantage, FitDecision, advantage, judged_test, replicates_for, values
 from kinfed.tabular.fit_result import Calibration, Estimate, SiteRecord
 from kinfed.tabular.portfolio import ALONE, BASELINE, ONE_MODEL
 from kinfed.theory import certificates, joint_gains
@@ -47,18 +47,22 @@ def judged_baseline(data: Federation) -> Judged:
 class SiteFigures:
     """Figures of all fitted contenders, and of the baseline, at all sites."""
 
-    def __init__(self, metric: Metric, judged: Mapping[str, Judged]) -> None:
+    def __init__(
+        self, metric: Metric, judged: Mapping[str, Judged], ids: Tensor | None = None, rows: int | None = None
+    ) -> None:
+        """`ids` [K] and `rows`, the test rows of all sites, are those of the whole where `judged` are of some sites."""
         self.metric = metric
         self._judged, alone = judged, judged[ALONE]
-        ids, self.rows = torch.arange(alone.clients), torch.from_numpy(alone.examples)
+        ids = torch.arange(alone.clients) if ids is None else ids
+        self.rows = torch.from_numpy(alone.examples)
         self._support = metric.support(alone)  # rows behind a site's figure
         self._rows_count_alike = alone.weight is None or bool(np.ptp(alone.weight) == 0)
-        replicates = replicates_for(int(self.rows.sum()))
+        replicates = replicates_for(int(self.rows.sum()) if rows is None else rows)
         draws = {name: bootstrap_draws(metric, one, ids, replicates=replicates) for name, one in judged.items()}
         self._values = {name: values(metric, one) for name, one in judged.items()}
         self._errors = {name: deviation_of_draws(one) for name, one in draws.items()}
         self._gains = {
-            name: advantage(metric, one, alone, draws[ALONE]) for name, one in judged.items() if name != ALONE
+            name: advantage(metric, one, alone, draws[ALONE], ids=ids) for name, one in judged.items() if name != ALONE
         }
 
     def value(self, name: str | None, site: int) -> Estimate:
@@ -67,8 +71,9 @@ class SiteFigures:
         estimate = _estimate(self._values[name][site], self._errors[name][site], int(self._support[site]))
         return _within(estimate, 0.0, 1.0) if self.metric.percent else estimate
 
-    def gain(self, name: str | None, site: int) -> Estimate:
-        """The gain over learning alone."""
+    def gain(self, name: str | None, site: int, *, within: bool = True) -> Estimate:
+        """The gain over learning alone. Its interval ends where the metric does, unless `within` is false: the place of
+        such an end tells what the site has alone."""
         if name is None or name == ALONE:
             return NO_GAIN
         one = self._gains[name]
@@ -77,7 +82,7 @@ class SiteFigures:
             bound = certificates.gain_bound(self._discordant(name, site), "zero_one")
             assert bound is not None  # there is an interval
             estimate = Estimate(estimate.value, bound.low, bound.high, bound.at_least)
-        if not self.metric.percent:
+        if not (self.metric.percent and within):
             return estimate
         alone = float(self._values[ALONE][site])
         ends = (-alone, 1 - alone) if self.metric.higher_is_better else (alone - 1, alone)
@@ -120,15 +125,23 @@ class ExpectedGains:
         one = advantage(
             metric, judged_test(chosen, data), judged_test(outputs[ALONE], data), replicates=replicates_for(len(owner))
         )
-        moves = np.array([name != ALONE for name in decision.chosen])
-        test = np.where(moves, one.seen.numpy(), np.nan)
-        beliefs = [decision.advantages.get(name) for name in decision.chosen]
+        return cls.pooled(decision.chosen, decision.advantages, one.seen.numpy(), one.error.square().numpy())
+
+    @classmethod
+    def pooled(
+        cls, names: Sequence[str], advantages: Mapping[str, Advantage], seen: np.ndarray, error: np.ndarray
+    ) -> "ExpectedGains":
+        """From the gains [K] of what sites chose (`names`) that test rows show, in the score that chose, and their
+        variances [K]."""
+        moves = np.array([name != ALONE for name in names])
+        test = np.where(moves, seen, np.nan)
+        beliefs = [advantages.get(name) for name in names]
         expected, variance = (
             np.array([0.0 if belief is None else float(getattr(belief, part)[k]) for k, belief in enumerate(beliefs)])
             for part in ("expected", "variance")
         )
-        drift = joint_gains.drift_of(test, one.error.square().numpy(), expected, variance)
-        mean, spread = joint_gains.with_test_rows(test, one.error.square().numpy(), expected, variance, drift)
+        drift = joint_gains.drift_of(test, error, expected, variance)
+        mean, spread = joint_gains.with_test_rows(test, error, expected, variance, drift)
         reach = NORMAL * np.sqrt(spread)
         ends = zip(mean.tolist(), (mean - reach).tolist(), (mean + reach).tolist(), moves, strict=True)
         return cls(drift.value, [Estimate(*numbers) if move else UNDEFINED for *numbers, move in ends])

@@ -24,11 +24,15 @@ def write_page(result: FitResult, folder: Path) -> Path:
 def page(result: FitResult, folder: Path) -> str:
     words, table = Wording(result), short_name(result.table)
     heading = f"A model for {'the site' if len(result.sites) == 1 else f'each of {len(result.sites)} sites'}"
+    if result.apart == "site":
+        heading = f"The model of {result.sites[0].site}"
+    command = "kinfed deploy fit" if result.apart else "kinfed fit"
+    sites = "The site" if result.apart == "site" else "Every site"
     chosen = [one for one in result.contenders if takers(result, one.name)]
     return render(
-        "fit.html", package="kinfed.tabular", title=f"{heading} – {table}", kicker=f"kinfed fit · {table}",
+        "fit.html", package="kinfed.tabular", title=f"{heading} – {table}", kicker=f"{command} · {table}",
         heading=heading,
-        links=[("sites", "Every site"), ("leaves", "What leaves a site"), ("how", "How it was chosen"),
+        links=[("sites", sites), ("leaves", "What leaves a site"), ("how", "How it was chosen"),
                ("models", "Use the models"), ("words", "Words")],
         footer=[f"kinfed {__version__} · seed {result.settings['seed']} · settings and all figures: fit.json"],
         figures=False, overall=words.overall(), predicted=words.predicted(), metric=words.style.noun,
@@ -41,7 +45,7 @@ def page(result: FitResult, folder: Path) -> str:
         leaves=[(one.title, words.leaves(one), takers(result, one.name)) for one in chosen],
         tried=tried_table(result), settings=result.settings, trials=result.trials, left_out=result.left_out,
         models=[(site.site, str(site_path(folder, site.site).relative_to(folder))) for site in result.sites],
-        server=str(server_path(folder).relative_to(folder)) if len(result.sites) > 1 else "",
+        server=str(server_path(folder).relative_to(folder)) if len(result.sites) > 1 else "", apart=result.apart,
         newcomer=words.newcomer(), adopt=adopt_command(result),
     )  # fmt: skip
 
@@ -136,7 +140,11 @@ def site_table(result: FitResult) -> TextTable:
         TableColumn("Training", group="Rows", definition="Rows that the site's model learnt from."),
         TableColumn("Test", group="Rows", definition="Rows behind the figures to the left."),
     ]  # fmt: skip
-    return TextTable.of("Every site", columns, [_site_row(site, words, reach, result) for site in result.sites])
+    rows = [_site_row(site, words, reach, result) for site in result.sites]
+    if result.apart == "consortium":  # what a site alone knows is on its own page
+        shown = [place for place, column in enumerate(columns) if column.heading not in words.kept_at_home]
+        columns, rows = [columns[place] for place in shown], [[row[place] for place in shown] for row in rows]
+    return TextTable.of("Every site", columns, rows)
 
 
 def common_reach(ends: list[float]) -> float:

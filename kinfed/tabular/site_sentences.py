@@ -217,6 +217,8 @@ class Wording:
         takes, rows = f"{site.site} takes {self.handed(site)}", self.rows(site)
         if not site.test_rows:
             return f"{takes}; it has no test rows, so that nothing can be said of its gain."
+        if self.result.apart == "consortium":
+            return self._sentence_apart(site, takes, rows)
         if site.alone.value is None or site.deployed.value is None:
             return f"{takes}; {self._undefined(site)}."
         alone = f"{self.style.noun} {self.value(site.alone)}"
@@ -226,6 +228,15 @@ class Wording:
             f"{takes}: {alone} alone, {self.value(site.deployed)} with it; {self._verdict(site.gain)} "
             f"(gain {self.gain(site.gain.value or 0.0)}, {self.interval(site.gain)}, {rows})."
         )
+
+    def _sentence_apart(self, site: SiteRecord, takes: str, rows: str) -> str:
+        """The same of a site that keeps its figures and says what it gains."""
+        if site.gain.value is None:
+            return f"{takes}; on its {rows} nothing can be said of its gain."
+        if site.shares.keys() == {ALONE}:
+            return f"{takes} ({rows}): {self._no_better(site)}."
+        gain = f"gain {self.gain(site.gain.value)}, {self.interval(site.gain)}, {rows}"
+        return f"{takes}; {self._verdict(site.gain)} ({gain})."
 
     def _undefined(self, site: SiteRecord) -> str:
         """The reason why the metric has no value at the site."""
@@ -244,10 +255,11 @@ class Wording:
             return "there is no other site to learn with"
         if site.chosen != ALONE:
             return "test rows do not show that what the folds chose is better"
-        return (
-            "by validation rows nothing that learns with the others was better; the best of these "
-            f"({self.title(site.together)}) has {self.value(site.with_others)} on the test rows"
-        )
+        best = "by validation rows nothing that learns with the others was better"
+        if self.result.apart == "consortium":
+            return best
+        has = f"({self.title(site.together)}) has {self.value(site.with_others)} on the test rows"
+        return f"{best}; the best of these {has}"
 
     def _verdict(self, gain: Estimate) -> str:
         if gain.value is None or gain.low is None:
@@ -287,6 +299,11 @@ class Wording:
         return f"{message} {HANDED_ON}" if contender.hands_on else message
 
     @property
+    def kept_at_home(self) -> tuple[str, ...]:
+        """Columns of figures that sites keep where they have shown their rows to nobody."""
+        return "Alone", "Takes", "One for all", self.baseline
+
+    @property
     def baseline(self) -> str:
         """The baseline, which takes no model, as the head of a column."""
         return self.result.baseline.capitalize()
@@ -314,6 +331,8 @@ class Wording:
     def overall(self) -> str:
         sites, gain = self.result.sites, self.result.overall
         moved = [site for site in sites if (site.shares or {site.chosen: 1.0}).keys() != {ALONE}]
+        if self.result.apart == "site":
+            return f"This page is of {sites[0].site} alone and has not left it; of the other sites it knows nothing."
         if len(sites) == 1:
             return "There is only one site and nobody to learn with: it uses the best of its own models."
         if not moved:

@@ -96,6 +96,18 @@ class Problem:
         scale = np.where(deviation > 1e-12 * np.maximum(abs(mean), 1e-300), deviation, 1.0)
         return cls("regression", mean=mean.tolist(), scale=scale.tolist(), shape=shape, target_names=several)
 
+    def of_sums(self, count: int, mean: float, square: float) -> Problem:
+        """The problem with what sums over training targets say of it: their number, mean and squared distances from it;
+        equal to `fitted` of these targets."""
+        if self.kind == "counts":
+            mean, variance = max(mean, 0.5 / count), square / count
+            return Problem("counts", mean=mean, dispersion=max((variance - mean) / mean**2, 0.0))
+        if self.kind != "regression":
+            return self
+        deviation = (square / count) ** 0.5
+        scale = deviation if deviation > 1e-12 * max(abs(mean), 1e-300) else 1.0
+        return Problem("regression", mean=mean, scale=scale)
+
     @classmethod
     def of_counts(cls, training_targets: Any = ()) -> Problem:
         """Counts, relative to the mean of these targets [N]."""

@@ -145,7 +145,7 @@ class TableStatistics:
     def from_json(cls, record: object) -> TableStatistics:
         """DataError if it is none, or contradicts itself."""
         try:
-            statistics = TypeAdapter(cls).validate_json(json.dumps(record), strict=True)
+            statistics = _reader().validate_json(json.dumps(record), strict=True)
         except ValidationError as error:
             problem = error.errors()[0]
             place = ".".join(map(str, problem["loc"]))[:100]
@@ -172,6 +172,12 @@ class TableStatistics:
                         f"column {name}: a mean of {moments.mean:.3g} and squares of {moments.square:.3g} cannot be "
                         f"those of {moments.count} values up to {largest:g} (largest_value)"
                     )
+
+
+@functools.cache
+def _reader() -> TypeAdapter[TableStatistics]:
+    """Reader of records, made once: making it takes longer than reading with it."""
+    return TypeAdapter(TableStatistics)
 
 
 def _contradiction(column: ColumnStatistics, rows: int) -> str | None:

@@ -13,6 +13,7 @@ tests. The local part, reading and converting tables, is Arrow's and narwhals'.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -203,7 +204,7 @@ class TablePreprocessing:
     def from_json(cls, record: object) -> TablePreprocessing:
         """Read what `to_json` gave, or a file of it; DataError for all else."""
         try:
-            learnt = TypeAdapter(cls).validate_python(record)
+            learnt = _reader().validate_python(record)
         except (ValidationError, RecursionError):
             raise DataError("what became of the columns cannot be read; export or save it again") from None
         if learnt.format != _FORMAT:
@@ -211,6 +212,12 @@ class TablePreprocessing:
         if any(not 1 <= getattr(one, "buckets", 1) <= MOST_BUCKETS for one in learnt.used):
             raise DataError(f"a text is hashed into 1 to {MOST_BUCKETS} features")
         return learnt
+
+
+@functools.cache
+def _reader() -> TypeAdapter[TablePreprocessing]:
+    """Reader of records, made once: making it takes longer than reading with it."""
+    return TypeAdapter(TablePreprocessing)
 
 
 def _some(names: list[str], between: str = ", ") -> str:

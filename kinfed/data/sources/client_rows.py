@@ -14,7 +14,7 @@ from kinfed.core import rng
 from kinfed.data.examples.arrays import as_features, name_keys
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.problem import Problem
-from kinfed.data.examples.ragged import Ragged, hold_out
+from kinfed.data.examples.ragged import Ragged, hold_out, split_stratified
 from kinfed.data.examples.target import read_known_target
 from kinfed.data.federations.example_weights import read_weights, scaled_weights
 from kinfed.data.federations.federation import Federation
@@ -60,16 +60,20 @@ class LabelledRows:
 
     def federation(
         self, client: str, problem: Problem, features: Features, test_fraction: float, seed: int, *,
-        preprocessing: TablePreprocessing | None = None, keyed_by_name: bool = True,
+        preprocessing: TablePreprocessing | None = None, keyed_by_name: bool = True, stratify: bool = False,
     ) -> Federation:  # fmt: skip
         """The client as a federation of one. Where no rows are marked for testing, a share `test_fraction` is drawn,
-        keyed by the client's name or by `seed` alone. Weights are scaled to mean one over its own training rows."""
+        keyed by the client's name or by `seed` alone, with `stratify` by label. Weights are scaled to mean one over its
+        own training rows."""
         rest, val = Ragged.of([np.arange(len(features))]), Ragged.empty(1)
         if self.is_val is not None:
             rest, val = rest.filter(~self.is_val), rest.filter(self.is_val)
         if self.is_test is None:
             key = rng.root(seed, "test-split")
             train, test = hold_out(rest, test_fraction, name_keys(key, [client]) if keyed_by_name else key[None])
+            if stratify:
+                keys = name_keys(rng.root(seed, "stratified-split"), [client])
+                train, test = split_stratified(rest, train.count, self.labels, problem, keys)
         else:
             marked = self.is_test[rest.rows]
             train, test = rest.filter(~marked), rest.filter(marked)

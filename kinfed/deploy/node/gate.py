@@ -7,6 +7,7 @@
     keys, shares            those of a secure sum (kinfed.deploy.secure)                none: they tell nothing alone
     masked update           least_clients, peers; noise of its own under user_epsilon   under user-level noise of the
                                                                                         nodes, of the whole client
+    figures of a search     evaluate names test; refused where figures get noise        none: they are exact
     scores                  evaluate; never of rows that private training uses          under min_noise or epsilon, of
                                                                                         the rows; or exact_scores; none
                                                                                         leave under user_epsilon
@@ -32,6 +33,7 @@ import json
 import logging
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -102,6 +104,11 @@ class Gate:
     def __init__(self, settings: NodeSettings, deployment: Deployment) -> None:
         self.settings, self.deployment = settings, deployment
         self.client, self.rules, self.algorithm = settings.client, settings.rules, deployment.algorithm
+        self._together: Counter[tuple[str, str]] | None = None
+
+    def within(self, other: Gate) -> None:
+        """Count with another gate of the same client, for as long as that counts answers of one message."""
+        self._together = other._together
 
     @cached_property
     def vault(self) -> Vault:
@@ -115,9 +122,24 @@ class Gate:
 
     def release(self, kind: str, answer: Packet, rule: str, run: str = "") -> Released:
         """Let an answer out that costs nothing, by a rule; the ledger counts it first."""
+        if self._together is not None:
+            self._together[run, f"{kind}: {rule}"] += 1
+            return Released(answer.header, answer.groups)
         with self.ledger.locked():
             self.ledger.count(run, f"{kind}: {rule}")
         return Released(answer.header, answer.groups)
+
+    @contextmanager
+    def counted_together(self) -> Iterator[None]:
+        """Around answers that leave in one message: the ledger counts them at the end of the block, before they do."""
+        counter: Counter[tuple[str, str]] = Counter()
+        self._together = counter
+        try:
+            yield
+        finally:
+            self._together = None
+        with self.ledger.locked():
+            self.ledger.count_all(counter)
 
     @contextmanager
     def released_errors(self) -> Iterator[None]:

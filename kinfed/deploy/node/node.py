@@ -11,7 +11,8 @@ the settings of a run could name a column as the label, and read it value by val
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,12 @@ class Node:
     def of(cls, node_config: Mapping[str, Any], run_config: Mapping[str, Any], number: int = 0) -> Node:
         """`number`: the one under which the transport knows this node."""
         deployment = Deployment.parse(run_config)
-        return cls({one.client: NodeClient(one, deployment) for one in NodeSettings.parse_all(node_config)}, number)
+        if deployment.search is None:
+            kind: type[NodeClient] = NodeClient
+        else:
+            from kinfed.deploy.node.fit_client import FitClient as kind  # it is made of NodeClients
+
+        return cls({one.client: kind(one, deployment) for one in NodeSettings.parse_all(node_config)}, number)
 
     def answer(self, kind: str, order: Packet) -> Released:
         if kind == wire.HELLO:
@@ -61,7 +67,12 @@ class Node:
             everyone = ", ".join(self.clients)
             raise MessageError(f"a message for client {name!r} has come to the node of {everyone}; nothing was done")
         if kind == wire.TOGETHER:
-            return Released.bundled([self._part(name, part) for part in unbundled(order)])
+            client = self.clients[name]
+            with client.gate.released_errors():
+                parts = unbundled(order)
+                with client.together(parts):
+                    answers = [self._part(name, part) for part in parts]
+                return Released.bundled(answers)
         return self._passed(name, lambda client: client.answer(kind, order))
 
     def _part(self, name: str, order: Packet) -> Released:
@@ -96,6 +107,10 @@ class NodeClient:
         if kind not in answers:
             raise MessageError(f"a request of kind {kind}; a run asks for {', '.join(answers)}")
         return answers[kind](order)
+
+    def together(self, orders: Sequence[Packet]) -> AbstractContextManager[None]:
+        """Around the answers to requests that came together."""
+        return nullcontext()
 
     def hello(self, nonce: str, node: int) -> Packet:
         """The client's greeting, signed, with the shape of its data: counts, not contents."""
@@ -243,7 +258,7 @@ class NodeClient:
             theta = next(iter(models.values()))
             if not bool(torch.isfinite(theta).all()):
                 raise ConfigError(f"the personal model of {self.name} holds NaN or infinity; it was not kept")
-            self._keep_model(entry, prepared, theta[0], round)
+            self.keep_model(entry, prepared, theta[0], round)
             groups, terms = request.scores(_judged_models(models, order), getattr(cohort, split))
             header = self._reply_header(order) | {"lost": lost, "gradients": _gradient_counts(record), "scores": terms}
             if terms == wire.EXACT:
@@ -272,7 +287,7 @@ class NodeClient:
     def _entry(self, order: Packet) -> VaultEntry:
         return self.vault.entry(order.require("run", str), self.name)
 
-    def _keep_model(self, entry: VaultEntry, prepared: Preparation, row: Tensor, round: int) -> None:
+    def keep_model(self, entry: VaultEntry, prepared: Preparation, row: Tensor, round: int) -> None:
         model, data, enrolment = self.run.model, prepared.data, prepared.enrolment
         inputs = ModelInputs(
             data.features.shape, data.problem, data.features.is_tokens, enrolment.mean, enrolment.std,

@@ -168,7 +168,12 @@ def load_client_data(node: NodeSettings, deployment: Deployment) -> ClientData:
     roles = None
     if node.drawn_roles is not None:
         rows, roles = _with_own_roles(node, rows, named)
-    federation = rows.federation(node.client, problem, Features(raw), deployment.test_fraction, deployment.seed)
+    if deployment.search is not None:  # rows that are marked for validation are in its folds
+        rows = replace(rows, is_val=None)
+    federation = rows.federation(
+        node.client, problem, Features(raw), deployment.test_fraction, deployment.seed,
+        stratify=deployment.search is not None,
+    )  # fmt: skip
     return ClientData(federation, columns, None if rows.read is None else rows, *named, roles, text)
 
 

@@ -122,9 +122,16 @@ class PrivacyLog:
 
     def count(self, run: str, rule: str) -> None:
         """Enter an answer that a rule lets out without a price."""
+        self.count_all({(run, rule): 1})
+
+    def count_all(self, answers: Mapping[tuple[str, str], int]) -> None:
+        """Enter numbers of such answers by run and rule, in one go."""
         page = self.read()
-        of_run = page.released.get(run, {})
-        self._write(replace(page, released={**page.released, run: {**of_run, rule: of_run.get(rule, 0) + 1}}))
+        released = {run: dict(rules) for run, rules in page.released.items()}
+        for (run, rule), number in answers.items():
+            of_run = released.setdefault(run, {})
+            of_run[rule] = of_run.get(rule, 0) + number
+        self._write(replace(page, released=released))
 
     def note_model(self, digest: str, run: str) -> None:
         """Remember that a model was trained for a secure sum of a run."""

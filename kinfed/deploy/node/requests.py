@@ -68,11 +68,17 @@ def stored_state(client: Tree, moments: Moments) -> dict[str, Tensor]:
     return client.named() | {_MOMENTS + name: tensor for name, tensor in moments.named().items()}
 
 
-def prepare(gate: Gate, kind: str, order: Packet, run: RunConfig) -> Preparation:
-    """Read an order; Refused if the owner's rules say so. `run` has the model's files as this machine has them."""
+def prepare(
+    gate: Gate, kind: str, order: Packet, run: RunConfig, rows: tuple[ClientData, Federation] | None = None
+) -> Preparation:
+    """Read an order; Refused if the owner's rules say so. `run` has the model's files as this machine has them; `rows`
+    are the client's, raw and prepared, where the order is of a part of them."""
     settings, deployment, client = gate.settings, gate.deployment, gate.client
-    own, enrolment = load_client_data(settings, deployment), _enrolment(order)
-    data = own.prepared(enrolment, deployment)
+    enrolment = enrolment_of(order)
+    if rows is None:
+        own = load_client_data(settings, deployment)
+        rows = own, own.prepared(enrolment, deployment)
+    own, data = rows
     gate.check_run(data.train.count, 0.0 if deployment.run.privacy is None else order.require("noise", float))
     task = build_task(run, data.features.shape, deployment.problem)
     if order.require("frozen", str) != task.frozen_digest():
@@ -86,7 +92,8 @@ def prepare(gate: Gate, kind: str, order: Packet, run: RunConfig) -> Preparation
     return Preparation(kind, order, settings, deployment, own, enrolment, data, task, tree_of(message, tensors))
 
 
-def _enrolment(order: Packet) -> Enrolment:
+def enrolment_of(order: Packet) -> Enrolment:
+    """What an order says of the client among all."""
     inputs, longest = order.group("inputs"), order.require("longest", list)
     if len(longest) != 3 or not all(isinstance(most, int) and 0 <= most <= MOST_EXAMPLES for most in longest):
         raise MessageError(f"longest should be three numbers of examples, up to {MOST_EXAMPLES}")

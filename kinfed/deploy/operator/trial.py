@@ -13,10 +13,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from kinfed.deploy.operator.site_kit import can_name_a_key, node_toml
 from kinfed.deploy.programs.app_folder import make_app
 from kinfed.deploy.programs.processes import Processes, flower_environment, flower_program, free_port, is_listening
 from kinfed.deploy.server.status import DONE, ENDED, read_status
+from kinfed.deploy.server.status import FILE as STATUS
 from kinfed.deploy.settings import NONE, SETTINGS, Deployment
 from kinfed.errors import ConfigError, PoolError
 from kinfed.runs import build_federation
@@ -55,6 +56,8 @@ class Site:
     client: str
     folder: Path
     group: str = ""
+    data: str = ""  # a file in the folder
+    more: Mapping[str, str] = field(default_factory=dict)  # other keys of its node
 
     @property
     def vault(self) -> Path:
@@ -66,11 +69,33 @@ class TrialStopped(Exception):
 
 
 @dataclass(frozen=True)
-class LocalTrial:
+class TrialPlan:
+    """What a trial runs: settings of a deployment, and what writes its sites."""
+
+    names: list[str]
+    settings: dict[str, Any]
+    write: Callable[[Path], list[Site]]
+    node: Mapping[str, str] = field(default_factory=dict)  # other keys of all nodes
+
+
+@dataclass(frozen=True)
+class Trial:
     folder: Path
-    config: RunConfig
+    plan: TrialPlan
     seconds: float = 1800.0  # that all of it may take
     warm: bool = True
+    resume: bool = False  # a trial that was stopped goes on in its folder
+
+    @classmethod
+    def of_run(cls, folder: Path, config: RunConfig, seconds: float = 1800.0, warm: bool = True) -> Self:
+        """A trial whose clients are those of a simulation."""
+        federation = build_federation(config, config.seeds[0])
+        names = site_names(federation)
+        settings = deployment_settings(config, federation, names)
+        weights = config.model.options.get("weights")
+        node = {"weights": str(Path(weights).expanduser().resolve())} if weights else {}
+        plan = TrialPlan(names, settings, lambda folder: write_sites(folder, federation, names), node)
+        return cls(folder, plan, seconds, warm)
 
     @property
     def run_folder(self) -> Path:
@@ -87,16 +112,17 @@ class LocalTrial:
         end = time.monotonic() + self.seconds
         for program in ("flower-superlink", "flower-supernode", "flwr"):
             flower_program(program)  # before anything is written
-        if self.folder.exists() and any(self.folder.iterdir()):
+        if self.folder.exists() and any(self.folder.iterdir()) and not self.resume:
             raise ConfigError(f"{self.folder} holds files already; choose a new folder for the trial")
-        federation = build_federation(self.config, self.config.seeds[0])
-        names = site_names(federation)
-        settings = deployment_settings(self.config, federation, names) | {
+        names = self.plan.names
+        settings = self.plan.settings | {
             "out": str(self.run_folder.resolve()), "keys": str((self._work / "certs").resolve()),
             "deadline": self.seconds, "wait": self.seconds,
         }  # fmt: skip
         Deployment.parse(settings)  # what cannot run is refused before anything is written
-        sites = write_sites(self.folder / "sites", federation, names)
+        shutil.rmtree(self._work, ignore_errors=True)  # of a trial that was killed
+        (self.run_folder / STATUS).unlink(missing_ok=True)
+        sites = self.plan.write(self.folder / "sites")
         make_certificates(self._work / "certs", [HOST, "localhost"], names)
         make_app(self._work / "app", settings)
         processes = Processes(self.folder / "logs")
@@ -112,6 +138,12 @@ class LocalTrial:
             processes.stop()
             shutil.rmtree(self._work, ignore_errors=True)
         return sites
+
+    @property
+    def _log_size(self) -> int:
+        """Bytes that an earlier part of the trial has logged."""
+        log = self.run_folder / "log.txt"
+        return log.stat().st_size if log.exists() else 0
 
     def _environment(self, home: str) -> dict[str, str]:
         folder = self._work.resolve() / home
@@ -149,9 +181,14 @@ class LocalTrial:
 
     def _start_node(self, processes: Processes, site: Site, port: int) -> None:
         certs, path = self._work.resolve() / "certs", site.folder / "node.toml"
-        node = {"client": site.client, "data": f"{site.client}.npz", "vault": "vault", "peers": str(certs)}
-        if weights := self.config.model.options.get("weights"):
-            node["weights"] = str(Path(weights).expanduser().resolve())
+        node = {
+            "client": site.client,
+            "data": site.data,
+            "vault": "vault",
+            "peers": str(certs),
+            **self.plan.node,
+            **site.more,
+        }
         node |= {"group": site.group} if site.group else {}
         text = node_toml(f"{HOST}:{port}", node, ca=str(certs / "ca.crt"), key=str(certs / site.client))
         storage.write_atomically(path, text.encode())
@@ -164,7 +201,7 @@ class LocalTrial:
         processes.start(name, [sys.executable, "-m", "kinfed", "deploy", *command, *warm], self._environment(home))
 
     def _follow(self, processes: Processes, say: Say, should_stop: Callable[[], bool], end: float) -> None:
-        sign, last, position = "", time.monotonic(), 0
+        sign, last, position = "", time.monotonic(), self._log_size
         while True:
             status = read_status(self.run_folder)
             position += _show_from(position, self.run_folder / "log.txt", say)
@@ -252,7 +289,7 @@ def write_sites(folder: Path, federation: Federation, names: list[str]) -> list[
             # The server numbers groups by their sorted names; the digits keep the order of their numbers.
             number = int(federation.groups[k])
             group = f"{number:06d}" + ("" if federation.group_names is None else f"-{federation.group_names[number]}")
-        sites.append(Site(name, path.parent, group))
+        sites.append(Site(name, path.parent, group, path.name))
     return sites
 
 

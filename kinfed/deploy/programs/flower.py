@@ -24,18 +24,21 @@ from kinfed.deploy.transport.exchange import Answer, Sent
 from kinfed.deploy.transport.wire import (
     EVALUATE,
     HELLO,
+    JUDGE,
     SECURE_KINDS,
+    SETTLE,
     SUMS,
     TOGETHER,
     TRAIN,
+    WEIGH,
     MessageError,
     Packet,
     arrays,
-)
+)  # fmt: skip
 from kinfed.errors import KinfedError
 
 _HEADER, _JSON = "header", "json"  # names of the record of a packet's header, and of the text in it
-_QUERIES = (HELLO, SUMS, TOGETHER, *SECURE_KINDS)
+_QUERIES = (HELLO, SUMS, TOGETHER, JUDGE, WEIGH, SETTLE, *SECURE_KINDS)
 _TYPES = {TRAIN: "train", EVALUATE: "evaluate"} | {kind: f"query.{kind}" for kind in _QUERIES}
 PULL_SECONDS = 0.02  # per message between looks for replies, which cost a superlink some milliseconds each
 PATIENCE_SECONDS = 1.0  # with looks that take long; their replies are taken up at a later one

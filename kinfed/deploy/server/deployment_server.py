@@ -23,6 +23,7 @@ from kinfed.algorithms import check_algorithm_settings, privacy_profile, sample_
 from kinfed.core import storage
 from kinfed.data import Population
 from kinfed.deploy.server.enrol import Roster, TooFewClients, enrol_clients
+from kinfed.deploy.server.fit_server import FitServer
 from kinfed.deploy.server.node_pool import NodePool, made_up_cohort
 from kinfed.deploy.server.server_privacy import SecretSchedule, make_user_level, notes
 from kinfed.deploy.server.status import DONE, RUNNING, STOPPED, WAITING, StatusWriter
@@ -55,6 +56,11 @@ def serve(
             log(folder.version_change)
         try:
             status.update(WAITING, "waiting for clients to appear")
+            if deployment.search is not None:
+                FitServer(deployment, exchange, folder, status).execute()
+                log(f"done; results in {folder.path}, models and pages of the sites in the vaults of the nodes")
+                status.update(DONE, "done")
+                return folder.path
             run, roster = enrol_clients(deployment, exchange, folder.path / "deployment.json")
             log(
                 f"run {run} in {folder.path}: {deployment.method} with {deployment.run.model.name} for "

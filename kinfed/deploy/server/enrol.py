@@ -82,6 +82,8 @@ def _load_roster(path: Path) -> tuple[str, Roster]:
 def _enrol(deployment: Deployment, exchange: Exchange) -> Roster:
     names = _await_clients(deployment, exchange)
     roster = _roster(names, exchange, learnt=deployment.scaling == STANDARD)
+    if deployment.search is not None:
+        return roster  # its columns are learnt in every fold
     if deployment.scaling != STANDARD:
         divisor = deployment.divisor
         return replace(roster, std=None if divisor is None else torch.tensor(divisor, dtype=torch.float32))

@@ -37,14 +37,18 @@ from kinfed.updates import Updates
 
 class NodePool:
     def __init__(
-        self, deployment: Deployment, run: str, roster: Roster, exchange: Exchange, task: Task, up: Mapping[str, Tensor]
-    ) -> None:
-        """`up` is an update as it should be (kinfed.algorithms.sample_update)."""
+        self, deployment: Deployment, run: str, roster: Roster, exchange: Exchange, task: Task,
+        up: Mapping[str, Tensor], about: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """`up` is an update as it should be (kinfed.algorithms.sample_update). `about`: what orders say of a run among
+        many; the reasons why clients are missing are then kept in `reasons`, and the log has none of them."""
         self.deployment, self.run, self.roster, self.exchange = deployment, run, roster, exchange
         self.algorithm = deployment.algorithm
         self.accepted = torch.zeros(len(roster.names), dtype=torch.int64)  # [K] last round that counted; 0: none yet
         self.rounds_without_quorum = 0  # the last ones, in a row
         self.evaluations = torch.zeros(3, dtype=torch.float64)  # seconds, bytes down and up of all so far
+        self.reasons: dict[str, str] | None = None  # by client, of the last request; None: there was none
+        self._about = about
         self._round = 0  # the last one that was asked for
         self._terms: set[tuple[str, str]] = set()  # on which clients' figures leave, as far as the log has them
         self._train_terms: dict[str, Any] = {}  # what else an order to train says
@@ -100,7 +104,7 @@ class NodePool:
             updates = yield from self._combine(answers, round, needed, updates)
         elif hidden:
             self.exchange.say(f"round {round}: none of {len(ids)} updates; the model gets its noise all the same")
-        else:
+        elif self._about is None:
             self.exchange.say(
                 f"round {round}: {len(answers)} of {len(ids)} updates, and {needed} are needed; nothing was changed"
             )
@@ -129,16 +133,8 @@ class NodePool:
         """Scores of the clients that answer. Personal models stay where they are: asking for them is an error."""
         if keep_models:
             raise ConfigError("personal models of a deployment are in the vaults of the nodes; they are not sent")
-        orders, began, nbytes_up = {}, self.exchange.clock(), 0
-        for k, one in zip(ids.tolist(), ids, strict=True):
-            down, model = download(one[None]), None if server_model is None else server_model(one[None])
-            # A model that is in the message already does not travel twice.
-            same = (
-                None if model is None else next((n for n, t in sent_tensors(down).items() if torch.equal(t, model)), "")
-            )
-            groups = {"server_model": {"model": model}} if model is not None and not same else {}
-            header = {"server_model": same} if same else {}
-            orders[self.roster.names[k]] = self._order(EVALUATE, k, round, down, groups, split=split, **header)
+        began, nbytes_up = self.exchange.clock(), 0
+        orders = self._orders_to_evaluate(ids, download, round, split, server_model)
         by_client: dict[int, Packet] = {}
         events: dict[int, list[Event]] = {}
 
@@ -175,6 +171,33 @@ class NodePool:
             record=record,
         )  # fmt: skip
 
+    def _orders_to_evaluate(
+        self, ids: Tensor, download: Download, round: int, split: str, server_model: ServerModelOf | None
+    ) -> dict[str, Packet]:
+        orders = {}
+        for k, one in zip(ids.tolist(), ids, strict=True):
+            down, model = download(one[None]), None if server_model is None else server_model(one[None])
+            # A model that is in the message already does not travel twice.
+            same = (
+                None if model is None else next((n for n, t in sent_tensors(down).items() if torch.equal(t, model)), "")
+            )
+            groups = {"server_model": {"model": model}} if model is not None and not same else {}
+            header = {"server_model": same} if same else {}
+            orders[self.roster.names[k]] = self._order(EVALUATE, k, round, down, groups, split=split, **header)
+        return orders
+
+    def judging(
+        self, ids: Tensor, download: Download, round: int, server_model: ServerModelOf | None
+    ) -> Steps[None]:  # fmt: skip
+        """Have personal models made and judged at home: no figure of this run leaves a node by itself."""
+        orders = self._orders_to_evaluate(ids, download, round, "test", server_model)
+        yield from self._ask(EVALUATE, orders, lambda k, answer: None, len(orders), f"judging after round {round}")
+
+    @property
+    def sends(self) -> tuple[str, ...]:
+        """Fields of an update."""
+        return tuple(self._sample)
+
     def _say_terms(self, name: str, terms: str) -> None:
         """Tell the operator once that figures of a client are not exact."""
         if (name, terms) not in self._terms:
@@ -207,7 +230,8 @@ class NodePool:
             take(self.roster.names.index(name), answer)
 
         reasons = yield NodeRequest(self.exchange, kind, orders, self.deployment.deadline, take_by_name, needed)
-        for name, reason in sorted(reasons.items()):
+        self.reasons = reasons
+        for name, reason in sorted(reasons.items() if self._about is None else ()):
             if self.roster.names.index(name) not in rejected:
                 self.exchange.say(f"{what}: without {name}: {reason}")
 
@@ -217,7 +241,7 @@ class NodePool:
         header = {
             "kind": kind, "run": self.run, "round": round, "number": k, "name": self.roster.names[k],
             "accepted": int(self.accepted[k]), "num_clients": len(self.roster.names), "longest": self._longest,
-            "group": self.roster.group(k), "noise": self._noise, "frozen": self._frozen, **more,
+            "group": self.roster.group(k), "noise": self._noise, "frozen": self._frozen, **(self._about or {}), **more,
         }  # fmt: skip
         if self.roster.preprocessing is not None:
             header["preprocessing"] = self.roster.preprocessing

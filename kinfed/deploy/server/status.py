@@ -118,10 +118,12 @@ def read_progress(folder: Path) -> Progress:
         records = [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be half written
         seconds = [float(record["seconds"]) for record in records[-5:]]
         evaluated = [dict(record["personal"]) for record in records if record.get("personal")]
-        spent = [record["method"]["privacy"]["epsilon_max"] for record in records if "privacy" in record["method"]]
-        hidden = [record["method"]["user_privacy"] for record in records if "user_privacy" in record["method"]]
+        spent = [
+            record["method"]["privacy"]["epsilon_max"] for record in records if "privacy" in record.get("method", {})
+        ]
+        hidden = [record["method"]["user_privacy"] for record in records if "user_privacy" in record.get("method", {})]
         return Progress(
-            len(records), sum(seconds) / max(len(seconds), 1),
+            len({record["round"] for record in records}), sum(seconds) / max(len(seconds), 1),
             sum(record["bytes_down"] for record in records), sum(record["bytes_up"] for record in records),
             evaluated[-1] if evaluated else {}, spent[-1] if spent else None,
             hidden[-1]["epsilon"] if hidden else None,

@@ -140,6 +140,7 @@ class Exchange:
     troubles: dict[int, str] = field(default_factory=dict)  # nodes that could not say who they are
     presence: Presence = field(default_factory=Presence)
     watch: Callable[[], None] = lambda: None  # called at every look for answers
+    trips: int = 0  # requests so far, each one message to every client and its answer
     _retry: dict[int, float] = field(default_factory=dict)  # when nodes in trouble are greeted again
     _greeted: dict[str, _Open] = field(default_factory=dict)  # by message
     _logged: set[str] = field(default_factory=set)  # troubles that the log has already
@@ -183,6 +184,7 @@ class Exchange:
     ) -> dict[str, str]:
         """Send each client its own request, and hand over the answers as they come. Ends when all have answered, when
         the time is up, or when `needed` have and nobody else is connected. Returns, by client, why there is none."""
+        self.trips += 1
         start = self.clock()
         silence, end = Silence(start), start + seconds
         needed = len(packets) if needed is None else needed

@@ -1,0 +1,328 @@
+"""A client's part in a search (method = "fit"): many runs on its own rows, judged at home.
+
+A message carries the requests of all runs: of every try of every method, with the training rows outside of each fold
+and, as the last part, with all of them. The states of all of them are one file in the vault, replaced as a whole once
+the message is done, so that a message that comes again is answered as before.
+
+    what leaves                rule                                                                     in
+    statistics of columns      as for any run, of the training rows of every part; sums of a target     sums
+    updates                    those of the runs' methods                                               train
+    two numbers per try        sums of a proper score over validated rows, and their number             judge
+    advantages of methods      over learning alone there, with the chosen tries, and their covariance   weigh
+    the gain on test rows      with its interval, of what the site takes                                settle
+
+The last message brings what the site takes. The model and a page with all of the site's figures stay in the vault.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kinfed.algorithms import deployed_models
+from kinfed.core import Nothing, storage
+from kinfed.data import Federation, ValueMoments
+from kinfed.deploy.node.node import NodeClient, asked_server_model
+from kinfed.deploy.node.node_data import ClientData, load_client_data
+from kinfed.deploy.node.node_settings import NodeSettings, Refused
+from kinfed.deploy.node.requests import Preparation, enrolment_of, prepare
+from kinfed.deploy.node.search_states import MODELS, KeptRuns, RunEntry
+from kinfed.deploy.node.vault_entry import MODEL, VaultEntry
+from kinfed.deploy.settings import Deployment
+from kinfed.deploy.transport import wire
+from kinfed.deploy.transport.wire import MessageError, Packet
+from kinfed.engine import Metric
+from kinfed.runs import build_task
+from kinfed.serving import ModelPipeline
+from kinfed.tabular import (
+    ContenderRecord,
+    HomeSearch,
+    contenders_of,
+    methods_of,
+    outputs_of_rows,
+    site_result,
+    write_page,
+)  # fmt: skip
+from kinfed.tabular import make_try as try_of
+
+MOST_FOLDS = 100
+
+
+class FitClient(NodeClient):
+    """Lives for one message."""
+
+    def __init__(self, settings: NodeSettings, deployment: Deployment) -> None:
+        super().__init__(settings, deployment)
+        assert deployment.search is not None
+        self.search = deployment.search
+        self.kept: KeptRuns | None = None
+        self.results: dict[str, Tensor] = {}  # outputs and models of this message
+        self._runs: dict[str, RunClient] = {}
+        self._home: HomeSearch | None = None
+        self._prepared: dict[str, Federation] = {}
+
+    @cached_property
+    def own(self) -> ClientData:
+        return load_client_data(self.settings, self.deployment)
+
+    def home(self, order: Packet) -> HomeSearch:
+        folds = order.require("folds", int)
+        if not 2 <= folds <= MOST_FOLDS:
+            raise MessageError(f"a search has 2 to {MOST_FOLDS} folds; the message says {folds}")
+        if self._home is None or self._home.folds != folds:
+            self._home = HomeSearch.of(self.own.federation, folds, self.deployment.seed)
+        return self._home
+
+    def part(self, order: Packet) -> ClientData:
+        """The client's rows in the part of the search that an order is of."""
+        home, number = self.home(order), order.require("part", int)
+        if not 0 <= number <= home.folds:
+            raise MessageError(f"the parts of a search in {home.folds} folds are 0 to {home.folds}; got {number}")
+        train, test = home.part(number)
+        problem = self.deployment.problem_of(order.header.get("problem"))
+        return replace(self.own, federation=replace(self.own.federation, train=train, test=test, problem=problem))
+
+    def prepared(self, order: Packet, deployment: Deployment) -> tuple[ClientData, Federation]:
+        """These rows, raw and as the runs of a part are fed them."""
+        own = self.part(order)
+        key = json.dumps([order.header["part"], order.header.get("problem"), deployment.validation_share])
+        if key not in self._prepared:
+            self._prepared[key] = own.prepared(enrolment_of(order), deployment)
+        return own, self._prepared[key]
+
+    # ---- messages ----
+
+    def answer(self, kind: str, order: Packet) -> Packet:
+        if kind == wire.SUMS:
+            return self.statistics(order)
+        if kind in (wire.TRAIN, wire.EVALUATE):
+            return self.run_of(order).answer(kind, order)
+        answers = {wire.JUDGE: self.judge, wire.WEIGH: self.weigh, wire.SETTLE: self.settle}
+        if kind not in answers:
+            raise MessageError(f"a request of kind {kind}, which no search makes")
+        self._check_figures()
+        return answers[kind](order)
+
+    @contextmanager
+    def together(self, orders: Sequence[Packet]) -> Iterator[None]:
+        """Read the states of all runs for the requests of a message, and keep new ones in one go before any answer
+        leaves. A run that has all it needs is not asked any more, and its state stays as it is."""
+        of_runs = [order for order in orders if order.header.get("kind") in (wire.TRAIN, wire.EVALUATE)]
+        if of_runs:
+            accepted = max(order.require("accepted", int) for order in of_runs)
+            entry = self.vault.entry(of_runs[0].require("run", str), self.name)
+            self.kept = KeptRuns(entry, of_runs[0].require("round", int), accepted)
+            self.kept.open()
+        with self.gate.counted_together():
+            yield
+            if self.kept is not None:
+                self.kept.close(self.results)
+
+    def run_of(self, order: Packet) -> RunClient:
+        """The client in one of the runs of the search, as settings make it: a server names runs and defines none."""
+        number, method = order.require("try", int), order.require("method", str)
+        methods = methods_of(self.search.algorithms, order.require("num_clients", int), self.deployment.problem.kind)
+        if method not in methods or not 0 <= number < self.search.trials:
+            raise MessageError(f"try {number} of {method[:40]} is no run of this search")
+        record = order.header.get("problem")
+        key = json.dumps([number, method, record])
+        if key not in self._runs:
+            chosen = try_of(
+                number, method, self.search.model_names, order.require("num_clients", int), self.search.seed
+            )
+            self._runs[key] = RunClient(self, self.deployment.of_try(chosen, record))
+        return self._runs[key]
+
+    def statistics(self, order: Packet) -> Packet:
+        """Statistics of the columns, sums of the target and numbers of rows, of every part."""
+        self.gate.check_sums()
+        home, own = self.home(order), self.own
+        if own.table is None:
+            raise Refused(f"a search takes a table with columns, and the data of {self.name} are none")
+        parts = []
+        for number in range(home.folds + 1):
+            train, test = home.part(number)
+            data = replace(own, federation=replace(own.federation, train=train, test=test))
+            statistics = data.statistics()
+            self.gate.check_categories(statistics.columns_with_categories)
+            divided = data.federation.with_validation(self.deployment.common_validation, self.deployment.seed)
+            parts.append({
+                "statistics": statistics.to_json(), "target": asdict(target_moments(data.federation)),
+                "counts": row_counts(data.federation), "validated": row_counts(divided),
+            })  # fmt: skip
+        return self.gate.release(wire.SUMS, Packet({"name": self.name, "parts": parts}), "statistics of columns")
+
+    def _check_figures(self) -> None:
+        """Refuse figures of a search where the owner wants them protected: they are exact."""
+        if self.settings.rules.demands_privacy or self.settings.rules.hides_client:
+            raise Refused(f"{self.name} gives no exact figures of its rows, by which a search chooses")
+        self.gate.check_split("test")
+
+    def judge(self, order: Packet) -> Packet:
+        """Figures of all tries, from the outputs that came with the same message."""
+        home, metric = self.home(order), self._metric()
+        outputs = {}
+        for name, number in self._tried():
+            parts = [self.results.get(_key("fold", name, number, fold)) for fold in range(home.folds)]
+            if any(part is None for part in parts):
+                continue
+            joined = home.joined([part for part in parts if part is not None])
+            if joined is not None:
+                outputs[name, number] = joined
+                self.results[_key("validated", name, number)] = joined
+        for name in [name for name in self.results if name.startswith("fold/")]:
+            del self.results[name]
+        figures = home.figures(metric, outputs)
+        record = [[name, number, *sums] for (name, number), sums in figures.items()]
+        header = self._reply_header(order) | {"figures": record}
+        return self.gate.release(wire.JUDGE, Packet(header), "two numbers per try", order.require("run", str))
+
+    def _tried(self) -> list[tuple[str, int]]:
+        names = {tuple(name.split("/")[1:3]) for name in self.results if name.startswith("fold/")}
+        return sorted((name, int(number)) for name, number in names)
+
+    def weigh(self, order: Packet) -> Packet:
+        home, stored = self.home(order), self._stored(order)
+        outputs = {name: stored[_key("validated", name, number)] for name, number in self._best(order).items()}
+        replicates = order.require("replicates", int)
+        if not 100 <= replicates <= 1000:
+            raise MessageError(f"a bootstrap has 100 to 1000 replicates; the message says {replicates}")
+        seen, covariance = home.advantages(self._metric(), outputs, order.require("number", int), replicates)
+        groups = {"advantages": {"seen": torch.from_numpy(seen), "covariance": torch.from_numpy(covariance)}}
+        return self.gate.release(
+            wire.WEIGH, Packet(self._reply_header(order), groups), "advantages of methods", order.require("run", str)
+        )
+
+    def settle(self, order: Packet) -> Packet:
+        """Keep what the site takes, write its page, and say what its test rows show."""
+        stored, best, part = self._stored(order), self._best(order), self.part(order)
+        home = replace(self.home(order), data=part.federation)
+        entry = self.vault.entry(order.require("run", str), self.name)
+        contenders = [
+            ContenderRecord(**{**one, "sends": tuple(one["sends"])}) for one in order.require("contenders", list)
+        ]
+        test, validated = (
+            {name: stored[_key(what, name, number)] for name, number in best.items()} for what in ("test", "validated")
+        )
+        validated = {name: outputs[home.places] for name, outputs in validated.items()}
+        settings = replace(self.search, folds=home.folds)
+        outcome = site_result(home, contenders, order.header, test, validated, settings, order.require("number", int))
+        taken = outcome.taken
+        with entry.locked():
+            self._keep_taken(entry, order, taken, best[taken], stored[_key("theta", taken, best[taken])])
+            write_page(outcome.result, entry.folder)
+        site = outcome.result.sites[0]
+        header = self._reply_header(order) | {
+            "taken": taken, "rows": [site.train_rows, site.validated_rows, site.test_rows],
+            "test_gain": [None if np.isnan(number) else number for number in outcome.test_gain],
+            "gain": asdict(outcome.gain), "gain_chosen": asdict(outcome.gain_chosen),
+        }  # fmt: skip
+        return self.gate.release(wire.SETTLE, Packet(header), "its gain on test rows", entry.run)
+
+    def _keep_taken(self, entry: VaultEntry, order: Packet, taken: str, number: int, theta: Tensor) -> None:
+        method = next(m for m in self._methods(order) if taken in {one.name for one in contenders_of(m)})
+        chosen = try_of(number, method, self.search.model_names, order.require("num_clients", int), self.search.seed)
+        client = RunClient(self, self.deployment.of_try(chosen, order.header.get("problem")))
+        enrolment = enrolment_of(order)
+        own = self.part(order)
+        data = own.prepared(enrolment, client.deployment)
+        task = build_task(client.run, data.features.shape, client.deployment.problem)
+        prepared = Preparation(
+            wire.SETTLE, order, self.settings, client.deployment, own, enrolment, data, task, Nothing()
+        )
+        client.keep_model(entry, prepared, theta, order.require("round", int))
+        path = entry.folder / "models" / "sites" / f"{storage.file_name(self.name, any_letters=True)}.safetensors"
+        storage.make_folder(path.parent)
+        ModelPipeline.read(entry.folder / MODEL).save(path)
+
+    def _methods(self, order: Packet) -> tuple[str, ...]:
+        return methods_of(self.search.algorithms, order.require("num_clients", int), self.deployment.problem.kind)
+
+    def _metric(self) -> Metric:
+        """The proper score that contenders are chosen by."""
+        return self.search.choice_metric_for(self.deployment.problem)
+
+    def _best(self, order: Packet) -> dict[str, int]:
+        best = order.require("tries", dict)
+        if not all(isinstance(number, int) and 0 <= number < self.search.trials for number in best.values()):
+            raise MessageError("tries should be a number for every contender")
+        return dict(best)
+
+    def _stored(self, order: Packet) -> dict[str, Tensor]:
+        entry = self.vault.entry(order.require("run", str), self.name)
+        path = entry.folder / MODELS
+        if not path.exists():
+            raise Refused(f"{self.name} has no finished search of this run")
+        return storage.read_tensors(path)
+
+
+class RunClient(NodeClient):
+    """The client in one run of a search."""
+
+    def __init__(self, fit: FitClient, deployment: Deployment) -> None:
+        super().__init__(fit.settings, deployment)
+        self.fit = fit
+        self.gate.within(fit.gate)
+
+    def _prepare(self, kind: str, order: Packet) -> Preparation:
+        return prepare(self.gate, kind, order, self.run, self.fit.prepared(order, self.deployment))
+
+    def _entry(self, order: Packet) -> Any:
+        number, method, part = (order.header[name] for name in ("try", "method", "part"))
+        if self.fit.kept is None:
+            raise MessageError("a request of one run of a search, which has to come with those of the others")
+        return RunEntry(self.fit.kept, f"{number}/{method}/{part}/")
+
+    def evaluate(self, order: Packet) -> Packet:
+        """Make the models of this run, and keep what they say of the rows that validate or test them."""
+        self.gate.check_split("test")
+        prepared, entry, accepted = (
+            self._prepare(wire.EVALUATE, order),
+            self._entry(order),
+            order.require("accepted", int),
+        )
+        client, _, lost = prepared.state(entry, accepted)
+        server = asked_server_model(order)
+        cohort = prepared.cohort(order.require("round", int))
+        models = deployed_models(
+            self.algorithm, prepared.task, client, prepared.down, cohort,
+            trained=torch.tensor([accepted > 0 and not lost]), server_model=server,
+        )  # fmt: skip
+        number, part, results = order.require("try", int), order.require("part", int), self.fit.results
+        for one in contenders_of(self.deployment.method):
+            theta = server if one.model == "server" else next(iter(models.values()))
+            if theta is None:
+                raise MessageError(f"a request to judge {one.name} without a server's model")
+            outputs = outputs_of_rows(prepared.task, theta, cohort.test, prepared.data.problem)
+            if part < order.require("folds", int):
+                results[_key("fold", one.name, number, part)] = outputs
+            else:
+                results[_key("test", one.name, number)] = outputs
+                results[_key("theta", one.name, number)] = theta[0].detach().clone()
+        header = self._reply_header(order) | {"lost": lost}
+        return self.gate.release(wire.EVALUATE, Packet(header), "no figures", order.require("run", str))
+
+
+def target_moments(data: Federation) -> ValueMoments:
+    """Count, mean and squared distances of the target in training rows; nothing of classes."""
+    if data.problem.has_classes:
+        return ValueMoments()
+    values = data.labels[data.train.rows].double()
+    mean = values.mean()
+    return ValueMoments(len(values), float(mean), float((values - mean).square().sum()))
+
+
+def row_counts(data: Federation) -> list[int]:
+    return [int(data.split(name).count[0]) for name in ("train", "val", "test")]
+
+
+def _key(*parts: str | int) -> str:
+    return "/".join(map(str, parts))
