@@ -69,9 +69,7 @@ def calibration_picture(calibration: Calibration | None) -> Markup:
     def at(value: float) -> float:
         return round(MARGIN + (value - low) * scale, 1)
 
-    marks = [
-        f'<path d="M{MARGIN} {PICTURE - MARGIN}L{PICTURE - MARGIN} {MARGIN}" stroke-dasharray="3 3" opacity=".6"/>'
-    ]
+    marks = [f'<path d="M{MARGIN} {PICTURE - MARGIN}L{PICTURE - MARGIN} {MARGIN}" stroke-dasharray="4 4"/>']
     for predicted, true, error, _ in calibration.bins:
         x, top, bottom = at(predicted), PICTURE - at(true + 2 * error), PICTURE - at(true - 2 * error)
         marks.append(f'<path d="M{x} {bottom:.1f}V{top:.1f}"/>')

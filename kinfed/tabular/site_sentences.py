@@ -152,7 +152,8 @@ class Wording:
         if gain.value is None or gain.low is None or gain.high is None:
             return ""
         ends = f"{signed(gain.low, self.choice)} to {signed(gain.high, self.choice)}"
-        return f"Expected from all rows of all sites: {self.advantage(gain.value)} in {self.choice.noun} ({ends})."
+        value = f"{self.advantage(gain.value)} in {self.choice.noun} ({ends})"
+        return f"Expected from all rows of all sites: a gain of {value}."
 
     def drift(self) -> str:
         """What validation rows had promised too much; "" if they had not."""
@@ -187,11 +188,9 @@ class Wording:
         if one is None or one.gap.value is None or one.gap.low is None or one.gap.high is None:
             return ""
         if problem.is_regression:
-            ends = f"{one.gap.low:+.3g} to {one.gap.high:+.3g}"
-            return (
-                f"It predicts {one.predicted:.4g} on average, and the truth differs by {one.gap.value:+.3g} ({ends})."
-            )
-        ends = f"{100 * one.gap.low:+.0f} to {100 * one.gap.high:+.0f} points"
+            differs = f"{one.gap.value:+.3g} ({one.gap.low:+.3g} to {one.gap.high:+.3g})".replace("-", "−")
+            return f"It predicts {one.predicted:.4g} on average, and the truth differs by {differs}."
+        ends = f"{100 * one.gap.low:+.0f} to {100 * one.gap.high:+.0f} points".replace("-", "−")
         true = percent(one.predicted + one.gap.value)
         if len(problem.class_labels) > 2:
             return f"It is {percent(one.predicted)} sure on average and right in {true} (difference {ends})."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,7 +21,16 @@ from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.kin import kin as module
 from kinfed.algorithms.kin.groups import centres, find_groups, no_sketches, sketch, with_sketches
 from kinfed.algorithms.kin.kin import COMMON, GROUPED, TRIAL, Kin
-from kinfed.algorithms.kin.shares import LEAST, TEMPERATURES, UNKNOWN, VARIANCES, calibrated, evidence
+from kinfed.algorithms.kin.shares import (
+    LEAST,
+    TEMPERATURES,
+    UNKNOWN,
+    VARIANCES,
+    Evidence,
+    calibrated,
+    evidence,
+    share_grid,
+)
 from kinfed.algorithms.local import Local
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.examples.ragged import Ragged
@@ -504,3 +514,46 @@ def test_bytes_by_hand() -> None:
     P = (6 * 8 + 8) + (8 * 4 + 4)
     assert report.bytes_down == 3 * (4 * P + 3 * 8 + 3 * 8)
     assert report.bytes_up == 3 * (4 * P + 4 * module.BUCKETS + 8 * (1 + 3 + 3 * len(TEMPERATURES) + 1) + 4)
+
+
+def evidence_of(p: torch.Tensor) -> Evidence:
+    """Evidence from probabilities p [n, B, J] of the truth, at every temperature the same."""
+    losses = -p.double().log()[..., None].expand(*p.shape, len(TEMPERATURES))
+    weight = torch.ones(p.shape[:2], dtype=torch.float64)
+    return Evidence([(slice(None), losses, weight)], weight.sum(1), torch.ones(len(p), p.shape[2], dtype=torch.bool))
+
+
+def test_safe_shares_are_those_of_the_theory_on_a_grid() -> None:
+    grid = share_grid(3)
+    assert grid.shape == (66, 3)
+    assert grid[0].tolist() == [1.0, 0.0, 0.0]
+    p = torch.rand(2, 7, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    prior, at_one = torch.tensor([[0.2, 0.5, 0.3]] * 2, dtype=torch.float64), torch.full((2, 3), UNIT)
+    shares = evidence_of(p).safe_shares(prior, at_one, 10.0)
+    weight = torch.exp(10.0 * (prior[0] * grid.clamp_min(1e-4).log()).sum(1))
+    weight[0] = 0
+    weight = 0.5 * weight / weight.sum()
+    weight[0] = 0.5
+    for k in range(2):
+        W, mean = weight.clone(), weight @ grid
+        for i in range(7):
+            W = W * (grid @ p[k, i])
+            W /= W.sum()
+            mean = mean + W @ grid
+        assert shares[k].tolist() == pytest.approx((mean / 8).tolist())
+    unseen = Evidence([], torch.zeros(1, dtype=torch.float64), torch.ones(1, 3, dtype=torch.bool))
+    nothing = unseen.safe_shares(prior[:1], at_one[:1], 10.0)
+    assert nothing[0].tolist() == pytest.approx((weight @ grid).tolist())
+
+
+def test_safe_shares_cost_less_than_promised_where_alone_is_best_and_follow_what_is_better() -> None:
+    draw = torch.Generator().manual_seed(1)
+    noise = 0.1 * torch.rand(400, 21, 3, generator=draw, dtype=torch.float64)
+    prior = torch.tensor([[0.1, 0.6, 0.3]], dtype=torch.float64).expand(400, 3)
+    places = torch.full((400, 3), UNIT)
+    for best in range(3):
+        p = torch.tensor([0.5, 0.5, 0.5], dtype=torch.float64) + 0.3 * (torch.arange(3) == best) - noise
+        shares = evidence_of(p[:, :20]).safe_shares(prior, places, 10.0)
+        fresh = (shares * p[:, 20]).sum(1).log() - p[:, 20, 0].log()
+        assert float(fresh.mean()) >= -math.log(2) / 21
+        assert float(shares[:, best].mean()) > (0.8, 0.45, 0.3)[best]

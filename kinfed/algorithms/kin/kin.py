@@ -123,6 +123,9 @@ class Kin(Algorithm[Server, Client, Down, Up]):
     evidence: float = option(3.0, "standard errors by which groups must be better to stay", ge=0)
     weights: Weights = option("examples", "weights of the averages: by N_m, or equal")
     deploy: Literal["mixture", "merged"] = option("mixture", "a mixture of the candidates, or one merged model")
+    shares: Literal["likely", "safe"] = option(
+        "likely", "deployed shares: likely ones, or safe ones that can hardly cost more than the own model"
+    )
     refit: int = option(
         0, "rounds of local steps, with validation examples, that alone and adapted take where they are deployed", ge=0
     )
@@ -261,7 +264,8 @@ class Kin(Algorithm[Server, Client, Down, Up]):
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> dict[str, Tensor]:
         candidates: tuple[Tensor, ...] = (client.alone, down.w, client.adapted)
         validation = evidence(task, candidates, data.val)
-        pi = validation.shares(down.prior, down.temperature, self.strength)
+        deployed = validation.safe_shares if self.shares == "safe" else validation.shares
+        pi = deployed(down.prior, down.temperature, self.strength)
         pi[client.replies == 0] = pi.new_tensor([LEAST, 1 - 2 * LEAST, LEAST])
         pi = validation.without_diverged(pi)
         if self.refit:

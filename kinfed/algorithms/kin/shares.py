@@ -12,6 +12,12 @@ temperatures T, and the server picks the T with the least loss over all clients,
 Logits divided by T are those of the same network with its last layer divided by T; where a model does not end in a
 linear layer, T stands beside it in the mixture that is deployed (kinfed.engine.personal.personal_models).
 
+**Safe shares** (`Evidence.safe_shares`) are the insurance of kinfed.theory.safe_mixture on a grid of shares: the weight
+of a mixture π is its prior times its likelihood, and what is deployed is the mean of the weighted mean share over 0, 1,
+..., n examples. The prior is 1/2 on alone by itself, the rest by how near π is to the population's m. In expectation
+the log loss is at most that of alone + log 2 / (n + 1). It is not strict here: temperatures and trials of groups have
+seen the same examples, and `refit` trains the candidates once more.
+
 A candidate that diverged (its parameters, or what it says of validation examples, are not finite or absurd) has no
 share: a prediction that is not finite spoils a mixture however small its share.
 
@@ -32,11 +38,14 @@ from torch.nn.functional import cross_entropy
 from kinfed.author import Split, Task
 from kinfed.engine import Objective
 from kinfed.errors import ModelError
+from kinfed.theory import safe_mixture
 
 TEMPERATURES = tuple(2.0 ** (k / 2) for k in range(-2, 7))  # 1/2 to 8
 VARIANCES = tuple(4.0**k for k in range(-5, 4))  # 1/1024 to 64
 STEPS = 30  # of EM; shares of three candidates move by less than a thousandth after that
 EQUAL = 0.1  # by which m is drawn towards equal shares
+GRID = 10  # steps of shares from 0 to 1 in a grid of them
+ALONE_PRIOR, LEAST_P = safe_mixture.ALONE_PRIOR, safe_mixture.LEAST
 LEAST = 1e-4  # share of a candidate that is not used: its logarithm is finite
 UNKNOWN = -1.0  # in place of a mean loss; losses are never negative
 WORST = 1e6  # loss of a model that diverged
@@ -55,11 +64,7 @@ class Evidence:
         """π [n, J] float64 under the prior m [n, J], at temperatures given by their places [n, J] in TEMPERATURES. A
         candidate that diverged has none."""
         prior = self.without_diverged(prior)
-        pi = prior
-        calibrated = [
-            (rows, losses.gather(3, temperature[rows][:, None, :, None].expand(-1, losses.shape[1], -1, 1))[..., 0], w)
-            for rows, losses, w in self.pieces
-        ]
+        pi, calibrated = prior, self._calibrated(temperature)
         for _ in range(STEPS):
             expected = strength * prior
             for rows, losses, weight in calibrated:
@@ -67,6 +72,32 @@ class Evidence:
                 expected[rows] += (q * weight[..., None]).sum(1)
             pi = expected / (strength + self.count)[:, None]  # M: the mean of the posterior
         return pi
+
+    def safe_shares(self, prior: Tensor, temperature: Tensor, strength: float) -> Tensor:
+        """π [n, J] float64 that can hardly cost more than the first candidate alone; arguments as of `shares`."""
+        grid = share_grid(prior.shape[1]).to(prior)  # [E, J], candidate 0 by itself first
+        near = strength * self.without_diverged(prior) @ grid.clamp_min(LEAST).log().T  # log Dirichlet(s m), [n, E]
+        near[:, 0] = -torch.inf
+        log_weight = torch.log_softmax(near, 1) + math.log(1 - ALONE_PRIOR)
+        log_weight[:, 0] = math.log(ALONE_PRIOR)
+        total, steps = log_weight.exp(), torch.ones_like(self.count)  # W_0
+        for rows, losses, weight in self._calibrated(temperature):
+            least = losses.amin(-1, keepdim=True)
+            p = torch.exp(least - losses) @ grid.T * torch.exp(-least)
+            log_p = p.clamp_min(LEAST_P).log() * weight[..., None]
+            passed = log_weight[rows][:, None] + log_p.cumsum(1)  # [m, B, E] log W_i, not normalized
+            counted = (weight > 0).to(passed.dtype)
+            total[rows] += (torch.softmax(passed, -1) * counted[..., None]).sum(1)
+            steps[rows] += counted.sum(1)
+            log_weight[rows] = passed[:, -1]
+        return self.without_diverged(total / steps[:, None] @ grid)
+
+    def _calibrated(self, temperature: Tensor) -> list[tuple[Tensor | slice, Tensor, Tensor]]:
+        """Pieces with losses [m, B, J] at the temperatures of places [n, J]."""
+        return [
+            (rows, losses.gather(3, temperature[rows][:, None, :, None].expand(-1, losses.shape[1], -1, 1))[..., 0], w)
+            for rows, losses, w in self.pieces
+        ]
 
     def without_diverged(self, shares: Tensor) -> Tensor:
         """[n, J] shares of the healthy candidates alone; where they have none, equal ones."""
@@ -92,6 +123,12 @@ class Evidence:
         for rows, losses, weight in self.pieces:
             total[rows] += (losses * weight[..., None, None]).sum(1)
         return total
+
+
+def share_grid(candidates: int) -> Tensor:
+    """[E, J] float64 all shares in steps of 1 / GRID, those of the first candidate by itself first."""
+    places = torch.cartesian_prod(*[torch.arange(GRID, -1, -1)] * candidates).view(-1, candidates)
+    return places[places.sum(1) == GRID].to(torch.float64) / GRID
 
 
 def evidence(task: Task, candidates: Sequence[Tensor], split: Split) -> Evidence:
