@@ -32,9 +32,8 @@ trial, clients are served by the model whose turn it is. A candidate that diverg
 common model that end in numbers that are not finite count as not taken: training alone must not suffer from them. A
 further candidate that is held near `together` as in Ditto costs half a gradient per step more, and gains a tenth of a
 point in the mean: left out. Safe shares (`shares = "safe"`) are not the default: they are insurance where clients are
-best alone, and where they are not, they cost. Digits, 50 clients of labels with α = 0.5, seeds 20-22: 91.3 % in the mean
-and 66.6 for the worst tenth, likely shares 93.2 and 72.5; four rotations, 20 clients: 90.0 and 79.0, likely 91.4 and
-81.2.
+best alone, and cost where they are not. Digits, 50 clients of labels with α = 0.5, seeds 20-22: 91.3 % in the mean and
+66.6 for the worst tenth, likely shares 93.2 and 72.5; four rotations, 20 clients: 90.0 and 79.0, likely 91.4 and 81.2.
 """
 
 from dataclasses import dataclass, replace

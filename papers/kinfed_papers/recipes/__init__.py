@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from kinfed_papers.recipe import Recipe
 
 RECIPES: dict[str, str] = {
-    "certificates": "Statements that hold: mixtures, bounds, expectations and sets",
+    "certificates": (
+        "Statements that hold: mixtures, bounds, expectations and sets (kinfed: our questions on what fits print)"
+    ),
     "selffl-ablation": "The three parts of Self-FL, one at a time (Self-FL: Figure 2b)",
     "selffl-algorithms": "Self-FL's Algorithm 1 and Algorithm 2 (Self-FL: Figure 6)",
     "selffl-cifar10": "Self-FL on CIFAR-10 (Self-FL: Figure 2a)",
