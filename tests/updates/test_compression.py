@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from kinfed.pools.worker import Worker, compact, make_shard
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
 from kinfed.testing.workbench import ROUNDS, SEED, WORK, Bench, expect_equal, outcome, state_of, tiny_federation
-from kinfed.updates.codecs import QSGD, TopK
+from kinfed.updates.codecs import CODECS, QSGD, Codec, TopK, as_bytes, as_floats
 from kinfed.updates.compression import Compression
 
 FEEDBACK = Compression(TopK(0.1), ("delta",))
@@ -209,6 +209,27 @@ def test_the_short_form_is_the_first_option() -> None:
     assert short == make_config(None, {"compress": {"name": "qsgd", "levels": 4}})
     assert make_config(None, {"compress": "topk:0.5"}, ("compress.share=0.25",)).codec == TopK(0.25)
     assert make_config(None, {"compress": "qsgd"}, ("compress.bucket=64",)).codec == QSGD(bucket=64)
+
+
+def test_a_codec_without_options_takes_no_short_form() -> None:
+    class Whole(Codec):
+        """Numbers as they are."""
+
+        def nbytes(self, d: int) -> int:
+            return 4 * d
+
+        def encode(self, rows: Tensor, key: Tensor) -> Tensor:
+            return as_bytes(rows)
+
+        def decode(self, code: Tensor, d: int) -> Tensor:
+            return as_floats(code)
+
+    CODECS.register("whole", dataclass(frozen=True)(Whole))
+    try:
+        with pytest.raises(ConfigError, match="whole has no options"):
+            make_config(None, {"compress": "whole:3"})
+    finally:
+        CODECS.unregister("whole")
 
 
 @pytest.mark.parametrize(
