@@ -153,7 +153,8 @@ class GLMM(BySums[Server, Client, Down]):
         z = self._columns(len(beta))
         variance[z, z] += lam**2
         beta[0] -= float(server.offset)
-        return ServerModels(posterior_rows(server.places, beta[None], variance[None], 0.0))
+        freedom = max(float(server.estimate.count[1]) - 1, 0.0)
+        return ServerModels(posterior_rows(server.places, beta[None], variance[None], 0.0, freedom))
 
     def figures(self, server: Server) -> dict[str, Any]:
         p = len(server.estimate.covariance)

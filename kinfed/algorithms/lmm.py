@@ -248,8 +248,8 @@ class LMM(BySums[Server, Nothing, Fit]):
     def server_models(self, server: Server) -> ServerModels | None:
         """The model of a site that nothing is known of: β, with the variance between sites."""
         beta, inverse, psi, sigma2 = (numpy_of(tensor) for tensor in server.fit.named().values())
-        variance = float(sigma2) * (inverse + psi)
-        return ServerModels(posterior_rows(server.places, beta[None], variance[None], float(sigma2)))
+        variance, freedom = float(sigma2) * (inverse + psi), max(float(server.count[1]) - 1, 0.0)
+        return ServerModels(posterior_rows(server.places, beta[None], variance[None], float(sigma2), freedom))
 
     def figures(self, server: Server) -> dict[str, Any]:
         fit, rows = server.fit, torch.tril_indices(len(server.fit.beta), len(server.fit.beta))

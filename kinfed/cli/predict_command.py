@@ -35,7 +35,9 @@ def predict(
     name_column: Annotated[str | None, Option(help="Column that names the rows in the output.")] = None,
     level: Annotated[
         float | None,
-        Option("--set", "--interval", help="Add sets or intervals that hold the truth so often (0.9; of fit, lmm)."),
+        Option(
+            "--set", "--interval", help="Add sets or intervals that hold the truth so often (0.9; of fit, lmm, glmm)."
+        ),
     ] = None,
     plugin: Plugins = None,
     trust_plugins: TrustPlugins = False,

@@ -2,8 +2,10 @@
 
     inputs   of a table one per column, as they stand in it (below); of all other data "features"
              [rows, ...]: examples before scaling, float32 or int64
-    output   "probabilities" [rows, C] of classes, labels or outliving each period, or "prediction" [rows] of numbers
+    outputs  "probabilities" [rows, C] of classes, labels or outliving each period, or "prediction" [rows] of numbers
              and counts in the target's own unit
+             "deviation" [rows] of models of lmm and glmm beside it: the standard deviation of the target around its
+             prediction, in its own unit; of classes and counts that of the log odds or the log of the mean
 
 The file's metadata say what belongs to it: `classes`, `features` (what columns become, names such as `cp=2`), `inputs`
 (the whole of it, as in kinfed's own files), `sets` (thresholds of prediction sets by level: classes with 1 − p at most
@@ -36,8 +38,9 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.core import storage
-from kinfed.data import Problem, TablePreprocessing, encodings
+from kinfed.data import TablePreprocessing, encodings
 from kinfed.errors import ConfigError, ModelError
+from kinfed.serving import intervals
 from kinfed.serving.pipeline import ModelPipeline
 
 try:
@@ -54,26 +57,39 @@ NETWORK, COLUMNS = "kinfed network/", "kinfed columns/"  # before names inside t
 
 
 class _Answer(nn.Module):
-    def __init__(self, problem: Problem) -> None:
-        super().__init__()
-        self.problem = problem
+    """The model behind its scaling: what is predicted, and how far it may be off where the model knows."""
 
-    def forward(self, outputs: Tensor) -> Tensor:
-        answer: Tensor = self.problem.predicted(outputs)
-        return answer
+    def __init__(self, pipeline: ModelPipeline) -> None:
+        super().__init__()
+        self.scaling, self.model = pipeline.with_scaling().children()
+        self.problem = pipeline.inputs.problem
+
+    @property
+    def knows_deviations(self) -> bool:
+        return hasattr(getattr(self.model, "extension", None), "uncertainty") and self.problem.kind in intervals.KINDS
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        x = self.scaling(x)
+        answer: Tensor = self.problem.predicted(self.model(x))
+        if not self.knows_deviations:
+            return answer
+        spread, noise, _ = self.model.uncertainty(x)  # type: ignore[operator]  # of a model by sums
+        scale = self.problem.scale if self.problem.is_regression else 1.0
+        return answer, (spread + noise).sqrt() * scale
 
 
 def write_onnx(pipeline: ModelPipeline, path: Path) -> None:
     """Write the model as one file, for any number of rows."""
     inputs, learnt = pipeline.inputs, pipeline.inputs.preprocessing
-    network = nn.Sequential(pipeline.with_scaling(), _Answer(inputs.problem)).eval()
+    network = _Answer(pipeline).eval()
     example = torch.zeros(2, *inputs.shape, dtype=torch.int64 if inputs.tokens else torch.float32)
-    output = "probabilities" if inputs.problem.has_probabilities else "prediction"
+    outputs = ["probabilities" if inputs.problem.has_probabilities else "prediction"]
+    outputs += ["deviation"] if network.knows_deviations else []
     try:
         with _quietly():
             program = torch.onnx.export(
                 network, (example,), None, dynamo=True, verbose=False, external_data=False, input_names=["features"],
-                output_names=[output], dynamic_shapes=({0: torch.export.Dim("rows")},),
+                output_names=outputs, dynamic_shapes=({0: torch.export.Dim("rows")},),
             )  # fmt: skip
     except Exception as error:  # of many kinds, for whatever a module does that ONNX cannot say
         kind, sentence = type(error).__name__, str(error).splitlines()[0] if str(error) else ""

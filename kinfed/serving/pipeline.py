@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -29,11 +28,13 @@ from kinfed.core import escape_formula, storage
 from kinfed.data import Features, Problem
 from kinfed.engine import MODELS, Builder, MixtureModule, model_for, module_from
 from kinfed.errors import ConfigError, DataError, ModelError
+from kinfed.serving import intervals
 from kinfed.serving.model_inputs import ModelInputs
 
 WIDTH = 1024  # examples at once
 MIXTURE = "mixture"  # the kind of a model that is several
 TECHNICAL = ("inputs", "parts", "sets")  # facts in a file that are for programs
+_ENDS = ("from", "to")
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Predictions:
     names: list[str] | None = None  # [n] of the rows, where a column holds them
     notes: list[str] = field(default_factory=list)  # what a reader should know: unseen categories, absent columns
     threshold: Tensor | None = None  # [n] of prediction sets, where these were asked for
+    ends: Tensor | None = None  # [n, 2] of intervals by what a model knows of itself (kinfed.serving.intervals)
 
     @property
     def classes(self) -> list[str]:
@@ -70,7 +72,10 @@ class Predictions:
 
     @property
     def sets(self) -> list[list[str]] | Tensor:
-        """[n] the classes in each prediction set, the likeliest among them; or the ends [n, 2] of intervals."""
+        """[n] the classes in each prediction set, the likeliest among them; or the ends [n, 2] of intervals: of a
+        number, a count, or of the chance of the second of two classes."""
+        if self.ends is not None:
+            return self.ends
         if self.threshold is None:
             raise ConfigError("ask for prediction sets by their level: predictions(rows, level=0.9)")
         if self.problem.is_regression:
@@ -81,19 +86,27 @@ class Predictions:
     @property
     def header(self) -> list[str]:
         if not self.problem.has_classes:
-            return ["row", *self.problem.prediction_names, *([] if self.threshold is None else ["low", "high"])]
-        sets = [] if self.threshold is None else ["set"]
+            return ["row", *self.problem.prediction_names, *([] if self._plain else ["low", "high"])]
+        sets = [] if self._plain else ["set"] if self.ends is None else [f"p_{self.classes[1]} {end}" for end in _ENDS]
         return ["row", "prediction", "probability", *sets, *(f"p_{name}" for name in self.classes)]
+
+    @property
+    def _plain(self) -> bool:
+        """Whether neither sets nor intervals were asked for."""
+        return self.threshold is None and self.ends is None
 
     def lines(self) -> list[list[str]]:
         """The row's number (or name) and the prediction; of classes also its probability and that of every class."""
         names = [str(number + 1) for number in range(len(self.outputs))] if self.names is None else self.names
         if not self.problem.has_classes:
             values = self.outputs.flatten(1) if self.outputs.dim() > 1 else self.outputs[:, None]
-            ends = [[]] * len(names) if self.threshold is None else torch.as_tensor(self.sets).tolist()
+            ends = [[]] * len(names) if self._plain else torch.as_tensor(self.sets).tolist()
             rows = zip(names, values.tolist(), ends, strict=True)
             return [[name, *(f"{number:.6g}" for number in (*row, *pair))] for name, row, pair in rows]
-        sets = [[]] * len(names) if self.threshold is None else [[" | ".join(one)] for one in self.sets]
+        if self.ends is not None:
+            sets = [[f"{end:.6g}" for end in row] for row in self.ends.tolist()]
+        else:
+            sets = [[]] * len(names) if self._plain else [[" | ".join(one)] for one in self.sets]
         return [
             [name, label, f"{max(p):.6g}", *inside, *(f"{value:.6g}" for value in p)]
             for name, label, p, inside in zip(names, self.labels, self.probabilities.tolist(), sets, strict=True)
@@ -152,20 +165,21 @@ class ModelPipeline:
         self, rows: Any, names: list[str] | None = None, where: str = "the table", level: float | None = None
     ) -> Predictions:
         """Probabilities of every class, or the number, for every row, with notes; with a `level` such as 0.9 also sets
-        that hold the truth about so often (models of `kinfed fit`; of `lmm` by the variance that they carry)."""
+        that hold the truth about so often (models of `kinfed fit`; of `lmm` and `glmm` by the variance that they
+        carry)."""
         calibrated = level is not None and f"{level:g}" in json.loads(self.about.get("sets", "{}"))
-        by_model = level is not None and not calibrated and hasattr(self.module, "variance")
-        by_model = by_model and self.inputs.problem.is_regression
+        by_model = level is not None and not calibrated and hasattr(self.module, "uncertainty")
+        by_model = by_model and self.inputs.problem.kind in intervals.KINDS
         threshold = None if level is None or by_model else self.set_threshold(level)
         features, notes = self.encode(rows, where)
-        blocks, variances = [], []
+        blocks, known = [], []
         self.module.eval()
         with torch.inference_mode():
             for index in torch.split(torch.arange(len(features)), WIDTH):
                 x = features.gather(index)
                 blocks.append(self.module(x).to(torch.float32))
                 if by_model:
-                    variances.append(self.module.variance(x))  # type: ignore[operator]  # of a model by sums
+                    known.append(self.module.uncertainty(x))  # type: ignore[operator]  # of a model by sums
         problem = self.inputs.problem
         outputs = torch.cat(blocks) if blocks else torch.zeros(0, problem.outputs)
         if not bool(torch.isfinite(outputs).all()):
@@ -173,10 +187,8 @@ class ModelPipeline:
             raise DataError(f"the model gives NaN for row {row + 1} of {where}; check the scale of its features")
         values: Tensor = problem.predicted(outputs)
         reach = None if threshold is None else torch.full((len(values),), threshold)
-        if by_model:
-            assert level is not None
-            reach = self._reach(level, variances)
-        return Predictions(problem, values, names, notes, reach)
+        ends = intervals.ends(problem, level, outputs, known) if by_model and level is not None else None
+        return Predictions(problem, values, names, notes, reach, ends)
 
     def predict(self, rows: Any) -> list[str] | np.ndarray[Any, np.dtype[np.float32]]:
         """[n] the name of the most probable class; of numbers and counts these, in the target's unit; of survival the
@@ -258,16 +270,6 @@ class ModelPipeline:
         """The same model with thresholds of prediction sets by level (kinfed.theory.certificates)."""
         known = {f"{level:g}": threshold if isfinite(threshold) else None for level, threshold in thresholds.items()}
         return replace(self, about={**self.about, "sets": json.dumps(known)})
-
-    def _reach(self, level: float, variances: list[Tensor | None]) -> Tensor:
-        """[n] half the widths of intervals, from the variance that a model of a method by sums carries."""
-        if not 0 < level < 1:
-            raise ConfigError(f"an interval holds the truth with a chance between 0 and 1; got {level:g}")
-        known = [part for part in variances if part is not None]
-        if len(known) < len(variances) or not known:
-            raise ConfigError("this model does not know how far its predictions are off; lmm's models do")
-        quantile, scale = NormalDist().inv_cdf((1 + level) / 2), torch.as_tensor(self.inputs.problem.scale)
-        return (quantile * scale * torch.cat(known).sqrt()).to(torch.float32)
 
     def set_threshold(self, level: float) -> float:
         """The largest score in a prediction set of that level; refused where the file has none."""

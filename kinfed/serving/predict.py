@@ -91,8 +91,12 @@ def predict_by_client(
         notes |= dict.fromkeys(parts[-1].notes)
     order = torch.tensor([place for rows_of_owner in places.values() for place in rows_of_owner]).argsort()
     outputs = torch.cat([part.outputs for part in parts])[order]
-    reach = None if level is None else torch.cat([torch.as_tensor(part.threshold) for part in parts])[order]
-    return Predictions(parts[0].problem, outputs, names, list(notes), reach)
+    ends, reach = None, None
+    if parts[0].ends is not None:
+        ends = torch.cat([torch.as_tensor(part.ends) for part in parts])[order]
+    elif level is not None:
+        reach = torch.cat([torch.as_tensor(part.threshold) for part in parts])[order]
+    return Predictions(parts[0].problem, outputs, names, list(notes), reach, ends)
 
 
 def _read(path: Path) -> pa.Table:

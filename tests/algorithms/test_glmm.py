@@ -59,7 +59,7 @@ def test_personal_models_are_modes_and_carry_their_variance(contraception):
     row = loop.evaluate("train", keep_models=True).models[0]
     log_odds = row[13] - row[12]  # the biases lie behind two rows of six weights
     assert float(log_odds) == pytest.approx(-1.0354212722 - 0.7512392353, abs=1e-4)
-    spread, noise = Posterior().variance(torch.zeros(1, 1, 6), row[None, 14:-1])
+    spread, noise, _ = Posterior().uncertainty(torch.zeros(1, 1, 6), row[None, 14:-1])
     assert 0.01 < float(spread) < 0.3
     assert float(noise) == 0
 

@@ -143,7 +143,7 @@ def test_a_personal_model_is_the_posterior_and_carries_its_variance():
     n, residual = len(own), y[own] - np.column_stack([np.ones(len(own)), x[own]]) @ fit.beta
     shrink = n * fit.psi[0, 0] / (1 + n * fit.psi[0, 0])
     assert float(row[3]) == pytest.approx(fit.beta[0] + shrink * residual.mean(), rel=1e-5)  # the bias lies last
-    spread, noise = Posterior().variance(torch.zeros(1, 1, 3), row[None, 4:-1])
+    spread, noise, _ = Posterior().uncertainty(torch.zeros(1, 1, 3), row[None, 4:-1])
     assert float(noise) == pytest.approx(fit.sigma2, rel=1e-5)
     conditional = fit.sigma2 * fit.psi[0, 0] / (1 + n * fit.psi[0, 0])
     assert conditional < float(spread) < conditional + fit.covariance[0, 0]
@@ -227,7 +227,7 @@ def test_it_is_refused_in_words():
 def test_new_sites_are_predicted_with_the_variance_between_sites():
     loop = after(federation(*sites()), effects="intercept")
     row = loop.algorithm.server_models(loop.server).models
-    spread, _ = Posterior().variance(torch.zeros(1, 1, 3), row[:, 4:-1])
+    spread, _, _ = Posterior().uncertainty(torch.zeros(1, 1, 3), row[:, 4:-1])
     between = float(loop.server.fit.sigma2 * loop.server.fit.psi[0, 0])
     assert between < float(spread) < 1.5 * between
     assert int(loop.server.verdict) == FITTED

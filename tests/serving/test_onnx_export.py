@@ -106,3 +106,26 @@ def test_other_examples_are_fed_as_they_are(tmp_path: Path) -> None:
     write_onnx(pipeline, tmp_path / "a.onnx")
     session = onnxruntime.InferenceSession(str(tmp_path / "a.onnx"), providers=["CPUExecutionProvider"])
     np.testing.assert_allclose(session.run(None, {"features": rows})[0], pipeline.predict_proba(rows), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("label", "task", "method"), [("y", "regression", "lmm"), ("n", "counts", "glmm")])
+def test_models_by_sums_give_their_deviation_too(label: str, task: str, method: str, tmp_path: Path) -> None:
+    draw = np.random.default_rng(1)
+    level = np.repeat(draw.normal(size=12), 15)
+    x = draw.normal(size=180)
+    table = {"site": np.repeat(np.arange(12), 15).astype(str), "x": x, "y": 5 + 3 * (x + level + draw.normal(size=180))}
+    table = {**table, "n": draw.poisson(np.exp(0.5 * level + 0.3 * x))}
+    rows = {name: table[name] for name in ("site", "x", label)}
+    data = kinfed.Federation.from_table(rows, client_column="site", label_column=label, task=task)
+    run = kinfed.run(federation=data, model="mlr", algorithms=method, rounds=12, seeds=(0,), progress=False)
+    for model in (run.personal_model("3", method), run.server_model(method)):
+        write_onnx(model, tmp_path / "model.onnx")
+        session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+        assert [one.name for one in session.get_outputs()] == ["prediction", "deviation"]
+        mean, deviation = session.run(None, {"x": np.array([[-1.0], [0.0], [2.0]])})
+        wanted = {"x": [-1.0, 0.0, 2.0]}
+        assert mean == pytest.approx(model.predict(wanted), rel=1e-4)
+        features = model.transform(wanted)
+        spread, noise, _ = model.module.uncertainty(features)
+        scale = float(model.inputs.problem.scale) if label == "y" else 1.0
+        assert deviation == pytest.approx(scale * (spread + noise).sqrt().detach().numpy(), rel=1e-4)

@@ -38,21 +38,24 @@ class SumsUp(Tree):
 
 class Posterior:
     """Numbers of the extension: σ² of a row's own noise, then a lower triangular factor L of the variance of the
-    coefficients (ones first), LL' = V, row after row. Predictions are those of the plain model."""
+    coefficients (ones first), LL' = V, row after row, and the degrees of freedom that V is known by, 0 where it is as
+    good as known (files of an earlier version end before it). Predictions are those of the plain model."""
 
     mark = -4
 
     def logits(self, phi: Tensor, weight: Tensor, bias: Tensor | None, extra: Tensor) -> Tensor:
         return torch.bmm(phi, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), phi, weight.mT)
 
-    def variance(self, phi: Tensor, extra: Tensor) -> tuple[Tensor, Tensor]:
-        """(x'Vx, σ²) [n, B] and [n, 1], for features [n, B, d_f] and extra [n, E]."""
+    def uncertainty(self, phi: Tensor, extra: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(x'Vx [n, B], σ² [n, 1], degrees of freedom [n, 1]), for features [n, B, d_f] and extra [n, E]."""
         p = phi.shape[-1] + 1
+        end = 1 + p * (p + 1) // 2
         rows, columns = torch.tril_indices(p, p)
         factor = phi.new_zeros(len(extra), p, p)
-        factor[:, rows, columns] = extra[:, 1:].to(phi)
+        factor[:, rows, columns] = extra[:, 1:end].to(phi)
         spread = factor[:, :1] + torch.bmm(phi, factor[:, 1:])
-        return spread.square().sum(-1), extra[:, :1].to(phi)
+        freedom = extra[:, end:] if extra.shape[1] > end else torch.zeros_like(extra[:, :1])
+        return spread.square().sum(-1), extra[:, :1].to(phi), freedom.to(phi)
 
 
 @dataclass(frozen=True)
@@ -183,12 +186,14 @@ def linear_rows(places: Tensor, coefficients: Array) -> Tensor:
     return theta
 
 
-def posterior_rows(places: Tensor, mean: Array, variance: Array, noise: float) -> Tensor:
-    """[n, P + E + 1]: models with coefficients `mean` [n, p] that are known up to `variance` [n, p, p]."""
+def posterior_rows(places: Tensor, mean: Array, variance: Array, noise: float, freedom: float = 0.0) -> Tensor:
+    """[n, P + E + 1]: models with coefficients `mean` [n, p] that are known up to `variance` [n, p, p], which is itself
+    known by these degrees of freedom; 0: as good as known."""
     p = mean.shape[1]
     values, vectors = np.linalg.eigh((variance + np.swapaxes(variance, 1, 2)) / 2)
     root = vectors * np.sqrt(np.maximum(values, 0))[:, None, :]
     lower = np.swapaxes(np.linalg.qr(np.swapaxes(root, 1, 2), mode="r"), 1, 2)  # V = LL' also where V is singular
     rows, columns = np.tril_indices(p)
-    extra = np.concatenate([np.full((len(mean), 1), noise), lower[:, rows, columns]], 1)
+    ends = np.full((len(mean), 1), noise), np.full((len(mean), 1), freedom)
+    extra = np.concatenate([ends[0], lower[:, rows, columns], ends[1]], 1)
     return extended_rows(linear_rows(places, mean), tensor_of(extra), Posterior()).to(places.device)

@@ -329,14 +329,15 @@ class ExtendedModule(nn.Module):
         with HeadProbe(self.model, self._head) as probe:
             return probe.features(self.model(x))
 
-    def variance(self, x: Tensor) -> Tensor | None:
-        """[B] of a target around its prediction, in units of the output; None if the extension does not know."""
-        known = getattr(self.extension, "variance", None)
+    def uncertainty(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """What is not known of a prediction, in units of the output: the variance of its linear predictor [B], that of
+        a row's own noise [1], and the degrees of freedom that the former is known by [1], 0 where it is as good as
+        known. None if the extension does not know."""
+        known = getattr(self.extension, "uncertainty", None)
         if known is None:
             return None
-        of_coefficients, noise = known(self._features(x)[None], self.extra[None, :-1])
-        total: Tensor = (of_coefficients + noise)[0]
-        return total
+        spread, noise, freedom = known(self._features(x)[None], self.extra[None, :-1])
+        return spread[0], noise[0], freedom[0]
 
     def forward(self, x: Tensor) -> Tensor:
         phi = self._features(x)
