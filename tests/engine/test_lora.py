@@ -113,7 +113,7 @@ def test_many_clients_at_once_are_the_clients_one_by_one(options: dict[str, bool
         torch.testing.assert_close(y[2 * i : 2 * i + 2], mine, rtol=1e-5, atol=1e-5)
         by_hand = torch.autograd.grad(mine.square().sum(), list(trained(client).values()))
         for ours, wanted in zip(grads, by_hand, strict=True):
-            torch.testing.assert_close(ours[i], wanted, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(ours[i], wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_a_batch_that_clients_cannot_share_evenly_is_refused() -> None:
