@@ -162,7 +162,7 @@ class Deployment:
                 )
 
     def _check_search(self) -> None:
-        """Refuse what no search does, and settings of a search where there is none."""
+        """Refuse what no search does, and settings of a search without one."""
         if self.method.strip() != FIT:
             if self.target.strip() in LEARNT_TARGETS:
                 raise ConfigError(
@@ -208,11 +208,11 @@ class Deployment:
         """The settings of a search, where the deployment is one."""
         if self.method.strip() != FIT:
             return None
-        given = {name: self.run_settings[name] for name in ("steps", "class_weights") if name in self.run_settings}
+        own = {name: self.run_settings[name] for name in ("steps", "class_weights") if name in self.run_settings}
         return FitSettings(
             algorithms=self.portfolio, models=self.models, trials=self.trials, folds=self.search_folds,
             deploy=self.deploy, rounds=self.run.rounds, metric=self.run_settings.get("metric", "auto"), seed=self.seed,
-            test_fraction=self.test_fraction, **given,
+            test_fraction=self.test_fraction, **own,
         )  # fmt: skip
 
     def of_try(self, chosen: Try, problem: Mapping[str, Any] | None) -> Deployment:

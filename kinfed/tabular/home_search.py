@@ -63,7 +63,7 @@ class HomeSearch:
         return self.data.train.filter(~inside), self.data.train.filter(inside)
 
     def joined(self, by_fold: Sequence[Tensor]) -> Tensor | None:
-        """[T, C] outputs on all training rows, from those on the rows of each fold; None where some are not finite."""
+        """[T, C] outputs on all training rows, from those on the rows of each fold; None if some are not finite."""
         whole = torch.zeros(len(self.fold_of), by_fold[0].shape[1], dtype=torch.float64)
         for fold, outputs in enumerate(by_fold):
             whole[fold_rows(self.data, self.fold_of, fold)] = outputs

@@ -191,26 +191,26 @@ def test_two_numbers_per_try_and_site_leave_and_no_figure_of_a_page(tmp_path: Pa
         assert not any(other in own for other in NAMES if other != name)
 
 
-def test_a_search_that_is_stopped_goes_on_to_the_same_result(
-    tmp_path: Path, searched: tuple[Loopback, FitResult]
-) -> None:
-    net = make(tmp_path)
+def test_a_search_that_is_stopped_goes_on_to_the_same_result(tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    small: dict[str, Any] = {"portfolio": "fedavg", "trials": 1}
+    net, other = make(tmp_path, **small), make(tmp_path / "whole", **small)
     count = 0
 
-    def fails_once(client: str, sent: Sent, answer: Packet) -> Packet | None:
-        """A node answers, and its answer to the second round is lost; so is one to the first figures."""
+    def fails(client: str, sent: Sent, answer: Packet) -> Packet | None:
+        """The answer of a node to the second round is lost, and then that with its figures."""
         nonlocal count
         count += sent.kind == "together" and client == "north"
         return None if client == "north" and sent.kind == "together" and count in (2, 4) else answer
 
-    net.tamper = fails_once
+    net.tamper = fails
     for _ in range(2):
         with pytest.raises(TooFewClients, match="north"):
             run(net)
-    again, whole = run(net), searched[1]
+    again, whole = run(net), run(other)
     assert dataclasses.replace(again, folder=None) == dataclasses.replace(whole, folder=None)
     for name in NAMES:
-        assert torch.equal(model_row(kept(net, name)), model_row(kept(searched[0], name)))
+        assert torch.equal(model_row(kept(net, name)), model_row(kept(other, name)))
 
 
 def test_methods_that_an_owner_does_not_allow_are_left_out(tmp_path: Path) -> None:

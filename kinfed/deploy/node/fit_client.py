@@ -34,7 +34,7 @@ from kinfed.deploy.node.node import NodeClient, asked_server_model
 from kinfed.deploy.node.node_data import ClientData, load_client_data
 from kinfed.deploy.node.node_settings import NodeSettings, Refused
 from kinfed.deploy.node.requests import Preparation, enrolment_of, prepare
-from kinfed.deploy.node.search_states import MODELS, KeptRuns, RunEntry
+from kinfed.deploy.node.search_states import MODELS, KeptRuns, SearchRunEntry
 from kinfed.deploy.node.vault_entry import MODEL, VaultEntry
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport import wire
@@ -279,7 +279,7 @@ class RunClient(NodeClient):
         number, method, part = (order.header[name] for name in ("try", "method", "part"))
         if self.fit.kept is None:
             raise MessageError("a request of one run of a search, which has to come with those of the others")
-        return RunEntry(self.fit.kept, f"{number}/{method}/{part}/")
+        return SearchRunEntry(self.fit.kept, f"{number}/{method}/{part}/")
 
     def evaluate(self, order: Packet) -> Packet:
         """Make the models of this run, and keep what they say of the rows that validate or test them."""

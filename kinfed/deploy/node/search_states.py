@@ -51,7 +51,7 @@ class KeptRuns:
 
 
 @dataclass
-class RunEntry:
+class SearchRunEntry:
     """One run's part of these, as an entry of a vault."""
 
     runs: KeptRuns

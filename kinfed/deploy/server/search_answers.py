@@ -1,4 +1,4 @@
-"""What sites say in a search, as the server reads it: MessageError where it cannot be; and what follows for columns.
+"""What sites say in a search, as the server reads it: MessageError if it cannot be; and what follows for columns.
 
 A *part* of a search is the training rows of all sites outside of one fold or, the last one, all of them.
 """
@@ -51,7 +51,7 @@ class SiteStatistics:
     """One part at one site."""
 
     columns: TableStatistics
-    target: ValueMoments  # of a number to predict; of no row where there are classes
+    target: ValueMoments  # of a number to predict; of classes that of no row
     counts: list[int]  # training, validation and test rows
     validated: list[int]  # of methods that keep some training rows for validation
 
