@@ -72,8 +72,8 @@ class SiteFigures:
         return _within(estimate, 0.0, 1.0) if self.metric.percent else estimate
 
     def gain(self, name: str | None, site: int, *, within: bool = True) -> Estimate:
-        """The gain over learning alone. Its interval ends where the metric does, unless `within` is false: the place of
-        such an end tells what the site has alone."""
+        """The gain over learning alone. Its interval ends where the metric does, unless `within` is false: where it
+        ends tells what the site has alone."""
         if name is None or name == ALONE:
             return NO_GAIN
         one = self._gains[name]
@@ -82,8 +82,10 @@ class SiteFigures:
             bound = certificates.gain_bound(self._discordant(name, site), "zero_one")
             assert bound is not None  # there is an interval
             estimate = Estimate(estimate.value, bound.low, bound.high, bound.at_least)
-        if not (self.metric.percent and within):
+        if not self.metric.percent:
             return estimate
+        if not within:
+            return _within(estimate, -1.0, 1.0)
         alone = float(self._values[ALONE][site])
         ends = (-alone, 1 - alone) if self.metric.higher_is_better else (alone - 1, alone)
         return _within(estimate, *ends)
