@@ -105,6 +105,19 @@ class SiteRecord:
     calibration: Calibration | None = None  # of what it is handed; None with too few test rows
 
 
+@dataclass(frozen=True)
+class ReferenceRecord:
+    """What a data scientist would take instead (kinfed.tabular.references), on the same test rows."""
+
+    name: str
+    title: str
+    pooled: bool  # it needs the rows of all sites in one place
+    value: float | None  # of the metric, the mean over sites
+    by_rows: float | None  # the same of all rows, as the metric is defined for these
+    ahead: Estimate  # by how much what sites are handed is better, the mean over sites; positive is better
+    sites: tuple[float | None, ...]  # of every site
+
+
 @dataclass(frozen=True, repr=False)
 class FitResult:
     """The outcome of `kinfed.fit`: what every site has chosen, what it gains, and its model.
@@ -133,6 +146,7 @@ class FitResult:
     drift: float = 0.0  # by which test rows of all sites lower what validation rows had promised, in that score
     apart: Literal["", "site", "consortium"] = ""  # of one site, or of all, where their rows were never in one place
     deploy: str = "chosen"  # what sites are handed: safe, chosen or certified
+    references: tuple[ReferenceRecord, ...] = ()  # none where they were not asked for, or cannot predict the target
     folder: Path | None = None
     models: dict[str, ModelPipeline] = field(default_factory=dict, repr=False)  # by site, if not kept in a folder
     server: ModelPipeline | None = field(default=None, repr=False)
@@ -184,6 +198,7 @@ class FitResult:
         record = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in left_out}
         record["problem"] = self.problem.to_json()
         record["contenders"], record["sites"] = ([asdict(one) for one in record[n]] for n in ("contenders", "sites"))
+        record["references"] = [asdict(one) for one in self.references]
         record["overall"], record["overall_by_rows"] = asdict(self.overall), asdict(self.overall_by_rows)
         return {"format": FORMAT, **record}
 
@@ -210,6 +225,10 @@ class FitResult:
             "overall": Estimate(**record["overall"]),
             "overall_by_rows": Estimate(**record["overall_by_rows"]), "notes": tuple(record["notes"]), "folder": folder,
             "class_rows": tuple(record.get("class_rows", ())),
+            "references": tuple(
+                ReferenceRecord(**{**one, "ahead": Estimate(**one["ahead"]), "sites": tuple(one["sites"])})
+                for one in record.get("references", ())
+            ),
         }  # fmt: skip
         return cls(**{**record, **whole})
 

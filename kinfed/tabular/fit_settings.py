@@ -42,6 +42,10 @@ class FitSettings:
     class_weights: str = option_of(
         RunConfig, "class_weights", text="Classes in training: balanced, by_client, or sick=5,well=1."
     )
+    references: bool = option(
+        True,
+        "Fit what one would take instead, too: ridge or logistic regression and trees alone, trees on pooled rows.",
+    )
     test_fraction: float = option(0.25, "Share of each site's rows for testing.", gt=0, lt=1)
     seed: int = option(0, "Seed of all draws.", ge=0)
 

@@ -34,7 +34,7 @@ from kinfed.records import JobFolder
 from kinfed.runs import Interrupted, RunOutcome, baseline_name, run
 from kinfed.serving import ModelPipeline
 from kinfed.tabular.decision import FitDecision, decide, judged_test, only_choice
-from kinfed.tabular.fit_result import RECORD, RUNS, ContenderRecord, FitResult, FittedModels, Newcomer
+from kinfed.tabular.fit_result import RECORD, RUNS, ContenderRecord, FitResult, FittedModels, Newcomer, ReferenceRecord
 from kinfed.tabular.fit_settings import FitSettings
 from kinfed.tabular.handover import (
     CERTIFIED,
@@ -47,6 +47,7 @@ from kinfed.tabular.handover import (
     single_handover,
 )  # fmt: skip
 from kinfed.tabular.portfolio import ALONE, BASELINE, LOCAL, ONE_MODEL, Contender, is_tried, methods_of, run_name
+from kinfed.tabular.references import ReferenceData
 from kinfed.tabular.search import (
     FitObserver,
     FoldStore,
@@ -57,7 +58,14 @@ from kinfed.tabular.search import (
     method_config,
     outputs_on_test,
 )  # fmt: skip
-from kinfed.tabular.site_figures import HANDED, ExpectedGains, SiteFigures, judged_baseline, site_records
+from kinfed.tabular.site_figures import (
+    HANDED,
+    ExpectedGains,
+    SiteFigures,
+    judged_baseline,
+    reference_records,
+    site_records,
+)
 
 PLAN = "plan.json"
 AUDIT = "audit.json"
@@ -156,6 +164,7 @@ class SiteFit:
         expectations = ExpectedGains.of_test_rows(self.choice_metric, self.data, decision, outputs)
         with_handed = self._figures(outputs | {HANDED: handed.outputs})
         result = self._result(tries, decision, fitted, with_handed, handed, expectations)
+        result = replace(result, references=self._references(handed, budget))
         models = self._models(decision, fitted, handed)
         if folder is None:
             return replace(result, models=models.sites, server=models.server)
@@ -298,6 +307,18 @@ class SiteFit:
             run=run_name(one, chosen) if one.name in fitted else "",
             **(sent_message(fitted[one.name], one.name) if is_sent else {}),
         )  # fmt: skip
+
+    def _references(self, handed: Handover, budget: TimeBudget) -> tuple[ReferenceRecord, ...]:
+        """What one would take instead; none for problems that these cannot predict, or once time is up."""
+        problem = self.data.problem
+        if not self.settings.references or not (problem.classifies or (problem.is_regression and not problem.shape)):
+            return ()
+        if budget.is_over():
+            self.observer.note("time was up before references (ridge or logistic regression, trees) were fitted")
+            return ()
+        self.observer.step("references: what one would take instead")
+        reference = ReferenceData.of(self.data, self.settings.seed)
+        return reference_records(self.metric, self.data, reference.every(), reference.titles(), handed.outputs)
 
     def _models(self, decision: FitDecision, fitted: dict[str, RunOutcome], handed: Handover | None) -> FittedModels:
         """Models of all sites; where nothing is `handed` over, what the folds chose."""

@@ -36,12 +36,12 @@ Floats = NDArray[np.float64]
 Settings = Mapping[str, Any]
 Maker = Callable[[Settings], Any]  # an estimator with these settings
 
+LINEAR_ALONE, TREES_ALONE, POOLED_TREES = "linear_alone", "trees_alone", "pooled_trees"
+POOLED = (POOLED_TREES,)  # references that need the rows of all sites in one place
 ALPHAS = tuple(np.logspace(-2, 4, 13))  # of ridge, for standardized columns
 STRENGTHS = tuple({"C": float(C)} for C in np.logspace(-3, 2, 6))  # of logistic regression
 MOST_CATEGORIES = 254  # that HistGradientBoosting takes; more sites enter by the mean of their training targets
 FEW_OF_A_CLASS = 10  # rows up to which none is set aside to stop boosting early
-LINEAR_ALONE, TREES_ALONE = "linear_alone", "trees_alone"
-POOLED_TREES, POOLED_TREES_SITE = "pooled_trees", "pooled_trees_site"
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,20 @@ class ReferenceData:
         return replace(self, train=wide[0], test=wide[1]), place
 
     # ---- references ----
+
+    def every(self) -> dict[str, Tensor]:
+        """Outputs [T, C] of the references of a fit, by name; trees on pooled rows have the site."""
+        return {
+            LINEAR_ALONE: self.linear_alone(), TREES_ALONE: self.trees_alone(),
+            POOLED_TREES: self.pooled_trees(site=True),
+        }  # fmt: skip
+
+    def titles(self) -> dict[str, str]:
+        linear = "logistic" if self.classes else "ridge"
+        return {
+            LINEAR_ALONE: f"{linear} regression alone", TREES_ALONE: "boosted trees alone",
+            POOLED_TREES: "boosted trees on pooled rows",
+        }  # fmt: skip
 
     def linear_alone(self) -> Tensor:
         def make(settings: Settings) -> Any:

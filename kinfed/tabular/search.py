@@ -39,9 +39,23 @@ NEVER = -1  # the fold of a row that always trains
 PAGE_SECONDS = 5.0  # kept back for what comes after that
 
 
-def now() -> float:
-    """Seconds of a clock that never goes back."""
-    return time.monotonic()
+@dataclass
+class WorkClock:
+    """A clock on which a second passes for a second of this process's processor time, and never faster than time
+    itself: other work on a busy machine takes nothing of a bound. Several threads at work count once."""
+
+    seconds: float = 0.0
+    _wall: float = field(default_factory=lambda: time.monotonic())
+    _worked: float = field(default_factory=lambda: time.process_time())
+
+    def __call__(self) -> float:
+        wall, worked = time.monotonic(), time.process_time()
+        self.seconds += min(wall - self._wall, worked - self._worked)
+        self._wall, self._worked = wall, worked
+        return self.seconds
+
+
+now = WorkClock()
 
 
 class FitObserver(Protocol):
@@ -67,7 +81,7 @@ class Unobserved:
 
 @dataclass
 class TimeBudget:
-    """Seconds for a whole fit, those of earlier processes included; None: without bound."""
+    """Seconds of work for a whole fit (WorkClock), those of earlier processes included; None: without bound."""
 
     seconds: float | None
     used: float = 0.0

@@ -21,9 +21,10 @@ from torch import Tensor
 from kinfed.data import Federation
 from kinfed.engine import Judged, Metric, bootstrap_draws, deviation_of_draws
 from kinfed.runs import constant_outputs
-from kinfed.tabular.decision import Advantage, FitDecision, advantage, judged_test, replicates_for, values
-from kinfed.tabular.fit_result import Calibration, Estimate, SiteRecord
+from kinfed.tabular.decision import Advantage, FitDecision, advantage, judged_test, pooled_value, replicates_for, values
+from kinfed.tabular.fit_result import Calibration, Estimate, ReferenceRecord, SiteRecord
 from kinfed.tabular.portfolio import ALONE, BASELINE, ONE_MODEL
+from kinfed.tabular.references import POOLED
 from kinfed.theory import certificates, joint_gains
 
 if TYPE_CHECKING:
@@ -147,6 +148,27 @@ class ExpectedGains:
         reach = NORMAL * np.sqrt(spread)
         ends = zip(mean.tolist(), (mean - reach).tolist(), (mean + reach).tolist(), moves, strict=True)
         return cls(drift.value, [Estimate(*numbers) if move else UNDEFINED for *numbers, move in ends])
+
+
+def reference_records(
+    metric: Metric, data: Federation, outputs: Mapping[str, Tensor], titles: Mapping[str, str], handed: Tensor
+) -> tuple[ReferenceRecord, ...]:
+    """References beside what sites are `handed`; both are outputs [T, C] of the test rows."""
+    own, sign = values(metric, judged_test(handed, data)), 1.0 if metric.higher_is_better else -1.0
+    records = []
+    for name, one in outputs.items():
+        judged = judged_test(one, data)
+        seen = values(metric, judged)
+        ahead, known = sign * (own - seen), torch.isfinite(seen)
+        bound = certificates.mean_over_sites(ahead[torch.isfinite(ahead)].tolist())
+        records.append(
+            ReferenceRecord(
+                name, titles[name], name in POOLED, float(seen[known].mean()) if bool(known.any()) else None,
+                _finite(pooled_value(metric, judged)), UNDEFINED if bound is None else bound_estimate(bound),
+                tuple(_finite(float(value)) for value in seen),
+            )
+        )  # fmt: skip
+    return tuple(records)
 
 
 def bound_estimate(bound: certificates.Bound) -> Estimate:

@@ -43,6 +43,8 @@ def page(result: FitResult, folder: Path) -> str:
                 calibration_picture(site.calibration)) for site in result.sites],
         insurance=words.insurance(), drift=words.drift(), score=words.choice.noun, safe=result.deploy == "safe",
         leaves=[(one.title, words.leaves(one), takers(result, one.name)) for one in chosen],
+        references=reference_table(result) if result.references else None,
+        references_by_site=reference_sites(result) if result.references else None,
         tried=tried_table(result), settings=result.settings, trials=result.trials, left_out=result.left_out,
         models=[(site.site, str(site_path(folder, site.site).relative_to(folder))) for site in result.sites],
         server=str(server_path(folder).relative_to(folder)) if len(result.sites) > 1 else "", apart=result.apart,
@@ -191,6 +193,44 @@ def _site_row(site: SiteRecord, words: Wording, reach: float, result: FitResult)
         f"{words.title(site.chosen)}{shown}", one_model, words.value(site.baseline), f"{site.train_rows:,}",
         f"{site.test_rows:,}",
     ]  # fmt: skip
+
+
+def reference_table(result: FitResult) -> TextTable:
+    """What one would take instead, beside what sites have alone by kinfed and what they are handed."""
+    words, metric = Wording(result), result.known_metric
+    columns = [
+        TableColumn("What", "name"),
+        TableColumn("What sites take is better by", definition="The mean over sites, with its 95 % interval."),
+        TableColumn("Mean over sites", group=words.style.axis_title),
+        TableColumn("All rows", group=words.style.axis_title,
+                    definition="Rankings compare rows of the same site." if metric.by_class else ""),
+    ]  # fmt: skip
+    rows: list[list[TableCell | str]] = []
+    for one in result.references:
+        ahead = one.ahead
+        tone = ("yes" if (ahead.value or 0) > 0 else "no") if ahead.is_clear else "open"
+        gain = "–" if ahead.value is None else words.gain(ahead.value)
+        interval = None
+        if ahead.value is not None and ahead.low is not None and ahead.high is not None:
+            interval = (ahead.low, ahead.value, ahead.high)
+        rows.append([
+            one.title + (": needs pooled rows" if one.pooled else ""), TableCell(gain, tone=tone, interval=interval),
+            *("–" if value is None else words.number(value) for value in (one.value, one.by_rows)),
+        ])  # fmt: skip
+    return TextTable.of("Beside it", columns, rows)
+
+
+def reference_sites(result: FitResult) -> TextTable:
+    """References site by site, beside learning alone by kinfed and what the site takes."""
+    words = Wording(result)
+    columns = [TableColumn("Site", "name"), TableColumn("Takes"), TableColumn("Alone, by kinfed")]
+    columns += [TableColumn(one.title[0].upper() + one.title[1:]) for one in result.references]
+    rows = [
+        [site.site, words.value(site.deployed), words.value(site.alone),
+         *("–" if one.sites[place] is None else words.number(one.sites[place] or 0.0) for one in result.references)]
+        for place, site in enumerate(result.sites)
+    ]  # fmt: skip
+    return TextTable.of("References, site by site", columns, rows)
 
 
 def tried_table(result: FitResult) -> TextTable:

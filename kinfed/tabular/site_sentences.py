@@ -343,6 +343,20 @@ class Wording:
         rows = "" if by_rows is None else f" Every row alike, it is {self.gain(by_rows)}."
         return f"{head}; {self._clear_sites(moved)}. {self._mean(gain)}{rows}"
 
+    def references(self) -> str:
+        """What one would take instead, in one sentence; "" where it was not fitted."""
+        parts = [
+            f"{one.title} {self.number(one.value)}{' (needs pooled rows)' if one.pooled else ''}"
+            for one in self.result.references
+            if one.value is not None
+        ]
+        handed = [site.deployed.value for site in self.result.sites if site.deployed.value is not None]
+        if not parts or not handed:
+            return ""
+        mean = self.number(sum(handed) / len(handed))
+        figures = f"{self.style.noun}, mean over sites"
+        return f"Instead of this one would take ({figures}): {', '.join(parts)}; here it is {mean}."
+
     def _clear_sites(self, moved: Sequence[SiteRecord]) -> str:
         """The sites whose gain, or loss, is beyond chance; of many sites some are by chance."""
         better, worse = ([one.site for one in moved if one.gain.is_clear and sign * (one.gain.value or 0) > 0]

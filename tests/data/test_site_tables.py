@@ -101,6 +101,14 @@ def test_the_made_up_sites_say_so() -> None:
     assert data.class_names == ["benign", "malignant"]
 
 
+def test_digits_are_dealt_to_post_offices() -> None:
+    data = federation("post_offices", Path())
+    assert data.num_clients == 8
+    assert len(data.labels) == 1797
+    assert data.class_names[3] == "digit 3"
+    assert federation("post_offices", Path(), sites=3).num_clients == 3
+
+
 @pytest.mark.parametrize("name", ["heart_disease", "wisdm_ar_v1", "contraception", "adult"])
 def test_the_real_files_load(name: str) -> None:
     folder = real_data(name)

@@ -9,7 +9,8 @@ import pytest
 
 SITES = {"north": 40, "south": 28, "lake": 16}
 SMALL: dict[str, Any] = {
-    "algorithms": "ditto", "models": "mlr", "trials": 2, "folds": 2, "rounds": 3, "steps": 5, "metric": "accuracy"
+    "algorithms": "ditto", "models": "mlr", "trials": 2, "folds": 2, "rounds": 3, "steps": 5, "metric": "accuracy",
+    "references": False,
 }  # fmt: skip
 COLUMNS = {"client_column": "site", "label_column": "outcome"}
 

@@ -517,3 +517,12 @@ def test_rows_of_several_sites_are_predicted_by_the_model_of_each(
     assert len(alone.stdout.splitlines()) == len(some["site"]) + 1, alone.stderr
     assert "has no model of the server's" in command(*asked, "--run", run, "--algorithm", "alone", cwd=tmp_path).stderr
     assert "give --run DIR" in command(*asked, cwd=tmp_path).stderr
+
+
+def test_other_work_takes_nothing_of_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second of the clock is one of the processor, and never faster than time itself."""
+    wall, worked = iter((0.0, 10.0, 12.0, 20.0)), iter((0.0, 2.0, 8.0, 8.0))
+    monkeypatch.setattr(search.time, "monotonic", lambda: next(wall))
+    monkeypatch.setattr(search.time, "process_time", lambda: next(worked))
+    clock = search.WorkClock()
+    assert [clock(), clock(), clock()] == [2.0, 4.0, 4.0]

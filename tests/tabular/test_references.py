@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,13 @@ from sklearn.linear_model import RidgeCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+import kinfed
 from kinfed.data import Federation
-from kinfed.tabular.references import ALPHAS, ReferenceData
+from kinfed.tabular.fit_result import FitResult
+from kinfed.tabular.references import ALPHAS, POOLED_TREES, ReferenceData
+from kinfed.tabular.site_page import page
+from kinfed.tabular.site_sentences import Wording
+from tests.tabular.conftest import COLUMNS, SMALL
 
 SITES = 3
 
@@ -95,3 +101,28 @@ def test_classes_that_a_site_has_not_seen_have_a_chance(classes: int) -> None:
         assert bool(torch.isfinite(outputs).all())
         torch.testing.assert_close(outputs.exp().sum(1), torch.ones(len(outputs), dtype=torch.float64))
         assert bool((outputs[data.test.owner == 2].argmax(1) == 1).all())
+
+
+def test_a_fit_has_references_beside_it(tmp_path: Path, table: dict[str, list[Any]]) -> None:
+    settings = {**SMALL, **COLUMNS, "references": True, "out": tmp_path / "fit"}
+    result = kinfed.fit(table, **{**settings, "trials": 1})
+    read = FitResult.read(tmp_path / "fit")
+    assert read.references == result.references
+    assert [one.pooled for one in result.references] == [False, False, True]
+    for one in result.references:
+        known = [value for value in one.sites if value is not None]
+        assert one.value == pytest.approx(np.mean(known))
+        handed = np.mean([site.deployed.value for site in result.sites])
+        assert one.ahead.value == pytest.approx(handed - one.value)
+    text = page(read, tmp_path / "fit")
+    assert "boosted trees on pooled rows: needs pooled rows" in text
+    assert "logistic regression alone" in text
+    assert "(needs pooled rows)" in Wording(result).references()
+    assert result.references[2].name == POOLED_TREES
+
+
+def test_no_references_where_they_cannot_predict(table: dict[str, list[Any]]) -> None:
+    count = {**table, "outcome": [len(str(age)) for age in table["age"]]}
+    result = kinfed.fit(count, **{**SMALL, **COLUMNS, "trials": 1, "metric": "auto", "references": True}, task="counts")
+    assert result.references == ()
+    assert Wording(result).references() == ""

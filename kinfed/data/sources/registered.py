@@ -79,6 +79,7 @@ _BY_CLIENT = (
     ("tcga_brca", _SITES, "survival with breast cancer in six regions (TCGA, as in FLamby)"),
     ("rotterdam_gbsg", _SITES, "recurrence-free survival with breast cancer in two studies"),
     ("breast_cancer", _SITES, "569 tumours (scikit-learn), five made-up sites; no download"),
+    ("post_offices", _SITES, "1,797 digits (scikit-learn) at eight made-up post offices; no download"),
     ("sentiment140", "text:TweetOptions", "tweets by user, two sentiments, GloVe word vectors"),
     ("pfllib", "pfllib_folder:PfllibOptions", "a folder that PFLlib's generators wrote, with its clients and split"),
     ("sentiment140_subset", "text:TweetSubsetOptions", "39,415 tweets, for trying the text task only"),
