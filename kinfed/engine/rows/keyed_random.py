@@ -111,7 +111,8 @@ def _draws_globally(operation: Any, args: Any, kwargs: Any) -> bool:
 def _arguments(operation: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """All arguments of an operation by name."""
     values: dict[str, Any] = {argument.name: argument.default_value for argument in operation._schema.arguments}
-    return values | dict(zip(values, args, strict=False)) | kwargs
+    values |= dict(zip(values, args, strict=False))
+    return {**values, **kwargs}
 
 
 # Kernels of accelerators that draw while they compute, and tell nobody what.

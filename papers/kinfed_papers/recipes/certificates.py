@@ -27,9 +27,9 @@ def parts(scale: Scale) -> list[Study]:
     small = scale != "smoke"
     draws, sites, seeds = (1000, 50, tuple(range(40, 50))) if small else (40, 6, (40, 41))
     studies = [
-        Study("bounds", lambda given: bounds(given or (), draws), {"draws": draws}, seeds),
-        Study("expectations", lambda given: expectations(given or (), sites), {"sites": sites}, seeds),
-        Study("watches", lambda given: watches(given or (), draws), {"draws": draws}, seeds),
+        Study("bounds", lambda given, settings: bounds(given or (), draws), {"draws": draws}, seeds),
+        Study("expectations", lambda given, settings: expectations(given or (), sites), {"sites": sites}, seeds),
+        Study("watches", lambda given, settings: watches(given or (), draws), {"draws": draws}, seeds),
     ]
     table_seeds = tuple(range(40, 50)) if scale == "paper" else SEEDS
     for name in TABLES if small else ():

@@ -223,10 +223,12 @@ def covered(model: ModelPipeline, rows: pa.Table, target: str) -> float:
     return float(np.mean([str(cell) in inside for cell, inside in zip(cells, predictions.sets, strict=True)]))
 
 
-def on_table(name: str, most: int, null: bool = False) -> Callable[[Sequence[int] | None], Measurements]:
+def on_table(
+    name: str, most: int, null: bool = False
+) -> Callable[[Sequence[int] | None, Mapping[str, Any]], Measurements]:
     """The function that measures a table for seeds."""
 
-    def measure(seeds: Sequence[int] | None) -> Measurements:
+    def measure(seeds: Sequence[int] | None, settings: Mapping[str, Any]) -> Measurements:
         collector, target = Collector(), SITE_TABLES[name].target
         for seed in seeds or ():
             table = rows_of(name, most, seed)
