@@ -35,7 +35,7 @@ from kinfed.tabular.site_figures import (
 )
 from kinfed.theory import certificates
 
-AT_HOME = "Figures of a site are on a page of its own, which has not left it; a dash stands for them here."
+AT_HOME = "Figures of a site are on a page of its own, which has not left it."
 
 
 @dataclass(frozen=True)
