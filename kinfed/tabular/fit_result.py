@@ -146,7 +146,7 @@ class FitResult:
     drift: float = 0.0  # by which test rows of all sites lower what validation rows had promised, in that score
     apart: Literal["", "site", "consortium"] = ""  # of one site, or of all, where their rows were never in one place
     deploy: str = "chosen"  # what sites are handed: safe, chosen or certified
-    references: tuple[ReferenceRecord, ...] = ()  # none where they were not asked for, or cannot predict the target
+    references: tuple[ReferenceRecord, ...] = ()  # none if they were not asked for, or cannot predict the target
     folder: Path | None = None
     models: dict[str, ModelPipeline] = field(default_factory=dict, repr=False)  # by site, if not kept in a folder
     server: ModelPipeline | None = field(default=None, repr=False)

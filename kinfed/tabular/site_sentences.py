@@ -344,7 +344,7 @@ class Wording:
         return f"{head}; {self._clear_sites(moved)}. {self._mean(gain)}{rows}"
 
     def references(self) -> str:
-        """What one would take instead, in one sentence; "" where it was not fitted."""
+        """What one would take instead, in one sentence; "" if it was not fitted."""
         parts = [
             f"{one.title} {self.number(one.value)}{' (needs pooled rows)' if one.pooled else ''}"
             for one in self.result.references

@@ -62,7 +62,7 @@ def test_a_real_table_is_judged_by_fresh_rows(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("KINFED_DATA", str(real_data("heart_disease")))
     quick = {"algorithms": "fedavg", "models": "mlr", "trials": 1, "rounds": 2, "folds": 2}
     monkeypatch.setattr("kinfed_papers.studies.certified.FIT", quick)
-    measured = on_table("heart_disease", 300)((40,))
+    measured = on_table("heart_disease", 300)((40,), {})
     assert set(measured) == {"chosen", "safe", "certified"}
     assert 0.5 < measured["safe"]["coverage"][40] <= 1
     assert measured["certified"]["worst"][40] >= measured["chosen"]["worst"][40] - 1e-12
@@ -71,4 +71,4 @@ def test_a_real_table_is_judged_by_fresh_rows(monkeypatch: pytest.MonkeyPatch) -
 def test_a_table_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KINFED_DATA", str(tmp_path))
     with pytest.raises(kinfed.errors.DataError, match="heart_disease is not in the data folder"):
-        on_table("heart_disease", 100)((40,))
+        on_table("heart_disease", 100)((40,), {})

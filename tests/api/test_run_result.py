@@ -233,6 +233,5 @@ def test_folds_are_joined_in_memory_as_on_disk(data: Federation, tmp_path: Path)
 
 
 def test_printing_a_result_shows_its_table(results: Results) -> None:
-    texts = [str(result) for result in results]
-    assert len(set(texts)) == 1
-    assert all(name in texts[0] for name in ("Local", "FedAvg", "Ditto", "Accuracy (%)"))
+    for result in results:
+        assert all(name in str(result) for name in ("Local", "FedAvg", "Ditto", "Accuracy (%)"))

@@ -191,7 +191,7 @@ def test_a_hundred_thousand_classes_are_refused_before_a_folder_exists(
 
 
 def test_memory_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def take_all(*_: object) -> None:
+    def take_all(*_: object, **__: object) -> None:
         torch.empty(1 << 58)  # more than any machine has: refused at once, and not taken
 
     monkeypatch.setattr(run_inputs, "build_federation", take_all)

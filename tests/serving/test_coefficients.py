@@ -86,8 +86,7 @@ def test_runs_without_coefficients_say_so(exam):
 @pytest.fixture(scope="module")
 def studies():
     """rotterdam_gbsg by name."""
-    real_data("rotterdam_gbsg")
-    settings = {"model": "mlr", "rounds": 8, "seeds": (0,), "progress": False}
+    settings = {"data": real_data("rotterdam_gbsg"), "model": "mlr", "rounds": 8, "seeds": (0,), "progress": False}
     return kinfed.run(dataset="rotterdam_gbsg", algorithms="cox", **settings)
 
 

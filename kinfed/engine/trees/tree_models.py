@@ -133,7 +133,9 @@ def ensemble_scores(
         place = 2 * place + 2 - left.to(torch.int64)
     leaf = place - inner + torch.arange(trees, device=x.device) * leaves
     index = leaf.flatten(1)[..., None].expand(-1, -1, scores)
-    level = torch.baddbmm(base[:, None], torch.where(torch.isnan(x), 0.0, x), linear)
+    level = base[:, None]
+    if linear.shape[1]:  # before the first bins nothing is known of the inputs
+        level = torch.baddbmm(level, torch.where(torch.isnan(x), 0.0, x), linear)
     return value.flatten(1, 2).gather(1, index).view(*leaf.shape, scores).sum(2) + level
 
 
