@@ -21,11 +21,10 @@ its shares, in proportion to the hazards of all training rows; prior → 0 is Br
 all sites). A site that nothing is known of has H. So the order of risks is that of x'β, and what a site is told about
 chances follows its own follow-up.
 
-A target with one hazard ratio for all periods (`--loss cox`) has one output, and of the baseline only its level over
-all periods. Where a column separates those with the event from those without, β runs away: the fit starts again with a
-normal prior, and says so. Columns that do not vary within any site are left out and named: every site has a baseline of
-its own, and nothing tells the two apart.
-"""
+A target with one hazard ratio for all periods (`--loss partial_likelihood`) has one output, and of the baseline only
+its level over all periods. Where a column separates those with the event from those without, β runs away: the fit
+starts again with a normal prior, and says so. Columns that do not vary within any site are left out and named: every
+site has a baseline of its own, and nothing tells the two apart."""
 
 from __future__ import annotations
 

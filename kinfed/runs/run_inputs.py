@@ -152,7 +152,7 @@ class RunInputs:
                 data = data.with_public(public, seed)
             if self.config.foreign_targets:
                 data = data.with_foreign_targets(seed)
-            if self.config.loss.partition(":")[0] == "cox":  # which learns one risk for all times
+            if self.config.loss.partition(":")[0] == "partial_likelihood":  # which learns one risk for all times
                 data = replace(data, problem=replace(data.problem, proportional=True))
             if self.config.class_weights != example_weights.NONE:
                 data = data.with_class_weights(self.config.class_weights)

@@ -111,7 +111,7 @@ def some_positions():
 
 CASES = {
     "discrete_time": (SURVIVAL, survival_targets(B, 7).float(), hand_survival),
-    "cox": (replace(SURVIVAL, proportional=True), survival_targets(B, 7).float(), hand_cox),
+    "partial_likelihood": (replace(SURVIVAL, proportional=True), survival_targets(B, 7).float(), hand_cox),
     "poisson": (COUNTS, torch.tensor([0.0, 3, 1, 0, 8, 2, 1]),
                 lambda z, y: F.poisson_nll_loss(z[:, 0] + math.log(COUNTS.mean), y, reduction="none") / COUNTS.mean),
     "negative_binomial": (COUNTS, torch.tensor([0.0, 3, 1, 0, 8, 2, 1]), hand_negative_binomial),
@@ -291,9 +291,14 @@ def test_every_kind_is_learned_scored_and_predicted(task, metric, least):
 
 
 def test_private_training_refuses_a_loss_that_couples_examples():
-    with pytest.raises(ConfigError, match="cox"):
+    with pytest.raises(ConfigError, match="partial_likelihood"):
         kinfed.run(
-            federation=federation("survival"), algorithms="fedavg", loss="cox", dp_noise=1.0, rounds=1, seeds=(0,)
+            federation=federation("survival"),
+            algorithms="fedavg",
+            loss="partial_likelihood",
+            dp_noise=1.0,
+            rounds=1,
+            seeds=(0,),
         )
 
 

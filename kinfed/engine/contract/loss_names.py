@@ -32,7 +32,12 @@ _add("proportional_odds", "losses:ProportionalOdds", "-log probability of the cl
 _add("binary_labels", "losses:BinaryLabels", "mean cross-entropy over the labels that are known", "multilabel")
 _add("discrete_time", "losses:DiscreteTime", "-log likelihood of outliving periods, and of the event's period",
      "survival")  # fmt: skip
-_add("cox", "losses:CoxPartial", "Cox's partial likelihood inside a batch: order alone, no level", "survival")
+_add(
+    "partial_likelihood",
+    "losses:CoxPartial",
+    "Cox's partial likelihood inside a batch: order alone, no level",
+    "survival",
+)
 _add("positions", "losses:Positions", "mean cross-entropy over the positions that have a class", "dense")
 
 

@@ -153,7 +153,7 @@ class CoxPartial(_OfProblem):
     private training is refused (`discrete_time` is a sum over examples). Only the order of risks is learned; the
     hazard of all training rows gives the level of survival curves."""
 
-    label, couples = "cox", True
+    label, couples = "partial_likelihood", True
 
     def values(self, z: Tensor, y: Tensor) -> Tensor:
         raise NotImplementedError  # `losses` sees whole batches
