@@ -28,7 +28,7 @@ settings.register_profile("random", deadline=None, max_examples=300)
 settings.load_profile(os.environ.get("KINFED_HYPOTHESIS", "kinfed"))
 
 # Seconds for tests that start other processes, which mostly wait; everything else has the limit of pyproject.toml.
-PROCESS_TIMEOUTS = {"ray": 180, "flower": 400, "browser": 120}
+PROCESS_TIMEOUTS = {"ray": 400, "flower": 400, "browser": 120}
 
 
 @pytest.hookimpl(optionalhook=True)
