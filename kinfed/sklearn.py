@@ -62,11 +62,12 @@ class PersonalizedClassifier(ClassifierMixin, PersonalizedEstimator):  # type: i
         self, algorithm: str = "auto", *, model: str = "mlr", options: Mapping[str, Any] | None = None,
         rounds: int = 30, steps: int = 20, lr: float = 0.05, trials: int = 1, folds: int = 3, metric: str = "auto",
         class_weight: Mapping[Any, float] | str | None = None, client_column: str | None = None,
-        random_state: int | None = 0,
+        person_column: str | None = None, order_column: str | None = None, random_state: int | None = 0,
     ) -> None:  # fmt: skip
         super().__init__(
             algorithm, model=model, options=options, rounds=rounds, steps=steps, lr=lr, trials=trials, folds=folds,
-            metric=metric, client_column=client_column, random_state=random_state,
+            metric=metric, client_column=client_column, person_column=person_column, order_column=order_column,
+            random_state=random_state,
         )  # fmt: skip
         self.class_weight = class_weight
 

@@ -26,7 +26,17 @@ from kinfed.records import KINDS, Baseline, Kind, RunRecord, TrialRecord
 
 DATA_KEYS = (
     *("dataset", "partition", "clients", "client_column", "label_column", "group_column", "split_column", "columns"),
-    *("weight_column", "time_column", "event_column", "stratify", "folds", "validation", "foreign_targets"),
+    *(
+        "weight_column",
+        "time_column",
+        "event_column",
+        "person_column",
+        "order_column",
+        "stratify",
+        "folds",
+        "validation",
+        "foreign_targets",
+    ),
     "eval_clients",
 )
 # Settings that a federation's own description repeats with all defaults filled in.

@@ -33,6 +33,7 @@ TEXTS = {
     "weight_column": "Column with the weight of a row, in training and in results.",
     "split_column": "Column with train or test, if the split is given.",
     "person_column": "Column with the person (patient, case) of a row, all of whose rows stay in one part.",
+    "order_column": "Column with the date or number of a row: what is tested, or chosen by, comes after what trains.",
     "encoding": "Encoding of CSV files, such as latin-1 (utf-8).",
     "data": "Folder with data sets.",
 }
@@ -45,7 +46,7 @@ def panels() -> Iterator[OptionPanel]:
 
     columns = (
         "client_column", "label_column", "time_column", "event_column", "task", "columns", "ignore", "weight_column",
-        "split_column", "person_column", "encoding",
+        "split_column", "person_column", "order_column", "encoding",
     )  # fmt: skip
     yield OptionPanel(TABLE, TableOptions, columns)
     yield OptionPanel(TABLE, FitSettings, ("test_fraction",))

@@ -31,7 +31,8 @@ _OTHER_WORDS = {"method": "algorithms", "methods": "algorithms", "recipe": RECIP
 
 DESCRIBE_SETTINGS = (
     "plugins", "dataset", "partition", "clients", "client_column", "label_column", "group_column", "split_column",
-    "weight_column", "time_column", "event_column", "person_column", "task", "columns", "encoding", "stratify", "data",
+    "weight_column", "time_column", "event_column", "person_column", "order_column", "task", "columns", "encoding",
+    "stratify", "data",
 )  # fmt: skip
 
 

@@ -23,7 +23,8 @@ DEFAULT_TRIALS = 20
 # Not among them: privacy, which tuning cannot account for, and what concerns files that trials do not write.
 SETTINGS = (
     "plugins", "dataset", "partition", "clients", "client_column", "label_column", "group_column", "split_column",
-    "weight_column", "time_column", "event_column", "person_column", "task", "columns", "encoding", "accept",
+    "weight_column", "time_column", "event_column", "person_column", "order_column", "task", "columns", "encoding",
+    "accept",
     "stratify", "validation", "foreign_targets", "data", "model", "pretrain", "warm_start",
     "algorithms", "preset", "rounds", "participation", "seeds", "dropout", "sampling", "stragglers", "loss",
     "class_weights",

@@ -36,7 +36,7 @@ NON_RESULT_SETTINGS = (
     "accept",
 )  # fmt: skip
 # Settings that came later: by default they leave the identity of a run as it was before there were any.
-LATER_SETTINGS = ("person_column", "encoding", "user_at_nodes", "user_conspirators")
+LATER_SETTINGS = ("person_column", "order_column", "encoding", "user_at_nodes", "user_conspirators")
 _OF_ONE_POOL = ("ray_address", "ray_gpus", "workers", "state")  # mean nothing, or something else, on another pool
 
 

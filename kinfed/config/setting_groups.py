@@ -52,12 +52,17 @@ class DataSettings:
     time_column: str | None = option_of(TableOptions, "time_column")
     event_column: str | None = option_of(TableOptions, "event_column")
     person_column: str | None = option_of(TableOptions, "person_column")
+    order_column: str | None = option_of(TableOptions, "order_column")
     columns: str | None = option_of(TableOptions, "columns", None)
     encoding: str | None = option_of(TableOptions, "encoding", None)
     stratify: bool = option(
         False, "Draw test and validation rows in proportion to each client's classes, or quartiles of a number."
     )
-    folds: int | None = option(None, "Cross-validation with this many stratified folds of every client's rows.", ge=2)
+    folds: int | None = option(
+        None,
+        "Cross-validation with this many stratified folds of every client's rows (in order with order_column).",
+        ge=2,
+    )
     validation: Share = option("auto", "Share of training data kept for validation, or auto.", ge=0, lt=1)
     public: Share = option(
         "auto", "Share of training data made public, for methods that distil on it, or auto.", ge=0, lt=1

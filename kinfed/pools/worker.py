@@ -84,7 +84,8 @@ def make_shard(federation: Federation, ids: Tensor) -> Shard:
     own = {
         "features": Features(features.rows(rows), features.mean, features.std, features.device, features.vectors),
         "labels": federation.labels[rows], "tags": None if federation.tags is None else federation.tags[rows],
-        "weights": None if federation.weights is None else federation.weights[rows], "public": new_rows.get("public"),
+        "weights": None if federation.weights is None else federation.weights[rows], "persons": None, "order": None,
+        "public": new_rows.get("public"),
         **{name: Ragged(ragged.offsets, new_rows[name]) for name, ragged in owned.items()},
     }  # fmt: skip
     longest = {name: split.longest for name, split in splits.items()}

@@ -44,7 +44,7 @@ DEFAULT_CLIENTS = 20
 DEFAULT_PARTITION = "dirichlet"
 COLUMNS = (
     "client_column", "label_column", "group_column", "split_column", "weight_column", "time_column", "event_column",
-    "person_column", "columns", "encoding",
+    "person_column", "order_column", "columns", "encoding",
 )  # fmt: skip
 
 

@@ -40,6 +40,8 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-lear
     metric         with "auto": what is chosen by; "auto" is AUROC of two classes, accuracy of several, RMSE of numbers
     client_column  column of a frame X that names the client of every row, in place of the argument `client`; rows with
                    an empty cell there are predicted by the server's model
+    person_column, order_column   columns of a frame X that say whose a row is (all rows of a person are in one part of
+                   a validation) and when it is of (what validates is later than what trains); no features either
     random_state   a whole number: the seed of all draws (None is 0)
 
     Attributes: clients_ (names), chosen_ (by client, what was taken), n_features_in_, and classes_ of a classifier.
@@ -50,12 +52,14 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-lear
     def __init__(
         self, algorithm: str = "auto", *, model: str = "mlr", options: Mapping[str, Any] | None = None,
         rounds: int = 30, steps: int = 20, lr: float = 0.05, trials: int = 1, folds: int = 3, metric: str = "auto",
-        client_column: str | None = None, random_state: int | None = 0,
+        client_column: str | None = None, person_column: str | None = None, order_column: str | None = None,
+        random_state: int | None = 0,
     ) -> None:  # fmt: skip
         self.algorithm, self.model, self.options = algorithm, model, options
         self.rounds, self.steps, self.lr = rounds, steps, lr
         self.trials, self.folds, self.metric = trials, folds, metric
         self.client_column, self.random_state = client_column, random_state
+        self.person_column, self.order_column = person_column, order_column
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -73,7 +77,7 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-lear
         table = {**self._table(X, labels, weights), CLIENT: names}
         # All columns of an array are numbers; those of a frame are what the rule makes of them.
         kinds = ",".join(f"x{place}=number" for place in range(X.shape[1])) if isinstance(X, np.ndarray) else ""
-        options = {"client_column": CLIENT, "task": self._task, "columns": kinds}
+        options = {"client_column": CLIENT, "task": self._task, "columns": kinds, **self._roles}
         try:
             source = load_sites(table, {**self._table_options(weights), **options}, None, self._seed)
             fitted = self._choose(source) if self.algorithm == "auto" else self._train(source)
@@ -117,6 +121,27 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-lear
         """Rows of one client, whose frame may have the column of clients or not."""
         has_column = self.client_column is not None and self.client_column in getattr(X, "columns", ())
         return self._rows(X, None)[0] if has_column else X
+
+    @property
+    def _roles(self) -> dict[str, str]:
+        """Columns of frames that say how rows belong together, by the names of their options."""
+        roles = {"person_column": self.person_column, "order_column": self.order_column}
+        return {role: name for role, name in roles.items() if name is not None}
+
+    def _features_of(self, X: Any, *, fits: bool) -> Any:
+        """A frame without the columns of `_roles`, which it must have when a model `fits`."""
+        if not self._roles:
+            return X
+        import narwhals
+
+        try:
+            frame = narwhals.from_native(X, eager_only=True)
+        except TypeError:
+            raise ValueError(f"{next(iter(self._roles))} is a column of a frame; X is {type(X).__name__}") from None
+        for role, name in self._roles.items():
+            if fits and name not in frame.columns:
+                raise ValueError(f"X has no column {name!r} ({role}); it has {', '.join(frame.columns[:8])}")
+        return frame.drop([name for name in self._roles.values() if name in frame.columns]).to_native()
 
     @property
     def _class_weights(self) -> str:
@@ -202,12 +227,15 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-lear
     # ---- rows ----
 
     def _validated(self, X: Any, y: Any = "no_validation", *, reset: bool, **checks: Any) -> Any:
-        """Inputs checked as scikit-learn does; frames stay what they are, with their columns compared."""
+        """Inputs checked as scikit-learn does; frames stay what they are, with their columns compared, and lose those
+        that are no features unless a model is fitted."""
+        features = self._features_of(X, fits=reset)
         if not (hasattr(X, "columns") or hasattr(X, "column_names")):
             return validate_data(self, X, y, reset=reset, ensure_all_finite="allow-nan", **checks)
         if reset and not len(X):
             raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
-        validate_data(self, X, reset=reset, skip_check_array=True)
+        validate_data(self, features, reset=reset, skip_check_array=True)
+        X = X if reset else features
         if isinstance(y, str):
             return X
         y = column_or_1d(y, warn=True)

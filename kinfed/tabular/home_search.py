@@ -36,7 +36,7 @@ from kinfed.tabular.decision import (
     seen_advantages,
 )  # fmt: skip
 from kinfed.tabular.portfolio import ALONE, ONE_MODEL, Contender
-from kinfed.tabular.search import NEVER, assign_folds, fold_rows
+from kinfed.tabular.search import NEVER, assign_folds, fold_rows, trains_in
 
 Tried = tuple[str, int]  # a contender and the number of its try
 
@@ -60,7 +60,7 @@ class HomeSearch:
         if number == self.folds:
             return self.data.train, self.data.test
         inside = self.fold_of == number
-        return self.data.train.filter(~inside), self.data.train.filter(inside)
+        return self.data.train.filter(trains_in(self.data, self.fold_of, number)), self.data.train.filter(inside)
 
     def joined(self, by_fold: Sequence[Tensor]) -> Tensor | None:
         """[T, C] outputs on all training rows, from those on the rows of each fold; None if some are not finite."""

@@ -101,17 +101,12 @@ class TimeBudget:
         return self.left <= 0
 
 
-def assign_folds(data: Federation, folds: int, seed: int, persons: Tensor | None = None) -> Tensor:
-    """[T] the fold in which each entry of `data.train.rows` is validated; the only row of a site always trains. All
-    rows of one of the `persons` [N] at a site are in the same."""
+def assign_folds(data: Federation, folds: int, seed: int) -> Tensor:
+    """[T] the fold in which each entry of `data.train.rows` is validated; the only row of a site always trains, and so
+    do the first ones where rows have an order."""
     strata, _ = data.problem.strata(data.labels)
-    fold = fold_numbers(data.train, folds, strata, name_keys(rng.root(seed, "fit-folds"), data.names))
-    if persons is not None:
-        pairs = torch.stack([data.train.owner, persons[data.train.rows]])
-        _, person = torch.unique(pairs, dim=1, return_inverse=True)
-        first = torch.full((int(person.max()) + 1,), len(person))
-        first.scatter_reduce_(0, person, torch.arange(len(person)), "amin")
-        fold = fold[first[person]]
+    numbers = fold_numbers if data.ties is None else data.ties.fold_numbers
+    fold = numbers(data.train, folds, strata, name_keys(rng.root(seed, "fit-folds"), data.names))
     if not bool((fold >= 0).any()):
         raise DataError(
             f"none of the {data.num_clients} sites has two training rows, so methods cannot be compared; give more "
@@ -120,11 +115,16 @@ def assign_folds(data: Federation, folds: int, seed: int, persons: Tensor | None
     return fold
 
 
+def trains_in(data: Federation, fold_of: Tensor, fold: int) -> Tensor:
+    """[T] bool: rows by which models of a fold are trained."""
+    return fold_of != fold if data.ties is None else data.ties.trains(fold_of, fold)
+
+
 def fold_federation(source: Source, data: Federation, fold_of: Tensor, fold: int, seed: int) -> Federation:
-    """The sites with the training rows outside of a fold, and those inside it in the place of test rows."""
-    marked = torch.zeros(len(source), dtype=torch.bool)
-    marked[data.train.rows[fold_of == fold]] = True
-    rows = data.train.rows.sort().values
+    """The sites with the training rows of a fold, and those inside it in the place of test rows."""
+    marked, inside = torch.zeros(len(source), dtype=torch.bool), fold_of == fold
+    marked[data.train.rows[inside]] = True
+    rows = data.train.rows[inside | trains_in(data, fold_of, fold)].sort().values
     part = replace(take_rows(source, rows), is_test=marked[rows], is_val=None)
     federation = make_federation(part, "column", None, None, seed, audit=False)
     if data.problem.kind in ("counts", "survival"):  # outputs are ratios to what all training rows have: to the same
@@ -214,7 +214,7 @@ class Search:
     @cached_property
     def fold_of(self) -> Tensor:
         """[T] the fold of each entry of data.train.rows."""
-        return assign_folds(self.data, self.settings.folds, self.settings.seed, self.source.persons)
+        return assign_folds(self.data, self.settings.folds, self.settings.seed)
 
     def run(self) -> Tries:
         finished: list[tuple[int, str]] = []

@@ -313,11 +313,11 @@ def test_persons_stay_in_one_part_also_in_the_folds_of_a_fit() -> None:
         train, test = (set(source.persons[split[client]].tolist()) for split in (fit.data.train, fit.data.test))
         assert not train & test
         assert 0.2 < len(test) / len(train | test) < 0.3
-    fold = assign_folds(fit.data, 3, 0, source.persons)
+    fold = assign_folds(fit.data, 3, 0)
     rows = torch.stack([fit.data.train.owner, source.persons[fit.data.train.rows], fold])
     assert torch.unique(rows, dim=1).shape[1] == torch.unique(rows[:2], dim=1).shape[1]
     assert {int(f) for f in fold} == {0, 1, 2}
-    with pytest.raises(ConfigError, match="person_column draws test rows by person"):
+    with pytest.raises(ConfigError, match="person_column decides which rows test"):
         findings_of(table | {"part": ["train"] * ROWS}, person_column="patient", split_column="part")
 
 

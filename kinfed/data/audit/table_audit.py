@@ -62,6 +62,7 @@ class TableParts:
     client_column: str | None = None  # None: clients are not those of the table
     names_test_rows: bool = False  # a column says which rows are for testing
     keeps_persons: bool = False  # rows of one person are in one part
+    keeps_order: bool = False  # rows for testing are later than those that train
 
 
 def audit_table(parts: TableParts) -> list[Finding]:
@@ -72,7 +73,8 @@ def audit_table(parts: TableParts) -> list[Finding]:
     return [
         *leak_findings(used, parts.train, parts.labels[parts.train], parts.problem),
         *column_name_findings(parts.cells, parts.train), *_label_findings(parts), *_identifier_findings(numbers, rows),
-        *([] if parts.keeps_persons else _person_findings(parts)), *_time_findings(parts, used),
+        *([] if parts.keeps_persons else _person_findings(parts)),
+        *([] if parts.keeps_order else _time_findings(parts, used)),
         *(unit_findings(numbers, rows, owner, parts.names) if parts.client_column else []), *_class_findings(parts),
         *_encoding_findings(parts), *_size_findings(parts),
     ]  # fmt: skip
@@ -196,7 +198,7 @@ def _time_findings(parts: TableParts, used: Mapping[str, Cells]) -> list[Finding
             if len(np.unique(days[~np.isnan(days)])) >= DATES:
                 text = (
                     f"rows have dates ({name}), and test rows are drawn at random among them: figures are of times "
-                    "that are known. For rows to come, test on the last ones (--split-column)"
+                    "that are known. For rows to come, test on the last ones (--order-column {name})"
                 )
                 return [Finding("time", text)]
     return []

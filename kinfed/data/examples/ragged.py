@@ -191,9 +191,3 @@ def fold_numbers(rows: Ragged, folds: int, labels: Tensor, keys: Tensor) -> Tens
         shuffled = torch.from_numpy(order)[torch.from_numpy(inside)]
         number[shuffled] = (rows.position + first[rows.owner]) % folds
     return torch.where(rows.count[rows.owner] == 1, -1, number)
-
-
-def split_fold(rows: Ragged, fold: int, folds: int, labels: Tensor, keys: Tensor) -> tuple[Ragged, Ragged]:
-    """(train, test) rows of every client in one fold."""
-    tested = fold_numbers(rows, folds, labels, keys) == fold
-    return rows.filter(~tested).ascending(), rows.filter(tested).ascending()

@@ -22,6 +22,7 @@ from kinfed.data.examples.features import Features
 from kinfed.data.examples.optimizer_state import LoopMemory, MemoryView
 from kinfed.data.examples.problem import HasProblem, Problem, TaskName
 from kinfed.data.examples.ragged import SPLITS, Ragged, hold_out, split_stratified
+from kinfed.data.examples.row_ties import RowTies
 from kinfed.data.examples.target import read_target
 from kinfed.data.federations import example_weights, federation_files
 from kinfed.data.federations.example_weights import BALANCED, BY_CLIENT
@@ -67,6 +68,8 @@ class Federation(HasProblem):
     preprocessing: TablePreprocessing | None = None  # how the rows of a table became features
     public: Tensor | None = None  # [U] int64 rows that server and clients all know; nobody trains on them as its own
     weights: Tensor | None = None  # [N] float32 weight of every example in training (example_weights.py)
+    persons: Tensor | None = None  # [N] int64 and
+    order: Tensor | None = None  # [N] float64: ties between rows, which all parts respect (row_ties.py)
     class_weights: Tensor | None = None  # [K, C] float32 the same for classes, at every client
     findings: list[Finding] = field(default_factory=list)  # of the audit (kinfed.data.audit)
     is_audited: bool = False  # whether examples, classes and clients were looked at, beside the table they came from
@@ -145,6 +148,10 @@ class Federation(HasProblem):
         start, count = torch.zeros_like(ids), torch.full_like(ids, size)
         return Split(self.features, self.targets, ids, start, count, self.public, seed, round, None, size)
 
+    @property
+    def ties(self) -> RowTies | None:
+        return RowTies.of(self.persons, self.order)
+
     def population(self, seed: int, participation: float = 1.0) -> Population:
         num_groups = 0 if self.groups is None else int(self.groups.max()) + 1
         pool = self.public_split(torch.tensor([0]), seed, 0)
@@ -183,7 +190,8 @@ class Federation(HasProblem):
     def with_validation(
         self, fraction: float, seed: int, ids: Tensor | None = None, *, stratify: bool = False
     ) -> Federation:
-        """Move a random part of every client's training rows to validation.
+        """Move a random part of every client's training rows to validation; the last ones, or random persons, where
+        rows have an order or persons.
 
         At least one example where a client has two or more (exactly one below five); a client with a single
         example keeps it for training and validates on it too, which is noted. Clients that already have
@@ -198,14 +206,22 @@ class Federation(HasProblem):
         share = (n.to(torch.float64) * fraction + 1e-9).to(torch.int64)
         size = torch.where(n < 5, 1, share.clamp_min(1)).minimum(n - 1) * needs
         keys = rng.fold(rng.root(seed, "validation"), torch.arange(self.num_clients) if ids is None else ids)
-        if stratify:
+        what = "example"
+        if self.ties is not None:
+            what = "example, person or moment"
+            train, val = self.ties.hold_out(self.train, fraction, keys)
+            train = self.train.filter(~(needs[self.train.owner] & torch.isin(self.train.rows, val.rows)))
+            alone = needs & (val.count == 0)
+            val = val.filter(needs[val.owner]).joined(self.train.filter(alone[self.train.owner]))
+            single = alone
+        elif stratify:
             val, train = split_stratified(self.train, size, self.labels, self.problem, keys)
             val = val.joined(self.train.filter(single[self.train.owner]))
         else:
             shuffled = self.train.shuffled(keys)
             val, _ = shuffled.split_at(size + single.to(torch.int64))
             _, train = shuffled.split_at(size)
-        few = [f"{int(single.sum())} client(s) with one example validate on that example"] if single.any() else []
+        few = [f"{int(single.sum())} client(s) with one {what} validate on that {what}"] if single.any() else []
         return replace(self, train=train.ascending(), val=val.joined(self.val).ascending(), notes=[*self.notes, *few])
 
     def with_public(self, fraction: float, seed: int) -> Federation:
@@ -392,7 +408,8 @@ class Federation(HasProblem):
                 raise DataError("public examples are some of the data set, and in no client's train, val or test split")
         if len(self.labels) != examples:
             raise DataError(f"{examples} examples but {len(self.labels)} labels")
-        for what, column in (("tags", self.tags), ("weights of examples", self.weights)):
+        for what, column in (("tags", self.tags), ("weights of examples", self.weights), ("persons", self.persons),
+                             ("moments", self.order)):  # fmt: skip
             if column is not None and len(column) != examples:
                 raise DataError(f"{examples} labels but {len(column)} {what}")
         if len(self.names) != clients or len(set(self.names)) != clients:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _FORMAT, _VERSION = "kinfed-federation", 3
 _RECORD = "federation.json"
 _RAGGED = ("offsets", "rows")
-_OPTIONAL = ("groups", "tags", "public", "weights", "class_weights")
+_OPTIONAL = ("groups", "tags", "public", "weights", "class_weights", "persons", "order")
 _PLAIN_FIELDS = ("names", "group_names", "description", "notes", "tag_names")
 
 

@@ -23,7 +23,8 @@ from kinfed.data.audit.findings import Finding
 from kinfed.data.examples.arrays import name_keys
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.problem import Problem
-from kinfed.data.examples.ragged import Ragged, hold_out, split_fold, split_stratified
+from kinfed.data.examples.ragged import Ragged, split_stratified
+from kinfed.data.examples.row_ties import RowTies, split_fold
 from kinfed.data.federations.example_weights import scaled_weights
 from kinfed.data.federations.federation import Federation
 from kinfed.data.partitions import partition_file
@@ -66,11 +67,12 @@ class Resplit:
             )
         key = rng.root(seed, "stratified-split" if self.folds is None else "folds")
         keys = name_keys(key, assignment.names) if assignment.names else rng.fold(key, torch.arange(len(owned)))
+        ties = RowTies.of(source.persons, source.order)
         if self.folds is None:
             train, test = split_stratified(owned, assignment.train.count, source.labels, source.problem, keys)
             return replace(assignment, train=train, test=test)
-        train, test = split_fold(owned, self.fold, self.folds, source.problem.strata(source.labels)[0], keys)
-        notes = [*assignment.notes, *fold_notes(owned, self.folds)]
+        train, test = split_fold(owned, self.fold, self.folds, source.problem.strata(source.labels)[0], keys, ties)
+        notes = [*assignment.notes, *fold_notes(owned, self.folds, ties)]
         return replace(assignment, train=train, test=test, notes=notes)
 
 
@@ -92,8 +94,10 @@ def make_federation(
     if num_clients is not None and not 1 <= num_clients <= len(source):
         most = f"{len(source):,}"
         raise ConfigError(f"{source.name} has {most} examples, so there can be 1 to {most} clients; got {num_clients}")
-    if source.persons is not None and not source.has_official_test:
-        source = replace(source, is_test=_test_persons(source, rule.test_fraction, seed))
+    ties = RowTies.of(source.persons, source.order)
+    names_test_rows = source.has_official_test
+    if ties is not None and not names_test_rows and (resplit is None or resplit.folds is None):
+        source = replace(source, is_test=_test_rows(source, ties, rule.test_fraction, seed))
     assignment = rule.assign(source, num_clients, seed)
     if resplit is not None:
         official = rule.train_and_test_rows(source)[1] is not None
@@ -107,7 +111,9 @@ def make_federation(
         features = features.standardized(assignment.train.rows)
     problem = source.problem.fitted(labels[assignment.train.rows])
     notes = [*source.notes, *assignment.notes, *([] if preprocessing is None else preprocessing.sentences())]
-    findings = _findings(source, rule.name, assignment, labels, problem, preprocessing) if audit else []
+    findings = []
+    if audit:
+        findings = _findings(source, rule.name, assignment, labels, problem, preprocessing, names_test_rows)
     notes += [finding.sentence for finding in findings]
     untested = int((assignment.test.count == 0).sum())
     if untested and len(assignment.test.rows):
@@ -125,16 +131,17 @@ def make_federation(
         features, labels, problem, assignment.train, assignment.val or Ragged.empty(clients), assignment.test, names,
         assignment.groups, assignment.group_names, description, notes, source.tags, source.tag_names, preprocessing,
         weights=scaled_weights(source.weights, assignment.train.rows), findings=findings,
+        persons=source.persons, order=source.order,
     )  # fmt: skip
 
 
 def _findings(
     source: Source, partition: str, assignment: Assignment, labels: Tensor, problem: Problem,
-    preprocessing: TablePreprocessing | None,
+    preprocessing: TablePreprocessing | None, names_test_rows: bool,
 ) -> list[Finding]:  # fmt: skip
     """Findings of the audit in what only the source shows: how it names test rows, and the columns of a table."""
     findings = []
-    if source.is_test is not None and not source.has_official_test:
+    if source.is_test is not None and not names_test_rows and source.persons is None and source.order is None:
         column = source.options.get("split_column") or "its split"
         text = (
             f"{column} of {source.name} marks no row for testing, so that test rows would be drawn from all. Mark some "
@@ -151,25 +158,20 @@ def _findings(
         train.rows.numpy(), train.owner.numpy(), assignment.names or [], assignment.test.rows.numpy(),
         (train.count + assignment.test.count).numpy(), source.options.get("label_column") or "label",
         (source.options.get("client_column") or "client") if by_site else None,
-        names_test_rows=source.has_official_test and source.persons is None, keeps_persons=source.persons is not None,
+        names_test_rows=names_test_rows, keeps_persons=source.persons is not None,
+        keeps_order=source.order is not None,
     )  # fmt: skip
     return [*findings, *audit_table(parts)]
 
 
-def _test_persons(source: Source, share: float, seed: int) -> Tensor:
-    """[N] bool: rows of the persons who are for testing, a share of those of every client (of all, where the data set
-    names no clients); a client with a single person trains on it."""
-    assert source.persons is not None
-    owner = torch.zeros_like(source.persons) if source.owners is None else source.owners
-    _, person = torch.unique(torch.stack([owner, source.persons]), dim=1, return_inverse=True)  # one at every client
-    home = torch.zeros(int(person.max()) + 1, dtype=torch.int64)
-    home[person] = owner
-    owned = Ragged.grouped(torch.arange(len(home)), home, int(owner.max()) + 1)
-    keys = rng.fold(rng.root(seed, "test-persons"), torch.arange(len(owned)))
-    _, test = hold_out(owned, share, keys)
-    chosen = torch.zeros(len(home), dtype=torch.bool)
+def _test_rows(source: Source, ties: RowTies, share: float, seed: int) -> Tensor:
+    """[N] bool: rows for testing, a share of those of every client (of all, where the data set names no clients)."""
+    owner = torch.zeros(len(source), dtype=torch.int64) if source.owners is None else source.owners
+    owned = Ragged.grouped(torch.arange(len(source)), owner, int(owner.max()) + 1)
+    _, test = ties.hold_out(owned, share, rng.fold(rng.root(seed, "test-persons"), torch.arange(len(owned))))
+    chosen = torch.zeros(len(source), dtype=torch.bool)
     chosen[test.rows] = True
-    return chosen[person]
+    return chosen
 
 
 def _learn(table: ReadTable, train: Ragged, standardize: bool, name: str) -> tuple[Features, TablePreprocessing]:
@@ -180,7 +182,12 @@ def _learn(table: ReadTable, train: Ragged, standardize: bool, name: str) -> tup
     return Features(learnt.encode_cells(table.cells, table.rows, name).raw, learnt.mean, learnt.std), learnt
 
 
-def fold_notes(owned: Ragged, folds: int) -> list[str]:
+def fold_notes(owned: Ragged, folds: int, ties: RowTies | None) -> list[str]:
+    if ties is not None and ties.order is not None:
+        return [
+            f"rolling origin in {folds} folds: each client's rows, in order, lie in {folds + 1} blocks, and every "
+            "block but the first is tested by models of the blocks before it; a seed counts once"
+        ]
     note = (
         f"cross-validation in {folds} folds: every row is tested once, by models that were not trained on it; figures "
         "of a client add up its folds, and a seed counts once, however many folds it has"
@@ -200,6 +207,8 @@ def fold_of_federation(data: Federation, folds: int, fold: int, seed: int) -> Fe
         )
     owned = data.train.joined(data.test).ascending()
     keys = name_keys(rng.root(seed, "folds"), data.names)
-    train, test = split_fold(owned, fold, folds, data.problem.strata(data.labels)[0], keys)
+    train, test = split_fold(owned, fold, folds, data.problem.strata(data.labels)[0], keys, data.ties)
     problem = data.problem.fitted(data.labels[train.rows])
-    return replace(data, train=train, test=test, problem=problem, notes=[*data.notes, *fold_notes(owned, folds)])
+    return replace(
+        data, train=train, test=test, problem=problem, notes=[*data.notes, *fold_notes(owned, folds, data.ties)]
+    )

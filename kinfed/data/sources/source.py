@@ -24,7 +24,16 @@ if TYPE_CHECKING:
     from kinfed.data.preprocessing.column_statistics import ReadTable
 
 
-_COLUMNS = ("labels", "is_test", "is_val", "owners", "tags", "weights", "persons")  # of a source, one entry per example
+_COLUMNS = (
+    "labels",
+    "is_test",
+    "is_val",
+    "owners",
+    "tags",
+    "weights",
+    "persons",
+    "order",
+)  # of a source, one entry per example
 
 
 @dataclass
@@ -45,6 +54,7 @@ class Source(HasProblem):
     tag_names: list[str] | None = None
     weights: Tensor | None = None  # [N] float64: how much every example counts in training
     persons: Tensor | None = None  # [N] int64: whom an example is of; all of one are in one part
+    order: Tensor | None = None  # [N] float64: when it is of; what is judged comes after what is trained on
     table: ReadTable | None = None  # columns to be learnt and encoded by the training rows, once these are known
     standardize: bool = False  # scale features by the training rows once a partition has named them
     options: dict[str, Any] = field(default_factory=dict)  # how it was loaded, for the record

@@ -8,6 +8,9 @@
     split_column    train, val or test
     weight_column   how much the row counts in training (kinfed.data.federations.example_weights)
     person_column   whom the row is of: all rows of a person are in one part
+    order_column    when the row is of, a date or a number: rows for testing and validation come after those that train
+                    (a name of its own, since time_column is what survival predicts; `group_column` has clients in
+                    groups, so that rows of one person have another name)
     image_column    encoded images (bytes, hub structs, or paths relative to the file) instead of numbers
     text_column     texts, which become tokens (kinfed.data.sources.wordpiece), instead of numbers
 
@@ -33,7 +36,7 @@ from kinfed.data.examples.features import Features
 from kinfed.data.examples.problem import Problem
 from kinfed.data.examples.target import Target, read_known_target, read_target, survival_target
 from kinfed.data.federations.example_weights import read_weights
-from kinfed.data.preprocessing.cells import format_hint
+from kinfed.data.preprocessing.cells import format_hint, read_cells
 from kinfed.data.preprocessing.column_statistics import ReadTable
 from kinfed.data.preprocessing.frames import as_table
 from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing
@@ -79,6 +82,8 @@ def source_from_table(table: pa.Table, options: TableOptions, name: str, folder:
     if options.person_column is not None:
         persons = values_of(table, options.person_column, name)
         source.persons = encode(persons, f"column {options.person_column}")[0]
+    if options.order_column is not None:
+        source.order = _moments(table, options.order_column, name)
     if options.client_column is not None:
         values = values_of(table, options.client_column, name)
         source.owners, source.owner_names = encode(values, f"column {options.client_column}")
@@ -141,7 +146,9 @@ def roles(table: pa.Table, options: TableOptions, path: str) -> set[str]:
         raise ConfigError("survival has a time and an event: give both --time-column and --event-column")
     if options.time_column is not None and options.task not in ("auto", "survival"):
         raise ConfigError(f"--time-column is for survival, and --task is {options.task}; leave one of them out")
-    settings = [f"{role}_column" for role in ("label", "client", "group", "split", "image", "text", "weight", "person")]
+    settings = [
+        f"{role}_column" for role in ("label", "client", "group", "split", "image", "text", "weight", "person", "order")
+    ]
     settings += ["time_column", "event_column"]
     if options.time_column is not None:
         settings.remove("label_column")  # deployments have a default for it
@@ -159,8 +166,9 @@ def roles(table: pa.Table, options: TableOptions, path: str) -> set[str]:
         raise ConfigError(f"each column of {path} can have one role only; got {', '.join(used)}")
     if options.group_column is not None and options.client_column is None:
         raise ConfigError("group_column gives groups of clients, so it needs client_column too")
-    if options.person_column is not None and options.split_column is not None:
-        raise ConfigError("person_column draws test rows by person, and split_column names them already; leave out one")
+    for setting in ("person_column", "order_column"):
+        if getattr(options, setting) is not None and options.split_column is not None:
+            raise ConfigError(f"{setting} decides which rows test, and split_column names them already; leave out one")
     if table.num_rows == 0:
         raise DataError(f"{path} has a header but no rows")
     return set(used)
@@ -263,6 +271,21 @@ def values_of(table: pa.Table, column: str, path: str) -> np.ndarray[Any, Any]:
     if pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
         raise DataError(f"column {column} of {path} should hold text or numbers; it holds {values.type}")
     return np.array([str(value) for value in values.to_pylist()])
+
+
+def _moments(table: pa.Table, column: str, where: str) -> Tensor:
+    """[n] float64: days of dates, or numbers."""
+    cells = read_cells(_trimmed(table, column), f"column {column} of {where}")
+    values = cells.numbers if cells.codes is None else cells.as_days()
+    if np.isnan(values).all() and cells.codes is not None:
+        values = cells.as_numbers()
+    gaps = np.flatnonzero(np.isnan(values))
+    if len(gaps):
+        raise DataError(
+            f"column {column} of {where} puts rows in order, so every row needs a date (2024-02-29) or a number; "
+            f"{len(gaps):,} have none, the first is row {gaps[0] + 1}"
+        )
+    return torch.from_numpy(values)
 
 
 def images_or_tokens(table: pa.Table, options: TableOptions, where: str, folder: Path | None) -> Features:

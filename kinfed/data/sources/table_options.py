@@ -42,12 +42,15 @@ class TableOptions:
     person_column: str | None = option(
         None, "Column with the person (patient, case) of a row, all of whose rows stay in one part (own tables)."
     )
+    order_column: str | None = option(
+        None, "Column with the date or number by which rows follow each other: tests and folds come last (own tables)."
+    )
     encoding: str = option("utf-8", "Encoding of a CSV file, such as latin-1 or cp1252 (own tables).")
 
     def record(self) -> dict[str, Any]:
         """All options by name, for files; those that came later only where they were set, so that files of earlier
         versions stay equal."""
-        later = {"person_column": None, "encoding": "utf-8"}
+        later = {"person_column": None, "order_column": None, "encoding": "utf-8"}
         return {name: value for name, value in asdict(self).items() if name not in later or value != later[name]}
 
     @property
