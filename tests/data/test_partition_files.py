@@ -15,6 +15,7 @@ from kinfed.data import Federation, make_federation
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.problem import Problem
 from kinfed.data.sources import load_source
+from kinfed.data.sources.plain_pickle import read_plain_pickle
 from kinfed.data.sources.source import Source
 from kinfed.errors import ConfigError, DataError
 
@@ -169,6 +170,60 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"mkdir.*nothing of it was run"):
         make_federation(classes_of(40, 2), "file", None, {"path": str(file)})
     assert not (tmp_path / "was-here").exists()
+
+
+class Forged:
+    """Pickled as a call of numpy, with a state."""
+
+    def __init__(self, function, *arguments, state=None):
+        self.pickled = (function, arguments, state)
+
+    def __reduce__(self):
+        return self.pickled
+
+
+ADDRESS = b"A" * 8  # of an object, if somebody takes it for one
+FIELDS = {"a": (np.dtype("O"), 0)}
+FORGED = {
+    "an array of objects over bytes": Forged(np.ndarray, (1,), "O", ADDRESS),
+    "a scalar with a field that is an object": Forged(
+        np._core.multiarray.scalar, Forged(np.dtype, "V8", state=(3, "|", None, ("a",), FIELDS, 8, 1, 0)), ADDRESS
+    ),
+    "objects whose type says it has none": Forged(
+        np._core.multiarray._reconstruct, np.ndarray, (0,), b"b",
+        state=(1, (1,), Forged(np.dtype, "O", state=(3, "|", None, None, None, -1, -1, 0)), False, ADDRESS),
+    ),
+    "more than the memory": Forged(np.ndarray, (10**13,), "d"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED)
+def test_bytes_of_a_pickle_are_no_addresses(forged, tmp_path):
+    with pytest.raises(DataError, match="nothing of it was run"):
+        read_plain_pickle(pickle.dumps({"data_indices": forged}, 4), tmp_path)
+
+
+@pytest.mark.parametrize("protocol", [3, 4])
+def test_arrays_in_pickles_are_what_they_were(protocol, tmp_path):
+    values = {
+        "float": np.arange(6.0).reshape(2, 3),
+        "columns": np.asfortranarray(np.arange(6, dtype=np.int16).reshape(2, 3)),
+        "other end": np.arange(3, dtype=">i4"),
+        "objects": np.array([{"x": [np.arange(2), 1]}, None, (True,)], dtype=object),
+        "bool": np.array([True, False]),
+        "none": np.zeros((0, 4), np.float32),
+        "numbers": (np.int64(5), np.float32(0.5), 7, "text"),
+    }
+    result = read_plain_pickle(pickle.dumps(values, protocol), tmp_path)
+    assert result.keys() == values.keys()
+    assert result["numbers"] == values["numbers"]
+    for name in ("float", "columns", "other end", "bool", "none"):
+        assert result[name].dtype == values[name].dtype
+        np.testing.assert_array_equal(result[name], values[name])
+        assert result[name].flags.writeable
+    first, second, third = result["objects"]
+    assert first["x"][0].tolist() == [0, 1]
+    assert (first["x"][1], second, third) == (1, None, (True,))
 
 
 def pfllib_folder(folder):

@@ -16,6 +16,8 @@ import torch
 from loopback import Loopback
 
 import kinfed
+from kinfed.deploy.node.node import Node
+from kinfed.deploy.node.node_settings import Refused
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.server.deployment_server import serve
 from kinfed.deploy.server.enrol import TooFewClients
@@ -280,3 +282,25 @@ def test_what_a_site_cannot_say_is_refused(tmp_path: Path, kind: str, change: di
     net.tamper = lie
     with pytest.raises(TooFewClients, match=rf"west.*{text}"):
         run(net)
+
+
+@pytest.mark.parametrize(
+    "rules", [{"min_noise": "5", "sums": "yes"}, {"require_secure_aggregation": "yes"}, {"user_epsilon": "2"}], ids=str
+)
+def test_an_owner_who_protects_anything_answers_no_request_of_a_search(tmp_path: Path, rules: dict[str, str]) -> None:
+    """Statistics of all rows but one fold are rows, given folds enough; figures of training rows under a model of the
+    server's are too, in a part that learns alone and so sends nothing."""
+    net = make(tmp_path, rules={**rules, "peers": str(tmp_path)}, portfolio="ditto", trials=1)
+    config = next(config for config in net.nodes_.values() if config["client"] == "west")
+    header = {
+        "run": "r1", "round": 1, "number": 2, "name": "west", "accepted": 0, "num_clients": 3, "longest": [50, 50, 50],
+        "group": -1, "frozen": "", "noise": 0.0, "try": 0, "method": "local", "folds": 30, "problem": None,
+        "preprocessing": None, "split": "test",
+    }  # fmt: skip
+    model = {"down": {}, "inputs": {}, "server_model": {"model": torch.ones(1, 6)}}
+    parts = [Packet({**header, "kind": "evaluate", "part": part}, model) for part in range(30)]
+    parts.append(Packet({**header, "kind": "judge", "part": 30}))
+    answers = unbundled(Node.of(config, net.run_config).answer("together", bundled(parts, name="west")))
+    assert {one.header.get("error", "")[:7] for one in answers} == {"Refused"}
+    with pytest.raises(Refused, match="no exact figures of its rows"):
+        Node.of(config, net.run_config).answer("sums", Packet({"kind": "sums", "name": "west", "folds": 30}))

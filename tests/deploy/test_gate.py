@@ -69,6 +69,20 @@ def roles(config: dict[str, Any], run: dict[str, Any]) -> list[list[int]]:
     return [federation.split(name).rows.tolist() for name in ("train", "val", "test")]
 
 
+@pytest.mark.parametrize("rule", ["require_secure_aggregation", "user_epsilon"])
+def test_under_secure_sums_no_run_chooses_the_rows_that_exact_figures_are_of(
+    config: dict[str, Any], tmp_path: Path, rule: str
+) -> None:
+    """Else a run with nearly all rows for the test gives exact figures of the rows that others train on."""
+    del config["min_noise"]
+    config |= {rule: {"user_epsilon": "4"}.get(rule, "yes"), "peers": str(tmp_path)}
+    run = {"dp-noise": "", "secure-sum": True, "test-fraction": 0.25}
+    train, _, test = roles(config, run)
+    for other in ({"test-fraction": 0.99}, {"seed": 3}, {"classes": "a,b,0,1,2"}):
+        assert roles(config, run | other) == [train, [], test]
+    assert len(test) == pytest.approx(ROWS / 4, abs=20)
+
+
 def network(folder: Path, settings: dict[str, Any]) -> tuple[Loopback, dict[int, Any]]:
     """Three nodes, and their settings."""
     x, owner = np.random.default_rng(0).normal(size=(90, FEATURES)).astype(np.float32), np.repeat([0, 1, 2], 30)

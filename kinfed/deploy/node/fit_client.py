@@ -101,6 +101,7 @@ class FitClient(NodeClient):
     # ---- messages ----
 
     def answer(self, kind: str, order: Packet) -> Packet:
+        self.gate.check_search()
         if kind == wire.SUMS:
             return self.statistics(order)
         if kind in (wire.TRAIN, wire.EVALUATE):
@@ -108,7 +109,6 @@ class FitClient(NodeClient):
         answers = {wire.JUDGE: self.judge, wire.WEIGH: self.weigh, wire.SETTLE: self.settle}
         if kind not in answers:
             raise MessageError(f"a request of kind {kind}, which no search makes")
-        self._check_figures()
         return answers[kind](order)
 
     @contextmanager
@@ -159,12 +159,6 @@ class FitClient(NodeClient):
                 "counts": row_counts(data.federation), "validated": row_counts(divided),
             })  # fmt: skip
         return self.gate.release(wire.SUMS, Packet({"name": self.name, "parts": parts}), "statistics of columns")
-
-    def _check_figures(self) -> None:
-        """Refuse figures of a search where the owner wants them protected: they are exact."""
-        if self.settings.rules.demands_privacy or self.settings.rules.hides_client:
-            raise Refused(f"{self.name} gives no exact figures of its rows, by which a search chooses")
-        self.gate.check_split("test")
 
     def judge(self, order: Packet) -> Packet:
         """Figures of all tries, from the outputs that came with the same message."""
@@ -283,7 +277,6 @@ class RunClient(NodeClient):
 
     def evaluate(self, order: Packet) -> Packet:
         """Make the models of this run, and keep what they say of the rows that validate or test them."""
-        self.gate.check_split("test")
         prepared, entry, accepted = (
             self._prepare(wire.EVALUATE, order),
             self._entry(order),

@@ -7,7 +7,8 @@
     keys, shares            those of a secure sum (kinfed.deploy.secure)                none: they tell nothing alone
     masked update           least_clients, peers; noise of its own under user_epsilon   under user-level noise of the
                                                                                         nodes, of the whole client
-    figures of a search     evaluate names test; refused where figures get noise        none: they are exact
+    all of a search         evaluate names test; refused where the owner protects       none: it is exact
+                            anything (min_noise, epsilon, user_epsilon, secure sums)
     scores                  evaluate; never of rows that private training uses          under min_noise or epsilon, of
                                                                                         the rows; or exact_scores; none
                                                                                         leave under user_epsilon
@@ -208,6 +209,13 @@ class Gate:
                 f'{client} gives no exact sums of its features, which epsilon would not cover; use scaling = "none" or '
                 'a number, or have the owner of the node allow it (sums="yes" in --node-config)'
             )
+
+    def check_search(self) -> None:
+        """Refuse a search where the owner wants anything protected: exact figures of all rows, in divisions that the
+        server chooses, leave in it, and exact sums of the rows outside of every fold. Their differences are rows."""
+        if self.rules.protects:
+            raise Refused(f"{self.client} gives no exact figures of its rows, by which a search chooses")
+        self.check_split("test")
 
     def check_model(self, digest: str, run: str) -> None:
         """Refuse to train a model for a secure sum from which another run has had an update, under whatever server: one

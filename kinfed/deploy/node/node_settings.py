@@ -83,6 +83,11 @@ class NodeRules:
         return self.user_epsilon < math.inf
 
     @property
+    def protects(self) -> bool:
+        """Whether the owner keeps anything of the data from the server: then no run chooses which rows are for what."""
+        return self.demands_privacy or self.hides_client or self.require_secure_aggregation
+
+    @property
     def noises_scores(self) -> bool:
         """Whether evaluations are protected, too."""
         return self.demands_privacy and not self.exact_scores
@@ -108,10 +113,13 @@ class NodeSettings:
     split: str = option("", "Column with train, val or test; without it some rows are drawn for the test.")
     test_fraction: float | None = option(
         None, "Share of the rows for the test, drawn here for good, where the data name none and runs shall not choose "
-        "them (under min_noise or epsilon they never do: default 0.25).", ge=0, lt=1,
+        "them (they never do where the owner protects anything: default 0.25).", ge=0, lt=1,
     )  # fmt: skip
     validation: float | None = option(
-        None, "Likewise, share of the other rows for validation (under min_noise or epsilon: default 0).", ge=0, lt=1
+        None,
+        "Likewise, share of the other rows for validation (where the owner protects anything: default 0).",
+        ge=0,
+        lt=1,
     )
     ignore: str = option_of(TableOptions, "ignore", "")
     row_weight: str = option("", "Column of positive numbers: how much each row counts in training here.")
@@ -179,7 +187,7 @@ class NodeSettings:
     def drawn_roles(self) -> tuple[float, float] | None:
         """Shares of rows for test and validation that the node draws for good, where its data do not name them; None
         where a run may draw them."""
-        if not self.rules.demands_privacy and self.test_fraction is None and self.validation is None:
+        if not self.rules.protects and self.test_fraction is None and self.validation is None:
             return None
         return TEST_FRACTION if self.test_fraction is None else self.test_fraction, self.validation or 0.0
 
