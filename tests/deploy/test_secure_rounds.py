@@ -142,6 +142,23 @@ def test_only_sums_can_be_read_from_what_leaves_the_nodes(tmp_path: Path) -> Non
         assert record["bytes_down"] == size.down + 5 * 4 * WIDTH
 
 
+def test_a_methods_numbers_of_one_client_stay_at_its_node(tmp_path: Path) -> None:
+    """APFL's α is an inner product of gradients on the client's rows, under a model of the server's choosing."""
+    figures = {}
+    for secure in (True, False):
+        net = make(tmp_path, method="apfl", rounds=1, eval_every=1, secure_sum=secure, out=str(tmp_path / str(secure)))
+        groups: set[str] = set()
+
+        def look(name: str, question: Sent, answer: Packet, groups: set[str] = groups) -> Packet:
+            groups.update(answer.groups if question.kind == "evaluate" else ())
+            return answer
+
+        net.tamper = look
+        run(net)
+        figures[secure] = "figures" in groups
+    assert figures == {True: False, False: True}
+
+
 @pytest.mark.parametrize(("kinds", "first"), [((SHARE, MASK), [0, 2, 4]), ((CONFIRM, UNMASK), [0, 1, 2, 3, 4])])
 def test_clients_may_go_away_at_any_question(tmp_path: Path, kinds: tuple[str, str], first: list[int]) -> None:
     """Two of five. Whose masked updates came are in the sum, also if they are gone when it is unmasked."""
