@@ -47,7 +47,16 @@ class Cell:
     federation: str
     model: str
     value: str  # of the swept setting
-    config: RunConfig
+    labels: tuple[str, ...]  # of methods
+    seeds: tuple[int, ...]
+    rounds: int
+    planned: RunConfig | None = None  # none in a study that is read from its folder: making one would run its plugins
+
+    @property
+    def config(self) -> RunConfig:
+        if self.planned is None:
+            raise ConfigError("a study that was read from its folder has no settings to run; name its file")
+        return self.planned
 
     @property
     def folder(self) -> str:
@@ -97,7 +106,8 @@ class StudyPlan:
         for (federation, data), (model, network), value in product(self.federations, self.models, values):
             shown = "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
             config = self._config({**self.settings, **data, **network}, value)
-            cells.append(Cell(federation, model, shown, config))
+            labels = tuple(config.algorithms)
+            cells.append(Cell(federation, model, shown, labels, tuple(config.seeds), config.rounds, config))
         return cells
 
     def _config(self, settings: dict[str, Any], value: Any) -> RunConfig:

@@ -9,7 +9,7 @@ and starts of the others, a value or federation that is added is a new cell. A c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from kinfed.arena.study_table import StudyTable
 
-_FORMAT, _VERSION = "kinfed-study", 1
+_FORMAT, _VERSION = "kinfed-study", 2
 _RECORD = "study.json"
 CELLS, TUNING = "cells", "tuning"
 
@@ -39,11 +39,12 @@ class StudyResult:
 
     folder: Path
     plan: StudyPlan
+    crossed: tuple[Cell, ...]
 
     @cached_property
     def cells(self) -> list[tuple[Cell, RunRecord | None]]:
         """Every cell and its run; none if it has not begun."""
-        return [(cell, self._run(cell)) for cell in self.plan.cells()]
+        return [(cell, self._run(cell)) for cell in self.crossed]
 
     def _run(self, cell: Cell) -> RunRecord | None:
         folder = self.folder / CELLS / cell.folder
@@ -89,8 +90,8 @@ def study(
     if out is None and isinstance(content, Mapping):
         raise ConfigError("a study from a dictionary needs the folder that it is kept in: out=...")
     folder = Path("studies") / Path(str(content)).stem if out is None else Path(out)
-    _write_plan(folder, plan)
     cells = plan.cells()
+    _write_plan(folder, plan, cells)
     for number, cell in enumerate(cells, start=1):
         begin(f"cell {number} of {len(cells)}: {cell.folder}")
         config = _tuned(plan, cell, folder, should_stop) if plan.trials else cell.config
@@ -98,25 +99,35 @@ def study(
         exists = (path / "config.json").is_file()
         with watch(config) as observer:
             experiment.run(config, out=path, extend=exists, observer=observer, should_stop=should_stop)
-    return StudyResult(folder, plan)
+    return StudyResult(folder, plan, tuple(cells))
 
 
 def open_study(folder: Path | str) -> StudyResult:
-    """The study in a folder, as far as it has come."""
+    """The study in a folder, as far as it has come. The folder may be anybody's: no plugin that it names is run."""
     record = storage.read_json(Path(folder) / _RECORD, "the record of a study")
     if record.get("format") != _FORMAT or record.get("version") != _VERSION:
         raise DataError(
             f"{Path(folder) / _RECORD} is no study of this version of kinfed (format {record.get('format')!r}, version "
             f"{record.get('version')!r})"
         )
-    return StudyResult(Path(folder), StudyPlan.from_json(record["plan"]))
+    try:
+        cells = [
+            Cell(*map(str, names), tuple(map(str, labels)), tuple(map(int, seeds)), int(rounds))
+            for names, labels, seeds, rounds in record["cells"]
+        ]
+        return StudyResult(Path(folder), StudyPlan.from_json(record["plan"]), tuple(cells))
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{Path(folder) / _RECORD} is no record of a study: {error!r}") from error
 
 
-def _write_plan(folder: Path, plan: StudyPlan) -> None:
+def _write_plan(folder: Path, plan: StudyPlan, cells: Sequence[Cell]) -> None:
     if folder.exists() and any(folder.iterdir()) and not (folder / _RECORD).is_file():
         raise DataError(f"{folder} holds files but no study; choose a new or empty folder with --out")
     storage.make_folder(folder)
-    storage.write_json(folder / _RECORD, {"format": _FORMAT, "version": _VERSION, "plan": plan.to_json()})
+    record = [[[one.federation, one.model, one.value], one.labels, one.seeds, one.rounds] for one in cells]
+    storage.write_json(
+        folder / _RECORD, {"format": _FORMAT, "version": _VERSION, "plan": plan.to_json(), "cells": record}
+    )
 
 
 def _tuned(plan: StudyPlan, cell: Cell, folder: Path, should_stop: Callable[[], bool]) -> RunConfig:

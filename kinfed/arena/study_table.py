@@ -70,7 +70,7 @@ def study_table(study: StudyResult, metric: str | None = None, *, costs: bool = 
     if not begun:
         raise DataError(f"{study.folder} has no cell that was begun; run it with: kinfed study")
     metric = metric or _headline(begun[0][1])
-    labels = list(dict.fromkeys(label for cell, _ in begun for label in cell.config.algorithms))
+    labels = list(dict.fromkeys(label for cell, _ in begun for label in cell.labels))
     columns = [(cell, _values(run, metric)) for cell, run in begun]
     everything = [value for _, values in columns for by_seed in values.values() for value in by_seed.values()]
     style = metric_style(metric).for_values([value for value in everything if finite(value)])
@@ -184,7 +184,7 @@ def _costs(label: str, runs: list[RunRecord]) -> list[TableCell]:
 
 def _notes(study: StudyResult, metric: str) -> list[str]:
     """What a reader has to know: how many seeds, what was tuned, what is missing, who took other work."""
-    plan, seeds = study.plan, {seed for cell in study.plan.cells() for seed in cell.config.seeds}
+    plan, seeds = study.plan, {seed for cell in study.crossed for seed in cell.seeds}
     rule = (
         f"Mean ± standard deviation over {plural(len(seeds), 'seed')} of the clients' mean, after the last round. "
         "Bold: the best and what it does not lead clearly (paired by seed, 95 % for all rivals of a column together); "
@@ -199,7 +199,7 @@ def _notes(study: StudyResult, metric: str) -> list[str]:
     missing = [
         f"{label} in {cell.folder}{_seeds_text(absent)}"
         for cell, run in study.cells
-        for label in cell.config.algorithms
+        for label in cell.labels
         if (absent := _absent(cell, run, label))
     ]
     if missing:
@@ -216,7 +216,7 @@ def _notes(study: StudyResult, metric: str) -> list[str]:
 
 def _absent(cell: Cell, run: RunRecord | None, label: str) -> list[int]:
     done = {trial.seed for trial in run.trials if trial.algorithm == label and trial.finished} if run else set()
-    return [seed for seed in cell.config.seeds if seed not in done]
+    return [seed for seed in cell.seeds if seed not in done]
 
 
 def _seeds_text(seeds: list[int]) -> str:
@@ -228,11 +228,11 @@ def _other_work(cell: Cell, run: RunRecord | None) -> list[tuple[str, str]]:
     sentences = []
     for label, options in (run.config if run else {}).get("algorithms", {}).items():
         other = [f"{name} = {options[name]}" for name in ("steps", "epochs", "batch") if name in options]
-        if other and label in cell.config.algorithms:
+        if other and label in cell.labels:
             sentences.append((label, f"has local work of its own ({', '.join(other)})"))
         rounds = {t.final.rounds for t in run.trials if t.algorithm == label and t.finished} if run else set()
-        if rounds - {cell.config.rounds}:
-            sentences.append((label, f"took {', '.join(map(str, sorted(rounds)))} of {cell.config.rounds} rounds"))
+        if rounds - {cell.rounds}:
+            sentences.append((label, f"took {', '.join(map(str, sorted(rounds)))} of {cell.rounds} rounds"))
     return sentences
 
 

@@ -131,6 +131,31 @@ def test_other_files_are_left_alone(tmp_path):
         study(SMALL)
 
 
+@pytest.mark.parametrize("place", ["settings", "federations", "values"])
+def test_reading_a_strangers_study_runs_no_code(tmp_path, place):
+    """Plugins may be named among the settings of all cells, of a federation, or as values of a sweep."""
+    plugin = tmp_path / "evil.py"
+    plugin.write_text(f"open({str(tmp_path / 'was-here')!r}, 'w')")
+    result = study({**SMALL, "sweep": {"setting": "batch", "values": [5]}, "seeds": [0]}, tmp_path / "study")
+    shown = open_study(result.folder).table().csv()
+    record = json.loads((result.folder / "study.json").read_text())
+    if place == "settings":
+        record["plan"]["settings"]["plugins"] = [str(plugin)]
+    elif place == "federations":
+        record["plan"]["federations"][0][1]["plugins"] = [str(plugin)]
+    else:
+        record["plan"] |= {"setting": "plugins", "values": [[str(plugin)]]}
+    (result.folder / "study.json").write_text(json.dumps(record))
+    assert open_study(result.folder).table().csv().splitlines()[1:] == shown.splitlines()[1:]
+    assert kinfed("table", str(result.folder), cwd=tmp_path).returncode == 0
+    assert not (tmp_path / "was-here").exists()
+    with pytest.raises(ConfigError, match="no settings to run"):
+        _ = open_study(result.folder).cells[0][0].config
+    (result.folder / "study.json").write_text(json.dumps({**record, "cells": [["a"]]}))
+    with pytest.raises(DataError, match="no record of a study"):
+        open_study(result.folder)
+
+
 def test_a_plan_is_read_as_it_was_written():
     plan = StudyPlan.read(SMALL)
     assert StudyPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
