@@ -111,11 +111,11 @@ def open_study(folder: Path | str) -> StudyResult:
             f"{record.get('version')!r})"
         )
     try:
-        cells = [
-            Cell(*map(str, names), tuple(map(str, labels)), tuple(map(int, seeds)), int(rounds))
-            for names, labels, seeds, rounds in record["cells"]
-        ]
-        return StudyResult(Path(folder), StudyPlan.from_json(record["plan"]), tuple(cells))
+        cells = tuple(
+            Cell(str(federation), str(model), str(value), tuple(map(str, labels)), tuple(map(int, seeds)), int(rounds))
+            for (federation, model, value), labels, seeds, rounds in record["cells"]
+        )
+        return StudyResult(Path(folder), StudyPlan.from_json(record["plan"]), cells)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{Path(folder) / _RECORD} is no record of a study: {error!r}") from error
 
