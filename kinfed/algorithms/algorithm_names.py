@@ -164,6 +164,7 @@ for _row in re.sub(r"\n +", " ", METHODS).strip().split("\n"):
 EXTENSIONS.register("gate", "kinfed.algorithms.fedcp:FeatureGate", summary="FedCP's")
 EXTENSIONS.register("valve", "kinfed.algorithms.gpfl:FeatureValve", summary="GPFL's")
 EXTENSIONS.register("posterior", "kinfed.algorithms.common.by_sums:Posterior", summary="of methods that learn by sums")
+EXTENSIONS.register("curved", "kinfed.algorithms.common.by_sums:CurvedPosterior", summary="of such methods with curves")
 EXTENSIONS.register("neighbours", "kinfed.algorithms.common.neighbours:Neighbours", summary="kNN-Per's")
 
 

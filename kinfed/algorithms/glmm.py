@@ -29,10 +29,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.common.bending import BENDS, CELLS, FORM, deviations, form_of
 from kinfed.algorithms.common.by_sums import (
     Array,
     BySums,
     SumsUp,
+    check_curves,
+    counts_by_client,
     not_finite_where,
     num_columns,
     numpy_of,
@@ -42,6 +45,7 @@ from kinfed.algorithms.common.by_sums import (
     rows_by_client,
     tensor_of,
     unpacked_parts,
+    width_of,
 )
 from kinfed.algorithms.common.newton_totals import NewtonFit
 from kinfed.author import Cohort, ConfigError, Population, RoundInfo, ServerModels, Task, Tree, option
@@ -52,6 +56,7 @@ from kinfed.theory.sums import FAMILIES, Likelihood, SiteRows, log_likelihood, m
 class Down(Tree):
     point: Tensor  # [n, p + q] (β, λ)
     covariance: Tensor  # [n, p, p] of β
+    form: Tensor  # [n, d, FORM] of curves, 0 before it is known; [n, 0, FORM] without curves
 
 
 @dataclass
@@ -65,6 +70,8 @@ class Server(Tree):
     estimate: NewtonFit
     places: Tensor  # [C, p] int64 of coefficients in a row
     offset: Tensor  # [] log of the count that a model's output 0 stands for
+    form: Tensor  # [d, FORM]
+    products: Tensor  # [d, BENDS, BENDS] of what bends columns, mean over all rows
 
 
 @dataclass(frozen=True)
@@ -74,9 +81,12 @@ class GLMM(BySums[Server, Client, Down]):
         15, "nodes of the quadrature over a site's intercept; 1 is Laplace's approximation", ge=1, le=99
     )
     ridge: float = option(0.0, "precision of a normal prior on the coefficients; 0 is maximum likelihood", ge=0)
+    curves: bool = option(False, "columns bend where the evidence of training rows says so")
 
     def check(self, task: Task, population: Population) -> None:
         super().check(task, population)
+        if self.curves:
+            check_curves(task, "GLMM")
         if family_of(task) is None:
             raise ConfigError(
                 "GLMM is for two classes or counts; use lmm for numbers, and --task counts where they are counts"
@@ -88,9 +98,11 @@ class GLMM(BySums[Server, Client, Down]):
         return list(range(p)) if self.effects == "slopes" else [0]
 
     def init_server(self, task: Task, population: Population) -> Server:
-        p = num_columns(task)
-        estimate = NewtonFit.of(p, len(self._columns(p)), self.ridge)
-        return Server(estimate, places_of(task), torch.tensor(offset_of(task), dtype=torch.float64))
+        linear, curved = num_columns(task), task.head.inputs * self.curves
+        bends = curved * BENDS
+        estimate = NewtonFit.of(linear + bends, len(self._columns(linear)), self.ridge, bends)
+        form, products = tensor_of(np.zeros((curved, FORM))), tensor_of(np.zeros((curved, BENDS, BENDS)))
+        return Server(estimate, places_of(task), tensor_of(offset_of(task)), form, products)
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         return Client(*(torch.zeros(len(data), dtype=torch.float64) for _ in range(2)))
@@ -105,7 +117,7 @@ class GLMM(BySums[Server, Client, Down]):
 
     def download(self, server: Server, ids: Tensor) -> Down:
         one = server.estimate
-        return Down(one.point.expand(len(ids), -1), one.covariance.expand(len(ids), -1, -1))
+        return Down(*(part.expand(len(ids), *part.shape) for part in (one.point, one.covariance, server.form)))
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, SumsUp]:
         rows, z, beta, lam = self._asked(task, down, data)
@@ -114,18 +126,30 @@ class GLMM(BySums[Server, Client, Down]):
         one = log_likelihood(rows, z, beta, lam, FAMILIES[family_of(task) or ""], self.nodes)
         squares = rows.total(rows.x[:, z] ** 2)
         answer = packed(one.value, one.gradient, one.curvature, squares, rows.total(np.ones(len(rows.y))))
+        if self.curves:  # counts of rows first, then what likelihoods say
+            known = bool(down.form.any())
+            counts = packed(counts_by_client(task, data.train))
+            answer = torch.cat([counts * (not known), answer * known], 1)
         u, a = modes(rows, z, beta, lam, FAMILIES[family_of(task) or ""])
         deviation = lam[0] * np.sqrt(np.linalg.inv(a)[:, 0, 0])
         return Client(tensor_of(lam[0] * u[:, 0]), tensor_of(deviation)), SumsUp(not_finite_where(answer, ~finite))
 
     def _asked(self, task: Task, down: Down, data: Cohort) -> tuple[SiteRows, list[int], Array, Array]:
-        p, point = num_columns(task), numpy_of(down.point[0])
-        return SiteRows.of(*rows_by_client(task, data.train)), self._columns(p), point[:p], point[p:]
+        form, point = down.form[0], numpy_of(down.point[0])
+        p, z = width_of(task, form), self._columns(num_columns(task))
+        return SiteRows.of(*rows_by_client(task, data.train, form)), z, point[:p], point[p:]
 
     def step(self, server: Server, mean: SumsUp, round: RoundInfo) -> Server:
         one = server.estimate
         p, q = len(one.covariance), len(one.rms)
-        total = unpacked_parts(mean.sums[None] * round.weight, (), (p + q,), (p + q, p + q), (q,), ())
+        width = len(server.form) * CELLS
+        everything = mean.sums[None] * round.weight
+        counts, totals = everything[:, :width], everything[:, width:]
+        if self.curves and not server.form.any():
+            (cells,) = unpacked_parts(counts, (width,))
+            form, products = form_of(cells.reshape(-1, CELLS))
+            return replace(server, form=tensor_of(form), products=tensor_of(products))
+        total = unpacked_parts(totals, (), (p + q,), (p + q, p + q), (q,), ())
         value, gradient, curvature, squares, rows = total
         likelihood = Likelihood(value, gradient, curvature)
         return replace(server, estimate=one.after(likelihood, squares[0], float(rows[0]), round.weight))
@@ -145,22 +169,25 @@ class GLMM(BySums[Server, Client, Down]):
         variance = gain @ numpy_of(down.covariance[0]) @ np.swapaxes(gain, 1, 2)
         variance[np.ix_(range(len(u)), z, z)] += posterior
         coefficients[:, 0] -= offset_of(task)
-        return posterior_rows(places_of(task).to(task.device), coefficients, variance, 0.0)
+        return posterior_rows(places_of(task).to(task.device), coefficients, variance, 0.0, form=down.form[0])
 
     def server_models(self, server: Server) -> ServerModels | None:
         """The model of a site that nothing is known of, with the variance between sites."""
         (beta, lam), variance = server.estimate.fit, numpy_of(server.estimate.covariance).copy()
-        z = self._columns(len(beta))
+        z = self._columns(int(server.estimate.linear))
         variance[z, z] += lam**2
         beta[0] -= float(server.offset)
         freedom = max(float(server.estimate.count[1]) - 1, 0.0)
-        return ServerModels(posterior_rows(server.places, beta[None], variance[None], 0.0, freedom))
+        return ServerModels(posterior_rows(server.places, beta[None], variance[None], 0.0, freedom, server.form))
 
     def figures(self, server: Server) -> dict[str, Any]:
-        p = len(server.estimate.covariance)
+        p = int(server.estimate.linear)
         between, rows, z = np.zeros((p, p)), torch.tril_indices(p, p), self._columns(p)
         between[z, z] = server.estimate.between
-        return {**server.estimate.figures(), "between": tensor_of(between)[rows[0], rows[1]]}
+        figures = {**server.estimate.figures(), "between": tensor_of(between)[rows[0], rows[1]]}
+        if self.curves:
+            figures["bends"] = tensor_of(deviations(server.estimate.fit[0][p:], numpy_of(server.products)))
+        return figures
 
     def client_figures(self, client: Client) -> dict[str, Tensor]:
         return {"site_effect": client.effect, "site_sd": client.deviation}

@@ -39,10 +39,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.common.bending import BENDS, CELLS, FORM, deviations, form_of
 from kinfed.algorithms.common.by_sums import (
     Array,
     BySums,
     SumsUp,
+    check_curves,
+    counts_by_client,
     moments,
     not_finite_where,
     num_columns,
@@ -56,9 +59,11 @@ from kinfed.algorithms.common.by_sums import (
 from kinfed.author import Cohort, ConfigError, Nothing, Population, RoundInfo, ServerModels, Task, Tree, option
 from kinfed.errors import DataError
 from kinfed.theory.sums import (
+    MixedFit,
     Sums,
     fit_diagonal,
     fit_full,
+    fit_held,
     independent_columns,
     row_variance,
     scoring_step,
@@ -83,8 +88,9 @@ class Fit(Tree):
 
     beta: Tensor  # [p]
     inverse: Tensor  # [p, p] Cov β / σ²
-    psi: Tensor  # [p, p] Ψ
+    psi: Tensor  # [p, p] Ψ, of columns that do not bend
     sigma2: Tensor  # []
+    form: Tensor  # [d, FORM] of curves, 0 before it is known; [0] without curves
 
 
 @dataclass
@@ -98,12 +104,14 @@ class Server(Tree):
     verdict: Tensor  # [] int64
     places: Tensor  # [1, p] int64 of coefficients in a row
     best: Tensor  # [p + 2] with totals: the best variances so far, their criterion, and what the next step promises
+    products: Tensor  # [d, BENDS, BENDS] of what bends columns, mean over all rows
 
 
 @dataclass(frozen=True)
 class LMM(BySums[Server, Nothing, Fit]):
     effects: Effects = option("auto", "which coefficients differ between sites")
     totals: bool = option(False, "the server uses only totals over sites, in several rounds")
+    curves: bool = option(False, "columns bend where the evidence of training rows says so, in two rounds")
 
     @property
     def single_updates(self) -> str:
@@ -115,6 +123,10 @@ class LMM(BySums[Server, Nothing, Fit]):
             raise ConfigError("LMM predicts a number, and the target here is a class; use glmm, or --task regression")
         if population.num_clients < 2:
             raise ConfigError("LMM compares sites, and there is one; give it two sites or more")
+        if self.curves:
+            check_curves(task, "LMM")
+            if self.totals:
+                raise ConfigError("curves need the sums of every site; set totals or curves to false")
         if self.effects == "correlated" and (self.totals or num_columns(task) > MOST_CORRELATED):
             raise ConfigError(
                 f"effects = correlated is for up to {MOST_CORRELATED} columns (with the intercept), without totals; "
@@ -122,23 +134,30 @@ class LMM(BySums[Server, Nothing, Fit]):
             )
 
     def init_server(self, task: Task, population: Population) -> Server:
-        p, k = num_columns(task), population.num_clients
+        d, k = task.head.inputs, population.num_clients
+        curved = d if self.curves else 0
+        linear, p = d + 1, d + 1 + curved * BENDS
         zero = torch.zeros((), dtype=torch.float64)
-        psi = (
-            np.diag(np.where(np.isin(np.arange(p), self._columns(p)), START, 0.0)) if self.totals else np.zeros((p, p))
-        )
-        fit = Fit(tensor_of(np.zeros(p)), tensor_of(np.zeros((p, p))), tensor_of(psi), zero)
+        psi = np.zeros((linear, linear))
+        if self.totals:
+            psi = np.diag(np.where(np.isin(np.arange(p), self._columns(p)), START, 0.0))
+        form, products = np.zeros((curved, FORM)), np.zeros((curved, BENDS, BENDS))
+        fit = Fit(*(tensor_of(part) for part in (np.zeros(p), np.zeros((p, p)), psi, 0.0, form)))
         width = 0 if self.totals else (p + 1) * (p + 2) // 2
         best = torch.full((p + 2,), HUGE, dtype=torch.float64)
         return Server(
             fit, torch.zeros(k, width, dtype=torch.float64), torch.zeros(k, dtype=torch.bool),
             torch.ones(p, dtype=torch.bool), zero.clone(), torch.zeros(2, dtype=torch.float64),
-            torch.tensor(NOTHING_YET), places_of(task), best,
+            torch.tensor(NOTHING_YET), places_of(task), best, tensor_of(products),
         )  # fmt: skip
 
     def _columns(self, p: int) -> list[int]:
         """Columns with a random effect, with totals."""
         return list(range(p)) if self.effects == "slopes" else [0]
+
+    def rounds_in(self, rounds: int) -> int:
+        """Curves take a round of counts before that of sums."""
+        return max(rounds, 2) if self.curves else rounds
 
     def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
         """Nobody is asked twice for the same sums, nor after the last step of totals."""
@@ -155,11 +174,16 @@ class LMM(BySums[Server, Nothing, Fit]):
         return server.fit.map(lambda tensor: tensor.expand(len(ids), *tensor.shape))
 
     def client_update(self, task: Task, client: Nothing, down: Fit, data: Cohort) -> tuple[Nothing, SumsUp]:
-        sums = moments(task, data.train)
+        form = down.form[0]
+        sums = moments(task, data.train, form)
+        if self.curves:  # counts of rows first, then sums with what bends columns
+            counts = counts_by_client(task, data.train)
+            known = bool(form.any())
+            return Nothing(), SumsUp(packed(counts * (not known), sums * known))
         if not self.totals:
             return Nothing(), SumsUp(packed(sums))
         z = self._columns(num_columns(task))
-        beta, inverse, psi, _ = (numpy_of(tensor[0]) for tensor in down.named().values())
+        beta, inverse, psi = (numpy_of(tensor[0]) for tensor in (down.beta, down.inverse, down.psi))
         finite = np.isfinite(sums.sum((1, 2)))  # what is not is rejected on its way, and must not stop the others
         terms = site_terms(np.where(finite[:, None, None], sums, 0.0), z, psi[np.ix_(z, z)], beta, inverse)
         answer = packed(
@@ -171,7 +195,14 @@ class LMM(BySums[Server, Nothing, Fit]):
         if self.totals:
             return super().aggregate(server, ids, up, round)
         sums, heard = server.sums.clone(), server.heard.clone()
-        sums[ids], heard[ids] = up.sums.to(sums), True
+        answer = up.sums.to(sums)
+        if self.curves:
+            width = len(server.products) * CELLS
+            counts, answer = answer[:, :width], answer[:, width:]
+            if not server.fit.form.any():
+                form, products = form_of(numpy_of(counts.sum(0)).reshape(-1, CELLS))
+                return replace(server, fit=replace(server.fit, form=tensor_of(form)), products=tensor_of(products))
+        sums[ids], heard[ids] = answer, True
         return self._solved(replace(server, sums=sums, heard=heard))
 
     def forget(self, server: Server, ids: Tensor) -> Server:
@@ -185,8 +216,9 @@ class LMM(BySums[Server, Nothing, Fit]):
     def _solved(self, server: Server) -> Server:
         p = len(server.fit.beta)
         (sums,) = unpacked_parts(server.sums[server.heard], (p + 1, p + 1))
-        solved = fitted(sums, self.effects)
-        fit = Fit(*(tensor_of(part) for part in (solved.beta, solved.inverse, solved.psi, solved.sigma2)))
+        solved = fitted(sums, self.effects, len(server.fit.psi))
+        parts = (solved.beta, solved.inverse, solved.psi, solved.sigma2, numpy_of(server.fit.form))
+        fit = Fit(*(tensor_of(part) for part in parts))
         return replace(
             server, fit=fit, basis=torch.from_numpy(solved.basis), criterion=tensor_of(solved.criterion),
             count=tensor_of([sums[:, 0, 0].sum(), len(sums)]), verdict=torch.tensor(solved.verdict),
@@ -227,7 +259,9 @@ class LMM(BySums[Server, Nothing, Fit]):
                 new, promise = np.maximum(psi + step, 0.0), abs(promise)
         variances, remembered = np.zeros(p), np.full(p, HUGE)
         variances[z], remembered[z] = np.where(np.isin(z, basis), new, 0.0), best
-        fit = Fit(tensor_of(beta), tensor_of(inverse), tensor_of(np.diag(variances)), tensor_of(at.sigma2))
+        fit = Fit(
+            tensor_of(beta), tensor_of(inverse), tensor_of(np.diag(variances)), tensor_of(at.sigma2), server.fit.form
+        )
         mask = torch.from_numpy(np.isin(np.arange(p), basis))
         return replace(
             server, fit=fit, basis=mask, criterion=tensor_of(at.criterion), count=count,
@@ -236,7 +270,9 @@ class LMM(BySums[Server, Nothing, Fit]):
 
     def personalize(self, task: Task, client: Nothing, down: Fit, data: Cohort) -> Tensor | dict[str, Tensor]:
         """β + b_k, with its variance."""
-        return _posterior(moments(task, data.train), down.map(lambda tensor: tensor[0]), places_of(task), task.device)
+        return _posterior(
+            moments(task, data.train, down.form[0]), down.map(lambda tensor: tensor[0]), places_of(task), task.device
+        )
 
     def site_models(self, server: Server, ids: Tensor) -> Tensor:
         """[n, P + E + 1] the models that these sites compute from their own rows, from their sums that the server has
@@ -247,19 +283,30 @@ class LMM(BySums[Server, Nothing, Fit]):
 
     def server_models(self, server: Server) -> ServerModels | None:
         """The model of a site that nothing is known of: β, with the variance between sites."""
-        beta, inverse, psi, sigma2 = (numpy_of(tensor) for tensor in server.fit.named().values())
-        variance, freedom = float(sigma2) * (inverse + psi), max(float(server.count[1]) - 1, 0.0)
-        return ServerModels(posterior_rows(server.places, beta[None], variance[None], float(sigma2), freedom))
+        fit = server.fit
+        beta, variance, psi, sigma2 = (
+            numpy_of(fit.beta),
+            numpy_of(fit.inverse).copy(),
+            numpy_of(fit.psi),
+            float(fit.sigma2),
+        )
+        variance[: len(psi), : len(psi)] += psi
+        freedom = max(float(server.count[1]) - 1, 0.0)
+        row = posterior_rows(server.places, beta[None], sigma2 * variance[None], sigma2, freedom, fit.form)
+        return ServerModels(row)
 
     def figures(self, server: Server) -> dict[str, Any]:
-        fit, rows = server.fit, torch.tril_indices(len(server.fit.beta), len(server.fit.beta))
+        fit, linear = server.fit, len(server.fit.psi)
+        rows = torch.tril_indices(linear, linear)
         sigma2 = float(fit.sigma2)
         figures = {
             "criterion": float(server.criterion), "sigma": sigma2**0.5, "rows": float(server.count[0]),
-            "sites": float(server.count[1]), "verdict": int(server.verdict), "coefficients": fit.beta,
+            "sites": float(server.count[1]), "verdict": int(server.verdict), "coefficients": fit.beta[:linear],
             "covariance": (sigma2 * fit.inverse)[rows[0], rows[1]], "between": (sigma2 * fit.psi)[rows[0], rows[1]],
-            "basis": server.basis.to(torch.int64),
+            "basis": server.basis[:linear].to(torch.int64),
         }  # fmt: skip
+        if self.curves:
+            figures["bends"] = tensor_of(deviations(numpy_of(fit.beta)[linear:], numpy_of(server.products)))
         return figures if self.totals else figures | self._site_figures(server)
 
     def _site_figures(self, server: Server) -> dict[str, Any]:
@@ -291,7 +338,7 @@ class LMM(BySums[Server, Nothing, Fit]):
 
 def _posterior(sums: Array, fit: Fit, places: Tensor, device: torch.device) -> Tensor:
     """[n, P + E + 1] models of sites with these sums [n, p + 1, p + 1]."""
-    beta, inverse, psi, sigma2 = (numpy_of(tensor) for tensor in fit.named().values())
+    beta, inverse, psi, sigma2, _ = (numpy_of(tensor) for tensor in fit.named().values())
     z, noise = np.flatnonzero(np.diag(psi)).tolist(), float(sigma2)
     coefficients = np.tile(beta, (len(sums), 1))
     variance = np.tile(noise * inverse, (len(sums), 1, 1))
@@ -299,7 +346,7 @@ def _posterior(sums: Array, fit: Fit, places: Tensor, device: torch.device) -> T
         inner = psi[np.ix_(z, z)]
         coefficients[:, z] += site_effects(sums, z, beta, inner, noise)[0]
         variance = row_variance(sums, z, inner, noise, noise * inverse)
-    return posterior_rows(places.to(device), coefficients, variance, noise)
+    return posterior_rows(places.to(device), coefficients, variance, noise, form=fit.form)
 
 
 @dataclass(frozen=True)
@@ -313,14 +360,19 @@ class Solved:
     verdict: int
 
 
-def fitted(sums: Array, effects: Effects) -> Solved:
-    """The model of some sites, from their sums [n, p + 1, p + 1]. The mean of y if they hold too little."""
-    p, total = sums.shape[1] - 1, sums.sum(0)
+def fitted(sums: Array, effects: Effects, linear: int | None = None) -> Solved:
+    """The model of some sites, from their sums [n, p + 1, p + 1]. The mean of y if they hold too little. Columns behind
+    the first `linear` ones bend these, if the restricted AIC of the whole is smaller with them."""
+    p = sums.shape[1] - 1
+    linear = p if linear is None else linear
+    whole, index = sums, [*range(linear), p]
+    sums = sums[:, index][:, :, index] if linear < p else sums
+    total = sums.sum(0)
     basis = independent_columns(total[:-1, :-1])
-    index = [*basis, p]
+    index = [*basis, linear]
     own = sums[:, index][:, :, index]
     if total[0, 0] <= len(basis):
-        return _mean_only(total, FEW_ROWS)
+        return _mean_only(total, FEW_ROWS, p)
     try:
         if len(sums) < 2:
             at, psi, verdict = Sums.of(own).solve(np.zeros((1, 1))), np.zeros((1, 1)), ONE_SITE
@@ -332,21 +384,38 @@ def fitted(sums: Array, effects: Effects) -> Solved:
                 fits.append(fit_full(Sums.of(own, range(len(basis)))))
             at = min(fits, key=lambda fit: fit.restricted_aic)
             psi, verdict = at.psi, FITTED
+            if linear < p and len(own) > 1:
+                basis, at = _bending(whole, basis, linear, at)
+                psi = at.psi
     except DataError:
-        return _mean_only(total, CONSTANT)
+        return _mean_only(total, CONSTANT, p)
     beta, inverse = spread_out(at.beta, at.inverse, basis, p)
-    variances, z = np.zeros((p, p)), basis[: len(psi)]
+    variances, z = np.zeros((linear, linear)), basis[: len(psi)]
     variances[np.ix_(z, z)] = psi
     mask = np.isin(np.arange(p), basis)
     return Solved(beta, inverse, variances, at.sigma2, at.criterion, mask, verdict)
 
 
-def _mean_only(total: Array, verdict: int) -> Solved:
-    p, n = len(total) - 1, float(total[0, 0])
+def _bending(sums: Array, basis: list[int], linear: int, plain: MixedFit) -> tuple[list[int], MixedFit]:
+    """The columns in the model and its fit: `plain`, or one in which columns bend. Random effects are those of
+    `plain`, independently."""
+    p = sums.shape[1] - 1
+    bends = [j for j in range(linear, p) if sums[:, j, j].sum() > 0]
+    index = [*basis, *bends, p]
+    if not bends:
+        return basis, plain
+    held = replace(Sums.of(sums[:, index][:, :, index], plain.z), held=len(bends))
+    fit, _ = fit_held(held, np.maximum(np.diag(plain.psi), 1e-6))
+    better = fit.restricted_aic + 2 < plain.restricted_aic  # a variance more
+    return ([*basis, *bends], fit) if better else (basis, plain)
+
+
+def _mean_only(total: Array, verdict: int, p: int) -> Solved:
+    linear, n = len(total) - 1, float(total[0, 0])
     beta, inverse = np.zeros(p), np.zeros((p, p))
     beta[0], inverse[0, 0] = total[0, -1] / n, 1 / n
     variance = max(float(total[-1, -1] / n - beta[0] ** 2), 0.0)
-    return Solved(beta, inverse, np.zeros((p, p)), variance, 0.0, np.arange(p) == 0, verdict)
+    return Solved(beta, inverse, np.zeros((linear, linear)), variance, 0.0, np.arange(p) == 0, verdict)
 
 
 def spread_out(beta: Array, inverse: Array, basis: list[int], p: int) -> tuple[Array, Array]:

@@ -75,6 +75,7 @@ class Coefficients:
     sigma: float | None  # deviation within sites
     sites: tuple[SiteEffect, ...]  # ascending by effect
     count: tuple[int, int]  # rows and sites
+    bends: Mapping[str, float] | None  # deviation of a column's curve around its line; None: the fit has no curves
     warning: str  # why there is no proper fit; ""
 
     @property
@@ -109,6 +110,14 @@ class Coefficients:
             top = sorted(slopes.items(), key=lambda item: -item[1])[:3]
             named = ", ".join(f"{name} by {value:.3g}" for name, value in top)
             lines.append(f"{len(slopes)} coefficients differ between sites, per deviation of a column: {named}.")
+        if self.bends is not None:
+            top = sorted(self.bends.items(), key=lambda item: -item[1])[:3]
+            named = ", ".join(f"{name} by {value:.3g}" for name, value in top)
+            lines.append(
+                f"Columns bend: their curves lie around the lines of these coefficients, {named} (standard deviation)."
+                if top
+                else "No column bends beyond chance: the evidence of training rows is for lines."
+            )
         if self.sigma is not None:
             lines.append(f"Rows of a site lie around its model with a standard deviation of {self.sigma:.3g}.")
         if left := [row.name for row in self.rows if row.is_left_out]:
@@ -181,8 +190,15 @@ def coefficient_rows(description: Description, label: str, seed: int, figures: M
         label, seed, scale, tuple(rows),
         {name: float(value) for name, value in zip(names, deviations, strict=True) if value > 0},
         unit * float(figures["sigma"]) if linear else None, _sites(description.names, figures, unit, reach),
-        (int(figures["rows"]), int(figures["sites"])), (LINEAR if linear else GENERALIZED).get(verdict, ""),
+        (int(figures["rows"]), int(figures["sites"])), _bends(names[1:], figures, unit),
+        (LINEAR if linear else GENERALIZED).get(verdict, ""),
     )  # fmt: skip
+
+
+def _bends(names: Sequence[str], figures: Mapping[str, Any], unit: float) -> dict[str, float] | None:
+    if "bends" not in figures:
+        return None
+    return {name: unit * float(value) for name, value in zip(names, figures["bends"], strict=True) if value > 0}
 
 
 def columns_of(inputs: ModelInputs, width: int) -> tuple[list[str], Any, Any]:

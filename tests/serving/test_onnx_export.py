@@ -108,16 +108,26 @@ def test_other_examples_are_fed_as_they_are(tmp_path: Path) -> None:
     np.testing.assert_allclose(session.run(None, {"features": rows})[0], pipeline.predict_proba(rows), rtol=1e-5)
 
 
-@pytest.mark.parametrize(("label", "task", "method"), [("y", "regression", "lmm"), ("n", "counts", "glmm")])
-def test_models_by_sums_give_their_deviation_too(label: str, task: str, method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("label", "task", "method", "curves"),
+    [("y", "regression", "lmm", False), ("n", "counts", "glmm", False), ("y", "regression", "lmm", True)],
+)
+def test_models_by_sums_give_their_deviation_too(
+    label: str, task: str, method: str, curves: bool, tmp_path: Path
+) -> None:
     draw = np.random.default_rng(1)
     level = np.repeat(draw.normal(size=12), 15)
     x = draw.normal(size=180)
-    table = {"site": np.repeat(np.arange(12), 15).astype(str), "x": x, "y": 5 + 3 * (x + level + draw.normal(size=180))}
+    table = {
+        "site": np.repeat(np.arange(12), 15).astype(str),
+        "x": x,
+        "y": 5 + 3 * (x**2 + level + draw.normal(size=180)),
+    }
     table = {**table, "n": draw.poisson(np.exp(0.5 * level + 0.3 * x))}
     rows = {name: table[name] for name in ("site", "x", label)}
     data = kinfed.Federation.from_table(rows, client_column="site", label_column=label, task=task)
-    run = kinfed.run(federation=data, model="mlr", algorithms=method, rounds=12, seeds=(0,), progress=False)
+    chosen = {method: {"curves": curves}}
+    run = kinfed.run(federation=data, model="mlr", algorithms=chosen, rounds=12, seeds=(0,), progress=False)
     for model in (run.personal_model("3", method), run.server_model(method)):
         write_onnx(model, tmp_path / "model.onnx")
         session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
@@ -129,3 +139,24 @@ def test_models_by_sums_give_their_deviation_too(label: str, task: str, method: 
         spread, noise, _ = model.module.uncertainty(features)
         scale = float(model.inputs.problem.scale) if label == "y" else 1.0
         assert deviation == pytest.approx(scale * (spread + noise).sqrt().detach().numpy(), rel=1e-4)
+
+
+@pytest.mark.parametrize(("task", "method"), [("survival", "cox"), ("ordinal", "fedavg")])
+def test_chances_of_periods_and_of_ordered_classes(task: str, method: str, tmp_path: Path) -> None:
+    draw = np.random.default_rng(2)
+    x, site = draw.normal(size=180), np.repeat(np.arange(6), 30).astype(str)
+    time = draw.exponential(np.exp(-x))
+    table = {"site": site, "x": x, "grade": np.clip(np.round(2 + x), 1, 3).astype(int)}
+    names = {"label_column": "grade"}
+    if task == "survival":
+        table = {"site": site, "x": x, "days": np.minimum(time, 2.0), "died": time < 2.0}
+        names = {"time_column": "days", "event_column": "died"}
+    data = kinfed.Federation.from_table(table, client_column="site", task=task, **names)
+    run = kinfed.run(federation=data, model="mlr", algorithms=method, rounds=8, seeds=(0,), progress=False)
+    model, rows = run.personal_model("3", method), {"x": [-1.0, 0.0, 2.0]}
+    write_onnx(model, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    assert [one.name for one in session.get_outputs()] == ["probabilities"]
+    (chances,) = session.run(None, {"x": np.array([rows["x"]]).T})
+    np.testing.assert_allclose(chances, model.predictions(rows).outputs.numpy(), rtol=1e-4, atol=1e-6)
+    assert bool((np.diff(chances, axis=1) <= 1e-6).all()) == (task == "survival")

@@ -20,13 +20,13 @@ def ascend(rows, z, family, nodes, rounds=30, start=0.5, ridge=0.0):
     """The fit as a server makes it, from totals; and the number of rounds."""
     p, rms = rows.x.shape[1], np.sqrt((rows.x[:, list(z)] ** 2).mean(0))
     point = np.concatenate([np.zeros(p), np.full(len(z), start)])
-    ascent = Ascent(point, point, -np.inf)
+    ascent, prior = Ascent(point, point, -np.inf), np.concatenate([[0.0], np.full(p - 1, ridge), np.zeros(len(z))])
     number = 0
     while number < rounds and ascent.promise > 1e-12:
         number += 1
         one = log_likelihood(rows, z, ascent.point[:p], ascent.point[p:], FAMILIES[family], nodes)
         totals = Likelihood(*(part.sum(0)[None] for part in (one.value, one.gradient, one.curvature)))
-        ascent = ascent.after(totals, p, rms, ridge)
+        ascent = ascent.after(totals, p, rms, prior)
     return ascent, totals, number
 
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kinfed.algorithms.base import AveragingAlgorithm, Client, Down, Server
+from kinfed.algorithms.common.bending import BENDS, FORM, bent, count_rows
 from kinfed.author import ConfigError, Population, Split, Task, Tree, exact
 from kinfed.engine import extended_rows
 from kinfed.errors import ModelError
@@ -29,6 +30,7 @@ Array = NDArray[np.float64]
 
 UNIT = 1024.0  # rows that sums travel in units of
 SUMS = "sums"
+MOST_CURVED = 40  # columns: with curves, sums have the square of ten times as many
 
 
 @dataclass
@@ -56,6 +58,28 @@ class Posterior:
         spread = factor[:, :1] + torch.bmm(phi, factor[:, 1:])
         freedom = extra[:, end:] if extra.shape[1] > end else torch.zeros_like(extra[:, :1])
         return spread.square().sum(-1), extra[:, :1].to(phi), freedom.to(phi)
+
+
+class CurvedPosterior(Posterior):
+    """Numbers of the extension: those of `Posterior` with the variance of all coefficients, then γ [d · BENDS] and the
+    form [d, FORM] of curves (kinfed.algorithms.common.bending)."""
+
+    mark = -5
+
+    def _parts(self, phi: Tensor, extra: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What bends the features [n, B, d · BENDS], γ, and the numbers of `Posterior`."""
+        d = phi.shape[-1]
+        known, gamma, form = extra.split((extra.shape[1] - d * (BENDS + FORM), d * BENDS, d * FORM), 1)
+        return bent(phi, form.reshape(-1, 1, d, FORM).to(phi)), gamma.to(phi), known
+
+    def logits(self, phi: Tensor, weight: Tensor, bias: Tensor | None, extra: Tensor) -> Tensor:
+        bends, gamma, known = self._parts(phi, extra)
+        z = super().logits(phi, weight, bias, known)
+        return z + torch.bmm(bends, gamma[:, :, None]) * z.new_tensor(_signs(z.shape[-1]))
+
+    def uncertainty(self, phi: Tensor, extra: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        bends, _, known = self._parts(phi, extra)
+        return super().uncertainty(torch.cat([phi, bends], -1), known)
 
 
 @dataclass(frozen=True)
@@ -88,6 +112,14 @@ def num_columns(task: Task) -> int:
     return task.head.inputs + 1
 
 
+def check_curves(task: Task, name: str) -> None:
+    if task.head.inputs > MOST_CURVED:
+        raise ConfigError(
+            f"{name} with curves takes up to {MOST_CURVED} columns, for its sums have the square of ten times as many; "
+            f"got {task.head.inputs}: set curves to false, or leave columns out"
+        )
+
+
 def numpy_of(tensor: Tensor) -> Array:
     return np.asarray(tensor.detach().to("cpu", torch.float64).numpy())
 
@@ -97,33 +129,46 @@ def tensor_of(array: Any) -> Tensor:
 
 
 @torch.no_grad()
-def design(task: Task, x: Tensor) -> Tensor:
-    """[n, B, p] float64: ones, then what the last layer is given."""
+def design(task: Task, x: Tensor, form: Tensor | None = None) -> Tensor:
+    """[n, B, p] float64: ones, then what the last layer is given; then what bends these columns, if they have a form
+    [d, FORM]."""
     theta = torch.zeros(len(x), task.num_params, device=x.device)
     phi = task.features(theta, x).to("cpu", torch.float64)
-    return torch.cat([torch.ones(*phi.shape[:2], 1, dtype=torch.float64), phi], 2)
+    bends = () if form is None or not form.numel() else (bent(phi, form.to("cpu", torch.float64)),)
+    return torch.cat([torch.ones(*phi.shape[:2], 1, dtype=torch.float64), phi, *bends], 2)
 
 
-def moments(task: Task, split: Split) -> Array:
+def width_of(task: Task, form: Tensor | None) -> int:
+    """Columns of the design."""
+    return num_columns(task) + (task.head.inputs * BENDS if form is not None and form.numel() else 0)
+
+
+def moments(task: Task, split: Split, form: Tensor | None = None) -> Array:
     """[n, p + 1, p + 1] S = [X y]'[X y] of every client."""
-    width = num_columns(task) + 1
+    width = width_of(task, form) + 1
     total = torch.zeros(len(split.count), width, width, dtype=torch.float64)
     for rows, batch in split.in_order():
         valid = (batch.weight > 0).to("cpu", torch.float64)[:, :, None]
-        both = torch.cat([design(task, batch.x), batch.y.to("cpu", torch.float64)[:, :, None]], 2)
+        both = torch.cat([design(task, batch.x, form), batch.y.to("cpu", torch.float64)[:, :, None]], 2)
         both = torch.where(valid > 0, both, 0.0)
         total[rows] += torch.bmm(both.mT, both)
     return numpy_of(total)
 
 
-def rows_by_client(task: Task, split: Split) -> tuple[Array, Array, NDArray[np.int64]]:
+def counts_by_client(task: Task, split: Split) -> Array:
+    """[n, d · CELLS] rows of every client by column and cell, for the form of curves."""
+    x, _, count = rows_by_client(task, split)
+    return count_rows(x[:, 1:], np.concatenate([[0], np.cumsum(count)]))
+
+
+def rows_by_client(task: Task, split: Split, form: Tensor | None = None) -> tuple[Array, Array, NDArray[np.int64]]:
     """(X [N, p], y [N, ...], rows of each client [n]) of all clients, one after the other."""
     count = split.count.numpy()
     first, total = np.cumsum(count) - count, int(count.sum())
-    x, y = np.zeros((total, num_columns(task))), np.zeros((total, *task.objective.example_target.shape))
+    x, y = np.zeros((total, width_of(task, form))), np.zeros((total, *task.objective.example_target.shape))
     done, everyone = np.zeros(len(count), dtype=np.int64), torch.arange(len(count))
     for rows, batch in split.in_order():
-        both, target = design(task, batch.x).numpy(), numpy_of(batch.y)
+        both, target = design(task, batch.x, form).numpy(), numpy_of(batch.y)
         for place, client in enumerate(everyone[rows].tolist()):
             size = int((batch.weight[place] > 0).sum())
             here = slice(first[client] + done[client], first[client] + done[client] + size)
@@ -180,20 +225,28 @@ def linear_rows(places: Tensor, coefficients: Array) -> Tensor:
     """[n, P] models with these coefficients [n, p]: of a number, or of the log odds of two classes, as two logits of
     which it is the difference."""
     theta, c = torch.zeros(len(coefficients), places.numel()), tensor_of(coefficients).to(torch.float32)
-    signs = (1.0,) if len(places) == 1 else (-0.5, 0.5)
-    for sign, columns in zip(signs, places.cpu(), strict=True):
+    for sign, columns in zip(_signs(len(places)), places.cpu(), strict=True):
         theta[:, columns] = sign * c
     return theta
 
 
-def posterior_rows(places: Tensor, mean: Array, variance: Array, noise: float, freedom: float = 0.0) -> Tensor:
+def _signs(outputs: int) -> tuple[float, ...]:
+    return (1.0,) if outputs == 1 else (-0.5, 0.5)
+
+
+def posterior_rows(
+    places: Tensor, mean: Array, variance: Array, noise: float, freedom: float = 0.0, form: Tensor | None = None
+) -> Tensor:
     """[n, P + E + 1]: models with coefficients `mean` [n, p] that are known up to `variance` [n, p, p], which is itself
-    known by these degrees of freedom; 0: as good as known."""
-    p = mean.shape[1]
+    known by these degrees of freedom; 0: as good as known. With a form, coefficients behind the linear ones bend."""
+    linear, n = places.shape[1], len(mean)
     values, vectors = np.linalg.eigh((variance + np.swapaxes(variance, 1, 2)) / 2)
     root = vectors * np.sqrt(np.maximum(values, 0))[:, None, :]
     lower = np.swapaxes(np.linalg.qr(np.swapaxes(root, 1, 2), mode="r"), 1, 2)  # V = LL' also where V is singular
-    rows, columns = np.tril_indices(p)
-    ends = np.full((len(mean), 1), noise), np.full((len(mean), 1), freedom)
-    extra = np.concatenate([ends[0], lower[:, rows, columns], ends[1]], 1)
-    return extended_rows(linear_rows(places, mean), tensor_of(extra), Posterior()).to(places.device)
+    rows, columns = np.tril_indices(mean.shape[1])
+    extra, extension = [np.full((n, 1), noise), lower[:, rows, columns], np.full((n, 1), freedom)], Posterior()
+    if form is not None and form.numel():
+        extra += [mean[:, linear:], np.tile(numpy_of(form).reshape(1, -1), (n, 1))]
+        extension = CurvedPosterior()
+    plain = linear_rows(places, mean[:, :linear])
+    return extended_rows(plain, tensor_of(np.concatenate(extra, 1)), extension).to(places.device)

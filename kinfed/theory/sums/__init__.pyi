@@ -18,6 +18,7 @@ from kinfed.theory.sums.mixed import Sums as Sums
 from kinfed.theory.sums.mixed import check_sums as check_sums
 from kinfed.theory.sums.mixed import fit_diagonal as fit_diagonal
 from kinfed.theory.sums.mixed import fit_full as fit_full
+from kinfed.theory.sums.mixed import fit_held as fit_held
 from kinfed.theory.sums.mixed import independent_columns as independent_columns
 from kinfed.theory.sums.mixed import row_variance as row_variance
 from kinfed.theory.sums.mixed import scoring_step as scoring_step

@@ -205,10 +205,10 @@ class Ascent:
     value: float  # of the log likelihood there; −∞ before the first answer
     promise: float = np.inf  # what the last step promised to gain: the method ends where that is nothing
 
-    def after(self, totals: Likelihood, p: int, rms: Array, ridge: float = 0.0) -> Ascent:
+    def after(self, totals: Likelihood, p: int, rms: Array, prior: Array | float = 0.0) -> Ascent:
         """The next point, from totals at this one. A point that lowered the likelihood is taken back by half. `rms` [q]
-        of the columns z; `ridge`: precision of a normal prior on β without the intercept."""
-        prior = np.where(np.arange(len(self.point)) % p == 0, 0.0, ridge) * (np.arange(len(self.point)) < p)
+        of the columns z; `prior` [p + q]: precisions of normal priors on (β, λ)."""
+        prior = np.broadcast_to(prior, self.point.shape)
         value = float(totals.value[0]) - 0.5 * float(prior @ self.point**2)
         if not value >= self.value - 1e-9 * abs(self.value) and not np.array_equal(self.point, self.best):
             return Ascent((self.point + self.best) / 2, self.best, self.value)

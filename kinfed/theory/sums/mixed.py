@@ -19,8 +19,9 @@ with known variances is `TwoLevel(posterior="exact")`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,7 @@ from kinfed.errors import DataError
 Array = NDArray[np.float64]
 
 BLOCK = 4_000_000  # numbers of sites' terms that are worked on at once
+LOG_TAU = (math.log(1e-8), math.log(1e3))  # bounds for coefficients with a prior, in units of σ²
 TOLERANCE = 1e-11  # of g'd, what a step promises to gain in the criterion
 MOST_STEPS = 200
 ALIASED = 1e-9  # share of a column's sum of squares that the columns before it leave unexplained
@@ -158,6 +160,7 @@ class Sums:
     rows: Array  # [K, q, p + 1]
     z: tuple[int, ...]
     reml: bool = True
+    held: int = 0  # last columns of X, whose coefficients have a normal prior: they are no fixed effects
 
     @classmethod
     def of(cls, sums: Array, z: Sequence[int] = (0,), *, reml: bool = True) -> Sums:
@@ -172,7 +175,7 @@ class Sums:
     @property
     def freedom(self) -> float:
         """ν"""
-        return self.count - (len(self.total) - 1 if self.reml else 0)
+        return self.count - (len(self.total) - 1 - self.held if self.reml else 0)
 
     def _blocks(self) -> Iterator[Array]:
         size = max(1, BLOCK // self.rows[0].size)
@@ -241,6 +244,29 @@ def fit_diagonal(sums: Sums, start: Array | None = None) -> MixedFit:
         if rounded.criterion <= at.criterion + 1e-7:
             psi, at = np.where(tiny, 0.0, psi), rounded
     return _fitted(sums, np.diag(psi), at)
+
+
+def fit_held(sums: Sums, start: Array) -> tuple[MixedFit, float]:
+    """Coefficients γ ~ N(0, σ²τ) of the last `held` columns, beside independent random effects with variances near
+    `start` [q]; and τ. The criterion compares with that of a fit without these columns, of the same fixed effects:
+
+        dev = 2 Σ log|L_k| + log|M_xx + D/τ| + m log τ + ν (1 + log 2πσ²),   D = diag(0, ..., 0, 1, ..., 1), m ones
+    """
+    m, psi = sums.held, start
+    place = np.arange(len(sums.total) - 1 - m, len(sums.total) - 1)
+
+    def fit(log_tau: float) -> MixedFit:
+        nonlocal psi
+        total = sums.total.copy()
+        total[place, place] += math.exp(-log_tau)
+        one = fit_diagonal(replace(sums, total=total), psi)
+        psi = np.maximum(np.diag(one.psi), 1e-6 * start)  # a start for the next τ
+        return replace(one, criterion=one.criterion + m * log_tau)
+
+    best = optimize.minimize_scalar(
+        lambda log_tau: fit(log_tau).criterion, bounds=LOG_TAU, method="bounded", options={"xatol": 1e-3}
+    )
+    return fit(float(best.x)), math.exp(float(best.x))
 
 
 def fit_full(sums: Sums) -> MixedFit:
