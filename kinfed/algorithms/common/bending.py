@@ -69,10 +69,11 @@ def form_of(counts: Array) -> tuple[Array, Array]:
 def bent(x: Tensor, form: Tensor) -> Tensor:
     """[..., d · BENDS] of x [..., d] and form [..., d, FORM]."""
     top, low, high = form[..., 0], form[..., 1], form[..., 2]
-    knots, a, b = form[..., 3:].split((KNOTS, BENDS, BENDS), -1)
+    knots, a, b = torch.split(form[..., 3:], [KNOTS, BENDS, BENDS], -1)
     hinges = (torch.minimum(x, top)[..., None] - knots).clamp(min=0)
     frequent = ((x > low) & (x <= high)).to(x)[..., None]
-    return (torch.cat([hinges, frequent], -1) - a - b * x[..., None]).flatten(-2)
+    bends: Tensor = torch.cat([hinges, frequent], -1) - a - b * x[..., None]
+    return bends.flatten(-2)
 
 
 def deviations(gamma: Array, products: Array) -> Any:

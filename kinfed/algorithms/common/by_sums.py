@@ -69,7 +69,7 @@ class CurvedPosterior(Posterior):
     def _parts(self, phi: Tensor, extra: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What bends the features [n, B, d · BENDS], γ, and the numbers of `Posterior`."""
         d = phi.shape[-1]
-        known, gamma, form = extra.split((extra.shape[1] - d * (BENDS + FORM), d * BENDS, d * FORM), 1)
+        known, gamma, form = torch.split(extra, [extra.shape[1] - d * (BENDS + FORM), d * BENDS, d * FORM], 1)
         return bent(phi, form.reshape(-1, 1, d, FORM).to(phi)), gamma.to(phi), known
 
     def logits(self, phi: Tensor, weight: Tensor, bias: Tensor | None, extra: Tensor) -> Tensor:
