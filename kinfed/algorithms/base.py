@@ -41,7 +41,7 @@ Up = TypeVar("Up", bound=Tree)
 
 Trait = Literal[
     "needs validation", "needs classes", "needs public data", "keeps stragglers", "no momentum", "no weight decay",
-    "no example weights", "draws by client", "state to deploy", "hands models on",
+    "no example weights", "draws by client", "state to deploy", "hands models on", "any architecture",
 ]  # fmt: skip
 
 EXAMPLE_COUNT = "the number of training examples of each client"
@@ -143,7 +143,8 @@ class Algorithm(Generic[Server, Client, Down, Up]):
     server go by the clients' numbers, so that renumbering them changes results), "state to deploy" (a client's state is
     what it deploys, and its training does not read it: states of clients that are never evaluated need not be
     kept. Not inherited: a class derived from such an algorithm may read the state, and says so anew), "hands models on"
-    (what a client sends reaches other clients as it is, or can be told from what they get)."""
+    (what a client sends reaches other clients as it is, or can be told from what they get), "any architecture" (nothing
+    that the server keeps or clients send depends on the model that a client trains: clients may have several)."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)

@@ -70,7 +70,7 @@ class FedProto(KeepsOwnModel[Server, Down, Up]):
     reduce: Literal["mean", "sum"] = option("mean", "R over features: their mean (released code), or their sum")
     weights: Weights = option("equal", "weights of clients in a prototype: equal, or by their examples of the class")
 
-    traits = frozenset({"needs classes"})
+    traits = frozenset({"needs classes", "any architecture"})
     acts_at = "body"
     leaks = "the mean features of its examples of every class"
     single_updates = "sends prototypes of the classes each client has, and every class is averaged over other clients"

@@ -16,7 +16,8 @@ batch normalization between them. Others (residual, recurrent, attention, groupe
 are refused by name. Units outside of a client's width have no weights in or out: gradients of those inside are those
 of the small network.
 
-Decisions. Rates are dealt out once, in equal parts and at random (the paper's fixed setting). The paper's scaler, which
+Decisions. Rates are dealt out once, in equal parts and at random (the paper's fixed setting), or go by the clients'
+groups (device types). The paper's scaler, which
 divides hidden activations by r in training only, is left out: a client's own model would be another one in use than in
 training. So is its loss without the classes that a client lacks: it tells the server which ones they are. Running
 statistics (of BatchNorm) are averaged over the clients that have the channel; the paper collects them anew after
@@ -25,6 +26,7 @@ training. Rows are equally wide here, so that a step is the work of the whole ne
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -49,6 +51,7 @@ class Server(Tree):
 @dataclass(frozen=True)
 class HeteroFL(DeploysLastModel[Server, MaskedDown, MaskedUp]):
     rates: str = option("1,0.5,0.25", "r: shares of hidden units, dealt out to clients in equal parts; 1 is FedAvg")
+    by: Literal["chance", "group"] = option("chance", "rates are dealt out, or those of the clients' groups in order")
     weights: Weights = option("equal", "weights of the average: equal (paper), or by N_m")
 
     traits = frozenset({"no momentum", "draws by client"})
@@ -71,10 +74,17 @@ class HeteroFL(DeploysLastModel[Server, MaskedDown, MaskedUp]):
 
     def check(self, task: Task, population: Population) -> None:
         width_mask(task.slots, 1.0)
+        if self.by == "group" and population.num_groups != len(self.shares()):
+            raise ConfigError(
+                f"HeteroFL's rates by group are one for each; got {self.rates!r} with {population.num_groups} groups"
+            )
 
     def init_server(self, task: Task, population: Population) -> Server:
         shares = self.shares()
         bits = packed(torch.stack([width_mask(task.slots, share) for share in shares]))
+        if self.by == "group":
+            assert population.groups is not None  # as `check` says
+            return Server(task.init(population.seed), population.groups.clone(), bits)
         order = rng.permutation(population.key("heterofl"), population.num_clients)
         return Server(task.init(population.seed), order % len(shares), bits)
 

@@ -250,8 +250,8 @@ class RunResult:
 
     @property
     def task(self) -> ModuleTask:
-        """The model as an engine trains it."""
-        return self._in_process("task").task
+        """The model as an engine trains it; of several architectures the server's."""
+        return self._in_process("task").server_task
 
     def _in_process(self, what: str) -> RunOutcome:
         if self._outcome is None:

@@ -76,7 +76,7 @@ def run_sentence(config: RunConfig) -> str:
 
     seeds = f"{len(config.seeds)} {'seed' if len(config.seeds) == 1 else 'seeds'}"
     return (
-        f"{config.dataset.name} divided by {partition_name(config)}, model {config.model.name}; "
+        f"{config.dataset.name} divided by {partition_name(config)}, {config.model_in_words}; "
         f"{', '.join(config.algorithms)}; {config.rounds} rounds, participation {config.participation:g}, {seeds}"
     )
 

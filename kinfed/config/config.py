@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from kinfed.config import setting_groups as groups
-from kinfed.config.config_fields import Named, recordable
+from kinfed.config.config_fields import Named, as_named, recordable
 from kinfed.config.excludes import Where, refuse_exclusions
 from kinfed.config.presets import with_preset
 from kinfed.config.setting_groups import DEFAULT_ALGORITHMS, DEFAULT_MODEL, DEFAULT_STEPS, DEFAULTS
@@ -36,7 +36,7 @@ NON_RESULT_SETTINGS = (
     "accept",
 )  # fmt: skip
 # Settings that came later: by default they leave the identity of a run as it was before there were any.
-LATER_SETTINGS = ("person_column", "order_column", "encoding", "user_at_nodes", "user_conspirators")
+LATER_SETTINGS = ("person_column", "order_column", "encoding", "user_at_nodes", "user_conspirators", "models")
 _OF_ONE_POOL = ("ray_address", "ray_gpus", "workers", "state")  # mean nothing, or something else, on another pool
 
 
@@ -66,6 +66,7 @@ class RunConfig(
             values["steps"] = DEFAULT_STEPS
         for name, default in DEFAULTS.items():
             object.__setattr__(self, name, convert(RunConfig, name, values.get(name, default)))
+        self._take_first_model()
         self._check_values()
         refuse_exclusions(self.settings)
 
@@ -74,6 +75,15 @@ class RunConfig(
         changed = {name: value for name, value in self.changed.items() if (name, value) != ("steps", DEFAULT_STEPS)}
         fields = {"algorithms": [], **changed} | {"algorithms": list(self.algorithms)}
         return f"RunConfig({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
+
+    def _take_first_model(self) -> None:
+        """Let `model` be the first of several architectures: the server's."""
+        if not self.models:
+            return
+        first = next(iter(self.architectures.values()))
+        if self.model not in (DEFAULTS["model"], first):
+            raise ConfigError(f"model = {self.model.name}: the models of all clients are in models; leave model out")
+        object.__setattr__(self, "model", first)
 
     def _check_values(self) -> None:
         if len(set(self.seeds)) != len(self.seeds) or not self.seeds:
@@ -94,6 +104,21 @@ class RunConfig(
             raise ConfigError(
                 f"Ray sets no GPU aside unless it is asked to: give ray_gpus with device = {self.device}, or use cpu"
             )
+
+    @property
+    def model_in_words(self) -> str:
+        """The model by name, or the models of all architectures."""
+        named = (f"{label} {model.name}" for label, model in self.architectures.items())
+        return f"models {', '.join(named)}" if self.models else f"model {self.model.name}"
+
+    @property
+    def architectures(self) -> dict[str, Named]:
+        """The models of several architectures by name; empty if all clients have one."""
+        return {name: Named(**as_named(choice)) for name, choice in self.models.items()}
+
+    def model_of(self, architecture: str | None) -> Named:
+        """The model of an architecture; the only one, or the server's, if none is named."""
+        return self.model if architecture is None else self.architectures[architecture]
 
     @property
     def settings(self) -> dict[str, Any]:

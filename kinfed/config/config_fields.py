@@ -87,6 +87,24 @@ Choice = Annotated[Named, BeforeValidator(as_named)]
 CHOICES = ("dataset", "partition", "model", "robust", "compress", "mode", "clock")  # settings that are a Named
 
 
+def as_models(value: Any) -> Any:
+    """Models by the name of their architecture: "phone=mlr,server=mlp", or a table of names or tables of options."""
+    if isinstance(value, str):
+        pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+        value = {name.strip(): model.strip() for name, _, model in pairs}
+    if not isinstance(value, Mapping):
+        return value
+    models = {}
+    for label, choice in value.items():
+        named = Named(**as_named(choice))
+        if not named.name or not label or not set(str(label)).isdisjoint(". "):
+            raise ValueError(f"models gives every architecture a name and a model, phone=mlr,server=mlp; got {label!r}")
+        models[str(label)] = {"name": named.name, **named.options}
+    if len(models) == 1:
+        raise ValueError("models is for several architectures; name one alone with model")
+    return models
+
+
 def as_codec(value: Any) -> Any:
     """Name and first option from one word: qsgd:4."""
     if isinstance(value, str) and ":" in value:

@@ -33,6 +33,7 @@ _LOSSES = (
     "every client's validation loss leaves it in every round, without noise and outside secure sums; tune without the "
     "dp_, user_ and secure_ settings"
 )
+_ONE_MODEL = "a common start and noise are of one model, and clients have several; leave out one of the two"
 _ONE_SPLIT = "tuning while training has synchronous rounds and one split; leave out mode and folds"
 
 EXCLUDES: Mapping[Where, Mapping[tuple[str, ...], str]] = {
@@ -58,6 +59,14 @@ EXCLUDES: Mapping[Where, Mapping[tuple[str, ...], str]] = {
         ("secure_sum", "largest_norm"): NO_SINGLE_UPDATES.format("largest_norm"),
         ("secure_sum", "compress"): "a secure sum adds masks to exact numbers, and codes of compressed updates cannot "
         "be added up; leave out compress or secure_sum",
+        ("models", "pretrain"): _ONE_MODEL,
+        ("models", "warm_start"): _ONE_MODEL,
+        ("models", "dp_"): _ONE_MODEL,
+        ("models", "user_"): _ONE_MODEL,
+        ("models", "frozen"): "patterns name the parameters of one model, and clients have several; leave out frozen",
+        ("models", "preset"): "a preset is for the family of one model; leave out preset",
+        ("models", "mode"): "asynchronous updates are changes of one model; leave out one of the two",
+        ("models", "pool = ray"): "clients with several architectures live in the local pool; leave out one of the two",
         ("mode", "dp_"): _CALLED_CLIENTS,
         ("mode", "user_"): _CALLED_CLIENTS,
         ("mode", "secure_sum"): _CALLED_CLIENTS,
@@ -106,7 +115,7 @@ def _asked_for(term: str, values: Mapping[str, Any]) -> bool:
     if equals:
         return bool(values.get(name) == wanted)
     names = [other for other in values if other.startswith(name)] if name.endswith("_") else [name]
-    return any(_word(values.get(one)) not in (None, "", _word(DEFAULTS.get(one, 0))) for one in names)
+    return any(_word(values.get(one)) not in (None, "", {}, _word(DEFAULTS.get(one, 0))) for one in names)
 
 
 def _word(value: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from kinfed.config.algorithm_choice import parse_algorithms
-from kinfed.config.config_fields import Choice, Named, accepted_names, as_codec, plugin_files
+from kinfed.config.config_fields import Choice, Named, accepted_names, as_codec, as_models, plugin_files
 from kinfed.config.presets import PresetUse, as_preset
 from kinfed.core import declared, option, option_of
 from kinfed.data import TaskName, TrainingSettings
@@ -77,6 +77,9 @@ class DataSettings:
 @dataclass(frozen=True)
 class ModelSettings:
     model: Choice = option(Named(name=DEFAULT_MODEL), "Model (kinfed list models).", registry="model")
+    models: Annotated[dict[str, dict[str, Any]], BeforeValidator(as_models)] = option(
+        "", "Several architectures, e.g. phone=mlr,server=mlp: by the clients' groups, or in turn.", registry="model"
+    )
     frozen: str = option("", "Parameters that are not trained: names or patterns, such as body.*,*.bias.")
     cache: bool = option(True, "Compute the output of frozen lower layers once per example, if that is exact.")
     pretrain: int = option(0, "Rounds of training on the pooled data of all clients, as the common start.", ge=0)

@@ -17,6 +17,7 @@ Inputs are scaled and classes numbered as the run wrote them down.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isnan
 from pathlib import Path
 
@@ -28,12 +29,12 @@ from torch import Tensor
 from kinfed.algorithms import AnyAlgorithm, Local, RoundInfo, changes_data, deployed_models
 from kinfed.core import Nothing, Tree, storage, threads
 from kinfed.data import Cohort, Federation, LoopMemory, Moments, Split, example_weights, with_memory
-from kinfed.engine import METRICS, Builder, Metric, Task, module_for, task_for
+from kinfed.engine import METRICS, Architectures, Builder, Metric, Task, module_for, task_for
 from kinfed.errors import ConfigError, DataError
 from kinfed.newcomers.finished import NAME, EndedRun, opened
 from kinfed.records import RunFiles, pick
 from kinfed.runs import example_batch
-from kinfed.serving import ModelInputs, ModelPipeline, state_dict
+from kinfed.serving import ModelInputs, ModelPipeline, about_model, state_dict
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,8 @@ class Adoption:
 
     def _save(self, folder: Path | str, path: Path | str, theta: Tensor, algorithm: str) -> None:
         run = RunFiles(folder)
-        inputs = ModelInputs.of_description(run.description(self.seed), run.model_options)
-        about = {"client": NAME, "algorithm": algorithm, "seed": str(self.seed), "model": run.layout()["model"]}
-        storage.write_tensors(Path(path), state_dict(run, theta), about | {"inputs": inputs.to_json()})
+        about = {"client": NAME, "algorithm": algorithm, "seed": str(self.seed)} | about_model(run, self.seed, theta)
+        storage.write_tensors(Path(path), state_dict(run, theta), about)
 
 
 @threads.one_thread()
@@ -123,7 +123,7 @@ def adopt(
             "method, or run again with that client"
         )
     _check_fits(run, newcomer)
-    task = run.task(model, example_batch(newcomer))
+    task = run.task(model, example_batch(newcomer), group)
     whole = newcomer
     if "needs validation" in method.traits and not int(newcomer.val.count.sum()):
         newcomer = newcomer.with_validation(0.2, run.seed)
@@ -140,12 +140,17 @@ def adopt(
     metric = METRICS.headline(run.description.problem, run.config.metric)
     theta = _trained(method, task, server, run, newcomer, rounds)
     alone = _trained(Local(method.training), random_start, Nothing(), run, whole, rounds)
+    models_of_run = run.models(model)
+    whole_row = partial(_row_of_run, run, models_of_run, group)
+    server_metrics = None
+    if server_model is not None:
+        server_metrics = HeldOutMetrics.of_model(task.server_task, server_model, cohort.test, metric)
     return Adoption(
         algorithm=label, seed=run.seed, rounds=rounds, n_train=int(cohort.train.count[0]),
         n_test=int(cohort.test.count[0]), alone=HeldOutMetrics.of_model(task, alone, cohort.test, metric),
-        server=None if server_model is None else HeldOutMetrics.of_model(task, server_model, cohort.test, metric),
+        server=server_metrics,
         adopted=HeldOutMetrics.of_model(task, theta, cohort.test, metric), place=_place(method, server),
-        model=theta[0], alone_model=alone[0], metric=metric.name,
+        model=whole_row(theta), alone_model=whole_row(alone), metric=metric.name,
     )  # fmt: skip
 
 
@@ -159,8 +164,19 @@ def learn_alone(run: EndedRun, newcomer: Federation, label: str) -> Tensor:
 
 def as_pipeline(run: EndedRun, theta: Tensor, label: str, name: str = NAME) -> ModelPipeline:
     """A newcomer's model [P], ready to use: raw rows in, classes or numbers out."""
-    about = {"client": name, "algorithm": label, "seed": str(run.seed), "model": run.config.model.name}
-    return ModelPipeline(module_for(run.task(), theta).eval(), run.inputs, about)
+    models = run.models()
+    own = models.name_of(theta) if isinstance(models, Architectures) else None
+    model = run.config.model_of(own)
+    about = {"client": name, "algorithm": label, "seed": str(run.seed), "model": model.name}
+    inputs = ModelInputs.of_description(run.description, model.options)
+    return ModelPipeline(module_for(models, theta).eval(), inputs, about)
+
+
+def _row_of_run(run: EndedRun, models: Task, group: str | None, theta: Tensor) -> Tensor:
+    """A newcomer's model [1, P] as the run keeps those of its clients."""
+    if not isinstance(models, Architectures):
+        return theta[0]
+    return models.side_by_side(run.architecture(models, group), theta)[0]
 
 
 def _rounds(run: EndedRun, rounds: int | None) -> int:

@@ -21,10 +21,10 @@ from kinfed.config import RunConfig
 from kinfed.core import Tree, make_options
 from kinfed.data import Description, Features, Federation, Population, TablePreprocessing, describe
 from kinfed.data.sources import LabelledRows, TableOptions, load_like
-from kinfed.engine import Builder, ModuleTask, Task
+from kinfed.engine import Architectures, Builder, ModuleTask, Task
 from kinfed.errors import ConfigError, ModelError
 from kinfed.records import RunFiles, pick
-from kinfed.runs import RunOutcome, build_task
+from kinfed.runs import RunOutcome, build_models
 from kinfed.serving import ModelInputs
 
 NAME = "newcomer"
@@ -80,10 +80,27 @@ class EndedRun(ABC):
         training = replace(self.config.training, poisson=False)  # what a newcomer computes stays with it
         return make_algorithm(options.pop("method"), training, options)
 
-    def task(self, model: Builder | None = None, example: Tensor | None = None) -> ModuleTask:
-        """The model of the run; `model` builds it where the run was given a module of the caller's own. It is tried on
-        an `example` batch, if given."""
-        return build_task(self.config, self.shape, self.description.problem, build=model, example=example)
+    def models(self, model: Builder | None = None, example: Tensor | None = None) -> ModuleTask | Architectures:
+        """The model of the run, or its architectures; `model` builds it where the run was given a module of the
+        caller's own. It is tried on an `example` batch, if given."""
+        return build_models(self.config, self.shape, self.description.problem, build=model, example=example)
+
+    def task(self, model: Builder | None = None, example: Tensor | None = None, group: str | None = None) -> ModuleTask:
+        """The model of a newcomer in this group: where clients have several architectures, that of its group, or
+        without groups the next in turn."""
+        models = self.models(model, example)
+        return models.tasks[self.architecture(models, group)] if isinstance(models, Architectures) else models
+
+    def architecture(self, models: Architectures, group: str | None) -> int:
+        """The number of a newcomer's architecture."""
+        if self.groups and group is None:
+            raise ConfigError(
+                f"clients of {self.name} have the architecture of their group; say which group the newcomer is in: "
+                f"{', '.join(self.groups)}"
+            )
+        number = self.groups.index(pick("group", group, self.groups)) if group is not None and self.groups else 0
+        population = self.population(1, number)
+        return int(models.of_clients(population.groups, self.groups, population.num_clients)[-1])
 
     def population(self, newcomers: int = 0, group: int = 0) -> Population:
         """The run's clients, and `newcomers` more at the end, of this group where clients have groups."""
@@ -120,9 +137,17 @@ class FinishedRun(EndedRun):
     def name(self) -> str:
         return str(self.files.path)
 
-    def task(self, model: Builder | None = None, example: Tensor | None = None) -> ModuleTask:
-        task = super().task(model, example)
-        layout = self.files.layout()
+    def models(self, model: Builder | None = None, example: Tensor | None = None) -> ModuleTask | Architectures:
+        models, layout = super().models(model, example), self.files.layout()
+        if isinstance(models, Architectures):
+            for name, task in zip(models.names, models.tasks, strict=True):
+                self._check_layout(task, layout["architectures"][name], model)
+        else:
+            self._check_layout(models, layout, model)
+        return models
+
+    def _check_layout(self, task: ModuleTask, layout: Mapping[str, Any], model: Builder | None) -> None:
+        """Refuse a model whose rows are not those of the run."""
         what = "the model given" if model else f"model {self.config.model.name}, which the configuration names,"
         if layout.get("constants", "") != task.constants_digest():
             raise ModelError(
@@ -133,7 +158,6 @@ class FinishedRun(EndedRun):
             raise ModelError(
                 f"{what} has other parameters than the models in {self.name}; pass the function that builds theirs"
             )
-        return task
 
     def start(self) -> Tensor | None:
         for name, rounds in (("warm-start", self.config.warm_start), ("pretrained", self.config.pretrain)):

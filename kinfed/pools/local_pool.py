@@ -149,12 +149,15 @@ class LocalPool:
                 down = download(who).to(self.task.device)
                 shared = None if server_model is None else server_model(who)
                 shared = None if shared is None else shared.to(self.task.device)
+                has_it = self.task.server_task is self.task  # else it is of another architecture
                 models = deployed_models(
-                    self.algorithm, self.task, state, down, cohort, trained=self.clients.has(who), server_model=shared
-                )
+                    self.algorithm, self.task, state, down, cohort, trained=self.clients.has(who),
+                    server_model=shared if has_it else None,
+                )  # fmt: skip
             part: Split = getattr(cohort, split)
-            of_server = None if shared is None else task_for(self.task, shared).evaluate(shared, part)
-            scores = {name: self._score(name, split, theta, part, shared, of_server) for name, theta in models.items()}
+            of_server = None if shared is None else task_for(self.task.server_task, shared).evaluate(shared, part)
+            like = shared if has_it else None
+            scores = {name: self._score(name, split, theta, part, like, of_server) for name, theta in models.items()}
             deployed, *others = models
             return Evaluation(
                 who, scores[deployed], of_server, self.algorithm.client_figures(state),

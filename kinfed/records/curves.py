@@ -20,7 +20,7 @@ from kinfed.engine import Judged
 
 if TYPE_CHECKING:
     from kinfed.data import Federation
-    from kinfed.engine import ModuleTask
+    from kinfed.engine import Architectures, ModuleTask
     from kinfed.pools import Evaluation
 
 MOST_CLIENTS = 300
@@ -54,7 +54,7 @@ class Curves:
         return cls(parts[0].clients, **sums)
 
 
-def evaluated_curves(task: ModuleTask, data: Federation, evaluation: Evaluation) -> Curves | None:
+def evaluated_curves(task: ModuleTask | Architectures, data: Federation, evaluation: Evaluation) -> Curves | None:
     """None for a regression, for too many clients, and where models were not kept."""
     models, ids = evaluation.models, evaluation.ids
     if not data.problem.classifies or models is None or len(ids) > MOST_CLIENTS or not len(ids):

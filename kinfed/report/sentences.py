@@ -51,7 +51,8 @@ def facts(run: RunRecord) -> dict[str, str]:
     work = {key: config.get(key) for key in _WORK if _WITHOUT_EFFECT.get(key) != config.get(key)}
     entries = {
         "Data": brief(config.get("dataset")), "Split among clients": brief(_partition(run)),
-        "Clients": brief(_clients(run)), "Model": brief(config.get("model")), "Rounds": brief(config.get("rounds")),
+        "Clients": brief(_clients(run)), "Model": brief(config.get("models") or config.get("model")),
+        "Rounds": brief(config.get("rounds")),
         "Participation": _participation(config.get("participation")), "Local work": brief(work),
         "Seeds": brief(config.get("seeds")), "Folds": brief(config.get("folds")),
     }  # fmt: skip

@@ -22,6 +22,7 @@ from kinfed.runs.run_checks import check_run as check_run
 from kinfed.runs.run_checks import left_out_notes as left_out_notes
 from kinfed.runs.run_inputs import RunInputs as RunInputs
 from kinfed.runs.run_inputs import build_federation as build_federation
+from kinfed.runs.run_inputs import build_models as build_models
 from kinfed.runs.run_inputs import build_task as build_task
 from kinfed.runs.run_inputs import example_batch as example_batch
 from kinfed.runs.run_inputs import partition_name as partition_name

@@ -153,7 +153,7 @@ class Experiment:
             for label in fold.inputs.algorithms:
                 check_privacy(fold.inputs, label)
         if folder is not None:
-            save_layout(folder.path, inputs.model_name, inputs.task())
+            save_layout(folder.path, inputs.model_name, inputs.models())
             folder.write_audit(audit_record(inputs))
         for note in run_notes(inputs):
             self.observer.note(note)
@@ -176,7 +176,7 @@ class Experiment:
             folder.write_summary({"results": [result.to_json() for result in results]})
         path, own = None if folder is None else folder.path, inputs.own_model_name
         describe = partial(description, inputs)
-        return RunOutcome(inputs.config, results, inputs.federations, inputs.task(), path, own, baselines, describe)
+        return RunOutcome(inputs.config, results, inputs.federations, inputs.models(), path, own, baselines, describe)
 
     def trial(self, label: str, seed: int, folder: RunFolder | None) -> MethodResult:
         """One method with one seed; of a cross-validation, in all folds."""
@@ -222,7 +222,7 @@ class Experiment:
     def _with_curves(self, result: MethodResult, folder: RunFolder | None) -> MethodResult:
         """ROC and calibration of the clients' models; of a fold they are written with all others."""
         data = self.inputs.federation(result.seed)
-        curves = evaluated_curves(self.inputs.task(), data, result.evaluation)
+        curves = evaluated_curves(self.inputs.models(), data, result.evaluation)
         if folder is not None and curves is not None and self.config.folds is None:
             folder.write_curves(result.label, result.seed, curves.to_json())
         return replace(result, curves=curves)

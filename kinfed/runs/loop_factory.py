@@ -11,8 +11,9 @@ The loop has threads of its own until it is closed, which `with` does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from kinfed.algorithms import (
     DELTA,
     AnyAlgorithm,
     averaged_changes,
+    check_architectures,
     make_algorithm,
     prepare_data,
     update_template,
@@ -31,9 +33,9 @@ from kinfed.algorithms import (
 from kinfed.config import RunConfig
 from kinfed.core import Tree
 from kinfed.data import Federation, LocalTraining, Moments, Population
-from kinfed.engine import Builder, Task, make_objective, make_task, model_for
+from kinfed.engine import Architectures, Builder, Task, make_objective, make_task, model_for
 from kinfed.errors import ConfigError
-from kinfed.pools import LocalPool, Pool, physical_memory
+from kinfed.pools import GroupPool, LocalPool, Pool, physical_memory
 from kinfed.privacy import Ledger, check_weights, make_budget, seeded_noise
 from kinfed.records import Checkpoints
 from kinfed.runs.method_run import Interrupted
@@ -57,6 +59,9 @@ from kinfed.updates import (
 
 if TYPE_CHECKING:
     from kinfed.pools import RayCluster
+
+
+Model = Task | Builder | str
 
 
 @dataclass(frozen=True)
@@ -102,11 +107,13 @@ class LoopFactory:
         if config.pool == "ray":
             pool = self._ray().pool(algorithm, task, data, seed, stages)
         else:
-            pool = LocalPool(
-                algorithm, task, data, seed, workers=config.workers, state_folder=state_folder,
+            local = partial(
+                LocalPool, algorithm, federation=data, seed=seed, workers=config.workers, state_folder=state_folder,
                 state_bytes=(physical_memory() or 0) // 4 if config.state == "auto" else 0,
                 evaluated=inputs.evaluated(seed), stages=stages,
             )  # fmt: skip
+            models = inputs.models()
+            pool = _pool_of(models.of_problem(data.problem) if isinstance(models, Architectures) else task, data, local)
         clock = None
         if config.speeds is not None:
             clock = Clock(config.speeds, gradients_per_round(algorithm, data.train.count), seed)
@@ -275,13 +282,14 @@ class StageFactory:
 
 
 def simulate(
-    federation: Federation, model: Task | Builder | str, algorithm: AnyAlgorithm | str, *, seed: int = 0,
+    federation: Federation, model: Model | Mapping[str, Model], algorithm: AnyAlgorithm | str, *, seed: int = 0,
     training: LocalTraining | None = None, participation: float = 1.0, dropout: float = 0.0, stragglers: float = 0.0,
     sampling: Sampling = "fixed", workers: int | None = None, stages: Sequence[Stage] = (), **options: Any,
 ) -> Loop:  # fmt: skip
     """Make the server loop of one method over a federation, ready for `round()`, `rounds(n)` and `evaluate()`.
 
-    - `model`: a name, a function that makes a module, or a task.
+    - `model`: a name, a function that makes a module, or a task; several by name where clients have their own
+      architectures: that of their group's name, or where they have no groups in turn. The first is the server's.
     - `algorithm`: a name, with its `options` by name, or an object; `training` are its local steps.
     - `participation`: share of the clients in a round; `dropout`: chance that one of them never replies; `stragglers`:
       chance that one does only part of its work; `sampling`: "fixed" or "poisson".
@@ -296,12 +304,11 @@ def simulate(
         >>> reports[-1].round, reports[-1].active, scores.loss.shape
         (3, 6, torch.Size([6]))
     """
-    if isinstance(model, Task):
-        task = model
-    else:
-        problem, example = federation.problem, example_batch(federation)
-        build, objective = model_for(problem, federation.features.shape, model), make_objective(problem)
-        task = make_task(build, example=example, outputs=problem.output_shapes, objective=objective)
+    models: Task = (
+        Architectures({name: _task_of(federation, one) for name, one in model.items()})
+        if isinstance(model, Mapping)
+        else _task_of(federation, model)
+    )
     if isinstance(algorithm, str):
         algorithm = make_algorithm(algorithm, training or LocalTraining(), options)
     if "needs validation" in algorithm.traits and not int(federation.val.count.sum()):
@@ -310,6 +317,25 @@ def simulate(
             "give it some: federation.with_validation(0.2, seed)"
         )
     federation, population = prepare_data(algorithm, federation, federation.population(seed, participation))
-    pool = LocalPool(algorithm, task, federation, seed, workers=workers, stages=stages)
+    if isinstance(models, Architectures):
+        check_architectures(algorithm, models, federation, population)
+    local = partial(LocalPool, algorithm, federation=federation, seed=seed, workers=workers, stages=stages)
     schedule = Schedule(participation, dropout, stragglers, sampling)
-    return Loop(algorithm, task, pool, population, schedule, stages)
+    pool = _pool_of(models, federation, local)
+    return Loop(algorithm, models.server_task, pool, population, schedule, stages)
+
+
+def _pool_of(models: Task, data: Federation, local: Callable[..., LocalPool]) -> Pool:
+    """Clients in this process, of one architecture or several."""
+    if isinstance(models, Architectures):
+        return GroupPool(models, models.of_federation(data), lambda task: local(task=task))
+    return local(task=models)
+
+
+def _task_of(federation: Federation, model: Task | Builder | str) -> Any:
+    """A task as it is, or that of a model for the federation's examples."""
+    if isinstance(model, Task):
+        return model
+    problem, example = federation.problem, example_batch(federation)
+    build, objective = model_for(problem, federation.features.shape, model), make_objective(problem)
+    return make_task(build, example=example, outputs=problem.output_shapes, objective=objective)

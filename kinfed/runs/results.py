@@ -14,7 +14,7 @@ from kinfed.algorithms import ServerModels
 from kinfed.config import RunConfig
 from kinfed.core import storage
 from kinfed.data import Federation
-from kinfed.engine import ModuleTask, Score, module_for
+from kinfed.engine import Architectures, ModuleTask, Score, module_for
 from kinfed.errors import ConfigError
 from kinfed.pools import Evaluation
 from kinfed.records import (
@@ -125,11 +125,16 @@ class RunOutcome:
     config: RunConfig
     results: list[MethodResult]
     federations: dict[int, Federation] = field(repr=False)
-    task: ModuleTask = field(repr=False)
+    task: ModuleTask | Architectures = field(repr=False)
     folder: Path | None = None
     own_model: str | None = None  # class of the module, where the caller gave one
     baselines: Sequence[Baseline] = ()  # by seed: what clients reach without a model
     describe: Callable[[int], Description] | None = field(default=None, repr=False)  # who holds what, with a seed
+
+    @property
+    def server_task(self) -> ModuleTask:
+        """The model of all clients; of several architectures the server's."""
+        return self.task.server_task if isinstance(self.task, Architectures) else self.task
 
     def record(self) -> RunRecord:
         """Record as `kinfed.records.load_run` would read it from a folder."""
@@ -165,16 +170,20 @@ class RunOutcome:
             raise ConfigError(
                 f"client {client} is not among those that this run evaluated (eval_clients), whose models it kept"
             )
-        return self._pipeline(module_for(self.task, models[int(row)]), result, client=names[number])
+        theta = models[int(row)]
+        about = {"client": names[number]}
+        if isinstance(self.task, Architectures):
+            about["architecture"] = self.task.name_of(theta)
+        return self._pipeline(module_for(self.task, theta), result, **about)
 
     def server_model(self, label: str | None = None, seed: int | None = None) -> ModelPipeline | None:
         """The server's model, if there is a single one for all clients."""
         result = self.result(label, seed)
         w = result.server_model
-        return None if w is None else self._pipeline(module_for(self.task, w), result)
+        return None if w is None else self._pipeline(module_for(self.server_task, w), result)
 
     def _pipeline(self, module: nn.Module, result: MethodResult, **about: str) -> ModelPipeline:
-        model = self.config.model
+        model = self.config.model_of(about.get("architecture"))
         about |= {"algorithm": result.label, "seed": str(result.seed), "model": self.own_model or model.name}
         inputs = ModelInputs.of_federation(self.federations[result.seed], model.options)
         return ModelPipeline(module.eval(), inputs, about)

@@ -4,10 +4,12 @@ notes on data, sample of clients and privacy."""
 from dataclasses import replace
 from typing import Any
 
-from kinfed.algorithms import check_algorithm_settings, prepare_data
+import torch
+
+from kinfed.algorithms import check_algorithm_settings, check_architectures, prepare_data
 from kinfed.config import METHOD, OPTIONAL, split_choice
 from kinfed.data import Description, augmentation, describe, findings
-from kinfed.engine import METRICS, would_compile
+from kinfed.engine import METRICS, Architectures, would_compile
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.pools import physical_memory
 from kinfed.privacy import check_public, check_statistics
@@ -74,6 +76,9 @@ def check_algorithm(inputs: RunInputs, label: str) -> None:
         data = inputs.federation(seed)
         clients = data.population(seed, config.participation)
         check_algorithm_settings(algorithm, task, clients)
+        if isinstance(models := inputs.models(), Architectures):
+            models.of_federation(data)  # refuses groups without a model
+            check_architectures(algorithm, models, data, clients)
         if algorithm.training.augment is not None:
             augmentation(algorithm.training.augment, data.features.shape)
         if config.staleness_rule is not None:  # which looks at updates from the data that the method trains on
@@ -108,7 +113,7 @@ def _check_models_fit(inputs: RunInputs) -> None:
     """Personal models of all evaluated clients are in memory at once when they are saved."""
     ids, memory = inputs.evaluated(inputs.config.seeds[0]), physical_memory()
     clients = inputs.federation(inputs.config.seeds[0]).num_clients if ids is None else len(ids)
-    size = 4 * clients * inputs.task().num_params
+    size = 4 * clients * inputs.models().num_params
     if inputs.config.save_models and memory is not None and size > memory:
         raise ConfigError(
             f"personal models of {clients:,} clients take {size / 1e9:.0f} GB and this machine has "
@@ -150,6 +155,7 @@ def run_notes(inputs: RunInputs) -> list[str]:
     notes = [
         *left_out_notes(inputs), *([] if config.preset is None else config.preset.notes()), *data.notes,
         _note_on_rare_classes(inputs, seed), _note_on_calls(inputs, data.num_clients), _note_on_sample(inputs, seed),
+        _note_on_architectures(inputs, seed),
     ]  # fmt: skip
     if config.backend == "auto" and would_compile(inputs.task(), local_examples(config, data)):
         notes.append(MISSING_NUMBA)
@@ -189,6 +195,20 @@ def _note_on_sample(inputs: RunInputs, seed: int) -> str:
         f"figures, clients.csv and saved models cover a fixed sample of {len(ids):,} of {clients:,} clients, the same "
         "for all methods; it is drawn from the clients that the rounds call (and from others if these are too few)"
     )
+
+
+def _note_on_architectures(inputs: RunInputs, seed: int) -> str:
+    """Note how many clients have which model."""
+    models = inputs.models()
+    if not isinstance(models, Architectures):
+        return ""
+    data = inputs.federation(seed)
+    count = torch.bincount(models.of_federation(data), minlength=len(models.names)).tolist()
+    parts = [
+        f"{number} {name} ({model.name}, {task.num_params:,} parameters)"
+        for number, (name, model), task in zip(count, inputs.config.architectures.items(), models.tasks, strict=True)
+    ]
+    return f"clients by architecture, {'in turn' if data.groups is None else 'by group'}: {', '.join(parts)}"
 
 
 def _note_on_rare_classes(inputs: RunInputs, seed: int) -> str:

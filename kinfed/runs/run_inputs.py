@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms import AnyAlgorithm, Local, make_algorithm
-from kinfed.config import RunConfig, split_choice
+from kinfed.config import Named, RunConfig, split_choice
 from kinfed.core import option_types, plugins
 from kinfed.data import (
     Features,
@@ -28,6 +28,7 @@ from kinfed.data.sources import PARTITIONS, SOURCES, is_table, load_source, name
 from kinfed.engine import (
     LOSSES,
     METRICS,
+    Architectures,
     Builder,
     FrozenPrefix,
     ModuleTask,
@@ -66,7 +67,7 @@ class RunInputs:
         self._own_federation = federation
         self._own_model = model
         self._federations: dict[int, Federation] = {}
-        self._task: ModuleTask | None = None
+        self._task: ModuleTask | Architectures | None = None
         self._prefix: tuple[FrozenPrefix | None] | None = None  # once it was looked for
         self._activations: dict[str, tuple[ModuleTask, Features]] = {}  # by the examples that they are of
         self._evaluated: dict[int, Tensor] = {}
@@ -125,7 +126,7 @@ class RunInputs:
         contents = {f"data of seed {seed}{fold}": self.federation(seed).digest() for seed in self.config.seeds}
         if self._own_model is not None:
             contents["model"] = _digest(_outline(self.task()))
-        if digest := self.task().constants_digest():
+        if digest := self.models().constants_digest():
             contents["frozen weights"] = digest
         if self.task().backend == "fused":
             contents[FUSED_CONTENT] = "fused"
@@ -181,11 +182,19 @@ class RunInputs:
         return usual if any(trait in algorithm.traits for algorithm in self.algorithms.values()) else 0.0
 
     def task(self) -> ModuleTask:
+        """The model of all clients; of several architectures the server's."""
+        task = self.models()
+        return task.server_task if isinstance(task, Architectures) else task
+
+    def models(self) -> ModuleTask | Architectures:
+        """The model of all clients, or the architectures that they have."""
         if self._task is None:
             data = self.federation(self.config.seeds[0])
             # Ray's workers move their copy to a GPU; the server computes here. There are no compiled loops for GPUs.
             on_workers = self.config.ray_gpus > 0
-            self._task = build_task(
+            if self.config.models and self._own_model is not None:
+                raise ConfigError("models names the architectures of all clients; leave out the model that is given")
+            self._task = build_models(
                 self.config, data.features.shape, data.problem, build=self._own_model,
                 device=check_device("cpu" if on_workers else self.config.device), example=example_batch(data),
                 examples=0 if on_workers else local_examples(self.config, data),
@@ -196,7 +205,7 @@ class RunInputs:
         """Task and data that an algorithm trains on. Where the model is frozen below everything that trains, these are
         the part above and activations in place of examples: the same results, without computing them in every step."""
         task, data = self.task(), self.federation(seed)
-        if not self.config.cache or algorithm.training.augment is not None:
+        if not self.config.cache or self.config.models or algorithm.training.augment is not None:
             return task, data
         if self._prefix is None:
             self._prefix = (frozen_prefix(task, example_batch(data)),)
@@ -286,15 +295,26 @@ def partition_name(config: RunConfig) -> str:
     return "column" if own else DEFAULT_PARTITION
 
 
+def build_models(
+    config: RunConfig, shape: tuple[int, ...], problem: Problem, *, build: Builder | None = None, **how: Any
+) -> ModuleTask | Architectures:
+    """The task of a configuration's model, or of all its architectures, as `build_task` makes one."""
+    if not config.models:
+        return build_task(config, shape, problem, build=build, **how)
+    tasks = {name: build_task(config, shape, problem, model=one, **how) for name, one in config.architectures.items()}
+    return Architectures(tasks)
+
+
 def build_task(
     config: RunConfig, shape: tuple[int, ...], problem: Problem, *, build: Builder | None = None,
-    device: torch.device | str = "cpu", example: Tensor | None = None, examples: float = 0,
+    model: Named | None = None, device: torch.device | str = "cpu", example: Tensor | None = None, examples: float = 0,
 ) -> ModuleTask:  # fmt: skip
-    """The task of a configuration's model (or of the module that `build` makes) for examples of this shape; it is tried
-    on an `example` batch at once, if given. `examples` are those of all local steps together."""
+    """The task of a `model`, by default the configuration's (or of the module that `build` makes), for examples of this
+    shape; it is tried on an `example` batch at once, if given. `examples` are those of all local steps together."""
+    model = config.model if model is None else model
     METRICS.headline(problem, config.metric)  # refuses a metric that is not the problem's
     task = make_task(
-        model_for(problem, shape, config.model.name, config.model.options) if build is None
+        model_for(problem, shape, model.name, model.options) if build is None
         else model_for(problem, shape, build),
         backend=config.backend, device=device, frozen=parse_patterns(config.frozen), example=example, shape=shape,
         batch=config.batch, objective=make_objective(problem, config.loss, config.huber_delta),

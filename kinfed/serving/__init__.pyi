@@ -1,6 +1,7 @@
 from kinfed.serving import coefficients as coefficients
 from kinfed.serving import importance as importance
 from kinfed.serving import predict as predict
+from kinfed.serving.export import about_model as about_model
 from kinfed.serving.export import export_model as export_model
 from kinfed.serving.export import save_layout as save_layout
 from kinfed.serving.export import state_dict as state_dict

@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from kinfed.core import storage
-from kinfed.engine import ModuleTask, named_parameters
+from kinfed.engine import Architectures, ModuleTask, named_parameters
 from kinfed.errors import ConfigError, ModelError, StorageError
 from kinfed.records import Models, RunFiles, client_number
 from kinfed.serving.model_inputs import ModelInputs
@@ -31,26 +31,54 @@ class Exported:
     summary: str
 
 
-def save_layout(folder: Path, name: str, task: ModuleTask) -> None:
-    """Write model.json once per run and, if there are any, frozen parameters and constant buffers."""
-    layers = [{"name": layer.name, "shape": list(layer.shape)} for layer in task.slots]
-    aliases = task.aliases()
-    layout = {
-        "model": name, "parameters": task.num_params, "layers": layers, "aliases": aliases,
-        "constants": task.constants_digest(), "backend": task.backend,
-    }  # fmt: skip
+def save_layout(folder: Path, name: str, models: ModuleTask | Architectures) -> None:
+    """Write model.json once per run and, if there are any, frozen parameters and constant buffers. Where clients have
+    several architectures, it is the server's, with the layouts of all and the width of rows side by side."""
+    task = models.server_task
+    assert isinstance(task, ModuleTask)
+    layout, buffers = _layout(name, task), _buffers(task)
+    if isinstance(models, Architectures):
+        parts = dict(zip(models.names, models.tasks, strict=True))
+        layout["architectures"] = {label: _layout(label, one) for label, one in parts.items()}
+        layout["side_by_side"] = models.num_params
+        buffers = {f"{label}.{key}": value for label, one in parts.items() for key, value in _buffers(one).items()}
     storage.write_json(folder / "model.json", layout)
-    in_row = {layer["name"] for layer in layers} | aliases.keys()
-    buffers = {key: value for key, value in task.state_dict(task.init(0)).items() if key not in in_row}
     if buffers:
         storage.make_folder(folder / "models")
         storage.write_tensors(RunFiles(folder).buffers_path, buffers)
+
+
+def _layout(name: str, task: ModuleTask) -> dict[str, Any]:
+    layers = [{"name": layer.name, "shape": list(layer.shape)} for layer in task.slots]
+    return {
+        "model": name, "parameters": task.num_params, "layers": layers, "aliases": task.aliases(),
+        "constants": task.constants_digest(), "backend": task.backend,
+    }  # fmt: skip
+
+
+def _buffers(task: ModuleTask) -> dict[str, Tensor]:
+    in_row = {slot.name for slot in task.slots} | task.aliases().keys()
+    return {key: value for key, value in task.state_dict(task.init(0)).items() if key not in in_row}
+
+
+def architecture_of(run: RunFiles, row: Tensor) -> str | None:
+    """The architecture of a client's row, where a run has several; None of one alone, and of the server's model."""
+    layout = run.layout()
+    if len(row) != layout.get("side_by_side"):
+        return None
+    names: list[str] = list(layout["architectures"])
+    return names[int(row[-1])]
 
 
 def state_dict(run: RunFiles, row: Tensor) -> dict[str, Tensor]:
     """State dict for `module.load_state_dict`, of one row of a run's models."""
     layout = run.layout()
     buffers = run.buffers()
+    if "architectures" in layout:
+        name = architecture_of(run, row) or next(iter(layout["architectures"]))
+        layout = layout["architectures"][name]
+        row = row[: layout["parameters"]]
+        buffers = {key.removeprefix(f"{name}."): t for key, t in buffers.items() if key.startswith(f"{name}.")}
     try:
         return named_parameters(row, layout["parameters"], lambda plain: _parameters(layout, plain) | buffers)
     except ModelError as error:
@@ -85,7 +113,10 @@ def export_model(
         note = "; the client took part in no round" + (
             ", so nothing of its own is in this model" if run.models.server is None else ": this is the server's model"
         )
-    return Exported(path, f"{about['model']}, {run.models.personal.shape[1]} parameters" + note)
+    parameters = run.models.personal.shape[1]
+    if (label := about.get("architecture")) is not None:
+        parameters = run.run.layout()["architectures"][label]["parameters"]
+    return Exported(path, f"{about['model']}, {parameters} parameters" + note)
 
 
 Parts = tuple[dict[str, Tensor], dict[str, str]]  # the state dict of a model, and what a file says about it
@@ -112,8 +143,9 @@ class TrainedModels:
         names = self.run.description(self.seed).names
         if client is not None:
             number = client_number(names, client)
-            about = {"client": client, **self._about(), "took_part": str(bool(self.models.took_part[number]))}
-            return state_dict(self.run, self.models.personal[number]), about
+            row = self.models.personal[number]
+            about = {"client": client, **self._about(row), "took_part": str(bool(self.models.took_part[number]))}
+            return state_dict(self.run, row), about
         if (parts := self.server_parts()) is None:
             raise ConfigError(
                 f"{self.algorithm} has no model of the server's for all clients; name a --client, one of "
@@ -123,9 +155,17 @@ class TrainedModels:
 
     def server_parts(self) -> Parts | None:
         row = self.models.server_model
-        return None if row is None else (state_dict(self.run, row), self._about())
+        return None if row is None else (state_dict(self.run, row), self._about(row))
 
-    def _about(self) -> dict[str, str]:
-        inputs = ModelInputs.of_description(self.run.description(self.seed), self.run.model_options).to_json()
-        model = self.run.layout()["model"]
-        return {"algorithm": self.algorithm, "seed": str(self.seed), "model": model, "inputs": inputs}
+    def _about(self, row: Tensor) -> dict[str, str]:
+        return {"algorithm": self.algorithm, "seed": str(self.seed), **about_model(self.run, self.seed, row)}
+
+
+def about_model(run: RunFiles, seed: int, row: Tensor) -> dict[str, str]:
+    """What a file says of a model: its name, its architecture if a run has several, and its inputs."""
+    name, architecture, options = run.layout()["model"], {}, run.model_options
+    if (label := architecture_of(run, row)) is not None:
+        model = run.config.model_of(label)
+        name, options, architecture = model.name, model.options, {"architecture": label}
+    inputs = ModelInputs.of_description(run.description(seed), options).to_json()
+    return {"model": name, **architecture, "inputs": inputs}

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms import RoundInfo, option_values
+from kinfed.algorithms import RoundInfo
+from kinfed.author import option_values
 from kinfed.core import MASKED_BY, Tree, unpacked
 from kinfed.engine import task_for
 from kinfed.server import Schedule

@@ -250,3 +250,13 @@ def test_narrow_and_wide_clients_learn_from_each_other(seed: int) -> None:
             assert float(hits[unseen].float().mean()) > 0.55
             outside = ~width_mask(loop.task.slots, (1.0, 0.5)[kind])
             assert not bool(state(loop, int(client), "theta")[outside].any())  # never trained, never held
+
+
+def test_rates_go_by_group() -> None:
+    method = HeteroFL(ALL, rates="1,0.5", by="group")
+    groups = torch.tensor([0, 1, 1])
+    with by_hand(method, model=deep) as loop:
+        server = method.init_server(loop.task, replace(loop.population, groups=groups, num_groups=2))
+        assert server.level.tolist() == [0, 1, 1]
+        with pytest.raises(ConfigError, match="one for each"):
+            method.check(loop.task, replace(loop.population, groups=groups, num_groups=3))

@@ -24,7 +24,7 @@ class OwnModels(Algorithm[Server, Client, Down, Up], Generic[Server, Client, Dow
     """Methods whose clients keep models of their own (`theta` of their state) and send what these say of public
     examples: nothing that noise on gradients could hide."""
 
-    traits = frozenset({"needs classes", "needs public data"})
+    traits = frozenset({"needs classes", "needs public data", "any architecture"})
     acts_at = "head"
     leaks = "what its model says of public examples"
 

@@ -5,7 +5,7 @@ Splits are ragged and stored in CSR form (offsets [K+1], rows): no padding, what
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -223,6 +223,15 @@ class Federation(HasProblem):
             _, train = shuffled.split_at(size)
         few = [f"{int(single.sum())} client(s) with one {what} validate on that {what}"] if single.any() else []
         return replace(self, train=train.ascending(), val=val.joined(self.val).ascending(), notes=[*self.notes, *few])
+
+    def with_groups(self, group: Callable[[str], Any] | Mapping[str, Any]) -> Federation:
+        """Put every client in a group, by its name: groups are device types, sites of one kind, or the clients of one
+        architecture (`models`)."""
+        by_name = {name: group(name) if callable(group) else group.get(name) for name in self.names}
+        if lacking := [name for name, own in by_name.items() if own is None]:
+            raise ConfigError(f"every client needs a group; client {lacking[0]} has none")
+        groups, names = groups_of(self.names, by_name)
+        return replace(self, groups=groups, group_names=names)
 
     def with_public(self, fraction: float, seed: int) -> Federation:
         """Make a random part of every client's training rows public: known to all, and no longer anyone's own. Whoever

@@ -51,6 +51,7 @@ class Task(ABC):
     problem: Problem | None = None  # by whose metrics models are scored; None: by loss and accuracy alone
     metric: str | None = None  # the headline metric of the run; None: the problem's own
     no_features: str = ""  # why features cannot be read, as a trial of the model on examples showed
+    of_server: Task | None = None  # the task of the server's model, where clients have architectures of their own
 
     @property
     def trainable(self) -> slice:
@@ -212,6 +213,11 @@ class Task(ABC):
     def plain_task(self) -> Task:
         """The task of the models that methods start from; that of wider rows is made of it."""
         return self
+
+    @property
+    def server_task(self) -> Task:
+        """The task of the model that the server holds: this one, unless clients have architectures of their own."""
+        return self if self.of_server is None else self.of_server
 
     def start_model(self, seed: int) -> Tensor:
         """[P] of the plain task: where all methods of the seed begin."""

@@ -36,6 +36,7 @@ from kinfed.engine.contract.columns import ParameterSlot
 from kinfed.engine.contract.descent import PLAIN, Terms
 from kinfed.engine.contract.feature_loss import Deltas, FeatureLoss, cross_entropy, refuse_feature_loss
 from kinfed.engine.contract.head import Head, HeadProbe, find_head
+from kinfed.engine.personal.architectures import Architectures
 from kinfed.engine.rows.layout import RowLayout
 from kinfed.engine.task_factory import ModuleTask, Task
 from kinfed.engine.trees.tree_models import PREFIX, TreeModule, TreeShape, TreeTask, tree_tensors
@@ -400,10 +401,11 @@ def task_for(task: Task, theta: Tensor) -> Task:
     return ExtendedTask(task, form, width - P - 1)
 
 
-def module_for(task: ModuleTask, row: Tensor) -> nn.Module:
+def module_for(task: ModuleTask | Architectures, row: Tensor) -> nn.Module:
     """A ready module for one row."""
     own = task_for(task, row[None])
-    assert isinstance(own, ModuleTask | MixtureTask | ExtendedTask | TreeTask)  # by task_for, of a module's task
+    # By task_for, of a module's task.
+    assert isinstance(own, ModuleTask | MixtureTask | ExtendedTask | TreeTask | Architectures)
     return own.module_of(row)
 
 
