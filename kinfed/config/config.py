@@ -114,7 +114,7 @@ class RunConfig(
     @property
     def architectures(self) -> dict[str, Named]:
         """The models of several architectures by name; empty if all clients have one."""
-        return {name: Named(**as_named(choice)) for name, choice in self.models.items()}
+        return {name: Named(**as_named(choice)) for name, choice in (self.models or {}).items()}
 
     def model_of(self, architecture: str | None) -> Named:
         """The model of an architecture; the only one, or the server's, if none is named."""

@@ -102,7 +102,7 @@ def as_models(value: Any) -> Any:
         models[str(label)] = {"name": named.name, **named.options}
     if len(models) == 1:
         raise ValueError("models is for several architectures; name one alone with model")
-    return models
+    return models or None
 
 
 def as_codec(value: Any) -> Any:

@@ -115,7 +115,7 @@ def _asked_for(term: str, values: Mapping[str, Any]) -> bool:
     if equals:
         return bool(values.get(name) == wanted)
     names = [other for other in values if other.startswith(name)] if name.endswith("_") else [name]
-    return any(_word(values.get(one)) not in (None, "", {}, _word(DEFAULTS.get(one, 0))) for one in names)
+    return any(_word(values.get(one)) not in (None, "", _word(DEFAULTS.get(one, 0))) for one in names)
 
 
 def _word(value: Any) -> Any:

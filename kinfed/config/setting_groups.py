@@ -77,8 +77,8 @@ class DataSettings:
 @dataclass(frozen=True)
 class ModelSettings:
     model: Choice = option(Named(name=DEFAULT_MODEL), "Model (kinfed list models).", registry="model")
-    models: Annotated[dict[str, dict[str, Any]], BeforeValidator(as_models)] = option(
-        "", "Several architectures, e.g. phone=mlr,server=mlp: by the clients' groups, or in turn.", registry="model"
+    models: Annotated[dict[str, dict[str, Any]] | None, BeforeValidator(as_models)] = option(
+        None, "Several architectures, e.g. phone=mlr,server=mlp: by the clients' groups, or in turn.", registry="model"
     )
     frozen: str = option("", "Parameters that are not trained: names or patterns, such as body.*,*.bias.")
     cache: bool = option(True, "Compute the output of frozen lower layers once per example, if that is exact.")
