@@ -131,6 +131,11 @@ def check_statistics(data: Federation) -> None:
     """Refuse weights and a table's columns that were learnt from exact statistics of training rows, which no epsilon
     covers, unless the user says that these are no secret."""
     learnt = data.preprocessing
+    if texts := [] if learnt is None else [one.name for one in learnt.used if one.kind == "text"]:
+        raise ConfigError(
+            f"epsilon does not cover the scores of long texts ({', '.join(texts)}), which are learnt from labels; "
+            f"leave these columns out (--columns {texts[0]}=skip), or take a model that reads texts (text_column)"
+        )
     if data.description.get("dataset_options", {}).get("public_statistics"):
         return
     check_weights(data, "epsilon does not cover")

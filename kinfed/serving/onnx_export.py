@@ -17,7 +17,7 @@ runtime here. The inputs of a table are called as their columns:
     number     float64 [rows, 1]     NaN is a missing cell; false and true are 0 and 1
     date       float64 [rows, 1]     days since 1970-01-01, with the time of day as a fraction; NaN is a missing cell
     category   text [rows, 1]        "" is a missing cell; numbers and dates that are categories as in the table
-    text       float32 [rows, 32]    `ModelPipeline.encode` hashes words by BLAKE2b, which ONNX does not know
+    text       float32 [rows, S]     scores by `ModelPipeline.encode`, which hashes words by BLAKE2b; ONNX does not
 
 The graph is what kinfed.data.preprocessing.encodings does, in the standard operators and, for categories, LabelEncoder
 of ai.onnx.ml, which runtimes for classical models have. Texts are compared as they are: trim blanks around them first.
@@ -154,7 +154,7 @@ class ColumnGraph:
             elif isinstance(one, encodings.CategoryEncoding):
                 blocks += self._category(one)
             else:
-                blocks.append(self._input(f"{one.name} hash", TensorProto.FLOAT, one.buckets))
+                blocks.append(self._input(f"{one.name} score", TensorProto.FLOAT, len(one.features)))
         self._node("Concat", blocks, output=output, axis=1)
 
     def _number(self, one: encodings.NumberEncoding) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import datetime
 import json
+from dataclasses import replace
 from math import cos, pi, sin
 from typing import Any
 
@@ -16,14 +17,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
+from kinfed.data.examples.problem import Problem
 from kinfed.data.preprocessing.cells import read_cells
 from kinfed.data.preprocessing.column_statistics import ReadTable, TableStatistics
-from kinfed.data.preprocessing.encodings import CategoryEncoding, hashed_words
+from kinfed.data.preprocessing.encodings import CategoryEncoding
 from kinfed.data.preprocessing.frames import as_table
+from kinfed.data.preprocessing.hashed_words import packed
 from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing
+from kinfed.data.preprocessing.text_scores import TextScores, TextTarget
 from kinfed.errors import ConfigError, DataError
 
 VISITS = {
@@ -95,14 +100,70 @@ def test_rare_and_unseen_categories_share_a_feature() -> None:
     assert "not seen in training ('c') have no feature" in encoded.notes[0]
 
 
-def test_texts_are_hashed_alike_everywhere() -> None:
+def texts_with_scores(sites: int = 3) -> tuple[list[str], np.ndarray, TextScores]:
+    """Notes of which some words tell the target, and what learns from them."""
+    draw = np.random.default_rng(0)
+    vocabulary, effect = np.array([f"word{n}" for n in range(60)]), draw.normal(size=60)
+    drawn = draw.integers(0, 60, (240, 12))
+    notes = [" ".join(vocabulary[row]) for row in drawn]
+    y = effect[drawn].sum(1) + draw.normal(size=240)
+    cells = read_cells(pa.chunked_array([pa.array(notes)]), "notes")
+    target = TextTarget.of(y.astype(np.float32), Problem("regression"))
+    owner = np.repeat(np.arange(sites), 240 // sites)
+    return notes, y, TextScores({"note": cells}, np.arange(240), owner, sites, target)
+
+
+def test_scores_of_texts_are_ridge_regression_on_scikit_learns_tf_idf() -> None:
+    notes, y, learner = texts_with_scores()
+    encoding = learner.learn("note", "texts", 0)
+    assert encoding is not None
+    x = TfidfTransformer().fit_transform(CountVectorizer().fit_transform(notes))
+    linear = np.linalg.solve((x.T @ x).toarray() + np.eye(x.shape[1]), x.T @ (y - y.mean()))
+    scores, _ = encoding.encode(read_cells(pa.chunked_array([pa.array(notes)]), "notes"), "here")
+    np.testing.assert_allclose(scores[:, 0], x @ linear + y.mean(), atol=2e-3)
+    learnt = TablePreprocessing((encoding,))
+    again = TablePreprocessing.from_json(json.loads(json.dumps(learnt.to_json())))
+    assert again == learnt
+    missing = again.encode({"note": [None, "", "unheard"]}).raw
+    np.testing.assert_allclose(missing, np.full((3, 1), y.mean()), rtol=1e-5)
+
+
+def test_training_texts_have_scores_of_models_that_did_not_see_them() -> None:
+    """Where the target is noise, a model's scores of its own rows look good; those of left-out rows do not."""
+    _, y, learner = texts_with_scores()
+    assert learner.target is not None
+    noise = np.random.default_rng(1).normal(size=(240, 1))
+    blind = replace(learner, target=TextTarget(noise, ("",)), fitted={})
+    encoding = blind.learn("note", "texts", 0)
+    assert encoding is not None
+    own, _ = encoding.encode(learner.cells["note"], "here")
+    assert np.corrcoef(own[:, 0], noise[:, 0])[0, 1] > 0.3
+    assert abs(np.corrcoef(blind.fitted["note"][:, 0], noise[:, 0])[0, 1]) < 0.2
+    learner.learn("note", "texts", 0)
+    assert np.corrcoef(learner.fitted["note"][:, 0], y)[0, 1] > 0.8
+
+
+def test_words_of_a_text_column_that_contradict_themselves_are_refused() -> None:
+    _, _, learner = texts_with_scores()
+    encoding = learner.learn("note", "texts", 0)
+    assert encoding is not None
+    for broken in (
+        replace(encoding, weights=encoding.weights[:-8]), replace(encoding, buckets="????"),
+        replace(encoding, buckets=packed(np.arange(60)[::-1], "<u4")), replace(encoding, level=()),
+    ):  # fmt: skip
+        with pytest.raises(DataError, match="words"):
+            TablePreprocessing.from_json(TablePreprocessing((broken,)).to_json())
+
+
+def test_long_texts_are_left_out_where_no_label_is_known() -> None:
     notes = [f"patient {n} was seen in ward {n % 7} by nobody" for n in range(150)]
-    learnt = TablePreprocessing.learn({"note": notes})
-    assert kinds(learnt) == {"note": "text"}
-    x = learnt.transform({"note": ["Fever, fever!", None, ""]})
-    assert np.flatnonzero(hashed_words("fever", 32)).tolist() == [19], "BLAKE2b, not the hash of a Python process"
-    torch.testing.assert_close(x[0], torch.from_numpy(hashed_words("fever", 32)) * 2 / 2**0.5)
-    assert not x[1:].any()
+    learnt = TablePreprocessing.learn({"note": notes, "n": [n * 0.5 for n in range(150)]})
+    assert "scores of long texts are learnt" in reason(learnt, "note")
+    labels = np.arange(150) % 3
+    three = TablePreprocessing.learn(
+        {"note": notes}, target=TextTarget.of(labels, Problem("multiclass", 3, ("a", "b", "c")))
+    )
+    assert three.features == ["note score a", "note score b", "note score c"]
 
 
 def test_what_says_nothing_is_left_out_and_why() -> None:
@@ -155,9 +216,10 @@ def test_kinds_can_be_declared() -> None:
 def test_stray_words_in_a_column_of_numbers() -> None:
     ages = [str(n / 7) for n in range(299)]
     stray = TablePreprocessing.learn({"age": [*ages, "oops"], "zip": [str(10_000 + n % 150) for n in range(300)]})
-    assert kinds(stray) == {"age": "number", "zip": "text"}, "texts that are all numbers are meant as texts"
+    assert kinds(stray) == {"age": "number", "zip": "skip"}, "texts that are all numbers are meant as texts"
     assert "1 others count as missing" in reason(stray, "age")
-    mostly = TablePreprocessing.learn({"code": [*ages[:200], *(f"V{n}" for n in range(60)), *ages[:40]]})
+    codes = [*ages[:200], *(f"V{n}" for n in range(60)), *ages[:40]]
+    mostly = TablePreprocessing.learn({"code": codes, "age": [n / 7 for n in range(300)]})
     assert "80% of them are numbers: code=number" in reason(mostly, "code")
 
 
@@ -237,9 +299,6 @@ def test_json_gives_the_same_again() -> None:
     for change in ({"format": 2}, {"encodings": [{"kind": "pickle"}]}, {"encodings": 3}):
         with pytest.raises(DataError, match=r"format|cannot be read"):
             TablePreprocessing.from_json(record | change)
-    text = {"kind": "text", "name": "a", "reason": "", "buckets": 10**9}
-    with pytest.raises(DataError, match="hashed into 1 to"):
-        TablePreprocessing.from_json(record | {"encodings": [text]})
 
 
 # ---- sites ----

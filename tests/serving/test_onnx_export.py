@@ -23,7 +23,7 @@ TARGETS = ("outcome", "score")
 
 @pytest.fixture(scope="module")
 def table() -> dict[str, list[Any]]:
-    """All kinds of columns: gaps in some, rare categories, a constant with gaps, dates, and texts that are hashed."""
+    """All kinds of columns: gaps in some, rare categories, a constant with gaps, dates, and long texts."""
     draw = np.random.default_rng(0)
     return {
         "site": ["a", "b"] * 80,
@@ -57,7 +57,7 @@ def cells(pipeline: ModelPipeline, rows: dict[str, list[Any]]) -> dict[str, np.n
     for column in learnt.used:
         values = rows[column.name]
         if column.kind == "text":
-            out[f"{column.name} hash"] = learnt.encode(rows).raw.numpy()[:, -column.buckets :]
+            out[f"{column.name} score"] = learnt.encode(rows).raw.numpy()[:, -len(column.features) :]
         elif column.kind == "category":
             out[column.name] = np.array([[value or ""] for value in values], object)
         else:
@@ -74,7 +74,7 @@ def test_a_runtime_without_torch_says_the_same_of_raw_rows(
     learnt = pipeline.inputs.preprocessing
     assert learnt is not None
     assert {one.kind for one in learnt.used} == {"number", "category", "date", "text"}
-    assert {"ward other", "ward missing", "unit missing", "left missing", "note hash 0"} <= set(learnt.features)
+    assert {"ward other", "ward missing", "unit missing", "left missing", "note score"} <= set(learnt.features)
     write_onnx(pipeline, tmp_path / "a.onnx")
     onnx.checker.check_model(onnx.load(tmp_path / "a.onnx"), full_check=True)
     session = onnxruntime.InferenceSession(str(tmp_path / "a.onnx"), providers=["CPUExecutionProvider"])

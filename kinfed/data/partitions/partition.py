@@ -106,7 +106,7 @@ def make_federation(
     labels = source.labels if assignment.labels is None else assignment.labels
     preprocessing = None
     if source.table is not None and assignment.features is None:
-        features, preprocessing = _learn(source.table, assignment.train, source.standardize, source.name)
+        features, preprocessing = _learn(source, source.table, assignment.train, labels)
     elif source.standardize:
         features = features.standardized(assignment.train.rows)
     problem = source.problem.fitted(labels[assignment.train.rows])
@@ -174,12 +174,21 @@ def _test_rows(source: Source, ties: RowTies, share: float, seed: int) -> Tensor
     return chosen
 
 
-def _learn(table: ReadTable, train: Ragged, standardize: bool, name: str) -> tuple[Features, TablePreprocessing]:
-    """Learn what the columns become, from statistics of every client's training rows."""
+def _learn(source: Source, table: ReadTable, train: Ragged, labels: Tensor) -> tuple[Features, TablePreprocessing]:
+    """Learn what the columns become, from statistics of every client's training rows. Scores of training texts are
+    those of models that did not see them."""
     from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing  # with pyarrow, for tables alone
+    from kinfed.data.preprocessing.text_scores import TextScores, TextTarget
 
-    learnt = TablePreprocessing.from_read(table, train.rows.numpy(), train.owner.numpy(), len(train), standardize)
-    return Features(learnt.encode_cells(table.cells, table.rows, name).raw, learnt.mean, learnt.std), learnt
+    target = TextTarget.of(labels.numpy(), source.problem)
+    texts = TextScores(table.cells, train.rows.numpy(), train.owner.numpy(), len(train), target)
+    learnt = TablePreprocessing.from_read(table, texts, source.standardize)
+    raw = learnt.encode_cells(table.cells, table.rows, source.name).raw
+    for one in learnt.used:
+        if one.name in texts.fitted:
+            columns = [learnt.features.index(name) for name in one.features]
+            raw[train.rows[:, None], torch.tensor(columns)] = torch.from_numpy(texts.fitted[one.name])
+    return Features(raw, learnt.mean, learnt.std), learnt
 
 
 def fold_notes(owned: Ragged, folds: int, ties: RowTies | None) -> list[str]:

@@ -12,7 +12,7 @@
      all differ and run on (1001, 1002, ...), from 100 rows
   7. texts with at most 100 different values (over all sites) of at most 100 characters are categories. Rare ones are
      pooled as "other": in fewer than 5 training rows and in fewer than 1 % of them
-  8. all other texts are hashed
+  8. all other texts become scores of their words, where rows and labels are in one place (text_scores.py)
 
 Everything is decided by statistics that sites can send (column_statistics.py).
 """
@@ -23,6 +23,7 @@ from kinfed.data.preprocessing import encodings
 from kinfed.data.preprocessing.cells import Kind
 from kinfed.data.preprocessing.column_statistics import CATEGORIES, DECLARED_CATEGORIES, ColumnStatistics
 from kinfed.data.preprocessing.encodings import DECLARED, Encoding, SkippedColumn
+from kinfed.data.preprocessing.text_scores import TextScores
 from kinfed.errors import DataError
 
 RARE_ROWS, RARE_SHARE = 5, 0.01
@@ -32,6 +33,10 @@ RUNNING_DENSITY = 0.5, 1.05  # rows per whole number in the range of a running n
 CODES_AT_SITE = 10  # different whole numbers up to which they may be codes
 CODES_ROWS = 50  # in fewer rows nothing is said of codes
 CODES = "whole numbers, few of them different"
+LONG_TEXTS = (
+    "scores of long texts are learnt for classes, numbers and counts where all rows are in one place; elsewhere a "
+    "model that reads texts takes them (text_column)"
+)
 _IDENTIFIER_NAME = re.compile(
     r"(^|[_\W])(id|ids|nr|nbr|no|num|number|nummer|numero|index|idx|key|uuid|guid|mrn|row|record|case|patient|subject"
     r"|encounter)$|(?-i:[a-z](ID|Id|Nr|No|Num|Number|Nummer|Index|Key)$)|^$|^unnamed: ?\d+$",
@@ -42,9 +47,11 @@ _PANDAS_INDEX = re.compile(r"__index_level_\d+__$")
 
 
 def choose_encoding(
-    name: str, column: ColumnStatistics, declared: Kind | None, standardize: bool, sites: int = 1
-) -> Encoding | SkippedColumn:
-    """Choose what a column becomes, and why. Without scaling nothing is kept of numbers that have no gaps."""
+    name: str, column: ColumnStatistics, declared: Kind | None, standardize: bool, sites: int = 1,
+    texts: TextScores | None = None,
+) -> Encoding | SkippedColumn:  # fmt: skip
+    """Choose what a column becomes, and why. Without scaling nothing is kept of numbers that have no gaps; without
+    `texts`, which learns scores of long texts, these are left out."""
     if declared == "skip":
         return SkippedColumn(name, DECLARED)
     if column.unreadable:
@@ -57,7 +64,8 @@ def choose_encoding(
     if kind == "number":
         return _number(name, column, reason, standardize)
     if kind == "text":
-        return encodings.TextEncoding(name, reason, encodings.BUCKETS, column.empty_sites)
+        scores = None if texts is None else texts.learn(name, reason, column.empty_sites)
+        return SkippedColumn(name, f"{reason}; {LONG_TEXTS}") if scores is None else scores
     if kind == "skip":
         return SkippedColumn(name, reason)
     return (_date if kind == "date" else _category)(name, column, reason)

@@ -4,7 +4,6 @@ Every encoding has been learnt from training rows (column_rule.py), writes itsel
 cells that training has not seen. `values` gives unscaled features; `mean` and `std` of each say how they are scaled.
 """
 
-import hashlib
 from dataclasses import dataclass
 from math import pi
 from typing import Annotated, Any, Literal
@@ -12,12 +11,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from kinfed.data.preprocessing.cells import Cells, Codes, Numbers, words
+from kinfed.data.preprocessing.cells import Cells, Codes, Numbers
+from kinfed.data.preprocessing.hashed_words import BUCKETS, unpacked, weighted, word_counts
 from kinfed.errors import DataError
 
 Matrix = np.ndarray[Any, np.dtype[np.float32]]
 STRAY_TEXTS = 0.01  # share of texts that a column of numbers may hold; they count as missing
-BUCKETS = 32  # features of a text
 FAR = 10.0  # standard deviations from the mean of training rows, beyond which a number is worth a note
 DECLARED = "as declared"  # the reason of a kind that the user gave
 
@@ -204,23 +203,48 @@ class DateEncoding(ColumnEncoding):
 
 @dataclass(frozen=True)
 class TextEncoding(ColumnEncoding):
-    """A text with too many different values for categories: its words are hashed (BLAKE2b, the same on every machine)
-    into `buckets` features, each word adding or subtracting 1, divided by the root of the number of words. An empty
-    text is all zeros."""
+    """A text with too many different values for categories: scores of its words, each what ridge regression says of the
+    target (text_scores.py). A text without known words, or a missing one, has the mean of the target.
 
-    buckets: int
+    Words are held by the buckets that they are hashed into, in three texts that `packed` makes."""
+
+    scores: tuple[str, ...]  # [S] names
+    moments: tuple[tuple[float, float], ...]  # [S] mean and deviation
+    level: tuple[float, ...]  # [S] score of a text without words
+    texts: int  # of training
+    buckets: str  # uint32 [M], ascending
+    documents: str  # uint32 [M] training texts with a word of the bucket
+    weights: str  # float32 [M, S]
     empty_sites: int = 0  # without a value in any training row
     kind: Literal["text"] = "text"
 
     @property
     def features(self) -> tuple[str, ...]:
-        return tuple(f"{self.name} hash {bucket}" for bucket in range(self.buckets))
+        return self.scores
+
+    @property
+    def scale(self) -> list[tuple[float, float]]:
+        return list(self.moments)
 
     def encode(self, cells: Cells, where: str) -> tuple[Matrix, str]:
         codes, values = self._texts(cells, where, "texts")
-        rows = [hashed_words(value, self.buckets) for value in values]
-        table = np.stack([*rows, np.zeros(self.buckets, np.float32)])  # -1, a missing text, is the last
-        return table[codes], ""
+        documents, weights = self.words()
+        x = weighted(word_counts(values), documents, self.texts)
+        scores = x @ weights + np.array(self.level)
+        return np.asarray(scores[codes], np.float32), ""  # -1, a missing text, is the last
+
+    def words(self) -> tuple[Matrix, Matrix]:
+        """Texts with a word of every bucket [BUCKETS], and weights [BUCKETS, S]. DataError if they are none."""
+        buckets, held = unpacked(self.buckets, "<u4").astype(np.int64), unpacked(self.documents, "<u4")
+        weights, count = unpacked(self.weights, "<f4"), len(self.scores)
+        sizes = len(held) == len(buckets) and len(weights) == len(buckets) * count
+        if not (sizes and count == len(self.level) == len(self.moments) > 0 and self.texts >= 0):
+            raise DataError(f"column {self.name}: {len(buckets)} words need a weight each, for every score")
+        if (np.diff(buckets) <= 0).any() or (buckets >= BUCKETS).any() or not np.isfinite(weights).all():
+            raise DataError(f"column {self.name}: words lie in {BUCKETS:,} buckets, in ascending order")
+        documents, every = np.zeros(BUCKETS, np.float32), np.zeros((BUCKETS, count), np.float32)
+        documents[buckets], every[buckets] = held, weights.reshape(-1, count)
+        return documents, every
 
 
 @dataclass(frozen=True)
@@ -232,16 +256,6 @@ class SkippedColumn(ColumnEncoding):
 
 Encoding = NumberEncoding | CategoryEncoding | DateEncoding | TextEncoding
 AnyEncoding = Annotated[Encoding | SkippedColumn, Field(discriminator="kind")]
-
-
-def hashed_words(text: str, buckets: int) -> Matrix:
-    """[buckets] signed counts of the words, over the root of how many there are."""
-    vector = np.zeros(buckets, np.float32)
-    tokens = words(text) or [text]
-    for token in tokens:
-        number = int.from_bytes(hashlib.blake2b(token.encode(), digest_size=8).digest(), "little")
-        vector[(number >> 1) % buckets] += 1 if number & 1 else -1
-    return vector / np.float32(np.sqrt(len(tokens)))
 
 
 def _stack(parts: list[Numbers | Any], rows: int) -> Matrix:

@@ -24,15 +24,22 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from kinfed.data.examples.features import Features
-from kinfed.data.preprocessing.cells import KINDS, Cells, Codes, Kind, read_cells
+from kinfed.data.preprocessing.cells import KINDS, Cells, Kind, read_cells
 from kinfed.data.preprocessing.column_rule import CODES, choose_encoding
 from kinfed.data.preprocessing.column_statistics import ReadTable, TableStatistics
-from kinfed.data.preprocessing.encodings import DECLARED, AnyEncoding, Encoding, NumberEncoding, SkippedColumn
+from kinfed.data.preprocessing.encodings import (
+    DECLARED,
+    AnyEncoding,
+    Encoding,
+    NumberEncoding,
+    SkippedColumn,
+    TextEncoding,
+)
 from kinfed.data.preprocessing.frames import as_table
+from kinfed.data.preprocessing.text_scores import TextScores, TextTarget
 from kinfed.errors import ConfigError, DataError, unknown_name
 
 _FORMAT = 1
-MOST_BUCKETS = 4096
 MOST_NAMES = 8  # of columns in a sentence
 
 
@@ -56,10 +63,11 @@ class TablePreprocessing:
     @classmethod
     def learn(
         cls, rows: Any, *, columns: Mapping[str, Kind] | str | None = None, train_rows: Any = None, sites: Any = None,
-        standardize: bool = True,
+        standardize: bool = True, target: TextTarget | None = None,
     ) -> TablePreprocessing:  # fmt: skip
         """Learn from a frame, or whatever `as_table` takes. `columns` declares kinds of columns, `train_rows` [n] marks
-        rows to learn from (default: all), `sites` [n] names the site of every row: identifiers differ within a site."""
+        rows to learn from (default: all), `sites` [n] names the site of every row: identifiers differ within a site.
+        Scores of long texts are learnt of the `target`."""
         table, declared = as_table(rows), parse_kinds(columns)
         for name in declared:
             if name not in table.column_names:
@@ -71,24 +79,26 @@ class TablePreprocessing:
             names, numbers = np.unique(np.asarray(sites).astype(str)[index], return_inverse=True)
             count = len(names)
         read = ReadTable.read(table, table.column_names, declared, "the table")
-        return cls.from_read(read, index, numbers, count, standardize)
+        return cls.from_read(read, TextScores(read.cells, index, numbers, count, target), standardize)
 
     @classmethod
-    def from_read(cls, read: ReadTable, rows: Codes, site: Codes, sites: int, standardize: bool) -> TablePreprocessing:
-        """Learn from the training `rows` [m] of `sites` sites; `site` [m]."""
-        statistics, size = read.collect(rows, site, sites)
-        return cls.from_statistics(statistics, read.columns, standardize, size)
+    def from_read(cls, read: ReadTable, texts: TextScores, standardize: bool) -> TablePreprocessing:
+        """Learn from the training rows that `texts` has, and their sites."""
+        statistics, size = read.collect(texts.rows, texts.site, texts.sites)
+        learnt = cls.from_statistics(statistics, read.columns, standardize, size, texts)
+        return dataclasses.replace(learnt, message_bytes=size + texts.nbytes)
 
     @classmethod
     def from_statistics(
         cls, statistics: TableStatistics, declared: Mapping[str, Kind], standardize: bool = True,
-        message_bytes: int | None = None,
+        message_bytes: int | None = None, texts: TextScores | None = None,
     ) -> TablePreprocessing:  # fmt: skip
-        """Choose encodings by the merged messages of all sites."""
+        """Choose encodings by the merged messages of all sites; `texts` learns scores of long texts, which are left out
+        without."""
         if statistics.rows < 1:
             raise DataError("columns are learnt from training rows, and there is none")
         encodings = [
-            choose_encoding(name, column, declared.get(name), standardize, statistics.sites)
+            choose_encoding(name, column, declared.get(name), standardize, statistics.sites, texts)
             for name, column in statistics.columns.items()
         ]
         skipped = [SkippedColumn(name, DECLARED) for name in declared if name not in statistics.columns]
@@ -209,8 +219,9 @@ class TablePreprocessing:
             raise DataError("what became of the columns cannot be read; export or save it again") from None
         if learnt.format != _FORMAT:
             raise DataError(f"columns in format {learnt.format}; this version of kinfed reads format {_FORMAT}")
-        if any(not 1 <= getattr(one, "buckets", 1) <= MOST_BUCKETS for one in learnt.used):
-            raise DataError(f"a text is hashed into 1 to {MOST_BUCKETS} features")
+        for one in learnt.used:
+            if isinstance(one, TextEncoding):
+                one.words()
         return learnt
 
 

@@ -40,6 +40,7 @@ from kinfed.data.preprocessing.cells import format_hint, read_cells
 from kinfed.data.preprocessing.column_statistics import ReadTable
 from kinfed.data.preprocessing.frames import as_table
 from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing
+from kinfed.data.preprocessing.text_scores import TextScores, TextTarget
 from kinfed.data.sources.image_sets import decode, encoded_values
 from kinfed.data.sources.source import Source
 from kinfed.data.sources.table_files import read_table
@@ -69,7 +70,10 @@ def source_from_table(table: pa.Table, options: TableOptions, name: str, folder:
     else:
         learn_from = np.arange(table.num_rows) if is_test is None else np.flatnonzero(~is_test.numpy())
         # Only partitions that look at examples see these: clients are not known yet, and what is learnt of each is not.
-        early = TablePreprocessing.from_read(read, learn_from, np.zeros_like(learn_from), 1, options.standardize)
+        texts = TextScores(
+            read.cells, learn_from, np.zeros_like(learn_from), 1, TextTarget.of(target.labels.numpy(), target.problem)
+        )
+        early = TablePreprocessing.from_read(read, texts, options.standardize)
         features = Features(early.encode_cells(read.cells, read.rows, name).raw)
     source = Source(name, features, target.labels, target.problem, is_test, is_val, table=read)
     source.weights = row_weights(table, options, name)
