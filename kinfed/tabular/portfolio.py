@@ -26,7 +26,7 @@ PORTFOLIO = (LOCAL, AVERAGE, INTERCEPT, RECALIBRATED, "ditto", "selffl", "cgpfl"
 # By kind of problem; they take seconds, and are tried first.
 BY_SUMS = {"regression": "lmm", "binary": "glmm", "counts": "glmm", "survival": "cox"}
 TREES = "trees"
-TREE_KINDS = ("binary", "multiclass", "regression")
+TREE_KINDS = ("binary", "multiclass", "regression", "counts", "survival")
 WEIGHT_DECAY = Range(1e-4, 0.1)
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23)  # bases of Halton's sequence, one per option
 COUNTS_OF_CLIENTS = ("contexts",)  # options that cannot exceed the number of sites

@@ -224,6 +224,31 @@ def test_missing_numba_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(torch.equal(usual[name], plain[name]) for name in usual)
 
 
+def test_counts_and_survival_are_learned_with_a_level_per_site() -> None:
+    """Rates jump where two features are both positive, and differ by site: trees explain the first, intercepts the
+    second."""
+    draw, (x, _, site) = np.random.default_rng(5), rows()
+    rate = np.exp(2.0 * ((x[:, 0] > 0) & (x[:, 1] > 0)) + 0.4 * (site - 2.5))
+    table = {"site": site.astype(str), "a": x[:, 0], "b": x[:, 1]}
+    roles: dict[str, Any] = {"client_column": "site", "test_fraction": 0.3}
+    counts = kinfed.Federation.from_table(table | {"n": draw.poisson(rate)}, label_column="n", task="counts", **roles)
+    time = draw.exponential(1 / rate)
+    survival = kinfed.Federation.from_table(
+        table | {"t": np.minimum(time, 1.0), "e": (time < 1.0).astype(int)}, time_column="t", event_column="e", **roles
+    )
+    settings: dict[str, Any] = {"model": "mlr", "rounds": 5, "seeds": (0,), "participation": 1.0, "progress": False}
+    options = {"trees_fast": {"trees": 12, "min_rows": 5}, "fedavg": {}}
+    for data, figure in ((counts, "deviance"), (survival, "loss")):
+        result = kinfed.run(federation=data, algorithms=options, **settings)
+        trees, fedavg = (result.result(name).personal[figure] for name in options)
+        assert trees < 0.95 * fedavg
+        model = result.personal_model("5", "trees_fast")
+        answer = np.asarray(model.predict({"a": [-2.0, 2.0], "b": [1.0, 1.0]})).reshape(2, -1)
+        assert answer[1, 0] > 1.5 * answer[0, 0] if data is counts else answer[1, -1] < answer[0, -1]
+    with pytest.raises(ConfigError, match="counts by the loss of loss=auto; got negative_binomial"):
+        kinfed.run(federation=counts, algorithms="trees_fast", loss="negative_binomial", **settings)
+
+
 def test_what_cannot_work_is_refused_in_words() -> None:
     data = federation()
     with pytest.raises(ConfigError, match="not trained by steps"):

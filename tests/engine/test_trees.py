@@ -11,9 +11,10 @@ import pytest
 import torch
 from sklearn.ensemble import HistGradientBoostingRegressor
 
+from kinfed.data import Problem
 from kinfed.engine.compiled import tree_loops
 from kinfed.engine.compiled.fused_task import is_installed
-from kinfed.engine.contract.objective import ABSOLUTE, CROSS_ENTROPY, SQUARED
+from kinfed.engine.contract.objective import ABSOLUTE, CROSS_ENTROPY, SQUARED, Objective, make_objective
 from kinfed.engine.trees import (
     ClientRows,
     EnsembleRows,
@@ -32,6 +33,8 @@ from kinfed.engine.trees import (
 from kinfed.engine.trees.tree_bins import codes_of
 
 Array = np.ndarray[Any, Any]
+COUNTS = make_objective(Problem("counts", mean=2.5))
+SURVIVAL = make_objective(Problem("survival", shape=(2,), periods=(1.0, 2.0, 4.0), hazards=(0.2, 0.3, 0.4)))
 LOSSES = (TreeLoss(SQUARED, 1), TreeLoss(CROSS_ENTROPY, 2), TreeLoss(CROSS_ENTROPY, 3), TreeLoss(ABSOLUTE, 1))
 
 
@@ -211,6 +214,24 @@ def test_a_tree_that_stops_early_sends_all_rows_left() -> None:
 
 
 # ---- losses ----
+
+
+@pytest.mark.parametrize("objective", [COUNTS, SURVIVAL])
+def test_counts_and_survival_have_the_losses_and_derivatives_of_their_objectives(objective: Objective) -> None:
+    draw, loss = np.random.default_rng(8), TreeLoss(objective, 1)
+    y = draw.poisson(2.0, 40).astype(np.float32)
+    if objective is SURVIVAL:
+        y = np.stack([draw.choice([0.5, 1.0, 1.7, 2.0, 3.0, 4.0, 6.0], 40), draw.integers(0, 2, 40)], 1).astype("f4")
+    score = draw.normal(size=(40, 2, 1)).astype(np.float32)
+    for e in range(2):
+        z = torch.from_numpy(score[:, e]).double().requires_grad_()
+        values = objective.losses(z, torch.from_numpy(y).double())
+        (slope,) = torch.autograd.grad(values.sum(), z, create_graph=True)
+        (curvature,) = torch.autograd.grad(slope.sum(), z)
+        gradient = loss.gradients(score, y)[:, e]
+        np.testing.assert_allclose(loss.losses(score, y)[:, e], values.detach(), atol=1e-5)
+        np.testing.assert_allclose(gradient[:, 0], slope.detach()[:, 0], atol=1e-5)
+        np.testing.assert_allclose(gradient[:, 1], curvature[:, 0], atol=1e-5)
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -237,8 +237,8 @@ def test_statistics_of_columns_are_refused_under_privacy(
     with pytest.raises(ConfigError, match="epsilon does not cover the statistics of columns"):
         kinfed.run(federation=kinfed.Federation.from_table(frame, **roles), **settings)
     noted = frame | {"note": [f"seen by nobody, {place}" for place in range(len(frame["sick"]))]}
+    public = kinfed.Federation.from_table(noted, **roles, columns="note=text", public_statistics=True)
     with pytest.raises(ConfigError, match=r"scores of long texts \(note\).*--columns note=skip"):
-        public = kinfed.Federation.from_table(noted, **roles, columns="note=text", public_statistics=True)
         kinfed.run(federation=public, **settings)
     for options in ({"public_statistics": True}, {"standardize": False, "ignore": "ward,lab"}):
         kinfed.run(federation=kinfed.Federation.from_table(frame, **roles, **options), **settings)

@@ -74,7 +74,7 @@ def newton_step(loss: TreeLoss, data: ClientRows, score: Array, weight: Array, b
     gradient = loss.gradients(score + b[data.owner], data.y) * weight[..., None]
     sums, half = data.sums(gradient), b.shape[-1]
     step = (sums[..., :half] + tau * b) / ((2 if half > 1 else 1) * sums[..., half:] + tau)
-    if loss.objective.classifies:
+    if loss.is_logarithmic:
         step = step.clip(-LARGEST_STEP, LARGEST_STEP)
     return np.asarray(b - step, np.float32)
 

@@ -98,5 +98,5 @@ def newton(loss: TreeLoss, models: LinearModels, sums: Array) -> LinearModels:
             gradient = parts[e, c, :columns] + penalty * beta[e, :, c]
             scale = max(float(np.trace(curvature)) / columns, 1e-12)
             step = np.linalg.solve(curvature + np.diag(penalty + 1e-9 * scale), gradient)
-            beta[e, :, c] -= step.clip(-LARGEST_STEP, LARGEST_STEP) if loss.objective.classifies else step
+            beta[e, :, c] -= step.clip(-LARGEST_STEP, LARGEST_STEP) if loss.is_logarithmic else step
     return LinearModels(beta, models.tau, models.phi)

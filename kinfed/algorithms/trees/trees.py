@@ -103,7 +103,6 @@ from kinfed.engine.trees import TreeGrowth, TreeLoss, bin_edges, dependence, div
 
 Array = np.ndarray[Any, Any]
 
-KINDS = ("binary", "multiclass", "regression")  # of problems
 NO_INTERCEPT = 1e30  # τ of trees without
 WEIGHINGS = 4  # rounds for the weights of candidates
 LOSSES = max(CANDIDATES, 1 + len(NAMES) + len(NAMES) ** 2)  # numbers in a message
@@ -138,8 +137,7 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
     def check(self, task: Task, population: Population) -> None:
         if self.finetune or self.knn:
             raise ConfigError("trees are not trained by steps and have no features; set finetune and knn to 0")
-        if task.problem is not None and task.problem.kind not in KINDS:
-            raise ConfigError(f"trees learn classes and numbers, and this is {task.problem.in_words()}; leave them out")
+        TreeLoss.check(task)
         if task.device.type != "cpu":
             raise ConfigError("trees are grown on the processor; run them with --device cpu")
 
