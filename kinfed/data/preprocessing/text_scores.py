@@ -67,7 +67,7 @@ class TextScores:
     nbytes: int = 0  # of the messages that this takes
 
     def learn(self, name: str, reason: str, empty_sites: int) -> TextEncoding | None:
-        """The encoding of a column; None where there is nothing to learn it from."""
+        """The encoding of a column; None without a target, or if it holds no texts."""
         cells = self.cells[name]
         if self.target is None or cells.codes is None:
             return None
