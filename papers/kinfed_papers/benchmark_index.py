@@ -34,14 +34,16 @@ HOW_TO_READ = (
     (
         "Does not hold",
         "worse than at least one of them: an interval lies below zero (or on the wrong side of its limit), even when "
-        "the intervals are widened to hold at 95 % for all comparisons of the claim together.",
+        "the intervals are widened to hold at 95 % for all comparisons of the claim together, in at least half of the "
+        "paper’s rounds. A claim that fails in fewer rounds is unknown: not at the paper’s length.",
     ),
     (
         "Unknown",
         "too close to call, or not all rivals were run. “About 9 seeds” is a rough guide: if the measured differences "
         "are the true ones, the closest comparison has an even chance of being decided by 9 seeds. New seeds replace "
         "the old ones and are never added to them, so that nobody can keep adding seeds until the result looks right. "
-        "“Draw 2” is such a second set of seeds for the same settings; it had two chances, and counts as two.",
+        "“Draw 2” is such a second set of seeds for the same settings: its intervals are widened to hold at 95 % for "
+        "both draws together.",
     ),
     (
         "Firm",

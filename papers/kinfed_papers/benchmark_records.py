@@ -4,11 +4,11 @@ verdicts/<page>.json    a record: the verdicts, and of every part when, how and 
                         measured
 measured/<page>.csv     its figures, every metric of every method by seed, so that verdicts and pages can be made again
 
-Records are written in format 5. Older ones are read: in format 4 other data were noted of a record, not of its claims,
-and draws of seeds were not counted; verdicts of format 3 know neither limits nor the confidence of their interval,
-those of format 2 do not say which claims are main ones and which rival decides, and format 1 had verdicts and no
-figures: these verdicts stand until the parts behind them are measured again. A claim that was judged at several scales
-counts once, at the largest."""
+Records are written in format 6. Older ones are read: in format 5 verdicts had other words (OLDER_WORDS); in format 4
+other data were noted of a record, not of its claims, and draws of seeds were not counted; verdicts of format 3 know
+neither limits nor the confidence of their interval, those of format 2 do not say which claims are main ones and which
+rival decides, and format 1 had verdicts and no figures: these verdicts stand until the parts behind them are measured
+again. A claim that was judged at several scales counts once, at the largest."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ from kinfed_papers.part_records import PartRecord, processor_seconds_per_seed, s
 from kinfed_papers.recipe import SCALES, Measurements, Recipe, Scale
 from kinfed_papers.verdict import DECIDED, Status, Verdict, joint_confidence, margin_text
 
-FORMAT = 5
+FORMAT = 6
+OLDER_WORDS: Mapping[str, Status] = {
+    "reproduced": "holds", "contradicted": "does not hold", "tied": "exact tie", "undecided": "unknown",
+    "cannot be tested here": "not testable",
+}  # fmt: skip
 RECORDS, MEASURED = "verdicts", "measured"  # folders beside published pages
 NEW_CLAIM = "not measured yet: this claim, or its wording, is newer than the page, whose figures were not saved"
 KEYS = ("part", "method", "metric")  # first columns of measured/<page>.csv; then one for every seed
@@ -252,11 +256,10 @@ def _completed(judged: Sequence[Verdict], published: Sequence[Verdict], new_clai
 
 def _sentence(verdict: Verdict) -> str:
     """Sentence of a verdict without figures, by the comparison that decides."""
-    answer = {"reproduced": "yes, ", "contradicted": "no, "}.get(verdict.status, "")
     rival = f" against {verdict.rival}" if verdict.rival else ""
     outlook = f"; {verdict.outlook}" if verdict.outlook else ""
     seeds = "" if verdict.margin is None else f" ({verdict.margin.n} seeds, 95 % interval)"
-    return f"{answer}{margin_text(verdict)}{rival}{outlook}{seeds}"
+    return f"{margin_text(verdict)}{rival}{outlook}{seeds}"
 
 
 def _read_part(path: Path, name: str, facts: Mapping[str, Any], measured: Measurements) -> PartRecord:
@@ -274,7 +277,10 @@ def _read_verdicts(entries: Sequence[Mapping[str, Any]]) -> tuple[Verdict, ...]:
     read = (Verdict(**{**entry, "margin": margin}) for entry, margin in zip(entries, margins, strict=True))
     return tuple(
         replace(
-            verdict, sentence=_with_present_outlook(verdict.sentence), outlook=_with_present_outlook(verdict.outlook)
+            verdict,
+            status=OLDER_WORDS.get(verdict.status, verdict.status),
+            sentence=_with_present_outlook(verdict.sentence.removeprefix("yes, ").removeprefix("no, ")),
+            outlook=_with_present_outlook(verdict.outlook),
         )
         for verdict in read
     )
@@ -293,13 +299,13 @@ def _for_all_comparisons(verdict: Verdict) -> Verdict:
     """Older formats let one of several comparisons contradict a claim with an interval of 95 % for itself alone. With
     95 % for all of them together it is wider, and the claim may be open."""
     margin = verdict.margin
-    if verdict.status != "contradicted" or verdict.margins < 2 or margin is None:
+    if verdict.status != "does not hold" or verdict.margins < 2 or margin is None:
         return verdict
     joint = joint_confidence(verdict.confidence, verdict.margins)
     widening = float(student_quantile(margin.n - 1, joint) / student_quantile(margin.n - 1, verdict.confidence))
     reach = widening * (margin.high - margin.mean)
     wide = replace(margin, low=margin.mean - reach, high=margin.mean + reach)
-    status: Status = "contradicted" if wide.high < 0 else "undecided"
+    status: Status = "does not hold" if wide.high < 0 else "unknown"
     return replace(verdict, margin=wide, confidence=joint, status=status)
 
 

@@ -14,29 +14,29 @@ from kinfed_papers.verdict import DECIDED, Status, Verdict, by_chance, certainty
 
 # Sections by verdict, of the papers' claims and of our questions. Ties among questions are open.
 CLAIM_SECTIONS: Mapping[str, tuple[Status, ...]] = {
-    "What holds": ("reproduced",),
-    "What does not hold": ("contradicted",),
-    "What is unknown": ("undecided",),
-    "Exact ties": ("tied",),
+    "What holds": ("holds",),
+    "What does not hold": ("does not hold",),
+    "What is unknown": ("unknown",),
+    "Exact ties": ("exact tie",),
 }
 UNTESTED_SECTIONS: Mapping[Source, Mapping[str, Status]] = {
-    "paper": {"Not measured": "not judged", "Cannot be tested here": "cannot be tested here"},
-    "kinfed": {"Our questions: not measured": "not judged"},
+    "paper": {"Not judged": "not judged", "Not testable here": "not testable"},
+    "kinfed": {"Our questions: not judged": "not judged"},
 }
 QUESTION_SECTIONS: Mapping[str, tuple[Status, ...]] = {
-    "Our questions: yes": ("reproduced",),
-    "Our questions: no": ("contradicted",),
-    "Our questions: open": ("undecided", "tied"),
+    "Our questions: hold": ("holds",),
+    "Our questions: do not": ("does not hold",),
+    "Our questions: unknown": ("unknown", "exact tie"),
 }
 EVIDENCE = ("Interval", "Measured", "Deciding comparison", "Seeds", "How sure", "Scale")  # of what was judged
 FIGURES = ("Measured", "Seeds")
 GLANCE: Mapping[str, Status] = {
-    "Holds": "reproduced",
-    "Does not hold": "contradicted",
-    "Unknown": "undecided",
-    "Exact tie": "tied",
-    "Not measured": "not judged",
-    "Not testable": "cannot be tested here",
+    "Holds": "holds",
+    "Does not hold": "does not hold",
+    "Unknown": "unknown",
+    "Exact tie": "exact tie",
+    "Not judged": "not judged",
+    "Not testable": "not testable",
 }
 SOURCES: tuple[Source, ...] = ("paper", "kinfed")
 TALLY = (*(name for name, status in GLANCE.items() if status in DECIDED), "Not tested", *QUESTION_SECTIONS)
@@ -52,7 +52,7 @@ def tally(judged: Sequence[Verdict]) -> tuple[int, ...]:
 
 def summary_sentences(records: Sequence[BenchmarkRecord], missing: Sequence[str] = ()) -> list[str]:
     """What holds, what does not, what is unknown, and in which settings; `missing` are recipes without a record."""
-    testable = [(record, verdict) for record, verdict in _claims(records) if verdict.status != "cannot be tested here"]
+    testable = [(record, verdict) for record, verdict in _claims(records) if verdict.status != "not testable"]
     judged = [(record, verdict) for record, verdict in testable if verdict.status in DECIDED]
     large = [(record, verdict) for record, verdict in judged if record.scale == "paper"]
     foreign = sum(verdict.other_data for _, verdict in large)
@@ -64,7 +64,7 @@ def summary_sentences(records: Sequence[BenchmarkRecord], missing: Sequence[str]
         fewer = len(main) - unmeasured - len(published) - others
         sentences.append(
             f"Of {plural(len(main), 'main claim')} of the papers, {_counts_text(main)}, and {unmeasured} "
-            f"{'was' if unmeasured == 1 else 'were'} not measured. With the published settings and data, "
+            f"{'was' if unmeasured == 1 else 'were'} not judged. With the published settings and data, "
             f"{_counts_text(published)}; "
             + (f"{others} had another data set, and {fewer}" if others else f"{fewer} had")
             + " less data, fewer rounds or smaller networks."
@@ -89,7 +89,7 @@ def summary_sentences(records: Sequence[BenchmarkRecord], missing: Sequence[str]
 def _counts_text(verdicts: Sequence[Verdict]) -> str:
     hold, fail, open_ones, ties = (
         sum(verdict.status == status for verdict in verdicts)
-        for status in ("reproduced", "contradicted", "undecided", "tied")
+        for status in ("holds", "does not hold", "unknown", "exact tie")
     )
     texts = [
         f"{hold} {'holds' if hold == 1 else 'hold'}",
@@ -110,12 +110,12 @@ def _verdicts(records: Iterable[BenchmarkRecord], source: Source) -> list[Verdic
 
 def main_counts(records: Sequence[BenchmarkRecord]) -> TextTable:
     """How many main claims of each paper have which verdict."""
-    statuses = {name: status for name, status in GLANCE.items() if status != "cannot be tested here"}
+    statuses = {name: status for name, status in GLANCE.items() if status != "not testable"}
     main: dict[str, list[Verdict]] = {}
     for record, verdict in _claims(records):
         if verdict.main:
             main.setdefault(record.paper, []).append(verdict)
-    if not any(verdict.status == "tied" for verdicts in main.values() for verdict in verdicts):
+    if not any(verdict.status == "exact tie" for verdicts in main.values() for verdict in verdicts):
         del statuses["Exact tie"]
     rows = [
         [paper, *(str(sum(verdict.status == status for verdict in verdicts)) for status in statuses.values())]
@@ -135,7 +135,7 @@ def certainty_table(records: Sequence[BenchmarkRecord]) -> TextTable:
         firm = firm_verdicts(verdicts)
         for row, status in zip(cells, GLANCE.values(), strict=True):
             count, sure, large = (sum(v.status == status for v in some) for some in (verdicts, firm, of_paper))
-            certain = status in ("reproduced", "contradicted")
+            certain = status in ("holds", "does not hold")
             row += [str(count), *([str(sure), f"{by_chance(verdicts):.1f}"] if certain else ["–", "–"])]
             row.append(str(large) if status in DECIDED else "–")
     return TextTable.of("At a glance", columns, cells)
@@ -156,18 +156,15 @@ def papers_table(records: Sequence[BenchmarkRecord]) -> TextTable:
 def main_claims(records: Sequence[BenchmarkRecord], page: str) -> list[tuple[str, TextTable, TextTable]]:
     """(paper, its main claims, our questions that put them into perspective: controls and other readings). All of them
     are in the sections as well. `page` is the address of a recipe's page (BenchmarkRecord.address)."""
-    words = {status: name.lower() for name, status in GLANCE.items()}
-    answers = words | {"reproduced": "yes", "contradicted": "no", "undecided": "open", "tied": "open"}
     firm = {id(verdict) for source in SOURCES for verdict in firm_verdicts(_verdicts(records, source))}
 
     def table(paper: str, source: Source) -> TextTable:
-        heading, verdict_words = ("Claim", words) if source == "paper" else ("Question", answers)
+        heading = "Claim" if source == "paper" else "Question"
         rows = []
         for record, verdict in _claims([record for record in records if record.paper == paper], source):
             if verdict.main:
                 claim, *_ = line = _claim_line(record, verdict, id(verdict) in firm, page)
-                word = replace(status_cell(verdict), text=verdict_words[verdict.status])
-                rows.append([claim, word, *line[-len(EVIDENCE) :]])
+                rows.append([claim, status_cell(verdict), *line[-len(EVIDENCE) :]])
         return _claims_table(f"{heading}s: {paper}", (heading, "Verdict", *EVIDENCE), rows)
 
     papers = dict.fromkeys(record.paper for record in records)
@@ -248,7 +245,7 @@ def _claim_line(record: BenchmarkRecord, verdict: Verdict, is_firm: bool, page: 
         TableCell(verdict.rival),
         TableCell("–" if margin is None else str(margin.n)),
         TableCell(f"{sure}; figures not saved" if verdict.earlier and margin is not None else sure),
-        TableCell(f"{record.scale}, other data" if verdict.other_data else record.scale),
+        TableCell(", ".join(filter(None, (record.scale, verdict.length, "other data" * verdict.other_data)))),
     ]
 
 

@@ -2,20 +2,25 @@
 
 A claim with several margins (one for each rival) is
 
-    reproduced    if the 95 % interval of every margin lies above zero;
-    contradicted  if the interval of any margin lies below zero, with 95 % for all its margins together: each is taken
-                  wide enough for their number (Bonferroni). With nine rivals that differ in nothing, one of nine plain
-                  95 % intervals would lie below zero in a fifth of all cases;
-    tied          if every margin that does not lie above zero is exactly zero in every seed: more seeds change nothing;
-    undecided     otherwise: some interval contains zero. The sentence says how many seeds would decide at the observed
-                  spread: all margins above zero, or one below it.
+    holds          if the 95 % interval of every margin lies above zero;
+    does not hold  if the interval of any margin lies below zero, with 95 % for all its margins together: each is taken
+                   wide enough for their number (Bonferroni). With nine rivals that differ in nothing, one of nine plain
+                   95 % intervals would lie below zero in a fifth of all cases;
+    exact tie      if every margin that does not lie above zero is exactly zero in every seed: more seeds change
+                   nothing;
+    unknown        otherwise: some interval contains zero. The sentence says how many seeds would decide at the observed
+                   spread: all margins above zero, or one below it.
+
+Where seeds were drawn a second time, because the first left the claim open, both draws had the chance to decide: every
+interval is widened so that 95 % hold for all draws together. A claim that was measured in less than half of the
+paper's rounds is never said not to hold: it is unknown, "not at the paper's length".
 
 A margin with a negative mean is shown with the interval that could contradict, others with the plain one, so that what
 is seen is what decides. Where some of the margins are missing (not run at this scale, not measured yet, or of a method
-that has diverged), the others can contradict a claim; they cannot reproduce it.
+that has diverged), the others can speak against a claim; they cannot make it hold.
 No claim is judged from one seed, nor at the scale smoke. Claims are judged each by itself. If every claim lay
-exactly on its border, at zero or at its limit, one in forty at most would be reproduced by chance, and as many
-contradicted: `by_chance` says how many that would make."""
+exactly on its border, at zero or at its limit, one in forty at most would hold by chance, and as many would not:
+`by_chance` says how many that would make."""
 
 from __future__ import annotations
 
@@ -90,19 +95,18 @@ def verdicts(
     """One verdict per claim. The scale smoke is a trial of the code: it judges nothing. `gaps`: why parts of this scale
     lack figures; a claim that needs them is not judged by the rest. `draws`: how often seeds were drawn for a part."""
     row_names = {row: name for table in recipe.tables for row, name in table.rows.items()}
+    lengths = shorter_parts(recipe, scale)
     verdict_list = []
     for claim in recipe.claims:
         if isinstance(claim, Untestable):
-            verdict_list.append(Verdict(claim.text, "cannot be tested here", claim.reason, "paper", claim.place))
+            verdict_list.append(Verdict(claim.text, "not testable", claim.reason, "paper", claim.place))
             continue
         watched = WatchedResults(results.parts, results.aliases)
-        verdict = _judge(claim, row_names, watched, gaps)
+        verdict = _judge(claim, row_names, watched, gaps, draws)
         parts = {part for part, _ in watched.asked}
-        verdict = replace(
-            verdict,
-            other_data=not parts.isdisjoint(recipe.other_data),
-            draws=max((draws.get(part, 1) for part in parts), default=1),
-        )
+        verdict = replace(verdict, other_data=not parts.isdisjoint(recipe.other_data))
+        if shortened := [lengths[part] for part in sorted(parts & lengths.keys())]:
+            verdict = _at_length(verdict, min(shortened, key=lambda length: length[0] / length[1]))
         if scale == "smoke" and verdict.status != "not judged":
             trial = f"only a trial of the code: {verdict.sentence}"
             verdict = replace(verdict, status="not judged", sentence=trial, margin=None, margins=0)
@@ -110,11 +114,32 @@ def verdicts(
     return verdict_list
 
 
+def shorter_parts(recipe: Recipe, scale: Scale) -> dict[str, tuple[int, int]]:
+    """Rounds of this scale and of the paper, of parts that have fewer than the paper."""
+    rounds = (
+        {part.name: part.settings["rounds"] for part in recipe.parts(each) if "rounds" in getattr(part, "settings", {})}
+        for each in (scale, "paper")
+    )
+    here, paper = rounds
+    return {name: (count, paper[name]) for name, count in here.items() if count < paper.get(name, 0)}
+
+
+def _at_length(verdict: Verdict, length: tuple[int, int]) -> Verdict:
+    """The verdict with the rounds it rests on; a claim is not refuted by a fraction of the paper's rounds."""
+    rounds, of_paper = length
+    verdict = replace(verdict, length=f"{rounds} of {of_paper} rounds")
+    if verdict.status != "does not hold" or 2 * rounds >= of_paper:
+        return verdict
+    outlook = f"not at the paper’s length: {verdict.length}"
+    return replace(verdict, status="unknown", outlook=outlook, sentence=f"{verdict.sentence}; {outlook}")
+
+
 @dataclass(frozen=True)
 class Comparisons:
     """The margins of one claim and what they say, in stored units."""
 
     margins: Mapping[str, BySeed]  # by rival, above zero on the right side of the claim's limit
+    draws: int = 1  # of seeds
 
     @cached_property
     def intervals(self) -> dict[str, Interval]:
@@ -124,8 +149,13 @@ class Comparisons:
         return {rival: margin for rival, margin in by_rival.items() if margin is not None}
 
     def confidence(self, rival: str) -> float:
-        """Confidence of the interval that decides: one that could contradict is to hold for all margins together."""
-        return PLAIN if self._total(rival) > 0 else joint_confidence(PLAIN, len(self.margins))
+        """Confidence of the interval that decides: one that could speak against the claim is to hold for all margins
+        together, and every one for all draws of seeds."""
+        return joint_confidence(PLAIN, self.draws * (1 if self._total(rival) > 0 else len(self.margins)))
+
+    def is_joint(self, rival: str) -> bool:
+        """Whether the interval is one of several that hold together."""
+        return self.confidence(rival) > joint_confidence(PLAIN, self.draws)
 
     def is_below(self, rival: str) -> bool:
         return self._total(rival) < 0
@@ -143,8 +173,15 @@ class Comparisons:
         return round(sum(self.margins[rival].values()), DIGITS)
 
 
-def _judge(claim: Claim, row_names: Mapping[str, str], watched: WatchedResults, gaps: Mapping[str, str]) -> Verdict:
+def _judge(
+    claim: Claim,
+    row_names: Mapping[str, str],
+    watched: WatchedResults,
+    gaps: Mapping[str, str],
+    draws: Mapping[str, int],
+) -> Verdict:
     by_rival = claim.margins(watched)
+    drawn = max((draws.get(part, 1) for part, _ in watched.asked), default=1)
     margins = {rival: _margin(claim, by_seed) for rival, by_seed in by_rival.items() if by_seed}
     gap_reasons = [gaps[part] for part in watched.unanswered() if part in gaps]
     gap_reasons += [
@@ -161,11 +198,11 @@ def _judge(claim: Claim, row_names: Mapping[str, str], watched: WatchedResults, 
     limit = claim.limit * claim.factor
     unjudged = Verdict(
         claim.text, "not judged", "; ".join(reasons), claim.source, claim.place, claim.main,
-        limit=limit, at_most=claim.at_most,
+        limit=limit, at_most=claim.at_most, draws=drawn,
     )  # fmt: skip
     if reasons:
         return unjudged
-    comparisons = Comparisons(margins)
+    comparisons = Comparisons(margins, drawn)
     names = row_names if len(by_rival) > 1 else None
     link = "for" if claim.at_most else "against"
     intervals = comparisons.intervals
@@ -175,14 +212,14 @@ def _judge(claim: Claim, row_names: Mapping[str, str], watched: WatchedResults, 
         reason = "one seed is no evidence" if one_seed else "not all figures are finite"
         return replace(unjudged, sentence=f"{reason}: {means}")
     status, against = _status(comparisons)
-    if gap_reasons and status != "contradicted":
+    if gap_reasons and status != "does not hold":
         return replace(unjudged, sentence="; ".join(gap_reasons))
     has_limit = bool(claim.limit) or claim.at_most
     opening, outlook = _opening(status, comparisons, len(against), has_limit=has_limit), ""
-    if len(margins) < len(by_rival) and status != "contradicted":
-        opening, status = opening.removeprefix("yes, "), "undecided"
+    if len(margins) < len(by_rival) and status != "does not hold":
+        status = "unknown"
         outlook = f"{len(by_rival) - len(margins)} of {len(by_rival)} comparisons were not run"
-    elif status == "undecided":
+    elif status == "unknown":
         outlook = _seeds_text(comparisons, against)
     shown = {rival: _in_shown_units(intervals[rival], claim.factor) for rival in against}
     texts = {r: interval_text(margin, claim.unit, limit, at_most=claim.at_most) for r, margin in shown.items()}
@@ -204,6 +241,7 @@ def _judge(claim: Claim, row_names: Mapping[str, str], watched: WatchedResults, 
         confidence=comparisons.confidence(rival),
         fewest_seeds=min(margin.n for margin in intervals.values()),
         at_most=claim.at_most,
+        draws=drawn,
     )
 
 
@@ -212,19 +250,19 @@ def _status(comparisons: Comparisons) -> tuple[Status, list[str]]:
     intervals = comparisons.intervals
     open_ones = [rival for rival, margin in intervals.items() if margin.low <= 0]
     if not open_ones:
-        return "reproduced", [max(intervals, key=lambda rival: comparisons.chance(rival, 1))]
+        return "holds", [max(intervals, key=lambda rival: comparisons.chance(rival, 1))]
     below = [rival for rival in open_ones if intervals[rival].high < 0]
     if below:
-        return "contradicted", below
+        return "does not hold", below
     if all(intervals[rival].low == intervals[rival].high == 0 for rival in open_ones):
-        return "tied", open_ones
-    return "undecided", open_ones
+        return "exact tie", open_ones
+    return "unknown", open_ones
 
 
 def _deciding(status: Status, comparisons: Comparisons, against: Sequence[str]) -> str:
     """Pick, of the rivals that tell why, the one that settles it: the surest of those against a claim, the least sure
     of those for it, and of an open claim the one that says how many seeds would decide."""
-    if status != "undecided":
+    if status != "unknown":
         return min(against, key=lambda rival: comparisons.chance(rival, -1))
     below = [rival for rival in against if comparisons.is_below(rival)]
     return min(below, key=comparisons.seeds_to_decide) if below else max(against, key=comparisons.seeds_to_decide)
@@ -234,13 +272,13 @@ def _opening(status: Status, comparisons: Comparisons, against: int, *, has_limi
     intervals = comparisons.intervals
     better, worse, equal = ("holds", "fails", "at its limit") if has_limit else ("better", "worse", "equal")
     of_all = f"{sum(margin.low > 0 for margin in intervals.values())} of {len(intervals)}"
-    if status == "reproduced":
-        return "yes, " if len(intervals) == 1 else f"yes, {better} in all {len(intervals)} comparisons; least sure: "
+    if status == "holds":
+        return "" if len(intervals) == 1 else f"{better} in all {len(intervals)} comparisons; least sure: "
     if len(intervals) == 1:
-        return {"contradicted": "no, ", "tied": f"{equal} in every seed: ", "undecided": ""}[status]
-    if status == "contradicted":
-        return f"no, {worse} in {against} and {better} in {of_all} comparisons: "
-    return f"{better} in {of_all} comparisons; " + (f"{equal} in every seed: " if status == "tied" else "open: ")
+        return f"{equal} in every seed: " if status == "exact tie" else ""
+    if status == "does not hold":
+        return f"{worse} in {against} and {better} in {of_all} comparisons: "
+    return f"{better} in {of_all} comparisons; " + (f"{equal} in every seed: " if status == "exact tie" else "open: ")
 
 
 def _seeds_text(comparisons: Comparisons, open_ones: Sequence[str]) -> str:
@@ -254,12 +292,13 @@ def _seeds_text(comparisons: Comparisons, open_ones: Sequence[str]) -> str:
 
 def _confidence_text(comparisons: Comparisons, against: Sequence[str]) -> str:
     intervals = comparisons.intervals
-    seeds = f"{min(margin.n for margin in intervals.values())} seeds"
-    joint = [comparisons.confidence(rival) > PLAIN for rival in against]
+    drawn = "" if comparisons.draws == 1 else f" of {comparisons.draws} draws"
+    seeds = f"{min(margin.n for margin in intervals.values())} seeds{drawn}"
+    joint = [comparisons.is_joint(rival) for rival in against]
     if not any(joint):
-        return f"{seeds}, 95 % interval"
+        return f"{seeds}, 95 % interval" + (" for all draws together" if drawn else "")
     which = "intervals" if all(joint) else "95 % intervals, those against the claim"
-    return f"{seeds}, {which} at 95 % for all {len(intervals)} comparisons together"
+    return f"{seeds}, {which} at 95 % for all {len(intervals)} comparisons{' and draws' if drawn else ''} together"
 
 
 def _margin(claim: Claim, by_seed: BySeed) -> BySeed:

@@ -180,7 +180,7 @@ def _evidence(verdict: Verdict, dated: bool) -> str:
 
 
 def status_cell(verdict: Verdict) -> TableCell:
-    return TableCell(verdict.status, tone={"reproduced": "yes", "contradicted": "no"}.get(verdict.status, "open"))
+    return TableCell(verdict.status, tone={"holds": "yes", "does not hold": "no"}.get(verdict.status, "open"))
 
 
 def interval_cell(verdict: Verdict, text: str) -> TableCell:

@@ -13,8 +13,8 @@ from kinfed.analysis import Interval, student_quantile
 from kinfed.report.drawing import format_number
 from kinfed_papers.recipe import Source
 
-Status = Literal["reproduced", "contradicted", "tied", "undecided", "cannot be tested here", "not judged"]
-DECIDED: tuple[Status, ...] = ("reproduced", "contradicted", "tied", "undecided")  # those that rest on intervals
+Status = Literal["holds", "does not hold", "exact tie", "unknown", "not testable", "not judged"]
+DECIDED: tuple[Status, ...] = ("holds", "does not hold", "exact tie", "unknown")  # those that rest on intervals
 
 ONE_SIDED = 0.025  # the chance that a 95 % interval of no difference lies above zero; as much again below it
 FIRM_SEEDS = 5  # with fewer, far tails of Student's t rest on two or three degrees of freedom
@@ -32,7 +32,7 @@ class Verdict:
     unit: str = ""
     margins: int = 0  # how many were judged
     rival: str = ""  # of several margins: whose it is that decides
-    outlook: str = ""  # of an undecided claim: how many seeds would decide
+    outlook: str = ""  # of a claim that is unknown: how many seeds would decide
     earlier: str = ""  # of a published verdict whose figures were not kept: the day it was measured
     limit: float = 0.0  # what the difference is held against, in shown units: -2 allows two points
     confidence: float = 0.95  # of the interval
@@ -40,17 +40,18 @@ class Verdict:
     at_most: bool = False  # the limit is an upper one
     other_data: bool = False  # on another data set than the paper's
     draws: int = 1  # how often seeds were drawn for it: open ones are measured again, with other seeds
+    length: str = ""  # rounds, where they are fewer than the paper's: 40 of 400 rounds
 
 
 def by_chance(judged: Sequence[Verdict]) -> float:
-    """How many claims would at most be reproduced, and as many contradicted, if each lay exactly on its border, at zero
-    or at its limit. One that was drawn twice had two chances."""
-    return ONE_SIDED * sum(verdict.draws for verdict in judged if verdict.status in DECIDED)
+    """How many claims would at most hold, and as many not hold, if each lay exactly on its border, at zero or at its
+    limit. Intervals of one that was drawn twice are wide enough for both draws."""
+    return ONE_SIDED * sum(verdict.status in DECIDED for verdict in judged)
 
 
 def firm_verdicts(judged: Sequence[Verdict], level: float = 0.05) -> list[Verdict]:
-    """Those reproduced or contradicted that hold together with an error of at most `level` (Holm's correction over all
-    that rest on intervals). A reproduced claim is as sure as its least sure margin; a contradicted one had as many
+    """Those that hold or do not, with an error of at most `level` for all of them together (Holm's correction over all
+    that rest on intervals). A claim that holds is as sure as its least sure margin; one that does not had as many
     chances as margins; both had as many as draws."""
     decided = [verdict for verdict in judged if verdict.status in DECIDED]
     ranked = sorted(decided, key=_chance)
@@ -64,12 +65,12 @@ def _chance(verdict: Verdict) -> float:
     """Chance of an interval at least as far from zero without any true difference, on either side. One without width
     has a spread that its seeds do not show: nothing can be said of it."""
     margin = verdict.margin
-    if margin is None or verdict.status not in ("reproduced", "contradicted") or margin.low == margin.high:
+    if margin is None or verdict.status not in ("holds", "does not hold") or margin.low == margin.high:
         return 1.0
     if min(margin.n, verdict.fewest_seeds or margin.n) < FIRM_SEEDS:
         return 1.0
     both_sides = 2 * chance_of_more(abs(student_t(margin, verdict.confidence)), margin.n)
-    return min(1.0, both_sides * verdict.draws * (verdict.margins if verdict.status == "contradicted" else 1))
+    return min(1.0, both_sides * verdict.draws * (verdict.margins if verdict.status == "does not hold" else 1))
 
 
 def joint_confidence(confidence: float, comparisons: int) -> float:
@@ -92,7 +93,7 @@ def student_t(margin: Interval, confidence: float) -> float:
 
 def certainty(verdict: Verdict) -> str:
     """How sure a verdict is by itself; of an open one, how many seeds would decide."""
-    if verdict.status not in ("reproduced", "contradicted") or verdict.margin is None:
+    if verdict.status not in ("holds", "does not hold") or verdict.margin is None:
         return verdict.outlook.removesuffix(" would decide") or "–"
     if verdict.margin.low == verdict.margin.high:
         return "same in every seed"

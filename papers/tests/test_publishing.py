@@ -70,14 +70,14 @@ def test_parts_of_other_days_and_seeds_join_what_is_published(tmp_path: Path) ->
     docs = tmp_path / "docs"
     publish([measured(tmp_path / "one", TOY, "p")], docs, {"toy": TOY})
     before = by_claim(docs)
-    assert before["a above b"].status == "reproduced"
+    assert before["a above b"].status == "holds"
     for text in ("a above b elsewhere", "a of p above b of q"):
         assert before[text].sentence == "the part q has not been measured yet"
     assert "**Not on this page:** the part q has not been measured yet." in (docs / "toy.md").read_text("utf-8")
     publish([measured(tmp_path / "two", TOY, "q", [7, 8, 9])], docs, {"toy": TOY})
     after = by_claim(docs)
     assert after["a above b"] == before["a above b"]
-    assert after["a above b elsewhere"].status == "reproduced"
+    assert after["a above b elsewhere"].status == "holds"
     assert (after["a of p above b of q"].status, after["a of p above b of q"].sentence) == (
         "not judged",
         NO_COMMON_SEED,
@@ -113,17 +113,17 @@ def test_other_settings_are_told_and_never_judged(tmp_path: Path) -> None:
     changed = toy(P, study("q", rounds=2))
     index = publish([], docs, {"toy": changed}).read_text("utf-8")
     judged = by_claim(docs)
-    assert judged["a above b"].status == "reproduced"
+    assert judged["a above b"].status == "holds"
     assert "the part q was measured on 20" in judged["a above b elsewhere"].sentence
     assert "with other settings than the recipe has now" in judged["a of p above b of q"].sentence
     assert judged["a of p above b of q"].margin is None
-    assert "## Not measured (2)" in index
+    assert "## Not judged (2)" in index
     told = (docs / "toy.md").read_text("utf-8")
     assert "**Not on this page:** the part q was measured on" in told
     assert "On q" not in told
     assert "--only p" in told  # what measures again what is shown
     publish([measured(tmp_path / "new", changed, "q")], docs, {"toy": changed})
-    assert by_claim(docs)["a above b elsewhere"].status == "reproduced"
+    assert by_claim(docs)["a above b elsewhere"].status == "holds"
     publish([measured(tmp_path / "one", TOY)], docs, {"toy": TOY})  # the recipe is as it was
     assert (docs / "toy.md").read_text("utf-8") == page
 
@@ -136,7 +136,7 @@ def test_claims_come_and_go_with_the_recipe(tmp_path: Path) -> None:
     publish([], docs, {"toy": toy(P, Q, claims=(asked, moved))})
     judged = by_claim(docs)
     assert list(judged) == ["b above a?", "a above b"]
-    assert judged["b above a?"].status == "contradicted"  # its figures were kept
+    assert judged["b above a?"].status == "does not hold"  # its figures were kept
     assert judged["a above b"].place == "Table 9"
     publish([], docs, {"another": replace(TOY, name="another")})  # a recipe that is not known here stays as it is
     assert by_claim(docs) == judged
@@ -172,7 +172,7 @@ def write_format_1(docs: Path, *claims: str) -> None:
     (docs / "verdicts").mkdir(parents=True)
     margin = {"mean": 10.0, "low": 5.0, "high": 15.0, "n": 3}
     entries = [
-        {"claim": text, "status": "reproduced", "sentence": "yes", "source": "paper", "place": "Table 7",
+        {"claim": text, "status": "reproduced", "sentence": "yes, +10", "source": "paper", "place": "Table 7",
          "margin": margin, "unit": "points", "margins": 1, "outlook": ""}
         for text in claims
     ]  # fmt: skip
@@ -188,7 +188,7 @@ def test_records_without_figures_follow_the_recipe(tmp_path: Path) -> None:
     assert "| [toy](toy.md) | Self-FL: Table 0 | 1 | 0 | 0 | 0 | 2 | 0 | 0 | 0 | 4 | – | small | 2025-01-01 |" in index
     judged = by_claim(tmp_path)
     assert list(judged) == ["a above b", "a above b elsewhere", "a of p above b of q"]
-    assert (judged["a above b"].status, judged["a above b"].place) == ("reproduced", "Table 1")
+    assert (judged["a above b"].status, judged["a above b"].place) == ("holds", "Table 1")
     assert judged["a above b"].main  # as the recipe says; format 1 does not know
     assert judged["a above b elsewhere"].sentence == NEW_CLAIM
     page = (tmp_path / "toy.md").read_text("utf-8")
@@ -197,7 +197,7 @@ def test_records_without_figures_follow_the_recipe(tmp_path: Path) -> None:
     assert page.endswith("## What differs" + tail.split("## What differs")[1])
     assert "older sentence" not in page
     assert "by hand" not in page
-    assert "| a above b (Table 1) | reproduced | yes |" in page
+    assert "| a above b (Table 1) | holds | +10 |" in page
     record = (tmp_path / "verdicts" / "toy.json").read_text("utf-8")
     publish([], tmp_path, {"toy": TOY})  # from the format of today, the same
     assert (tmp_path / "verdicts" / "toy.json").read_text("utf-8") == record
@@ -215,9 +215,9 @@ def test_measured_parts_replace_verdicts_without_figures(tmp_path: Path) -> None
     write_format_1(docs, "a above b", "a above b elsewhere")
     publish([measured(tmp_path / "one", TOY, "p")], docs, {"toy": TOY})
     judged = by_claim(docs)
-    assert judged["a above b"].sentence.startswith("yes, +11.0")
-    assert (judged["a above b elsewhere"].sentence, judged["a above b elsewhere"].earlier) == ("yes", "2025-01-01")
-    assert "yes; measured 2025-01-01, figures not saved" in (docs / "toy.md").read_text("utf-8")
+    assert judged["a above b"].sentence.startswith("+11.0")
+    assert (judged["a above b elsewhere"].sentence, judged["a above b elsewhere"].earlier) == ("+10", "2025-01-01")
+    assert "+10; measured 2025-01-01, figures not saved" in (docs / "toy.md").read_text("utf-8")
     record = BenchmarkRecord.read(docs / "verdicts" / "toy.json")
     assert record.seed_counts == (3, 4)
     assert record.dates[0] == "2025-01-01"
@@ -253,7 +253,7 @@ def test_older_contradictions_hold_for_all_their_comparisons_or_are_open(tmp_pat
     path = tmp_path / "verdicts" / "toy.json"
     values = json.loads(path.read_text("utf-8"))
     values["verdicts"][0] |= {"status": "contradicted", "margin": {"mean": -2.0, "low": -3.5, "high": -0.5, "n": 3}}
-    for margins, status, high in ((1, "contradicted", -0.5), (9, "undecided", pytest.approx(2.66, abs=0.01))):
+    for margins, status, high in ((1, "does not hold", -0.5), (9, "unknown", pytest.approx(2.66, abs=0.01))):
         values["verdicts"][0]["margins"] = margins
         path.write_text(json.dumps(values), "utf-8")
         (record,) = read_records(tmp_path, ["toy"])
@@ -271,7 +271,7 @@ def test_a_verdict_without_figures_shows_its_difference_beside_the_limit(tmp_pat
     (record,) = read_records(tmp_path, ["toy"])
     assert record.verdicts[0].limit == pytest.approx(-0.5)
     assert "(limit −0." in (tmp_path / "README.md").read_text("utf-8")
-    assert record.verdicts[0].sentence == "yes, +9.5 [+4.5, +14.5] points (limit −0.5) (3 seeds, 95 % interval)"
+    assert record.verdicts[0].sentence == "+9.5 [+4.5, +14.5] points (limit −0.5) (3 seeds, 95 % interval)"
 
 
 def test_seeds_drawn_again_are_counted_and_fewer_of_them_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -279,14 +279,14 @@ def test_seeds_drawn_again_are_counted_and_fewer_of_them_told(tmp_path: Path, ca
     docs = tmp_path / "docs"
     publish([measured(tmp_path / "one", TOY)], docs, {"toy": TOY})
     assert not caplog.messages
-    for number, seeds in enumerate(([5, 6, 7, 8], [9, 10])):
+    for number, seeds in enumerate(([5, 6, 7, 8], [9, 10, 11])):
         publish([measured(tmp_path / str(number), TOY, "p", seeds=seeds)], docs, {"toy": TOY})
         publish([], docs, {"toy": TOY})  # and once more, with nothing new
         judged = by_claim(docs)
         assert judged["a above b"].draws == number + 2
         assert judged["a above b elsewhere"].draws == 1
         assert f"in draw {number + 2}" in (docs / "README.md").read_text("utf-8")
-    assert caplog.messages == ["toy: p now has 2 seeds, and had 4"]
+    assert caplog.messages == ["toy: p now has 3 seeds, and had 4"]
 
 
 def test_lost_figures_are_told(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from scipy.stats import t as student
 from typer.testing import CliRunner
 
 from kinfed.analysis.statistics import Interval, interval
@@ -119,7 +120,7 @@ def test_every_claim_says_where_its_paper_makes_it(name: str) -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_claims_without_measurements_are_not_judged(name: str) -> None:
     for verdict in verdicts(load_recipe(name), Results({}), "paper"):
-        assert verdict.status in ("not judged", "cannot be tested here")
+        assert verdict.status in ("not judged", "not testable")
 
 
 def test_every_file_with_a_recipe_is_listed() -> None:
@@ -185,12 +186,12 @@ MEASURED: Measurements = {
 
 def test_verdicts_by_hand() -> None:
     said = verdicts(recipe_of(MEASURED), Results({"p": MEASURED}), "paper")
-    expected = ["reproduced", "contradicted", "contradicted", "not judged", "cannot be tested here"]
+    expected = ["holds", "does not hold", "does not hold", "not judged", "not testable"]
     assert [v.status for v in said] == expected
     # differences 20, 21, 19 points: mean 20, interval 20 -+ 4.3027 * 1 / sqrt(3)
-    assert said[0].sentence == "yes, +20.0 [+17.5, +22.5] points (3 seeds, 95 % interval)"
-    assert said[1].sentence.startswith("no, −20.0")
-    assert said[2].sentence == "no, +20.0 [+17.5, +22.5] points (limit +25) (3 seeds, 95 % interval)"
+    assert said[0].sentence == "+20.0 [+17.5, +22.5] points (3 seeds, 95 % interval)"
+    assert said[1].sentence.startswith("−20.0")
+    assert said[2].sentence == "+20.0 [+17.5, +22.5] points (limit +25) (3 seeds, 95 % interval)"
     assert said[2].margin is not None
     assert said[2].margin.mean == pytest.approx(-5.0)  # beyond the limit
     assert said[4].sentence == "no moon here"
@@ -200,7 +201,7 @@ def test_smoke_judges_nothing_and_one_seed_is_no_evidence() -> None:
     results = Results({"p": MEASURED})
     assert {v.status for v in verdicts(recipe_of(MEASURED), results, "smoke")} == {
         "not judged",
-        "cannot be tested here",
+        "not testable",
     }
     single: Measurements = {row: {metric: {0: by[0]} for metric, by in m.items()} for row, m in MEASURED.items()}
     first = verdicts(recipe_of(single), Results({"p": single}), "paper")[0]
@@ -230,7 +231,7 @@ def test_what_has_diverged_has_no_figure_and_decides_nothing() -> None:
     assert [verdict.status for verdict in said[:3]] == ["not judged"] * 3
     assert said[0].sentence == "Method_B has diverged with seed 1 (p): its figures mean nothing"
     both = Claim.above("a above b and c", "p", "a", ["b", "c"])
-    for level, status in ((0.1, "not judged"), (0.99, "contradicted")):  # c below a, and c above it, whatever b is
+    for level, status in ((0.1, "not judged"), (0.99, "does not hold")):  # c below a, and c above it, whatever b is
         third: Measurements = {**measured, "c": {"personal.accuracy": dict.fromkeys(range(3), level)}}
         (verdict,) = verdicts(replace(recipe_of(third), claims=[both]), Results({"p": third}), "paper")
         assert verdict.status == status
@@ -249,8 +250,8 @@ def test_a_rival_in_the_way_is_named() -> None:
     recipe = recipe_of(three)
     object.__setattr__(recipe, "claims", [claim])
     verdict = verdicts(recipe, Results({"p": three}), "small")[0]
-    assert verdict.status == "contradicted"
-    assert verdict.sentence.startswith("no, worse in 1 and better in 1 of 2 comparisons: −4.0")
+    assert verdict.status == "does not hold"
+    assert verdict.sentence.startswith("worse in 1 and better in 1 of 2 comparisons: −4.0")
     assert "against c" in verdict.sentence
     assert verdict.rival == "c"
 
@@ -266,7 +267,7 @@ def test_an_interval_with_zero_in_it_is_undecided_and_says_how_many_seeds_would_
     """Differences 0, 2, 4: mean 2, standard deviation 2. With n seeds the interval reaches t(n - 1) 2 / sqrt(n), which
     is 2.1 for n = 6 and 1.85 for n = 7."""
     verdict = verdict_of((0, 2, 4))
-    assert verdict.status == "undecided"
+    assert verdict.status == "unknown"
     assert "about 7 seeds would decide" in verdict.sentence
     assert verdict.place == "Table 9"
     assert verdict.margin is not None
@@ -286,24 +287,24 @@ def test_comparisons_that_were_not_run_cannot_reproduce_a_claim_but_the_others_c
         return verdicts(recipe, Results({"p": MEASURED}), "small")[0]
 
     above = judged((19, 20, 21), (), ())
-    assert (above.status, above.rival, above.outlook) == ("undecided", "r0", "2 of 3 comparisons were not run")
+    assert (above.status, above.rival, above.outlook) == ("unknown", "r0", "2 of 3 comparisons were not run")
     assert above.sentence.startswith("+20.0 [+17.5, +22.5] points against r0; 2 of 3 comparisons were not run")
-    assert judged((0, 0, 0), ()).status == "undecided"
+    assert judged((0, 0, 0), ()).status == "unknown"
     assert judged((19, 20, 21), (), (29, 30, 31)).sentence.startswith("better in all 2 comparisons; least sure: +20.0")
     below = judged((-19, -20, -21), ())
-    assert (below.status, below.outlook) == ("contradicted", "")
+    assert (below.status, below.outlook) == ("does not hold", "")
     assert judged((), ()).status == "not judged"
     measured = {"a": MEASURED["a"], "b": MEASURED["b"]}
     claim = Claim.above("a above b and c, which was not run", "p", "a", ["b", "c"])
     recipe = replace(recipe_of(measured), claims=[claim])
-    assert verdicts(recipe, Results({"p": measured}), "small")[0].status == "undecided"
+    assert verdicts(recipe, Results({"p": measured}), "small")[0].status == "unknown"
 
 
 def test_a_claim_is_as_sure_as_its_least_sure_margin_and_as_wrong_as_its_surest() -> None:
     """Half a point in every seed is nearer to zero than 5, 10, 15, and far surer."""
     assert verdict_of((9.0, 10.0, 11.0), (0.49, 0.5, 0.51)).rival == "r0"  # t of 17 against 87
     against = verdict_of((-18.0, -20.0, -22.0), (-0.49, -0.5, -0.51), (1.0, 2.0, 3.0))
-    assert (against.status, against.rival) == ("contradicted", "r1")
+    assert (against.status, against.rival) == ("does not hold", "r1")
     assert verdict_of((0, 2, 4), (0, -2, -4), (0, -1, 0.9)).rival == "r1"  # open: the one whose seeds are counted
 
 
@@ -311,7 +312,7 @@ def test_one_of_several_comparisons_contradicts_only_if_all_were_taken_into_acco
     """Differences -4, -6, -8: mean -6, standard error 2 / sqrt(3), and 95 % of Student's t with two degrees of freedom
     reach 4.30 of them. Of three comparisons each has to have 1 - 0.05 / 3, which reach 7.65: from -14.8 to +2.8."""
     alone, other = (-4, -6, -8), (20, 21, 22)
-    assert (verdict_of(alone).status, verdict_of(alone, other, other).status) == ("contradicted", "undecided")
+    assert (verdict_of(alone).status, verdict_of(alone, other, other).status) == ("does not hold", "unknown")
     open_one = verdict_of(alone, other, other)
     assert open_one.margin is not None
     assert (open_one.margin.low, open_one.margin.high) == (
@@ -323,14 +324,14 @@ def test_one_of_several_comparisons_contradicts_only_if_all_were_taken_into_acco
         "better in 2 of 3 comparisons; open: −6.0 [−14.8, +2.8] points against r0; about 4 seeds would decide (3 "
         "seeds, intervals at 95 % for all 3 comparisons together)"
     )
-    assert verdict_of((4, 6, 8), other, other).status == "reproduced"  # all must hold: no chances to be taken off
+    assert verdict_of((4, 6, 8), other, other).status == "holds"  # all must hold: no chances to be taken off
 
 
 def test_a_comparison_with_few_seeds_is_the_least_sure_and_makes_nothing_firm() -> None:
     """t is larger with two seeds (29 ± 1) than with ten, and says less."""
     ten = tuple(5.0 + (-1) ** k for k in range(10))
     verdict = verdict_of(ten, (28.0, 30.0))
-    assert (verdict.status, verdict.rival, verdict.fewest_seeds) == ("reproduced", "r1", 2)
+    assert (verdict.status, verdict.rival, verdict.fewest_seeds) == ("holds", "r1", 2)
     assert firm_verdicts([verdict]) == []
     assert firm_verdicts([verdict_of(ten)]) != []
     assert firm_verdicts([verdict_of(ten, (29.9999, 30.0001))]) == []  # even where the surer one decides
@@ -354,7 +355,7 @@ def test_certainty_of_a_verdict_by_itself() -> None:
     assert certainty(verdict_of((0, 2, 4))) == "about 7 seeds"
     assert certainty(verdict_of((0, 0, 0))) == "–"
     same = verdict_of((3, 3, 3, 3, 3))
-    assert (same.status, certainty(same), firm_verdicts([same])) == ("reproduced", "same in every seed", [])
+    assert (same.status, certainty(same), firm_verdicts([same])) == ("holds", "same in every seed", [])
 
 
 @pytest.mark.parametrize(
@@ -378,11 +379,11 @@ def test_figures_of_a_difference_have_the_same_decimals(
 @pytest.mark.parametrize(
     ("sizes", "status", "sentence"),
     [
-        ((0.01, 0.012, 0.014), "reproduced", "yes, 1.20 [0.70, 1.70] points (at most 2) (3 seeds, 95 % interval)"),
-        ((0.04, 0.042, 0.044), "contradicted", "no, 4.20 [3.70, 4.70] points (at most 2) (3 seeds, 95 % interval)"),
+        ((0.01, 0.012, 0.014), "holds", "1.20 [0.70, 1.70] points (at most 2) (3 seeds, 95 % interval)"),
+        ((0.04, 0.042, 0.044), "does not hold", "4.20 [3.70, 4.70] points (at most 2) (3 seeds, 95 % interval)"),
         (
             (0.02, 0.02, 0.02),
-            "tied",
+            "exact tie",
             "at its limit in every seed: 2.0 [2.0, 2.0] points (at most 2) (3 seeds, 95 % interval)",
         ),
         ((0.01,), "not judged", "one seed is no evidence: 1.0 points (at most 2)"),
@@ -425,12 +426,12 @@ def test_two_methods_that_differ_in_nothing_but_seeds_are_alike() -> None:
     assert cases["less"][0] == -0.02
     claim = Claim("they hardly differ", lambda results: cases, limit=0.01, at_most=True)
     (verdict,) = verdicts(replace(recipe_of(MEASURED), claims=[claim]), Results({"p": MEASURED}), "small")
-    assert verdict.status == "undecided"  # ± 1.5 points
+    assert verdict.status == "unknown"  # ± 1.5 points
     assert "holds in 0 of 2 comparisons; open: 0 [−1.5, 1.5] points" in verdict.sentence
     assert " for more; " in verdict.sentence
     wide = replace(claim, limit=0.02)
     (verdict,) = verdicts(replace(recipe_of(MEASURED), claims=[wide]), Results({"p": MEASURED}), "small")
-    assert verdict.status == "reproduced"
+    assert verdict.status == "holds"
 
 
 def test_the_draws_of_a_part_are_those_of_its_methods_run_apart_too() -> None:
@@ -472,7 +473,7 @@ def test_a_rival_with_other_seeds_takes_no_contradiction_away() -> None:
         "b": {"personal.accuracy": {0: 0.9, 1: 0.91, 2: 0.9}},
         "c": {"personal.accuracy": {7: 0.1, 8: 0.1}},
     }
-    for one, status in (("a", "contradicted"), ("b", "not judged")):
+    for one, status in (("a", "does not hold"), ("b", "not judged")):
         claim = Claim.above("above the others", "p", one, [row for row in "abc" if row != one])
         (verdict,) = verdicts(replace(recipe_of(measured), claims=[claim]), Results({"p": measured}), "small")
         assert verdict.status == status
@@ -500,18 +501,49 @@ def test_what_lies_at_its_limit_does_not_look_beyond_it(
 
 
 def test_a_second_draw_had_two_chances() -> None:
-    """Firm once, and no longer if it was drawn often enough; "by chance" counts every draw."""
+    """Firm once, and no longer if it was drawn often enough."""
     sure = replace(verdict_of(five(4.0)), claim="sure")
     assert firm_verdicts([sure]) == [sure]
     lucky = replace(sure, draws=100)
     assert firm_verdicts([lucky]) == []
-    assert by_chance([sure, lucky]) == pytest.approx(0.025 * 101)
+    assert by_chance([sure, lucky]) == pytest.approx(0.025 * 2)  # the interval of `lucky` is wide enough for its draws
     assert certainty(replace(sure, draws=2)) == "95 % in draw 2"
     assert certainty(sure) == "95 %"
     claim = Claim.above("a above b", "p", "a", ["b"])
     recipe = replace(recipe_of(MEASURED), claims=[claim])
     (verdict,) = verdicts(recipe, Results({"p": MEASURED}), "small", draws={"p": 3, "q": 9})
     assert verdict.draws == 3
+
+
+def test_intervals_hold_for_all_draws_together() -> None:
+    """The mean of 20 points and its standard error, from three seeds: Student's t with two degrees of freedom at
+    1 - 0.05 / 3 in place of 0.95."""
+    claim = Claim.above("a above b", "p", "a", ["b"])
+    recipe, results = replace(recipe_of(MEASURED), claims=[claim]), Results({"p": MEASURED})
+    (once,), (thrice,) = (verdicts(recipe, results, "small", draws={"p": draws}) for draws in (1, 3))
+    assert once.margin is not None
+    assert thrice.margin is not None
+    reach = (once.margin.high - once.margin.mean, thrice.margin.high - thrice.margin.mean)
+    assert reach[1] / reach[0] == pytest.approx(student.ppf(1 - 0.05 / 6, 2) / student.ppf(0.975, 2))
+    assert "(3 seeds of 3 draws, 95 % interval for all draws together)" in thrice.sentence
+
+
+def test_a_fraction_of_the_papers_rounds_refutes_nothing() -> None:
+    """A claim that fails at a tenth of the rounds is unknown, at half of them it does not hold; one that holds, holds."""
+
+    def at(rounds: int, row: str, rival: str) -> Verdict:
+        recipe = replace(
+            recipe_of(MEASURED),
+            claims=[Claim.above("c", "p", row, [rival])],
+            parts=lambda scale: [RunPart("p", {"rounds": 400 if scale == "paper" else rounds})],
+        )
+        return verdicts(recipe, Results({"p": MEASURED}), "small")[0]
+
+    short, half, holds = at(40, "b", "a"), at(200, "b", "a"), at(40, "a", "b")
+    assert (short.status, short.outlook) == ("unknown", "not at the paper’s length: 40 of 400 rounds")
+    assert certainty(short) == short.outlook
+    assert (half.status, half.length) == ("does not hold", "200 of 400 rounds")
+    assert (holds.status, holds.length) == ("holds", "40 of 400 rounds")
 
 
 def test_floating_point_decides_nothing() -> None:
@@ -522,7 +554,7 @@ def test_floating_point_decides_nothing() -> None:
     }
     claim = Claim.above("a at most 2 points below b", "p", "a", ["b"], limit=-0.02)
     (verdict,) = verdicts(replace(recipe_of(measured), claims=[claim]), Results({"p": measured}), "small")
-    assert verdict.status == "tied"
+    assert verdict.status == "exact tie"
 
 
 def test_a_part_that_is_missing_takes_no_contradiction_away() -> None:
@@ -540,15 +572,15 @@ def test_a_part_that_is_missing_takes_no_contradiction_away() -> None:
     claims = [above_both("b", "a"), above_both("a", "b")]
     recipe = replace(recipe_of(MEASURED), claims=claims)
     wrong, open_one = verdicts(recipe, Results({"p": MEASURED}), "small", {"q": "q has not been measured yet"})
-    assert (wrong.status, wrong.rival) == ("contradicted", "Method A")
+    assert (wrong.status, wrong.rival) == ("does not hold", "Method A")
     assert (open_one.status, open_one.sentence) == ("not judged", "q has not been measured yet")
 
 
 def test_exact_ties_are_ties() -> None:
-    assert verdict_of((0, 0, 0)).status == "tied"
-    assert verdict_of((0, 0, 0), (1, 1.1, 1.2)).status == "tied"
-    assert verdict_of((0, 0, 0), (0, 2, 4)).status == "undecided"
-    assert verdict_of((0, 0, 0), (-1, -1.1, -1.2)).status == "contradicted"
+    assert verdict_of((0, 0, 0)).status == "exact tie"
+    assert verdict_of((0, 0, 0), (1, 1.1, 1.2)).status == "exact tie"
+    assert verdict_of((0, 0, 0), (0, 2, 4)).status == "unknown"
+    assert verdict_of((0, 0, 0), (-1, -1.1, -1.2)).status == "does not hold"
 
 
 def test_what_chance_alone_would_give() -> None:
@@ -611,10 +643,10 @@ def test_the_index_says_how_sure_its_verdicts_are() -> None:
         "| Unknown | 1 | – | – | 1 | 0 | – | – | 0 |",
         "| Exact tie | 0 | – | – | 0 | 0 | – | – | 0 |",
     ]
-    assert glance[6] == "| Not measured | 1 | – | – | – | 1 | – | – | – |"
+    assert glance[6] == "| Not judged | 1 | – | – | – | 1 | – | – | – |"
     (holds, table), *_ = claim_sections([record], "{page}.md")
     *_, (last, not_measured) = question_sections([record], "{page}.md")
-    assert last == "Our questions: not measured (1)"
+    assert last == "Our questions: not judged (1)"
     assert [str(cell) for cell in not_measured.rows[0]] == ["what else?", "not measured yet"]
     assert not_measured.rows[0][0].link == "r-paper.md"
     assert holds == "What holds (2)"
@@ -645,7 +677,7 @@ def test_the_index_begins_with_the_papers_main_claims() -> None:
     (self_fl, claims, questions), (ditto, of_ditto, nothing) = main_claims(records, "{page}.md")
     assert (self_fl, ditto, nothing.rows) == ("Self-FL", "Ditto", ())
     assert [[str(cell) for cell in row] for row in claims.rows] == [
-        ["c", "not measured", "", "", "", "–", "–", "paper"],
+        ["c", "not judged", "", "", "", "–", "–", "paper"],
         ["a", "does not hold", "", "−20.0 [−21.6, −18.4] points", "r0", "5", "firm", "paper"],
         ["b", "holds", "", HELD, "", "5", "firm", "small"],
     ]
@@ -653,7 +685,7 @@ def test_the_index_begins_with_the_papers_main_claims() -> None:
     assert [row[2].interval is None for row in claims.rows] == [True, False, False]
     assert [str(cell) for cell in questions.rows[0]] == [
         "a above the control",
-        "yes",
+        "holds",
         "",
         HELD,
         "",
@@ -667,7 +699,7 @@ def test_the_index_begins_with_the_papers_main_claims() -> None:
         "| Ditto | 1 | 0 | 0 | 0 |",
     ]
     assert summary_sentences(records)[0] == (
-        "Of 4 main claims of the papers, 2 hold, 1 does not, 0 are unknown, and 1 was not measured. With the "
+        "Of 4 main claims of the papers, 2 hold, 1 does not, 0 are unknown, and 1 was not judged. With the "
         "published settings and data, 0 hold, 1 does not, 0 are unknown; 2 had less data, fewer rounds or "
         "smaller networks."
     )
@@ -755,7 +787,7 @@ def test_files_of_a_reproduction(tmp_path: Path) -> None:
     # drawn from -22.5 to 22.5 on 17 characters: 17.5 and 22.5 are at places 14 and 16, the mean of 20 between them
     assert "| `········┊·····├●┤` | +20.0 [+17.5, +22.5] points |  | 3 |" in index
     assert site.count('<svg class="interval"') == 3  # one for each claim that was judged
-    assert "a above b | reproduced | yes, +20.0" in (tmp_path / "docs" / "toy-paper.md").read_text("utf-8")
+    assert "a above b | holds | +20.0" in (tmp_path / "docs" / "toy-paper.md").read_text("utf-8")
 
 
 def test_publishing_one_recipe_keeps_the_others_in_the_index(tmp_path: Path) -> None:
@@ -794,7 +826,7 @@ def test_a_claim_counts_once_at_the_largest_scale_that_judged_it(tmp_path: Path)
     assert [verdict.claim for verdict in at_small.verdicts] == ["a above b elsewhere"]
     assert "Claims that can be tested here: 5. Tested: 4, of which 2 hold, 2 do not" in index
     assert "With the published settings: 3" in index
-    assert "## Not measured (1)" in index
+    assert "## Not judged (1)" in index
     assert "| [the moon is cheese](toy-paper.md) | Self-FL: Table 0 | no moon here |" in index
     assert "| 3 | 95 % | small |" in index
     assert "To measure it again: `kinfed reproduce toy --scale paper --only p`" in (
@@ -811,13 +843,13 @@ def test_firm_verdicts_are_holms() -> None:
         return 1 - math.sin(angle) * (1 + math.cos(angle) ** 2 / 2)
 
     claims = {mean: verdict_of(five(mean)) for mean in (30.0, 1.9, 1.5, 0.5)}
-    assert [verdict.status for verdict in claims.values()] == ["reproduced"] * 3 + ["undecided"]
+    assert [verdict.status for verdict in claims.values()] == ["holds"] * 3 + ["unknown"]
     assert chance(30.0) < 0.05 / 4
     assert 0.05 / 4 < chance(1.9) < 0.05 / 3  # the second smallest is held against a third of the level
     assert chance(1.5) > 0.05 / 2
     assert firm_verdicts(list(claims.values())) == [claims[30.0], claims[1.9]]
     twice = verdict_of(five(-1.9), five(9.0))  # below one of two rivals: two chances to be so
-    assert twice.status == "contradicted"
+    assert twice.status == "does not hold"
     assert firm_verdicts([twice]) == [twice]
     assert firm_verdicts([twice], level=1.9 * chance(1.9)) == []
     assert firm_verdicts([verdict_of((29.0, 30.0, 31.0))]) == []  # three seeds: two degrees of freedom
