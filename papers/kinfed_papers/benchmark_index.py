@@ -23,6 +23,7 @@ PACKAGE = "kinfed_papers"
 MAIN_CLAIMS = "The papers’ main claims"
 BESIDE = "Our own questions about these claims: controls and other readings of the paper"
 QUESTIONS = "questions.md"
+READINGS = "readings.md"
 
 HOW_TO_READ = (
     (
@@ -126,7 +127,8 @@ def write_readme(records: Sequence[BenchmarkRecord], folder: Path, missing: Sequ
     lines += [*(f"* **{term}**: {text}" for term, text in HOW_TO_READ), ""]
     lines += [
         "The same page with better graphics: [claims.html](claims.html). "
-        f"Our questions have [a page of their own]({QUESTIONS}).",
+        f"Our questions have [a page of their own]({QUESTIONS}); claims that depend on how a paper is read, [another]"
+        f"({READINGS}).",
         "",
     ]
     if main:

@@ -33,7 +33,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from kinfed.analysis import MOST_SEEDS, Interval, interval, seeds_to_decide
-from kinfed_papers.recipe import BySeed, Claim, Recipe, Results, Scale, Untestable
+from kinfed_papers.recipe import BySeed, Claim, Recipe, Results, RunPart, Scale, Untestable
 from kinfed_papers.verdict import (
     Status,
     Verdict,
@@ -116,11 +116,14 @@ def verdicts(
 
 def shorter_parts(recipe: Recipe, scale: Scale) -> dict[str, tuple[int, int]]:
     """Rounds of this scale and of the paper, of parts that have fewer than the paper."""
-    rounds = (
-        {part.name: part.settings["rounds"] for part in recipe.parts(each) if "rounds" in getattr(part, "settings", {})}
-        for each in (scale, "paper")
+    here, paper = (
+        {
+            part.name: part.settings["rounds"]
+            for part in parts
+            if isinstance(part, RunPart) and "rounds" in part.settings
+        }
+        for parts in (recipe.parts(scale), recipe.parts("paper"))
     )
-    here, paper = rounds
     return {name: (count, paper[name]) for name, count in here.items() if count < paper.get(name, 0)}
 
 

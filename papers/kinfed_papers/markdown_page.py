@@ -9,6 +9,7 @@ from kinfed.report.drawing import duration, plural
 from kinfed_papers.judge import NOT_RUN
 from kinfed_papers.measure import Reproduction
 from kinfed_papers.part_records import PartRecord, default_seeds, processor_seconds_per_seed
+from kinfed_papers.readings import LIKELIEST, ReadingGrid, choices_table, reading_grids
 from kinfed_papers.result_tables import claims_not_run, filled_tables, verdict_table
 from kinfed_papers.verdict import Verdict
 
@@ -23,6 +24,7 @@ def markdown_page(reproduction: Reproduction, judged: Sequence[Verdict]) -> str:
         lines += [f"**Not on this page:** {'; '.join(reproduction.missing.values())}.", ""]
     if stand_in := recipe.stand_ins.get(reproduction.scale):
         lines += [f"**Stand-in:** {stand_in}", ""]
+    lines += _readings_section(reproduction)
     for table in filled_tables(reproduction):
         lines += [f"## {table.table.title}", ""]
         lines += [table.table.caption, ""] if table.table.caption else []
@@ -32,6 +34,23 @@ def markdown_page(reproduction: Reproduction, judged: Sequence[Verdict]) -> str:
         lines += ["## What differs from the paper, and why", "", *(f"* {note}" for note in recipe.notes), ""]
     lines += [f"{AGAIN} " + ", ".join(f"`{command}`" for command in commands(reproduction)), ""]
     return "\n".join(lines)
+
+
+def _readings_section(reproduction: Reproduction) -> list[str]:
+    """Claims in every reading of the paper, and what it says of each choice; nothing where a recipe has none."""
+    grids = reading_grids(reproduction)
+    if not grids:
+        return []
+    lines = ["## In every reading of the paper", "", *grid_lines(grids)]
+    choices = choices_table(grids)
+    return lines + (["What the paper leaves open:", "", choices.markdown()] if choices.rows else [])
+
+
+def grid_lines(grids: Sequence[ReadingGrid]) -> list[str]:
+    """A sentence for every grid, then the grids."""
+    lines = [line for grid in grids for line in (grid.sentence(), "")]
+    lines += [line for grid in grids for line in (f"**{grid.readings.title}**", "", grid.table().markdown())]
+    return [*lines, f"{LIKELIEST} marks what the authors most likely ran.", ""]
 
 
 def with_claims(page: str, judged: Sequence[Verdict]) -> str:

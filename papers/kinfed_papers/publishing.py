@@ -11,10 +11,11 @@ from pathlib import Path
 
 from kinfed.report import write_page
 from kinfed.report.drawing import plural
-from kinfed_papers.benchmark_index import write_index, write_readme
-from kinfed_papers.benchmark_records import BenchmarkRecord, count_once, joined_parts, read_records
-from kinfed_papers.markdown_page import markdown_page, with_claims
+from kinfed_papers.benchmark_index import READINGS, write_index, write_readme
+from kinfed_papers.benchmark_records import BenchmarkRecord, count_once, joined_parts, page_name, read_records
+from kinfed_papers.markdown_page import grid_lines, markdown_page, with_claims
 from kinfed_papers.measure import Reproduction, read_reproduction
+from kinfed_papers.readings import ReadingGrid, choices_table, reading_grids
 from kinfed_papers.recipe import Recipe, Scale
 from kinfed_papers.verdict import DECIDED
 
@@ -38,6 +39,7 @@ def publish(reproductions: Sequence[Reproduction], folder: Path, recipes: Mappin
     """Join these with what the folder has, and judge all of it by the recipes; those that `recipes` does not have stay
     as they are. Returns README.md, the index; claims.html is another."""
     by_page = {(record.recipe, record.scale): record for record in read_records(folder, recipes)}
+    published_now = []
     measured = {(one.recipe.name, one.scale): one for one in reproductions}
     for name, scale in dict.fromkeys([*by_page, *measured]):
         if name in recipes:
@@ -50,11 +52,36 @@ def publish(reproductions: Sequence[Reproduction], folder: Path, recipes: Mappin
                 before, after = (len(group[part].seeds) for group in (published, parts))
                 if after < before:
                     log.warning("%s: %s now has %d seeds, and had %d", name, part, after, before)
-            _write(Reproduction(recipe, scale, parts), record, folder)
+            published_now.append(Reproduction(recipe, scale, parts))
+            _write(published_now[-1], record, folder)
+    _write_readings(published_now, folder)
     records = count_once(read_records(folder, recipes))
     missing = [name for name in recipes if all(record.recipe != name for record in records)]
     write_index(records, folder / "claims.html", "{page}.md", missing)
     return write_readme(records, folder, missing)
+
+
+def _write_readings(reproductions: Iterable[Reproduction], folder: Path) -> None:
+    """One page for all claims whose verdict depends on how the paper is read; none where there is no such claim."""
+    lines = [
+        "# In every reading of the papers",
+        "",
+        "Where a paper leaves a choice open, or says it in two ways, a claim has a grid: readings of the method by "
+        "readings of its rivals. Every cell shows the comparison that decides, with its 95 % interval.",
+        "",
+    ]
+    papers: dict[str, list[ReadingGrid]] = {}
+    for reproduction in reproductions:
+        if grids := reading_grids(reproduction):
+            page = f"{page_name(reproduction.recipe.name, reproduction.scale)}.md"
+            stand_in = reproduction.recipe.stand_ins.get(reproduction.scale)
+            lines += [f"## [{reproduction.recipe.title}]({page})", ""]
+            lines += [f"Scale {reproduction.scale}{f': {stand_in}' if stand_in else '.'}", "", *grid_lines(grids)]
+            papers.setdefault(reproduction.recipe.paper.name, []).extend(grids)
+    for paper, grids in papers.items():
+        lines += [f"## What the paper leaves open: {paper}", "", choices_table(grids).markdown()]
+    if papers:
+        write_page(folder / READINGS, "\n".join(lines))
 
 
 def verdicts_gone(before: BenchmarkRecord, after: BenchmarkRecord) -> list[str]:

@@ -284,6 +284,45 @@ class Untestable:
 
 
 @dataclass(frozen=True)
+class OpenChoice:
+    """Something that a paper leaves open, or says in two ways."""
+
+    choice: str
+    readings: str
+    evidence: str  # what the paper says, quoted, and where
+    likeliest: str  # the reading that its authors most likely ran
+
+
+@dataclass(frozen=True)
+class Readings:
+    """A claim in every reading of the paper: a grid of comparisons in place of one."""
+
+    title: str
+    part: str
+    rows: Mapping[str, str]  # row in the measurements -> how the method is read
+    columns: Mapping[str, Sequence[str]]  # how its rivals are read -> their rows
+    likeliest: tuple[str, str]  # row and column: what the authors most likely ran
+    fair: Mapping[str, str]  # by row, the column whose rivals have as much work at the same effective rate
+    parts: Mapping[str, str] = field(default_factory=dict)  # columns that were measured in a part of their own
+    metric: str = ACCURACY
+    choices: Sequence[OpenChoice] = ()
+
+    def __post_init__(self) -> None:
+        row, column = self.likeliest
+        for name, known in ((row, self.rows), (column, self.columns), *((each, self.rows) for each in self.fair)):
+            if name not in known:
+                raise unknown_name(f"reading in {self.title!r}", name, known)
+        for column in self.fair.values():
+            if column not in self.columns:
+                raise unknown_name(f"reading of rivals in {self.title!r}", column, self.columns)
+
+    def claim(self, row: str, column: str) -> Question:
+        """The comparison of one cell."""
+        text = f"{self.title}: {self.rows[row]}; rivals: {column}"
+        return Question.above(text, self.parts.get(column, self.part), row, self.columns[column], self.metric)
+
+
+@dataclass(frozen=True)
 class RecipeFigure:
     """A figure of the recipe's own."""
 
@@ -311,6 +350,7 @@ class Recipe:
     parts: Callable[[Scale], Sequence[RunPart | Study]]
     tables: Sequence[ResultTable] = ()
     claims: Sequence[Claim | Untestable] = ()
+    readings: Sequence[Readings] = ()
     notes: Sequence[str] = ()  # what cannot match the paper, and why
     stand_ins: Mapping[Scale, str] = field(default_factory=dict)  # what a scale replaces, said above its numbers
     aliases: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # row -> (method, kind): FedAvg's server model

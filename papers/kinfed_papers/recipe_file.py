@@ -15,6 +15,8 @@
                                                labels, or a list of them (methods but aliases if absent); scales
                                                (all if absent); options: of methods in this part; metrics: what
                                                measures the run; merge_into, optional: see RunPart
+    [[readings]]                               title, part, metric, rows, columns (lists of rivals by heading), parts,
+                                               likeliest, fair: see Readings; choices: names of shared.toml
     [[tables]]                                 title, rows, published, caption; columns: tables, or parts as
                                                headings name them; metrics: {heading = metric}; what else is said
                                                holds for every column
@@ -45,7 +47,9 @@ from kinfed_papers.recipe import (
     PAPERS,
     SCALES,
     Claim,
+    OpenChoice,
     Question,
+    Readings,
     Recipe,
     ResultColumn,
     ResultTable,
@@ -60,7 +64,7 @@ OF_A_TABLE = ("title", "rows", "published", "caption", "columns", "metrics")  # 
 KEYS = (
     *("paper", "reproduces", "title", "about", "notes", "stand_ins", "aliases", "method_figures", "other_data"),
     *("part", "row", "metric", "methods", "headings", "lists", "options", "settings", "scales"),
-    *("parts", "tables", "claims", "figures"),
+    *("parts", "tables", "claims", "readings", "figures"),
 )
 PART_KEYS = (
     *("each", "name", "settings", *SCALES, "algorithms", "options", "scales", "metrics", "merge_into", "optional"),
@@ -78,7 +82,7 @@ def read_recipe(path: Path) -> Recipe:
 
 
 @cache
-def _shared_texts() -> Mapping[str, str | list[str]]:
+def _shared_texts() -> Mapping[str, Any]:
     return tomllib.loads(SHARED.read_text("utf-8"))
 
 
@@ -121,6 +125,7 @@ class _RecipeFile:
             parts=function(data["parts"]) if isinstance(data["parts"], str) else self.parts,
             tables=[self.table(entry) for entry in self.expanded(data.get("tables", []))],
             claims=list(self.claims(data.get("claims", []))),
+            readings=[self.reading(entry) for entry in data.get("readings", [])],
             notes=_texts(data.get("notes", [])),
             stand_ins={scale: _texts([text])[0] for scale, text in data.get("stand_ins", {}).items()},
             method_figures=[(part, method) for part, method in data.get("method_figures", [])],
@@ -190,6 +195,17 @@ class _RecipeFile:
 
     def column(self, entry: Entry) -> ResultColumn:
         return ResultColumn(**{"heading": self.headings.get(entry["part"], ""), **entry})
+
+    def reading(self, entry: Entry) -> Readings:
+        choices = [OpenChoice(**choice) for name in entry.get("choices", []) for choice in _shared_texts()[name]]
+        columns = {heading: self.list_of(rivals) for heading, rivals in entry["columns"].items()}
+        likeliest = tuple(entry["likeliest"])
+        return Readings(**(self.defaults_of(("part", "metric")) | entry | {
+            "columns": columns, "choices": choices, "likeliest": likeliest,
+        }))  # fmt: skip
+
+    def defaults_of(self, keys: Iterable[str]) -> Entry:
+        return {key: self.defaults[key] for key in keys if key in self.defaults}
 
     def claims(self, entries: Iterable[Entry]) -> Iterator[Claim | Untestable]:
         for entry in self.expanded(entries):

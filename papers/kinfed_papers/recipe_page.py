@@ -14,6 +14,7 @@ from kinfed_papers.benchmark_index import PACKAGE
 from kinfed_papers.judge import NOT_RUN, verdicts
 from kinfed_papers.markdown_page import commands, markdown_page, provenance_text
 from kinfed_papers.measure import Reproduction
+from kinfed_papers.readings import choices_table, reading_grids
 from kinfed_papers.recipe_figures import beside_published
 from kinfed_papers.result_tables import FilledTable, claims_not_run, filled_tables, results_csv, verdict_table
 from kinfed_papers.verdict import Verdict
@@ -22,6 +23,7 @@ PAGE = "index.html"
 
 # Sections of the page, those that have something to show.
 SECTIONS = {
+    "readings": "In every reading of the paper",
     "claims": "Claims",
     "tables": "Ours beside theirs",
     "figures": "Figures",
@@ -54,8 +56,9 @@ def _page(
     reproduction: Reproduction, judged: Sequence[Verdict], tables: Sequence[FilledTable], files: Sequence[Download]
 ) -> str:
     recipe, scale = reproduction.recipe, reproduction.scale
-    comparisons = _comparisons(reproduction)
+    comparisons, grids = _comparisons(reproduction), reading_grids(reproduction)
     contents: dict[str, Any] = {
+        "readings": [(grid.sentence(), grid.table()) for grid in grids],
         "claims": judged,
         "tables": [(table.table, table.page_table(), beside_published(table)) for table in tables],
         "figures": recipe.figures(reproduction.results, comparisons),
@@ -78,6 +81,7 @@ def _page(
         missing=list(reproduction.missing.values()),
         contents=contents,
         verdict_table=verdict_table(judged),
+        choices=choices_table(grids),
         not_run=claims_not_run(judged),
         reason=NOT_RUN,
         runs=list(reproduction.run_folders),

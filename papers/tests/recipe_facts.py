@@ -38,6 +38,7 @@ def facts(recipe: Any, scale: str, settings_hash: Callable[[Any], str], results_
         "parts": [_part(part, settings_hash) for part in parts],
         "tables": [_table(table) for table in recipe.tables],
         "claims": [_claim(claim, known, recipe.aliases, results_type) for claim in recipe.claims],
+        **({"readings": [asdict(one) for one in recipe.readings]} if recipe.readings else {}),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kinfed.cli.app import app
-from kinfed.errors import StorageError
+from kinfed.errors import ConfigError, StorageError
 from kinfed_papers import Claim, Question, Recipe, ResultColumn, ResultTable, RunPart, Study, difference
 from kinfed_papers.benchmark_records import FORMAT, NEW_CLAIM, BenchmarkRecord, joined_parts, read_records
 from kinfed_papers.judge import NO_COMMON_SEED, NOT_RUN, NOT_TAKEN
@@ -19,7 +20,7 @@ from kinfed_papers.markdown_page import seeds_text
 from kinfed_papers.measure import Reproduction, read_reproduction, reproduce
 from kinfed_papers.part_records import PartRecord, settings_hash
 from kinfed_papers.publishing import find_reproductions, publish
-from kinfed_papers.recipe import PAPERS, Measurements, Results
+from kinfed_papers.recipe import PAPERS, Measurements, OpenChoice, Readings, Results
 from kinfed_papers.verdict import Verdict
 
 A_ABOVE_B = Claim.above("a above b", "p", "a", ["b"], place="Table 1", main=True)
@@ -406,3 +407,21 @@ def test_seeds_are_named() -> None:
     assert seeds_text((10, 11, 12)) == "3 seeds (10–12)"
     assert seeds_text((1, 3)) == "2 seeds (1, 3)"
     assert seeds_text((4,)) == "1 seed (4)"
+
+
+def test_a_claim_has_a_grid_of_readings(tmp_path: Path) -> None:
+    """Two readings of a method by two of its rivals: the marked cell, the best at the same rate, and a page of all."""
+    grid = Readings(
+        "a above b", "p", {"a": "as printed", "b": "as run"}, {"slow": ["b"], "fast": ["c"]}, ("b", "fast"),
+        {"a": "slow", "b": "fast"}, choices=[OpenChoice("Rate", "slow; fast", "“fast”, Section 1", "fast")],
+    )  # fmt: skip
+    recipe = replace(TOY, readings=[grid])
+    publish([measured(tmp_path / "one", recipe)], tmp_path / "docs", {"toy": recipe})
+    page = (tmp_path / "docs" / "readings.md").read_text("utf-8")
+    assert "As its authors most likely ran it (as run; rivals: fast), it was not judged (" in page  # there is no c
+    assert "In its best reading (as printed; rivals: slow), it holds: +11.0 [" in page
+    assert re.search(r"\| as run \| exact tie: 0\S* \[0\S*, 0\S*\] points \| ● not judged \|", page)
+    assert "| Rate | slow; fast | “fast”, Section 1 | fast |" in page
+    assert "● not judged" in (tmp_path / "docs" / "toy.md").read_text("utf-8")
+    with pytest.raises(ConfigError, match="reading in 'a above b'"):
+        replace(grid, likeliest=("x", "fast"))

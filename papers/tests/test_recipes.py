@@ -529,7 +529,7 @@ def test_intervals_hold_for_all_draws_together() -> None:
 
 
 def test_a_fraction_of_the_papers_rounds_refutes_nothing() -> None:
-    """A claim that fails at a tenth of the rounds is unknown, at half of them it does not hold; one that holds, holds."""
+    """A claim that fails at a tenth of the rounds is unknown, at half of them it does not hold."""
 
     def at(rounds: int, row: str, rival: str) -> Verdict:
         recipe = replace(
