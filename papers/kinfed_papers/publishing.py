@@ -62,7 +62,7 @@ def publish(reproductions: Sequence[Reproduction], folder: Path, recipes: Mappin
 
 
 def _write_readings(reproductions: Iterable[Reproduction], folder: Path) -> None:
-    """One page for all claims whose verdict depends on how the paper is read; none where there is no such claim."""
+    """One page for all claims whose verdict depends on how the paper is read, if any does."""
     lines = [
         "# In every reading of the papers",
         "",
