@@ -44,7 +44,7 @@ class ReadingGrid:
         return -math.inf if margin is None else margin.mean
 
     def sentence(self) -> str:
-        """As its authors most likely ran it, and in its best reading against rivals at the same effective rate."""
+        """The outcome as its authors most likely ran it, and in its best reading at the same effective rate."""
         readings = self.readings
         row, column = readings.likeliest
         text = f"{readings.title}. As its authors most likely ran it ({readings.rows[row]}; rivals: {column}), it "
