@@ -116,6 +116,8 @@ cox | cox:Cox | Cox regression, stratified by site |
 trees | trees.trees:BoostedTrees | Personal boosted trees |
     shared trees from sums of histograms, an intercept and a personal part for each client
 trees_fast | trees.trees:BoostedTrees | Personal boosted trees, fast | the same in fewer rounds: larger steps
+bagged_trees | trees.bagged_trees:BaggedTrees | Bagged trees |
+    every client grows a tree on its own rows in every round, and the server adds their average
 kin | kin.kin:Kin | Kin |
     learns alone, with everyone and with similar clients, in proportions set by validation examples
 """
@@ -147,6 +149,7 @@ SPACES = {
     "lmm": {},  # nothing to tune: its variances are estimated
     "trees": {},  # what matters is chosen by the rows that its folds leave out
     "trees_fast": {},
+    "bagged_trees": {},
     "cgpfl": _ENVELOPE | {"contexts": Range(2, 6, log=False, whole=True)},
     "cgpfl_heur": _ENVELOPE,
     "selffl_init": {"lr": LEARNING_RATE},

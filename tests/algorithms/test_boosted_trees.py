@@ -17,6 +17,8 @@ from kinfed.algorithms.trees.trees import LOSSES
 from kinfed.data.examples.local_training import LocalTraining
 from kinfed.data.federations.federation import Federation
 from kinfed.engine import module_for, task_for
+from kinfed.engine.contract.objective import SQUARED
+from kinfed.engine.trees import LocalTrees, TreeLoss, Trees
 from kinfed.engine.trees.tree_bins import codes_of, flat_rows
 from kinfed.engine.trees.tree_growth import ClientRows, TreeGrowth
 from kinfed.errors import ConfigError
@@ -247,6 +249,30 @@ def test_counts_and_survival_are_learned_with_a_level_per_site() -> None:
         assert answer[1, 0] > 1.5 * answer[0, 0] if data is counts else answer[1, -1] < answer[0, -1]
     with pytest.raises(ConfigError, match="counts by the loss of loss=auto; got negative_binomial"):
         kinfed.run(federation=counts, algorithms="trees_fast", loss="negative_binomial", **settings)
+
+
+def test_bagged_trees_are_averages_of_trees_that_clients_grow_alone() -> None:
+    """Two rounds of counts, then two trees of every client; by hand: at every round all grow from the common scores."""
+    data, options = federation(), {"trees": 2, "depth": 3, "bins": 16, "rate": 0.5}
+    with simulate(data, "mlr", "bagged_trees", **options) as loop:
+        for _ in range(4):
+            assert loop.round().active == SITES
+        server: Any = loop.server
+    index, owner = data.train.rows, data.train.owner.numpy()
+    x, y = flat_rows(data.features, index), data.targets[index].numpy()
+    codes, score, loss = codes_of(x, server.edges.numpy()), np.zeros((len(y), 1, 1), np.float32), TreeLoss(SQUARED, 1)
+    first = np.concatenate([[0], np.cumsum(np.bincount(owner))])
+    rows_of_all = ClientRows(codes, np.arange(len(y)), first, y)
+    for number in range(2):
+        grown = LocalTrees(1, 3, 0.5, 1.0, 16).grow(loss, rows_of_all, score, np.ones((len(y), 1), np.float32))
+        part = slice(number * SITES, (number + 1) * SITES)
+        assert np.array_equal(server.forest.feature[part].numpy(), grown.feature[:, 0, 0])
+        np.testing.assert_allclose(server.forest.value[part].numpy(), grown.value[:, 0, 0] / SITES, atol=1e-6)
+        for k in range(SITES):
+            each = Trees(*(one[k : k + 1] for one in grown.parts))
+            added = np.zeros_like(score)
+            rows_of_all.add(each, added)
+            score += added / SITES
 
 
 def test_what_cannot_work_is_refused_in_words() -> None:

@@ -74,7 +74,7 @@ def cell_counts(loss: TreeLoss, rows: OwnRows, split: Split, ends: Array) -> tup
     moments = np.zeros((len(counts), rows.weight.shape[1], SUMS + 4 * C))
     moments[..., WEIGHT] = own.sums(rows.weight)
     moments[..., SUMS : SUMS + C] = own.sums(loss.targets(rows.y)[:, None] * rows.weight[..., None])
-    finite = own.sums(np.asarray(np.isinf(x).any(1), np.float64)) == 0
+    finite = own.sums(np.asarray(~np.isfinite(x).all(1), np.float64)) == 0
     return (counts / UNIT).astype(np.float32).reshape(len(counts), -1), moments, finite
 
 

@@ -129,7 +129,7 @@ class BinnedRows:
     """All rows of a data set as codes."""
 
     codes: Array  # uint8 [N, p]
-    finite: Array  # bool [N]: without an infinite value; a missing one is NaN
+    finite: Array  # bool [N]
 
 
 _binned: dict[int, tuple[weakref.ref[Features], str, BinnedRows]] = {}  # by the identity of features
@@ -147,7 +147,7 @@ def binned_rows(features: Features, edges: Array) -> BinnedRows:
         codes, finite = np.empty((len(features), len(edges)), np.uint8), np.empty(len(features), np.bool_)
         for index in torch.split(torch.arange(len(features)), _BLOCK):
             x = flat_rows(features, index)
-            codes[index.numpy()], finite[index.numpy()] = codes_of(x, edges), ~np.isinf(x).any(1)
+            codes[index.numpy()], finite[index.numpy()] = codes_of(x, edges), np.isfinite(x).all(1)
         binned = BinnedRows(codes, finite)
         for place in [place for place, (owner, *_) in _binned.items() if owner() is None]:
             del _binned[place]
