@@ -17,6 +17,7 @@ from kinfed.tabular.insured import Insured as Insured
 from kinfed.tabular.insured import insure as insure
 from kinfed.tabular.portfolio import Try as Try
 from kinfed.tabular.portfolio import contenders_of as contenders_of
+from kinfed.tabular.portfolio import is_tried as is_tried
 from kinfed.tabular.portfolio import make_try as make_try
 from kinfed.tabular.portfolio import methods_of as methods_of
 from kinfed.tabular.references import ReferenceData as ReferenceData

@@ -42,6 +42,7 @@ from numpy.typing import NDArray
 from kinfed.theory.spread import estimate_spread, falls_to
 
 Floats = NDArray[np.float64]
+SMALLEST_ERROR = 1e-9  # variance of a sampling error, in units of those of the same site
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,11 @@ def joint_gains(seen: Floats, covariance: Floats) -> JointGains:
     a, S = seen[known], covariance[known]
     unit = _units(a, S)
     a, S = a / unit, S / np.outer(unit, unit)
+    error = np.trace(S, axis1=1, axis2=2) / models  # [K]
+    if not error.any():  # no contender ever differs from learning alone
+        return JointGains(np.zeros(models), np.zeros(models), nothing, np.zeros((sites, models, models)))
+    # Contenders that agree in every row of a site have a singular S.
+    S = S + SMALLEST_ERROR * (error + SMALLEST_ERROR * error.mean())[:, None, None] * np.eye(models)
     T = _between_sites(a, S)
     weight = np.linalg.inv(T + S)  # [K, M, M]
     C = np.linalg.inv(weight.sum(0))

@@ -122,3 +122,14 @@ def test_what_all_sites_lack_in_test_rows_is_taken_back():
     before, after = np.mean(left, 0)
     assert before == pytest.approx(0.02, abs=0.005)
     assert abs(after) < 0.008
+
+
+def test_models_that_agree_in_every_row_share_one_estimate():
+    """Their sampling errors are singular; what is known of the one is known of the other."""
+    seen = np.array([[0.2, 0.2], [0.1, 0.1], [0.3, 0.3]])
+    errors = np.full((3, 2, 2), 0.01)
+    both = joint_gains(seen, errors).expected
+    assert both[:, 0] == pytest.approx(both[:, 1], abs=1e-6)
+    assert np.isfinite(both).all()
+    nothing = joint_gains(np.zeros((3, 2)), np.zeros((3, 2, 2)))
+    assert not nothing.expected.any()

@@ -10,6 +10,7 @@ from kinfed.data.sources.registered import load_source as load_source
 from kinfed.data.sources.registered import names_clients as names_clients
 from kinfed.data.sources.site_tables import SITE_TABLES as SITE_TABLES
 from kinfed.data.sources.site_tables import SiteTable as SiteTable
+from kinfed.data.sources.site_tables import site_rows as site_rows
 from kinfed.data.sources.source import Source as Source
 from kinfed.data.sources.source import take_rows as take_rows
 from kinfed.data.sources.table import load_inputs as load_inputs

@@ -7,6 +7,7 @@ would give it away, and which split is honest is written here once, in SITE_TABL
 them says.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kinfed.core import option, rng
+from kinfed.core import make_options, option, rng
 from kinfed.data.examples.arrays import name_keys
 from kinfed.data.examples.problem import TaskName
 from kinfed.data.sources import hub
@@ -65,6 +66,15 @@ class SiteTable:
     event: str = ""  # the column that says whether the event happened, where the target is a time
 
     def load(self, options: SiteTableOptions, data_dir: Path | None, seed: int) -> Source:
+        table, settings = self.rows(options, data_dir, seed)
+        source = source_from_table(table, settings, self.name)
+        source.notes += self.notes
+        if self.split != "random" and settings.split_column is None:
+            source.notes.append(f"test rows are drawn from all rows of a site, not by {self.split} as is honest here")
+        return subsample(source, options.examples, "rows")
+
+    def rows(self, options: SiteTableOptions, data_dir: Path | None, seed: int) -> tuple[pa.Table, TableOptions]:
+        """The table, and which of its columns is what."""
         target, table = getattr(options, "target", self.target), self._read(data_dir)
         for name in self._targets(target):
             table = table.filter(pc.is_valid(table[name]))  # rows whose target is known
@@ -84,11 +94,7 @@ class SiteTable:
             table = table.append_column(SPLIT, pa.array(np.where(self._is_test(table, seed), "test", "train")))
         if self.split == "official":
             table = table.drop_columns([self.split_by])
-        source = source_from_table(table, settings, self.name)
-        source.notes += self.notes
-        if self.split != "random" and not has_split:
-            source.notes.append(f"test rows are drawn from all rows of a site, not by {self.split} as is honest here")
-        return subsample(source, options.examples, "rows")
+        return table, settings
 
     def _targets(self, target: str) -> tuple[str, ...]:
         return (target, self.event) if self.event else (target,)
@@ -197,28 +203,34 @@ OFFICE_SHARES = (0.19, 0.17, 0.15, 0.14, 0.12, 0.1, 0.08, 0.05)
 
 def load_breast_cancer(options: SiteTableOptions, data_dir: Path | None, seed: int) -> Source:
     """Wisconsin Diagnostic Breast Cancer as scikit-learn ships it, at five made-up sites."""
-    from sklearn.datasets import load_breast_cancer as load
-
-    data = load()
-    diagnosis = np.array(data.target_names)[data.target]
-    return _dealt("breast_cancer", data, "diagnosis", diagnosis, "site", CANCER_SHARES, options)
+    return _load_dealt("breast_cancer", options)
 
 
 def load_post_offices(options: SiteTableOptions, data_dir: Path | None, seed: int) -> Source:
     """Handwritten digits as scikit-learn ships them, 64 numbers each, at eight made-up post offices. With 64 to 256
     training rows an office by itself learns some of ten digits, and all of them together far more."""
-    from sklearn.datasets import load_digits as load
-
-    data = load()
-    digits = np.array([f"digit {digit}" for digit in data.target])
-    return _dealt("post_offices", data, "digit", digits, "office", OFFICE_SHARES, options)
+    return _load_dealt("post_offices", options)
 
 
-def _dealt(
-    name: str, data: Any, label: str, target: np.ndarray[Any, Any], kind: str, shares: tuple[float, ...],
-    options: SiteTableOptions,
-) -> Source:  # fmt: skip
-    """Deal rows of scikit-learn to made-up sites at random, the same for every seed: sites differ in size alone."""
+def _load_dealt(name: str, options: SiteTableOptions) -> Source:
+    table, settings = dealt_rows(name, options)
+    source = source_from_table(table, settings, name)
+    number = len(CANCER_SHARES if name == "breast_cancer" else OFFICE_SHARES)
+    source.notes.append(f"the {number} sites are made up: rows of one table, dealt at random")
+    return subsample(source, options.examples, "rows")
+
+
+def dealt_rows(name: str, options: SiteTableOptions) -> tuple[pa.Table, TableOptions]:
+    """A table of scikit-learn's, whose rows are dealt to made-up sites at random, the same for every seed: sites differ
+    in size alone."""
+    from sklearn.datasets import load_breast_cancer, load_digits
+
+    if name == "breast_cancer":
+        data, label, kind, shares = load_breast_cancer(), "diagnosis", "site", CANCER_SHARES
+        target = np.array(data.target_names)[data.target]
+    else:
+        data, label, kind, shares = load_digits(), "digit", "office", OFFICE_SHARES
+        target = np.array([f"digit {digit}" for digit in data.target])
     columns = {str(column): data.data[:, place] for place, column in enumerate(data.feature_names)}
     order = rng.permutation(rng.root(0, f"{name.replace('_', '-')}-sites"), len(target)).numpy()
     ends = np.round(np.cumsum(shares) * len(order)).astype(int)
@@ -229,6 +241,15 @@ def _dealt(
     table = table if options.sites is None else _some_sites(table, options.sites)
     left_out = ("examples", "sites", "split")
     settings = {option: value for option, value in asdict(options).items() if option not in left_out}
-    source = source_from_table(table, TableOptions(label, CLIENT, **settings), name)
-    source.notes.append(f"the {len(shares)} sites are made up: rows of one table, dealt at random")
-    return subsample(source, options.examples, "rows")
+    return table, TableOptions(label, CLIENT, **settings)
+
+
+def site_rows(
+    name: str, options: Mapping[str, Any], data_dir: Path | None = None, seed: int = 0
+) -> tuple[pa.Table, TableOptions]:
+    """The table that a name stands for, and which of its columns is what."""
+    kind = ParkinsonsOptions if name == "parkinsons_telemonitoring" else SiteTableOptions
+    chosen = make_options(kind, dict(options), name)
+    if name in SITE_TABLES:
+        return SITE_TABLES[name].rows(chosen, data_dir, seed)
+    return dealt_rows(name, chosen)

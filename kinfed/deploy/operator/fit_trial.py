@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from kinfed.core import storage
+from kinfed.data import Problem
 from kinfed.data.sources import read_table
 from kinfed.deploy.operator.site_kit import can_name_a_key
 from kinfed.deploy.operator.trial import Site, TrialPlan
@@ -30,14 +31,7 @@ def fit_plan(tables: Sequence[str], columns: Mapping[str, Any], settings: Mappin
     names, problem = list(source.owner_names or ()), source.problem
     if bad := [name for name in names if not can_name_a_key(name) or "," in name or name.isdigit()]:
         raise ConfigError(f"a site is called as its key: letters, digits, - and _, not a number; got {bad[0]!r}")
-    if problem.has_classes and problem.classifies:
-        target: dict[str, Any] = {"classes": ",".join(problem.class_labels)}
-        if any("," in label for label in problem.class_labels):
-            raise ConfigError("names of classes are listed with commas between; one of them holds a comma")
-    elif problem.kind in LEARNT and not problem.shape:
-        target = {"target": LEARNT[problem.kind]}
-    else:
-        raise ConfigError(f"a search over sites predicts classes, one number or counts; this is {problem.in_words()}")
+    target = search_target(problem)
     node = {"ignore": columns.get("ignore"), "split": columns.get("split_column")}
     more = {name: text if isinstance(text, str) else ",".join(text) for name, text in node.items() if text}
 
@@ -53,6 +47,17 @@ def fit_plan(tables: Sequence[str], columns: Mapping[str, Any], settings: Mappin
 
     described = {"label_column": columns["label_column"], "columns": columns.get("columns") or ""}
     return TrialPlan(names, {"method": FIT, "clients": ",".join(names), **described, **target, **settings}, write)
+
+
+def search_target(problem: Problem) -> dict[str, Any]:
+    """Settings that say what a search predicts."""
+    if problem.has_classes and problem.classifies:
+        if any("," in label for label in problem.class_labels):
+            raise ConfigError("names of classes are listed with commas between; one of them holds a comma")
+        return {"classes": ",".join(problem.class_labels)}
+    if problem.kind in LEARNT and not problem.shape:
+        return {"target": LEARNT[problem.kind]}
+    raise ConfigError(f"a search over sites predicts classes, one number or counts; this is {problem.in_words()}")
 
 
 def site_tables(

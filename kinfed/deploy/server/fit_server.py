@@ -58,12 +58,18 @@ from kinfed.tabular import (
     SiteChoices,
     consortium_result,
     contenders_of,
+    is_tried,
     methods_of,
     write_page,
 )  # fmt: skip
 from kinfed.tabular import make_try as try_of
 
 CHECKPOINT = "fit"
+AUTO = "auto"  # in place of names of methods
+OWN_ROUNDS = (
+    "{} takes {} rounds of its own, each a message to every site, and this search has {}; name it (portfolio) to let the "
+    "search take as many"
+)
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,12 @@ class SearchRun:
     key: RunKey
     loop: Loop
     pool: NodePool
+    rounds: int  # at most
+
+    @property
+    def is_over(self) -> bool:
+        done = self.loop.completed > 0 and self.loop.algorithm.is_done(self.loop.server)
+        return self.loop.completed >= self.rounds or done
 
 
 @dataclass
@@ -99,8 +111,9 @@ class FitServer:
         self.status.names = self.roster.names
         self._make_runs()
         completed = self._resume()
-        for round in range(completed + 1, self.settings.rounds + 1):
-            self._round(round)
+        while not all(run.is_over for run in self.alive.values()):
+            completed += 1
+            self._round(completed)
         best = self._judged()
         result = self._settled(best, self._weighed(best))
         write_page(result, self.folder.path)
@@ -155,16 +168,21 @@ class FitServer:
         self.methods = methods_of(self.settings.algorithms, sites, kind)
         for number in range(self.settings.trials):
             for method in self.methods:
+                if not is_tried(number, method):
+                    continue
                 chosen = try_of(number, method, self.settings.model_names, sites, self.settings.seed)
                 try:
                     runs = [self._make_run(RunKey(number, method, part), chosen) for part in range(len(self.parts))]
                 except ConfigError as error:
                     self._leave_out(method, number, str(error))
                     continue
+                if (own := runs[0].rounds) > self.settings.rounds and self.settings.algorithms == AUTO:
+                    self._leave_out(method, number, OWN_ROUNDS.format(method, own, self.settings.rounds))
+                    continue
                 self.alive |= {run.key: run for run in runs}
         self.exchange.say(
             f"search {self.run}: {len(self.methods)} methods, {self.settings.trials} tries each, "
-            f"{len(self.parts) - 1} folds and all rows: {len(self.alive)} runs of {self.settings.rounds} rounds, "
+            f"{len(self.parts) - 1} folds and all rows: {len(self.alive)} runs, {self.settings.rounds} rounds, "
             "one message to each site in a round"
         )
 
@@ -186,7 +204,8 @@ class FitServer:
             "try": key.number, "method": key.method, "part": key.part, "folds": len(self.parts) - 1, "problem": record
         }  # fmt: skip
         pool = NodePool(deployment, self.run, roster, self.exchange, task, up, about)
-        return SearchRun(key, Loop(algorithm, task, pool, population, Schedule(1.0)), pool)
+        loop = Loop(algorithm, task, pool, population, Schedule(1.0))
+        return SearchRun(key, loop, pool, algorithm.rounds_in(self.settings.rounds))
 
     def _leave_out(self, method: str, number: int, reason: str) -> None:
         """Leave a try out: it counts where all its folds do."""
@@ -205,14 +224,15 @@ class FitServer:
         for key, run in self.alive.items():
             prefix = f"{key.name}/"
             own = {name[len(prefix) :]: t for name, t in snapshot.tensors.items() if name.startswith(prefix)}
-            run.loop.load(snapshot.round, own)
+            run.loop.load(snapshot.extra["completed"][key.name], own)
         self.journal, self.exchange.trips = list(snapshot.extra["journal"]), self.trips + snapshot.extra["trips"]
         self.exchange.say(f"resumed after round {snapshot.round}")
         return snapshot.round
 
     def _round(self, round: int) -> None:
-        self.status.update(RUNNING, f"round {round} of {self.settings.rounds}")
-        runs, began = list(self.alive.values()), self.exchange.clock()
+        last = max(self.settings.rounds, round, *(run.rounds for run in self.alive.values() if not run.is_over))
+        self.status.update(RUNNING, f"round {round} of {last}")
+        runs, began = [run for run in self.alive.values() if not run.is_over], self.exchange.clock()
         for run in runs:
             run.pool.reasons = None  # a run that has all it needs asks nobody
         with threads.one_thread():
@@ -221,13 +241,14 @@ class FitServer:
         for run, report in zip(runs, reports, strict=True):
             self.journal.append(journal_line(run.key, report))
         tensors = {f"{k.name}/{name}": t for k, run in self.alive.items() for name, t in run.loop.state().items()}
-        extra = {"left_out": self.left_out, "journal": self.journal, "trips": self.trips}
+        done = {key.name: run.loop.completed for key, run in self.alive.items()}
+        extra = {"left_out": self.left_out, "journal": self.journal, "trips": self.trips, "completed": done}
         self.folder.checkpoints.save(CHECKPOINT, round, tensors, extra)
         lines = "".join(storage.to_json(line) + "\n" for line in self.journal)
         storage.write_atomically(self.folder.path / "rounds.jsonl", lines.encode())
         nbytes = sum(report.bytes_down + report.bytes_up for report in reports)
         self.exchange.say(
-            f"round {round} of {self.settings.rounds}: {len(self.alive)} runs at {len(self.roster.names)} sites in "
+            f"round {round} of {last}: {len(runs)} runs at {len(self.roster.names)} sites in "
             f"{self.exchange.clock() - began:.1f} s, {nbytes / 1e6:.2f} MB"
         )
 
@@ -282,7 +303,7 @@ class FitServer:
         contenders = [one for method in self.methods for one in contenders_of(method)]
         with threads.one_thread():
             steps: list[Steps[None]] = [
-                run.pool.judging(*run.loop.to_evaluate()[:2], self.settings.rounds, run.loop.to_evaluate()[2])
+                run.pool.judging(*run.loop.to_evaluate()[:2], run.loop.completed, run.loop.to_evaluate()[2])
                 for run in runs
             ]
             in_step([*steps, self._ask(JUDGE, figures, read_figures)])
@@ -341,7 +362,8 @@ class FitServer:
         reasons: dict[str, str] = {}
         for name, reason in self.left_out.items():
             method = name.partition("/")[2]
-            if all(f"{number}/{method}" in self.left_out for number in range(self.settings.trials)):
+            tried = [number for number in range(self.settings.trials) if is_tried(number, method)]
+            if all(f"{number}/{method}" in self.left_out for number in tried):
                 reasons[method] = reason
         return reasons
 
