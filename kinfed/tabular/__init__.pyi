@@ -13,7 +13,6 @@ from kinfed.tabular.fitting import load_sites as load_sites
 from kinfed.tabular.home_search import ChosenTries as ChosenTries
 from kinfed.tabular.home_search import HomeSearch as HomeSearch
 from kinfed.tabular.home_search import SiteChoices as SiteChoices
-from kinfed.tabular.insured import Insured as Insured
 from kinfed.tabular.insured import insure as insure
 from kinfed.tabular.portfolio import Try as Try
 from kinfed.tabular.portfolio import contenders_of as contenders_of

@@ -39,6 +39,7 @@ from kinfed.theory import joint_gains
 
 ROWS_DRAWN = 20_000_000  # rows of all bootstrap draws of one contender together, at most
 DRAWS_KEPT = 30_000_000  # advantages of all contenders at all sites in all draws, at most
+EQUAL = 1e-6  # advantages that differ by less of the largest are equal
 FEWEST_DRAWS = 100
 Floats = NDArray[np.float64]
 
@@ -150,9 +151,9 @@ def best_together(advantages: Mapping[str, Advantage], sites: int) -> list[str |
 
 
 def _largest(expected: Mapping[str, Tensor]) -> list[str]:
-    """[K] the name with the largest entry; the first among equals, which argmax does not promise."""
+    """[K] the name with the largest entry; the first among those that differ by rounding only."""
     names, rows = list(expected), torch.stack(list(expected.values()))
-    first = (rows == rows.max(0).values).to(torch.int64).cummax(0).values.sum(0)
+    first = (rows >= rows.max(0).values - EQUAL * rows.abs().max()).to(torch.int64).cummax(0).values.sum(0)
     return [names[len(names) - int(count)] for count in first]
 
 

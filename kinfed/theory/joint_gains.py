@@ -68,13 +68,13 @@ def joint_gains(seen: Floats, covariance: Floats) -> JointGains:
     if not models or not known.any():
         return JointGains(np.zeros(models), np.zeros(models), nothing, np.zeros((sites, models, models)))
     a, S = seen[known], covariance[known]
-    unit = _units(a, S)
-    a, S = a / unit, S / np.outer(unit, unit)
-    error = np.trace(S, axis1=1, axis2=2) / models  # [K]
-    if not error.any():  # no contender ever differs from learning alone
+    if not S.any():  # no contender ever differs from learning alone
         return JointGains(np.zeros(models), np.zeros(models), nothing, np.zeros((sites, models, models)))
     # Contenders that agree in every row of a site have a singular S.
+    error = np.trace(S, axis1=1, axis2=2) / models  # [K]
     S = S + SMALLEST_ERROR * (error + SMALLEST_ERROR * error.mean())[:, None, None] * np.eye(models)
+    unit = _units(a, S)
+    a, S = a / unit, S / np.outer(unit, unit)
     T = _between_sites(a, S)
     weight = np.linalg.inv(T + S)  # [K, M, M]
     C = np.linalg.inv(weight.sum(0))

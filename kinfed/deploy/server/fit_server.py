@@ -67,8 +67,8 @@ from kinfed.tabular import make_try as try_of
 CHECKPOINT = "fit"
 AUTO = "auto"  # in place of names of methods
 OWN_ROUNDS = (
-    "{} takes {} rounds of its own, each a message to every site, and this search has {}; name it (portfolio) to let the "
-    "search take as many"
+    "{} takes {} rounds of its own, each a message to every site, and this search has {}; name it (portfolio) to let "
+    "the search take as many"
 )
 
 
