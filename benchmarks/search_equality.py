@@ -99,7 +99,9 @@ def differences(
     wrong, figure, weight = [], 0.0, 0.0
     left_out = {name for name, reason in ours.left_out.items() if OWN not in reason}
     if left_out != pooled.left_out.keys():
-        wrong.append(f"left out: {sorted(left_out)} and {sorted(pooled.left_out)}")
+        wrong.append(
+            f"left out: {[(name, ours.left_out[name][:200]) for name in left_out]} and {sorted(pooled.left_out)}"
+        )
     theirs = {one.name: one for one in pooled.contenders}
     for one in ours.contenders:
         other = theirs[one.name]

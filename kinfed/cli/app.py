@@ -8,6 +8,7 @@ import click
 import typer
 from typer import Option
 
+from kinfed.cli import deploy_ask_command as question_commands
 from kinfed.cli import (
     deploy_command,
     doctor_command,
@@ -71,6 +72,7 @@ for name in ("reproduce", "bench"):
 app.command()(predict_command.predict)
 app.command()(doctor_command.doctor)
 site_commands.add_to(deploy_command.deploy)
+question_commands.add_to(deploy_command.deploy)
 app.add_typer(deploy_command.deploy, name="deploy")
 app.add_typer(vault_command.vault, name="vault")
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
 
-from kinfed.cli.fit_command import MOST_SENTENCES, show_gains
-from kinfed.cli.fit_command import TEXTS as FIT_TEXTS
 from kinfed.cli.parameters import (
     CommandGroup,
-    DeclaredCommand,
-    OptionPanel,
     Plugins,
     SettingsCommand,
     TrustPlugins,
@@ -45,7 +40,6 @@ TEXTS = {
 }
 
 
-SEARCH_ROUNDS = 20  # by default: each is a message to every site
 Cold = Annotated[bool, Option("--cold", help="Start a Python for every message.")]
 
 
@@ -64,65 +58,24 @@ def up(
 
     config = replace(settings_of(context).make_config(DEFAULTS), clients=local)
     trial = Trial.of_run(out, config, seconds, warm=not cold)
-    sites = _run(trial)
+    sites = run_trial(trial)
     say(f"page     {build([trial.run_folder], trial.run_folder / 'report.html')}")
     _say_what_next(out, sites)
 
 
-def _run(trial: Trial) -> list[Site]:
+def run_trial(trial: Trial) -> list[Site]:
     """Run a trial, and say what is left where it stops."""
-    from kinfed.deploy import TrialStopped, stop_signals
+    from kinfed.deploy import RunStopped, stop_signals
 
     with stop_signals() as should_stop:
         try:
             return trial.run(say, should_stop)
-        except TrialStopped:
+        except RunStopped:
             say(f"stopped; no process is left. What was written is in {trial.folder}")
             raise typer.Exit(130) from None
         except PoolError as error:
             logs = trial.folder / "logs"
             raise PoolError(f"{error}\nall processes were ended; the logs are in {logs}") from None
-
-
-def fit_panels() -> Iterator[OptionPanel]:
-    from kinfed.data.sources import TableOptions
-    from kinfed.tabular import FitSettings
-
-    columns = ("client_column", "label_column", "task", "columns", "ignore", "split_column", "encoding")
-    yield OptionPanel("Table", TableOptions, columns)
-    names = ("algorithms", "models", "metric", "trials", "folds", "rounds", "steps", "test_fraction", "seed")
-    yield OptionPanel("Search", FitSettings, names)
-
-
-def fit(
-    context: typer.Context,
-    tables: Annotated[
-        list[str], Argument(help="A .csv or .parquet file with a column of sites, or one file per site.")
-    ],
-    out: Annotated[Path, Option("--out", "-o", help="Folder for the run, the sites and the logs.")] = Path("trial"),
-    resume: Annotated[bool, Option("--resume", help="Go on with a trial that was stopped.")] = False,
-    certified: Annotated[bool, Option(help="Sites take a federated model only where test rows show a gain.")] = False,
-    seconds: Annotated[float, Option(help="Time limit in seconds.", min=1)] = 3600.0,
-    cold: Cold = False,
-) -> None:
-    """Try a search on this machine: a node per site, which shows its rows to nobody, and a page for each and for all.
-
-    Between real sites the same is an app with method = "fit" (kinfed deploy init), started by flwr run."""
-    from kinfed.deploy import Trial, fit_plan
-    from kinfed.tabular import PAGE, FitResult, FitSettings
-
-    typed = dict(context.obj)
-    search = {name: typed.pop(name) for name in list(typed) if name in FitSettings.__dataclass_fields__}
-    renamed = {"algorithms": "portfolio", "folds": "search_folds"}  # other settings of a deployment are called so
-    search = {renamed.get(name, name): value for name, value in search.items()}
-    settings = {"rounds": SEARCH_ROUNDS, **search, "deploy": "certified" if certified else "chosen"}
-    trial = Trial(out, fit_plan(tables, typed, settings), seconds, warm=not cold, resume=resume)
-    sites = _run(trial)
-    show_gains(FitResult.read(trial.run_folder), MOST_SENTENCES)
-    say(f"page     {trial.run_folder / PAGE}, for all; it holds one sentence per site")
-    for site in sites:
-        page = next(iter(sorted(site.vault.rglob(PAGE))), site.vault)
-        say(f"page     {page}, which stays at {site.client}, with its model beside it")
 
 
 def _say_what_next(out: Path, sites: list[Site]) -> None:
@@ -230,6 +183,5 @@ def status(
 
 def add_to(group: CommandGroup) -> None:
     group.command(cls=SettingsCommand.taking(*SETTINGS, texts=TEXTS))(up)
-    group.command(cls=DeclaredCommand.of(fit_panels, texts=FIT_TEXTS, after="tables", default_form=" ({})."))(fit)
     for command in (server, node, kit, status):
         group.command()(command)

@@ -1,6 +1,7 @@
 from kinfed.data.audit import findings as findings
 from kinfed.data.audit.findings import Finding as Finding
 from kinfed.data.audit.rows_audit import audited as audited
+from kinfed.data.audit.unit_differences import multiple_of_others as multiple_of_others
 from kinfed.data.examples.arrays import name_keys as name_keys
 from kinfed.data.examples.augment import augmentation as augmentation
 from kinfed.data.examples.batches import Batch as Batch

@@ -29,6 +29,8 @@ from kinfed.tabular import FitSettings, Try
 
 STANDARD, NONE = "standard", "none"
 FIT = "fit"  # in place of a method: a search over many (kinfed.deploy.server.fit_server)
+DESCRIBE, EVALUATE = "describe", "evaluate"  # likewise: what tables are like, and how models do at every site
+QUESTIONS = (FIT, DESCRIBE, EVALUATE)
 AUTOMATIC_VALIDATION = 0.2  # share of training examples, where a method needs validation and none is asked for
 
 SECTIONS = {
@@ -45,7 +47,7 @@ SECTIONS = {
         "test_fraction", "validation",
     ),
     'a search over methods (method = "fit", docs/deployment.md)': (
-        "portfolio", "models", "trials", "search_folds", "deploy",
+        "portfolio", "models", "trials", "search_folds", "deploy", "judged",
     ),
     "protection (docs/deployment.md, docs/privacy.md)": (
         "keys", "largest_count", "drift", "largest_value", "largest_norm", "robust", "dp_noise", "dp_epsilon",
@@ -88,7 +90,11 @@ class Deployment:
     deadline: float = option(600.0, "Seconds that a round waits for its clients.", gt=0)
     wait: float = option(600.0, "Seconds that the start waits for all clients to appear.", gt=0)
     patience: int = option(3, "Rounds in a row without quorum after which the run stops.", ge=1)
-    method: str = option("ditto", 'Method (kinfed list algorithms), or "fit": try many and let every site choose.')
+    method: str = option(
+        "ditto",
+        'Method (kinfed list algorithms), or "fit": try many and let every site choose; "describe": tables; '
+        '"evaluate": models, at every site.',
+    )
     portfolio: str = option_of(FitSettings, "algorithms", "auto", "Of fit: methods to try beside local and fedavg.")
     models: str = option_of(FitSettings, "models")
     trials: int = option_of(FitSettings, "trials")
@@ -96,6 +102,7 @@ class Deployment:
     deploy: Literal["chosen", "certified"] = option(
         "chosen", "Of fit: a site takes what folds chose, or that where its test rows show a gain."
     )
+    judged: str = option("", "Of evaluate: files of models on the server (kinfed export), or a folder of them.")
     options: str = option("", 'Of the method, the model and the rule: "lam=0.5 model.width=8 robust.share=0.2".')
     seed: int = option(0, "Of all draws but the noise and samples of private training.")
     classes: Names = option("10", 'How many (labels 0, 1, ...), or their names: "benign,malignant".')
@@ -168,11 +175,11 @@ class Deployment:
                 raise ConfigError(
                     f"target = {self.target}: only a search (fit) learns the mean of a target; give its record"
                 )
+            self._check_question()
             if changed := [name for name in SEARCH if getattr(self, name) != self.__dataclass_fields__[name].default]:
                 raise ConfigError(f'{changed[0]} is of a search; set method = "fit", or leave it out')
             return
-        protected = ("dp_noise", "dp_epsilon", "user_noise", "user_epsilon", "secure_sum", "robust")
-        if used := [name for name in protected if self.run_settings.get(name) not in (None, "", "none", 0, False)]:
+        if used := self._protections:
             raise ConfigError(
                 f"{used[0]}: a search chooses by exact figures of every site and trains a hundred models, which no "
                 "privacy of one run covers; choose a method by fit on data that need none, and deploy that one"
@@ -183,6 +190,24 @@ class Deployment:
             raise ConfigError("options are of one method; a search tries its own (trials)")
         if self.run_settings.get("participation", 1) != 1:
             raise ConfigError("every site takes part in every round of a search; leave out participation")
+
+    @property
+    def _protections(self) -> list[str]:
+        """Settings of the run that protect updates, where they are set."""
+        protected = ("dp_noise", "dp_epsilon", "user_noise", "user_epsilon", "secure_sum", "robust")
+        return [name for name in protected if self.run_settings.get(name) not in (None, "", "none", 0, False)]
+
+    def _check_question(self) -> None:
+        """Refuse settings that have no meaning where nothing is trained."""
+        if self.judged and self.question != EVALUATE:
+            raise ConfigError('judged names models; set method = "evaluate", or leave it out')
+        if self.question == EVALUATE and not self.judged:
+            raise ConfigError("evaluate needs models: judged = a folder of .safetensors files, or their names")
+        if self.question and self._protections:
+            raise ConfigError(
+                f"{self._protections[0]}: nothing is trained by {self.question}; owners protect what it asks for by "
+                "rules of their own (evaluation_noise, smallest_count)"
+            )
 
     def _check_model(self) -> None:
         """Refuse options, a metric or a loss that the model and the problem do not know, before anybody is asked."""
@@ -214,6 +239,11 @@ class Deployment:
             deploy=self.deploy, rounds=self.run.rounds, metric=self.run_settings.get("metric", "auto"), seed=self.seed,
             test_fraction=self.test_fraction, **own,
         )  # fmt: skip
+
+    @property
+    def question(self) -> str:
+        """What is asked in place of a method; "": nothing."""
+        return self.method.strip() if self.method.strip() in QUESTIONS else ""
 
     def of_try(self, chosen: Try, problem: Mapping[str, Any] | None) -> Deployment:
         """The deployment of one run of a search; `problem` is that of its training rows, where it has no classes."""
@@ -313,7 +343,7 @@ class Deployment:
         """The configuration of the run; settings of deployments that decide results are options of its data set."""
         what = ("target",) if self.target.strip() else ("classes",)
         data = {name: getattr(self, name) for name in (*what, "features", "scaling", "test_fraction", "clients")}
-        method = LOCAL if self.method.strip() == FIT else self.method.strip()
+        method = LOCAL if self.question else self.method.strip()
         owned = ("model.", "robust.")
         sets = tuple(text if text.startswith(owned) else f"{method}.{text}" for text in self.options.split())
         fixed = {
@@ -324,7 +354,7 @@ class Deployment:
 
     @cached_property
     def algorithm(self) -> AnyAlgorithm:
-        method = LOCAL if self.method.strip() == FIT else self.method.strip()
+        method = LOCAL if self.question else self.method.strip()
         if list(self.run.algorithms) != [method]:
             raise ConfigError(f"a deployment runs one method, given by its name; got {self.method!r}")
         options = dict(self.run.algorithms[method])
@@ -352,7 +382,9 @@ class Deployment:
         planned = self.run.dp_epsilon is not None or self.run.user_epsilon is not None
         rounds = self.run.rounds if planned else 1
         run = replace(self.run, rounds=rounds).fingerprint()
-        return run if self.search is None else f"{run}-{_short_digest(self.search.dump())}"
+        asked = {DESCRIBE: {"ask": DESCRIBE}, EVALUATE: {"ask": EVALUATE, "judged": self.judged}}.get(self.question)
+        asked = asked if self.search is None else self.search.dump()
+        return run if asked is None else f"{run}-{_short_digest(asked)}"
 
 
 def describe_setting(name: str) -> tuple[Any, str]:

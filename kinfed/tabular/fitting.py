@@ -18,7 +18,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import torch
@@ -72,8 +72,16 @@ AUDIT = "audit.json"
 SITE = "site"  # the column that names the file of a row, where a table is several files
 
 
+class AskedSites(Protocol):
+    """Sites that are asked where they are, such as kinfed.deploy.Sites."""
+
+    def fit(self, settings: FitSettings, out: Path | str, **more: Any) -> FitResult:
+        """The result of a search at them."""
+
+
 def fit(
-    table: Any, *, out: Path | str | None = None, resume: bool = False, minutes: float | None = None,
+    table: Any = None, *, sites: AskedSites | None = None, out: Path | str | None = None, resume: bool = False,
+    minutes: float | None = None,
     settings: FitSettings | None = None, data: Path | None = None, page: bool = True,
     observer: FitObserver | None = None, should_stop: Callable[[], bool] = lambda: False, accept: str = "",
     **options: Any,
@@ -83,6 +91,7 @@ def fit(
     - `table`: a CSV or Parquet file, several of them (one per site), a frame, or the name of a data set with sites.
     - `options`: fields of FitSettings (algorithms, models, trials, folds, rounds, metric, ...) and, for tables, of
       kinfed.data.sources.TableOptions (client_column, label_column; also split_column, ignore, columns, task).
+    - `sites` in place of a table: running nodes, each with rows of its own that stay there (kinfed.deploy.Sites).
     - `minutes` bounds the time; with `out` everything is written there and can be resumed (`resume`).
     - The data are audited first; `accept` names findings that are not to be refused (kinfed.data.audit).
 
@@ -99,6 +108,12 @@ def fit(
     if settings is not None and own:
         raise ConfigError("give either FitSettings or settings by name, not both")
     settings = FitSettings(**own) if settings is None else settings
+    if sites is not None:
+        if table is not None or out is None or minutes is not None or data is not None:
+            raise ConfigError(
+                "sites have their own rows and time: fit(sites=..., out=...) takes no table, data, minutes"
+            )
+        return sites.fit(settings, out, **options)
     if minutes is not None and not minutes > 0:
         raise ConfigError(f"minutes must be above 0; got {minutes}")
     source = replace(load_sites(table, options, data, settings.seed), is_val=None)

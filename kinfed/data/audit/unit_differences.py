@@ -72,6 +72,19 @@ def _questions(column: str, values: Array, owner: Array, names: Sequence[str]) -
     return questions
 
 
+def multiple_of_others(place: int, others: Array, middle: Array, spread: Array) -> float:
+    """How many times the values of other sites those of a site are, by `middle` and `spread` [K] of all; 0 if they are
+    no multiple."""
+    usual, usual_spread = float(np.median(middle[others])), float(np.median(spread[others]))
+    ratio = float(middle[place]) / usual if usual > 0 and middle[place] > 0 else 0.0
+    same = ratio > 0 and 1 / SAME_RATIO <= spread[place] / max(usual_spread, 1e-300) / ratio <= SAME_RATIO
+    if not same or 1 / RATIO < ratio < RATIO or not bool((middle[others] > 0).all()):
+        return 0.0
+    logs = np.log(middle[others])
+    agreement = max(float(np.median(np.abs(logs - np.median(logs)))), AGREEMENT)
+    return ratio if abs(np.log(ratio)) >= TIMES * agreement else 0.0
+
+
 def _suspects(median: Array, spread: Array) -> Array:
     """Places of sites that are worth a look: the farthest from the middle, of sites with values that vary."""
     middle = np.median(median)
@@ -82,14 +95,8 @@ def _kind(place: int, others: Array, median: Array, spread: Array, elsewhere: Ar
     """Sentence on unusual values of a site; "" if there are none."""
     low, high = np.quantile(elsewhere, [0.01, 0.99])
     outside = max(median[place] - high, low - median[place])
-    usual, usual_spread = float(np.median(median[others])), float(np.median(spread[others]))
-    ratio = median[place] / usual if usual > 0 and median[place] > 0 else 0.0
-    same = ratio > 0 and 1 / SAME_RATIO <= spread[place] / max(usual_spread, 1e-300) / ratio <= SAME_RATIO
-    if same and not 1 / RATIO < ratio < RATIO and bool((median[others] > 0).all()):
-        logs = np.log(median[others])
-        agreement = max(float(np.median(np.abs(logs - np.median(logs)))), AGREEMENT)
-        if abs(np.log(ratio)) >= TIMES * agreement:
-            return f"about {ratio:.2g} times the values of other sites"
+    if ratio := multiple_of_others(place, others, median, spread):
+        return f"about {ratio:.2g} times the values of other sites"
     if outside > BEYOND * (high - low) > 0:
         return "values far from those of all other sites"
     return ""

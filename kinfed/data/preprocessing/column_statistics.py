@@ -116,6 +116,13 @@ class TableStatistics:
     sites: int = 1
 
     @classmethod
+    def of_table(
+        cls, table: pa.Table, names: Iterable[str], columns: Mapping[str, Kind], where: str
+    ) -> TableStatistics:
+        """Those of some columns of a whole table."""
+        return ReadTable.read(table, names, columns, where).collect()[0]
+
+    @classmethod
     def merged(cls, messages: Iterable[TableStatistics], columns: Mapping[str, Kind]) -> TableStatistics:
         """`columns`: kinds that the user declared."""
         return functools.reduce(lambda merged, message: merged.merge(message, columns), messages)

@@ -197,8 +197,10 @@ def __getattr__(name: str) -> Any:
 
 
 NAMES = ("Anton", "Berta", "Caesar", "Dora", "Emil", "Friedrich", "Gustav", "Heinrich")
-CANCER_SHARES = (0.4, 0.25, 0.15, 0.12, 0.08)
-OFFICE_SHARES = (0.19, 0.17, 0.15, 0.14, 0.12, 0.1, 0.08, 0.05)
+DEALT: dict[str, tuple[float, ...]] = {  # shares of the rows by site
+    "breast_cancer": (0.4, 0.25, 0.15, 0.12, 0.08),
+    "post_offices": (0.19, 0.17, 0.15, 0.14, 0.12, 0.1, 0.08, 0.05),
+}
 
 
 def load_breast_cancer(options: SiteTableOptions, data_dir: Path | None, seed: int) -> Source:
@@ -215,8 +217,7 @@ def load_post_offices(options: SiteTableOptions, data_dir: Path | None, seed: in
 def _load_dealt(name: str, options: SiteTableOptions) -> Source:
     table, settings = dealt_rows(name, options)
     source = source_from_table(table, settings, name)
-    number = len(CANCER_SHARES if name == "breast_cancer" else OFFICE_SHARES)
-    source.notes.append(f"the {number} sites are made up: rows of one table, dealt at random")
+    source.notes.append(f"the {len(DEALT[name])} sites are made up: rows of one table, dealt at random")
     return subsample(source, options.examples, "rows")
 
 
@@ -226,14 +227,14 @@ def dealt_rows(name: str, options: SiteTableOptions) -> tuple[pa.Table, TableOpt
     from sklearn.datasets import load_breast_cancer, load_digits
 
     if name == "breast_cancer":
-        data, label, kind, shares = load_breast_cancer(), "diagnosis", "site", CANCER_SHARES
+        data, label, kind = load_breast_cancer(), "diagnosis", "site"
         target = np.array(data.target_names)[data.target]
     else:
-        data, label, kind, shares = load_digits(), "digit", "office", OFFICE_SHARES
+        data, label, kind = load_digits(), "digit", "office"
         target = np.array([f"digit {digit}" for digit in data.target])
     columns = {str(column): data.data[:, place] for place, column in enumerate(data.feature_names)}
     order = rng.permutation(rng.root(0, f"{name.replace('_', '-')}-sites"), len(target)).numpy()
-    ends = np.round(np.cumsum(shares) * len(order)).astype(int)
+    ends = np.round(np.cumsum(DEALT[name]) * len(order)).astype(int)
     site = np.empty(len(order), object)
     for own, rows in zip(NAMES, np.split(order, ends[:-1]), strict=False):
         site[rows] = f"{kind} {own}"

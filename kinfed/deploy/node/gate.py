@@ -9,6 +9,10 @@
                                                                                         nodes, of the whole client
     all of a search         evaluate names test; refused where the owner protects       none: it is exact
                             anything (min_noise, epsilon, user_epsilon, secure sums)
+    description of a table  describe, smallest_count; under privacy noised counts of    under privacy, of all rows
+                            gaps alone, refused under user_epsilon; or sums = "yes"
+    scores of models that   evaluate, smallest_count; not of rows that private          as scores
+    a server brings         training uses
     scores                  evaluate; never of rows that private training uses          under min_noise or epsilon, of
                                                                                         the rows; or exact_scores; none
                                                                                         leave under user_epsilon
@@ -35,11 +39,11 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -48,9 +52,11 @@ from kinfed.core import storage
 from kinfed.data import SPLITS, Cohort, Split
 from kinfed.deploy.node.node_settings import NodeSettings, Refused
 from kinfed.deploy.node.privacy_log import (
+    COUNTS,
     HELD_OUT_ROWS,
     SCORES,
     SUM,
+    TRAINING_ROWS,
     WHOLE_CLIENT,
     Answered,
     ByNoise,
@@ -60,7 +66,7 @@ from kinfed.deploy.node.privacy_log import (
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.node.vault_entry import VaultEntry, now
 from kinfed.deploy.settings import STANDARD, Deployment
-from kinfed.deploy.transport.wire import EVALUATE, EXACT, MASK, TRAIN, Arrays, MessageError, Packet, bundled
+from kinfed.deploy.transport.wire import DESCRIBE, EVALUATE, EXACT, MASK, TRAIN, Arrays, MessageError, Packet, bundled
 from kinfed.engine import Score, Task, task_for
 from kinfed.errors import ConfigError, KinfedError, ModelError, StorageError
 from kinfed.privacy import Event, Events, Privacy, PrivateTask, Record, merge, new_nonce, planned_costs
@@ -75,6 +81,7 @@ _WITHOUT_EXAMPLES = (ConfigError, MessageError, ModelError, StorageError)  # err
 _ONE_SUM = (Event(1.0, 1, 1),)  # the server knows who is in a sum: nothing is hidden by sampling
 _PATH = re.compile(r"(?<![\w.<])(?:~|[A-Za-z]:)?[/\\][^\s'\"<>:;,()]+")
 _LOG = logging.getLogger("kinfed.node")
+Noise = Callable[[Tensor], Tensor]  # for sums [..., n]: independent numbers of that shape
 
 
 class Withheld(KinfedError):
@@ -272,6 +279,58 @@ class Gate:
                 "covers that. Leave these columns out (features in the run, ignore in --node-config)"
             )
 
+    def check_describe(self, rows: int) -> None:
+        client, rules = self.client, self.rules
+        if not rules.describe:
+            raise Refused(f"the owner of {client} gives no description of its table (describe)")
+        if rows < rules.smallest_count:
+            raise Refused(f"{client} has fewer rows than the owner describes (smallest_count = {rules.smallest_count})")
+        if rules.hides_client and not rules.sums:
+            raise Refused(
+                f"{client} gives no description: it is hidden as a whole, which no count of its rows respects"
+            )
+
+    def check_judged(self, rows: int) -> None:
+        """Refuse to judge models that a server brings on a few rows, and where the client is hidden as a whole."""
+        client, rules = self.client, self.rules
+        if rows < rules.smallest_count:
+            raise Refused(f"{client} judges models on {rules.smallest_count} rows at least (smallest_count)")
+        if rules.hides_client and not rules.exact_scores:
+            raise Refused(f"the owner of {client} keeps figures of evaluations (user_epsilon)")
+
+    # ---- answers with noise, of no training ----
+
+    def at_price(
+        self, kind: str, question: Packet, entry: VaultEntry, events: Events, make: Callable[[Noise], Packet], *,
+        data: Mapping[str, Any],
+    ) -> Released:  # fmt: skip
+        """An answer of noised sums [..., n], none of which a row changes by more than one: `make` is given the noise,
+        of the owner's deviation in units of √n, and `events` has one release for each of the others. It is priced
+        before it is made, and the same question gets the same answer. `data` is what it depends on beside the order."""
+        rules, booked = self.rules, COUNTS if kind == DESCRIBE else SCORES
+        noise = rules.evaluation_noise
+        if not noise:
+            raise Refused(f"the owner of {self.client} keeps such figures (evaluation_noise = 0)")
+        parts = [kind, question.digest(), dataclasses.asdict(self.settings), data]
+        digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+        with self.ledger.locked(), entry.locked():
+            page = self.ledger.read()
+            if page.knows(digest):
+                former = entry.answer(kind, digest)
+                if former is None:
+                    raise Refused(f"{self.client} has answered this before and no longer has the answer")
+                return Released(former.header, former.groups)
+            for rows in (TRAINING_ROWS, HELD_OUT_ROWS):
+                if booked in rows and not math.isinf(rules.epsilon):
+                    who = f"the owner of {self.client} allows"
+                    _hold(page.spent(kinds=rows), noise, events, rules.delta, rules.epsilon, who)
+            self.ledger.note(rules.named(), page.roles)
+            self.ledger.enter(Answered(digest, entry.run, booked, 0, noise, events, now()))
+            draws = self.vault.secret(self.client).draws(bytes.fromhex(digest), new_nonce())
+            answer = make(_noise_of(draws.noise, noise))
+            entry.keep_answer(kind, digest, answer)
+        return Released(answer.header, answer.groups)
+
     # ---- answers from examples ----
 
     def request(self, prepared: Preparation, entry: VaultEntry, state: Mapping[str, Tensor]) -> PlainRequest:
@@ -457,6 +516,14 @@ class PrivateRequest(PlainRequest):
             spent = self._page.spent(self.order.require("run", str), [TRAIN])
             events = merge(events, self._declared(EVALUATE))
             _hold(spent, self.noise, events, self.privacy.delta, limit, f"the run promises {client}")
+
+
+def _noise_of(draws: Callable[[Tensor, Tensor], Tensor], noise: float) -> Noise:
+    def of(sums: Tensor) -> Tensor:
+        deviation = noise * math.sqrt(sums.shape[-1])
+        return deviation * draws(torch.zeros(1, dtype=torch.int64), sums.reshape(1, -1))[0].reshape(sums.shape)
+
+    return of
 
 
 def _hold(spent: ByNoise, noise: float, events: Events, delta: float, limit: float, who: str) -> None:

@@ -50,10 +50,11 @@ class Node:
     def of(cls, node_config: Mapping[str, Any], run_config: Mapping[str, Any], number: int = 0) -> Node:
         """`number`: the one under which the transport knows this node."""
         deployment = Deployment.parse(run_config)
-        if deployment.search is None:
-            kind: type[NodeClient] = NodeClient
-        else:
-            from kinfed.deploy.node.fit_client import FitClient as kind  # it is made of NodeClients
+        kind: type[NodeClient] = NodeClient
+        if deployment.search is not None:
+            from kinfed.deploy.node.fit_client import FitClient as kind  # these are made of NodeClients
+        elif deployment.question:
+            from kinfed.deploy.node.question_client import QuestionClient as kind
 
         return cls({one.client: kind(one, deployment) for one in NodeSettings.parse_all(node_config)}, number)
 
@@ -116,15 +117,19 @@ class NodeClient:
         """The client's greeting, signed, with the shape of its data: counts, not contents."""
         from kinfed.deploy.transport.client_keys import sign_greeting
 
-        own = load_client_data(self.settings, self.deployment)
-        federation, features = own.divided(own.federation, self.deployment), own.federation.features
-        greeting = {
-            "name": self.name, "group": self.settings.group, "columns": own.inputs,
-            "counts": [int(federation.split(name).count[0]) for name in SPLITS], "shape": list(features.shape),
-            "rows": int(own.federation.train.count[0]), "tokens": features.is_tokens, "own_roles": bool(own.roles),
-        }  # fmt: skip
+        greeting = {"name": self.name, "group": self.settings.group, **self.shape_of_data()}
         where, key = self._identity()
         return self.gate.release(wire.HELLO, Packet(sign_greeting(key, where, greeting, nonce, node)), "a greeting")
+
+    def shape_of_data(self) -> dict[str, Any]:
+        """What the greeting says of the client's data."""
+        own = load_client_data(self.settings, self.deployment)
+        federation, features = own.divided(own.federation, self.deployment), own.federation.features
+        return {
+            "columns": own.inputs, "counts": [int(federation.split(name).count[0]) for name in SPLITS],
+            "shape": list(features.shape), "rows": int(own.federation.train.count[0]), "tokens": features.is_tokens,
+            "own_roles": bool(own.roles),
+        }  # fmt: skip
 
     def _identity(self) -> tuple[Path, bytes]:
         """File of the client's private key, and the key."""

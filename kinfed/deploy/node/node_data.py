@@ -172,7 +172,7 @@ def load_client_data(node: NodeSettings, deployment: Deployment) -> ClientData:
         rows = replace(rows, is_val=None)
     federation = rows.federation(
         node.client, problem, Features(raw), deployment.test_fraction, deployment.seed,
-        stratify=deployment.search is not None,
+        stratify=bool(deployment.question),  # the rows that a search sets aside
     )  # fmt: skip
     return ClientData(federation, columns, None if rows.read is None else rows, *named, roles, text)
 

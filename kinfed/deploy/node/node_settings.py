@@ -59,6 +59,10 @@ class NodeRules:
         False, "Give exact counts and sums of features for a common scaling although training is private; the names of "
         "categories are never given under privacy.",
     )  # fmt: skip
+    describe: Permission = option(True, "Say what the table is like before any model: means, gaps, large counts.")
+    smallest_count: int = option(
+        5, "Counts of fewer rows leave in no description, and models are judged on no fewer rows.", ge=1
+    )
     strict: Permission = option(False, "Refuse methods that send anything that epsilon does not cover.")
     require_secure_aggregation: Permission = option(False, "Never send an update but as a part of a secure sum.")
     least_clients: int = option_of(SecureSettings, "least")

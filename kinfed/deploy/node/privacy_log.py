@@ -31,9 +31,10 @@ from kinfed.privacy import Event, Events, merge
 FORMAT = "kinfed-books-1"
 SCORES = "scores"  # kind of an entry: noised figures of an evaluation
 SUM = "sum"  # likewise: a masked update with a share of user-level noise
+COUNTS = "counts"  # likewise: noised counts of a description, of all rows
 # What is protected, and the kinds of entries that its epsilon is computed from. No row is in two of the first two: the
-# owner says which rows are for what, for good. The third is the client as a whole.
-TRAINING_ROWS, HELD_OUT_ROWS, WHOLE_CLIENT = (TRAIN, EVALUATE), (SCORES,), (SUM,)
+# owner says which rows are for what, for good; descriptions are of both. The third is the client as a whole.
+TRAINING_ROWS, HELD_OUT_ROWS, WHOLE_CLIENT = (TRAIN, EVALUATE, COUNTS), (SCORES, COUNTS), (SUM,)
 _LOG = logging.getLogger("kinfed.node")
 _WAY_OUT = "Restore it from a copy; without its ledger a client answers nothing"
 

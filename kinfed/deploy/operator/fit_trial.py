@@ -1,4 +1,4 @@
-"""A search on one machine, with a node for every site of a table: what `kinfed deploy fit TABLE` does.
+"""Questions to sites on one machine, with a node for every site of a table: what `kinfed deploy fit TABLE` does.
 
 Every site gets a file with its own rows, and a node that reads no other. The splits, folds and choices are those of
 `kinfed fit` on the whole table with the same settings.
@@ -17,21 +17,40 @@ from kinfed.core import storage
 from kinfed.data import Problem
 from kinfed.data.sources import read_table
 from kinfed.deploy.operator.site_kit import can_name_a_key
+from kinfed.deploy.operator.sites import LEARNT, evaluation_settings, problem_settings, search_settings
 from kinfed.deploy.operator.trial import Site, TrialPlan
-from kinfed.deploy.settings import COUNTS, FIT, NUMBER
+from kinfed.deploy.settings import DESCRIBE, EVALUATE, FIT
 from kinfed.errors import ConfigError
-from kinfed.tabular import load_sites
-
-LEARNT = {"regression": NUMBER, "counts": COUNTS}
+from kinfed.tabular import FitSettings, load_sites
 
 
-def fit_plan(tables: Sequence[str], columns: Mapping[str, Any], settings: Mapping[str, Any]) -> TrialPlan:
-    """Plan a trial of a search. `columns`: options of the table, `settings`: of the deployment."""
-    source = load_sites(list(tables) if len(tables) > 1 else tables[0], columns, None, int(settings.get("seed", 0)))
-    names, problem = list(source.owner_names or ()), source.problem
+def fit_plan(tables: Sequence[str], columns: Mapping[str, Any], search: FitSettings) -> TrialPlan:
+    """Plan a trial of a search. `columns`: options of the table."""
+    source = load_sites(list(tables) if len(tables) > 1 else tables[0], columns, None, search.seed)
+    settings = {"method": FIT, **search_target(source.problem), **search_settings(search)}
+    return _plan(tables, columns, list(source.owner_names or ()), settings)
+
+
+def question_plan(
+    tables: Sequence[str], columns: Mapping[str, Any], models: Sequence[str] = (), **settings: Any
+) -> TrialPlan:
+    """Plan a trial in which sites are asked and nothing is trained: what their tables are like, or how `models` do."""
+    asked = {"method": EVALUATE, **evaluation_settings(models)} if models else {"method": DESCRIBE}
+    if len(tables) > 1:
+        names = [Path(table).name.partition(".")[0] for table in tables]
+    elif columns.get("client_column"):
+        rows = read_table(Path(tables[0]), columns.get("encoding") or "utf-8")
+        names = sorted({str(value).strip() for value in rows[columns["client_column"]].to_pylist()})
+    else:
+        raise ConfigError("which column names the site of each row? Give it with --client-column, or one file per site")
+    return _plan(tables, columns, names, asked | settings)
+
+
+def _plan(
+    tables: Sequence[str], columns: Mapping[str, Any], names: list[str], settings: Mapping[str, Any]
+) -> TrialPlan:  # fmt: skip
     if bad := [name for name in names if not can_name_a_key(name) or "," in name or name.isdigit()]:
         raise ConfigError(f"a site is called as its key: letters, digits, - and _, not a number; got {bad[0]!r}")
-    target = search_target(problem)
     node = {"ignore": columns.get("ignore"), "split": columns.get("split_column")}
     more = {name: text if isinstance(text, str) else ",".join(text) for name, text in node.items() if text}
 
@@ -45,16 +64,14 @@ def fit_plan(tables: Sequence[str], columns: Mapping[str, Any], settings: Mappin
             sites.append(Site(name, place, "", f"{name}.csv", more))
         return sites
 
-    described = {"label_column": columns["label_column"], "columns": columns.get("columns") or ""}
-    return TrialPlan(names, {"method": FIT, "clients": ",".join(names), **described, **target, **settings}, write)
+    described = {name: columns[name] for name in ("label_column", "columns") if columns.get(name)}
+    return TrialPlan(names, {"clients": ",".join(names), **described, **settings}, write)
 
 
 def search_target(problem: Problem) -> dict[str, Any]:
     """Settings that say what a search predicts."""
     if problem.has_classes and problem.classifies:
-        if any("," in label for label in problem.class_labels):
-            raise ConfigError("names of classes are listed with commas between; one of them holds a comma")
-        return {"classes": ",".join(problem.class_labels)}
+        return problem_settings(problem)
     if problem.kind in LEARNT and not problem.shape:
         return {"target": LEARNT[problem.kind]}
     raise ConfigError(f"a search over sites predicts classes, one number or counts; this is {problem.in_words()}")

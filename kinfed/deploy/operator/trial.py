@@ -10,11 +10,11 @@ The clients are those of a simulation with the same settings, data and seed, and
 
 import json
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,31 +24,23 @@ from kinfed.config import DEFAULTS as RUN_DEFAULTS
 from kinfed.config import NON_RESULT_SETTINGS, Named, RunConfig
 from kinfed.core import storage
 from kinfed.data import Federation
+from kinfed.deploy.operator.control import CONNECTION, Control, Say, finish, log_size
 from kinfed.deploy.operator.site_kit import can_name_a_key, node_toml
 from kinfed.deploy.programs.app_folder import make_app
 from kinfed.deploy.programs.processes import Processes, flower_environment, flower_program, free_port, is_listening
-from kinfed.deploy.server.status import DONE, ENDED, read_status
 from kinfed.deploy.server.status import FILE as STATUS
 from kinfed.deploy.settings import NONE, SETTINGS, Deployment
-from kinfed.errors import ConfigError, PoolError
+from kinfed.errors import ConfigError
 from kinfed.runs import build_federation
 
-CONNECTION = "trial"
 # Defaults that differ from a simulation's: short, one method, one seed, everybody in every round.
 DEFAULTS = {"algorithms": "ditto", "seeds": "0", "rounds": 5, "participation": 1.0, "eval_every": 0}
-START_SECONDS = 120.0  # for the superlink to listen, and for each of Flower's commands
-SILENCE_SECONDS = 60.0  # without a sign of the server's part, after which Flower is asked whether it lives
-STARTS_ANEW = (
-    "Flower has not started the server's part of the run yet. Its program must report within 30 s of being started; "
-    "if the machine is too busy for that, Flower keeps restarting it. Stop other work on the machine, and the run "
-    "will start by itself"
-)
+START_SECONDS = 120.0  # for the superlink to listen
 HOST = "127.0.0.1"
 DATA_SETTINGS = (  # that decide what the clients of a trial have
     "dataset", "partition", "clients", "client_column", "label_column", "group_column", "split_column",
     "time_column", "event_column", "task", "columns", "data",
 )  # fmt: skip
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -62,10 +54,6 @@ class Site:
     @property
     def vault(self) -> Path:
         return self.folder / "vault"
-
-
-class TrialStopped(Exception):
-    """Somebody asked the trial to stop."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +93,11 @@ class Trial:
     def _work(self) -> Path:
         return self.folder / "work"
 
+    @cached_property
+    def _control(self) -> Control:
+        work = self._work.resolve()
+        return Control(work / "operator", f"{HOST}:{free_port()}", work / "certs" / "ca.crt")
+
     def run(self, say: Say, should_stop: Callable[[], bool] = lambda: False) -> list[Site]:
         """Run the trial, and return its sites. When this returns or raises, no process is left."""
         from kinfed.deploy.operator.certs import make_certificates
@@ -132,18 +125,12 @@ class Trial:
             for site in sites:
                 self._start_node(processes, site, port)
             say(f"started  {len(sites)} nodes: {', '.join(names)}")
-            _finish(self._flwr("run", str(self._work / "app"), CONNECTION), "flwr run")
-            self._follow(processes, say, should_stop, end)
+            self._control.run(self._work / "app")
+            self._control.follow(self.run_folder, say, should_stop, end, log_size(self.run_folder), processes.check)
         finally:
             processes.stop()
             shutil.rmtree(self._work, ignore_errors=True)
         return sites
-
-    @property
-    def _log_size(self) -> int:
-        """Bytes that an earlier part of the trial has logged."""
-        log = self.run_folder / "log.txt"
-        return log.stat().st_size if log.exists() else 0
 
     def _environment(self, home: str) -> dict[str, str]:
         folder = self._work.resolve() / home
@@ -151,13 +138,9 @@ class Trial:
         return flower_environment(folder) | {"OMP_NUM_THREADS": "1"}
 
     def _start_server(self, processes: Processes, say: Say) -> int:
-        port, control, certs, work = free_port(), free_port(), self._work.resolve() / "certs", self._work.resolve()
-        operator = Path(self._environment("operator")["FLWR_HOME"])
-        (operator / "config.toml").write_text(
-            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{HOST}:{control}"\n'
-            f"root-certificates = {json.dumps(str(certs / 'ca.crt'))}\n",
-            "utf-8",
-        )
+        port, certs, work = free_port(), self._work.resolve() / "certs", self._work.resolve()
+        control = int(self._control.address.rpartition(":")[2])
+        self._control.connect()
         ports = ["--host", HOST, "--port", str(port), "--control-port", str(control)]
         command = ["server", str(certs), *ports, "--folder", str(work / "server")]
         self._start(processes, "superlink", command, "server")
@@ -170,14 +153,10 @@ class Trial:
     def _register(self, names: list[str], say: Say) -> None:
         """Register all keys at the same time: each takes a process."""
         keys = [str(self._work / "certs" / f"{name}.pub") for name in names]
-        running = [self._flwr("supernode", "register", key, CONNECTION) for key in keys]
+        running = [self._control.flwr("supernode", "register", key, CONNECTION) for key in keys]
         for name, process in zip(names, running, strict=True):
-            _finish(process, f"register the key of {name}")
+            finish(process, f"register the key of {name}")
         say(f"registered the keys of {', '.join(names)}")
-
-    def _flwr(self, *arguments: str) -> subprocess.Popen[bytes]:
-        command, environment = [flower_program("flwr"), *arguments], self._environment("operator")
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
     def _start_node(self, processes: Processes, site: Site, port: int) -> None:
         certs, path = self._work.resolve() / "certs", site.folder / "node.toml"
@@ -199,64 +178,6 @@ class Trial:
         """One of `kinfed deploy`'s own commands."""
         warm = [] if self.warm else ["--cold"]
         processes.start(name, [sys.executable, "-m", "kinfed", "deploy", *command, *warm], self._environment(home))
-
-    def _follow(self, processes: Processes, say: Say, should_stop: Callable[[], bool], end: float) -> None:
-        sign, last, position = "", time.monotonic(), self._log_size
-        while True:
-            status = read_status(self.run_folder)
-            position += _show_from(position, self.run_folder / "log.txt", say)
-            if status is not None and status.state in ENDED:
-                if status.state != DONE:
-                    raise PoolError(f"the run has stopped: {status.reason}")
-                return
-            now = time.monotonic()
-            if status is not None and status.written != sign:
-                sign, last = status.written, now
-            if should_stop():
-                raise TrialStopped
-            processes.check()
-            if now >= end:
-                raise PoolError(
-                    f"the trial has not ended within {self.seconds:g} s (--seconds); {self.run_folder / 'log.txt'} and "
-                    f"{processes.logs} say how far it came"
-                )
-            if now - last > SILENCE_SECONDS:
-                self._check_run(processes, say)
-                last = now
-            time.sleep(0.2)
-
-    def _check_run(self, processes: Processes, say: Say) -> None:
-        """PoolError if Flower says that the run is over; a sentence if it may not have begun."""
-        text = _finish(self._flwr("list", CONNECTION, "--format", "json"), "flwr list")
-        if '"starting"' in text or '"pending"' in text:
-            say(STARTS_ANEW)
-        if "finished" in text:
-            raise PoolError(
-                f"the server's part of the run ended without saying why; {processes.log_path('superlink')} says:\n"
-                + processes.tail("superlink")
-            )
-
-
-def _show_from(start: int, log: Path, say: Say) -> int:
-    """Say the whole lines of a log from this byte on, without their times; returns their number of bytes."""
-    text = log.read_bytes()[start:] if log.exists() else b""
-    lines = text[: text.rfind(b"\n") + 1]
-    for line in lines.decode("utf-8", "replace").splitlines():
-        say(line.partition(" ")[2])
-    return len(lines)
-
-
-def _finish(process: subprocess.Popen[bytes], what: str) -> str:
-    try:
-        output, _ = process.communicate(timeout=START_SECONDS)
-    except BaseException:
-        process.kill()
-        process.communicate()
-        raise
-    text = output.decode("utf-8", "replace")
-    if process.returncode != 0:
-        raise PoolError(f"cannot {what}: {text.strip()}")
-    return text
 
 
 def site_names(federation: Federation) -> list[str]:

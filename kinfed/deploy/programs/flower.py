@@ -22,9 +22,11 @@ from kinfed.deploy.server.deployment_server import serve
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.exchange import Answer, Sent
 from kinfed.deploy.transport.wire import (
+    DESCRIBE,
     EVALUATE,
     HELLO,
     JUDGE,
+    SCORE,
     SECURE_KINDS,
     SETTLE,
     SUMS,
@@ -38,7 +40,7 @@ from kinfed.deploy.transport.wire import (
 from kinfed.errors import KinfedError
 
 _HEADER, _JSON = "header", "json"  # names of the record of a packet's header, and of the text in it
-_QUERIES = (HELLO, SUMS, TOGETHER, JUDGE, WEIGH, SETTLE, *SECURE_KINDS)
+_QUERIES = (HELLO, SUMS, TOGETHER, JUDGE, WEIGH, SETTLE, DESCRIBE, SCORE, *SECURE_KINDS)
 _TYPES = {TRAIN: "train", EVALUATE: "evaluate"} | {kind: f"query.{kind}" for kind in _QUERIES}
 PULL_SECONDS = 0.02  # per message between looks for replies, which cost a superlink some milliseconds each
 PATIENCE_SECONDS = 1.0  # with looks that take long; their replies are taken up at a later one

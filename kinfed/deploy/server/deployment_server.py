@@ -25,6 +25,7 @@ from kinfed.data import Population
 from kinfed.deploy.server.enrol import Roster, TooFewClients, enrol_clients
 from kinfed.deploy.server.fit_server import FitServer
 from kinfed.deploy.server.node_pool import NodePool, made_up_cohort
+from kinfed.deploy.server.question_server import QuestionServer
 from kinfed.deploy.server.server_privacy import SecretSchedule, make_user_level, notes
 from kinfed.deploy.server.status import DONE, RUNNING, STOPPED, WAITING, StatusWriter
 from kinfed.deploy.settings import STANDARD, Deployment
@@ -59,6 +60,11 @@ def serve(
             if deployment.search is not None:
                 FitServer(deployment, exchange, folder, status).execute()
                 log(f"done; results in {folder.path}, models and pages of the sites in the vaults of the nodes")
+                status.update(DONE, "done")
+                return folder.path
+            if deployment.question:
+                page = QuestionServer(deployment, exchange, folder.path).execute()
+                log(f"done; {page}")
                 status.update(DONE, "done")
                 return folder.path
             run, roster = enrol_clients(deployment, exchange, folder.path / "deployment.json")

@@ -82,8 +82,8 @@ def _load_roster(path: Path) -> tuple[str, Roster]:
 def _enrol(deployment: Deployment, exchange: Exchange) -> Roster:
     names = _await_clients(deployment, exchange)
     roster = _roster(names, exchange, learnt=deployment.scaling == STANDARD)
-    if deployment.search is not None:
-        return roster  # its columns are learnt in every fold
+    if deployment.question:
+        return roster  # columns of a search are learnt in every fold, and others ask for none
     if deployment.scaling != STANDARD:
         divisor = deployment.divisor
         return replace(roster, std=None if divisor is None else torch.tensor(divisor, dtype=torch.float32))
@@ -140,7 +140,8 @@ def _roster(names: list[str], exchange: Exchange, learnt: bool) -> Roster:
     # Claims decide how much clients weigh; people should see them.
     share = counts[:, 0] / counts[:, 0].sum().clamp_min(1)
     claims = [f"{name} {n} ({100 * p:.0f} %)" for name, n, p in zip(names, counts[:, 0].tolist(), share, strict=True)]
-    exchange.say(f"training examples, as the clients say: {', '.join(claims)}")
+    if int(counts.sum()):
+        exchange.say(f"training examples, as the clients say: {', '.join(claims)}")
     if own := [name for name, greeting in zip(names, greetings, strict=True) if greeting.own_roles]:
         exchange.say(f"which rows are for training and test is the choice of the owners of {', '.join(own)}")
     return Roster(

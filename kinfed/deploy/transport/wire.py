@@ -29,6 +29,7 @@ FORMAT = 4  # of messages; both sides refuse any other
 # Kinds of requests to a node.
 HELLO, SUMS, TRAIN, EVALUATE = "hello", "sums", "train", "evaluate"
 JUDGE, WEIGH, SETTLE = "judge", "weigh", "settle"  # of a search
+DESCRIBE, SCORE = "describe", "score"  # of tables before any model, and of models that a server brings
 TOGETHER = "together"  # several of these at once, of several runs
 SECURE_KINDS = SHARE, MASK, CONFIRM, UNMASK = "share", "mask", "confirm", "unmask"  # of secure sums, after training
 EXACT = "exact"  # terms on which figures of an evaluation leave; other terms are a sentence
