@@ -60,6 +60,7 @@ from kinfed.author import Cohort, ConfigError, Nothing, Population, RoundInfo, S
 from kinfed.errors import DataError
 from kinfed.theory.sums import (
     MixedFit,
+    Profile,
     Sums,
     fit_diagonal,
     fit_full,
@@ -273,6 +274,22 @@ class LMM(BySums[Server, Nothing, Fit]):
         return _posterior(
             moments(task, data.train, down.form[0]), down.map(lambda tensor: tensor[0]), places_of(task), task.device
         )
+
+    def profile(self, server: Server) -> tuple[Profile, list[int]]:
+        """The likelihood around the fit, for intervals, and the columns that it is of."""
+        if self.totals or self.effects == "correlated" or int(server.verdict) != FITTED:
+            raise ConfigError(
+                "profile intervals are of a fit to the sums of two sites or more, with an intercept or independent "
+                "slopes (totals = false, effects = auto, intercept or slopes); this run has Wald's"
+            )
+        p = len(server.fit.beta)
+        basis = np.flatnonzero(server.basis.cpu().numpy()).tolist()
+        if basis[-1] >= len(server.fit.psi):
+            raise ConfigError("columns of this fit bend, and profile intervals are of lines; set curves to false")
+        (sums,) = unpacked_parts(server.sums[server.heard], (p + 1, p + 1))
+        has_slopes = self.effects == "slopes" or bool(numpy_of(server.fit.psi.diagonal())[1:].any())
+        index = [*basis, p]
+        return Profile.of(sums[:, index][:, :, index], tuple(range(len(basis) if has_slopes else 1))), basis
 
     def site_models(self, server: Server, ids: Tensor) -> Tensor:
         """[n, P + E + 1] the models that these sites compute from their own rows, from their sums that the server has

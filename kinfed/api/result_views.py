@@ -3,6 +3,7 @@
     summary_rows   a row per method and seed: where it stands after its last evaluated round
     history_rows   a row per method, seed and round
     client_rows    a row per method, seed and client, after the last round
+    coefficient_rows   a row per coefficient of a method by sums
 
 Columns of metrics are called personal_accuracy, server_accuracy and so on; a value is missing if there was no
 figure: a round that was not evaluated, a method without a server model, a client without test examples.
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import asdict
+from math import exp
 from typing import TYPE_CHECKING, Any
 
 from kinfed.analysis import Comparison
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kinfed.report.drawing import Figure, Layout, Trace
+    from kinfed.serving import coefficients as fits
 
 BACKENDS = ("pandas", "polars", "pyarrow")
 Row = dict[str, Any]
@@ -32,6 +36,7 @@ _YES_NO = ("finished", "diverged")
 _FIRST = (  # columns in this order, then metrics by alphabet: those of personal models before the server's
     "algorithm", "seed", "round", "client", "rounds", "finished", "diverged", "n_train", "n_test", "active", "dropped",
     "took_part", "bytes_down", "bytes_up", "seconds", "clock", "epsilon", "name", "estimate", "se", "low", "high", "p",
+    "profile_low", "profile_high",
 )  # fmt: skip
 
 
@@ -64,6 +69,18 @@ def client_rows(run: RunRecord) -> list[Row]:
         for trial in run.trials
         for client in trial.clients
     ]
+
+
+def coefficient_rows(fit: fits.Coefficients) -> list[Row]:
+    """Coefficients, with their ratios where people read these; with a profile also the deviations that it knows."""
+    name = fit.ratio.replace(" ", "_")
+    rows: list[Row] = [asdict(row) | ({name: exp(min(row.estimate, 700.0))} if name else {}) for row in fit.rows]
+    if fit.profile is None:
+        return rows
+    known = {**fit.profile.rows, **{name: ends for name, _, ends in fit.deviations()}}
+    rows += [{"name": name, "estimate": value} for name, value, _ in fit.deviations()]
+    ends = [known.get(row["name"], (None, None)) for row in rows]
+    return [row | {"profile_low": low, "profile_high": high} for row, (low, high) in zip(rows, ends, strict=True)]
 
 
 def to_native(rows: Sequence[Row], backend: str | None) -> Any:

@@ -14,15 +14,13 @@ All of it is made from `result.run`, the record that pages are made from (kinfed
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from functools import cached_property
-from math import exp
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinfed.analysis import Comparison, average, single_run
 from kinfed.api.progress import progress_display
-from kinfed.api.result_views import client_rows, history_rows, plot, summary_rows, to_native
+from kinfed.api.result_views import client_rows, coefficient_rows, history_rows, plot, summary_rows, to_native
 from kinfed.config import RunConfig
 from kinfed.core import convert
 from kinfed.data import Description
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
     from kinfed.engine import Builder, ModuleTask
     from kinfed.report import ClientShares
     from kinfed.serving import ModelPipeline
+    from kinfed.serving import coefficients as fits
 
 
 class RunResult:
@@ -123,15 +122,24 @@ class RunResult:
         """A table with a row per method, seed and client, after the last round."""
         return to_native(client_rows(self.run), backend)
 
-    def coefficients(self, label: str | None = None, seed: int | None = None, backend: str | None = None) -> Any:
+    def coefficients(
+        self, label: str | None = None, seed: int | None = None, backend: str | None = None, *, profile: bool = False
+    ) -> Any:
         """A table with a row per coefficient of a method that learns by sums (lmm, glmm, cox): estimate, standard
-        error, 95 % interval and p-value, in the units of the table; and the odds, rate or hazard ratio."""
+        error, 95 % interval and p-value, in the units of the table; and the odds, rate or hazard ratio. `profile` adds
+        intervals by the profile likelihood (lmm), also of the deviations between and within sites."""
         from kinfed.serving import coefficients
 
         fit = coefficients.coefficients_of(self.run, label, seed)
-        name = fit.ratio.replace(" ", "_")
-        rows = [asdict(row) | ({name: exp(min(row.estimate, 700.0))} if name else {}) for row in fit.rows]
-        return to_native(rows, backend)
+        return to_native(coefficient_rows(self._profiled(fit.label, fit.seed) if profile else fit), backend)
+
+    def _profiled(self, label: str, seed: int) -> fits.Coefficients:
+        from kinfed.newcomers import RunInMemory, profiled
+
+        if self.folder is not None:
+            return profiled(self.folder, label, seed=seed)
+        assert self._outcome is not None
+        return profiled(RunInMemory.of_result(self._outcome, label, seed=seed), label)
 
     def importance(self, label: str | None = None, seed: int | None = None, backend: str | None = None) -> Any:
         """A table with a row per column of the data: its share of all gains in the shared trees of a method."""

@@ -78,17 +78,28 @@ def coefficients(
     folder: RunFolderArgument,
     algorithm: Algorithm = None,
     seed: Seed = None,
+    profile: Annotated[
+        bool, Option("--profile", help="Intervals by the profile likelihood, too (method lmm).")
+    ] = False,
     out: Annotated[
         Path | None, Option("--out", "-o", help="File to write: .csv, .tex or .md (default: the terminal).")
     ] = None,
+    plugin: Plugins = None,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Show coefficients with standard errors and intervals, and how sites differ (methods lmm, glmm and cox)."""
     from kinfed.core import storage
+    from kinfed.newcomers import profiled
     from kinfed.records import load_run
     from kinfed.report import coefficient_table
     from kinfed.serving import coefficients as fits
 
-    fit = fits.coefficients_of(load_run(folder.resolve(), folder.name), algorithm, seed)
+    if profile:
+        trust_recorded(folder, trust_plugins)
+    run = load_run(folder.resolve(), folder.name)
+    fit = fits.coefficients_of(run, algorithm, seed)
+    if profile:
+        fit = profiled(folder, fit.label, seed=fit.seed)
     table = coefficient_table(fit)
     if out is None:
         console.print(table)

@@ -6,3 +6,4 @@ from kinfed.newcomers.finished import RunInMemory as RunInMemory
 from kinfed.newcomers.finished import newcomer_from_table as newcomer_from_table
 from kinfed.newcomers.forgetting import Forgotten as Forgotten
 from kinfed.newcomers.forgetting import forget as forget
+from kinfed.newcomers.likelihood_intervals import profiled as profiled

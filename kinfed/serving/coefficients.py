@@ -5,14 +5,15 @@
     table.sentences()
 
 Methods fit standardized columns and targets; here everything is in the units of the table again. An intercept is then
-that of a row with zeros in all columns, as R prints it. Intervals are Wald's, estimate ± 1.96 standard errors.
+that of a row with zeros in all columns, as R prints it. Intervals are Wald's, estimate ± 1.96 standard errors;
+`with_profile` adds those of the profile likelihood, which deviations have alone.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,8 +23,9 @@ from kinfed.errors import ConfigError
 from kinfed.records import RunRecord, TrialRecord, pick
 
 if TYPE_CHECKING:
-    from kinfed.data import Description
+    from kinfed.data import Description, Problem
     from kinfed.serving.model_inputs import ModelInputs
+    from kinfed.theory.sums import Profile
 
 LEVEL = 0.95
 FEW_SITES = 5
@@ -65,6 +67,18 @@ class SiteEffect:
     influence: float  # Cook's distance; NaN where it is not known
 
 
+Ends = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class ProfileIntervals:
+    """Intervals of 95 % by the profile likelihood."""
+
+    rows: Mapping[str, Ends]  # by coefficient that is not left out
+    between: Mapping[str, Ends]  # of deviations between sites, by column, those at zero too
+    sigma: Ends
+
+
 @dataclass(frozen=True)
 class Coefficients:
     label: str
@@ -77,6 +91,7 @@ class Coefficients:
     count: tuple[int, int]  # rows and sites
     bends: Mapping[str, float] | None  # deviation of a column's curve around its line; None: the fit has no curves
     warning: str  # why there is no proper fit; ""
+    profile: ProfileIntervals | None = None
 
     @property
     def ratio(self) -> str:
@@ -89,6 +104,16 @@ class Coefficients:
         level = self.between.get("intercept", 0.0) ** 2
         noise = math.pi**2 / 3 if self.scale == LOG_ODDS else None if self.sigma is None else self.sigma**2
         return None if noise is None or not level + noise > 0 else level / (level + noise)
+
+    def deviations(self) -> list[tuple[str, float, Ends]]:
+        """Deviations between and within sites that have intervals: name, estimate, ends."""
+        if self.profile is None or self.sigma is None:
+            return []
+        between = self.profile.between.items()
+        return [
+            *((f"between sites: {name}", self.between.get(name, 0.0), ends) for name, ends in between),
+            ("within sites", self.sigma, self.profile.sigma),
+        ]
 
     def sentences(self) -> list[str]:
         """What to know beside the table."""
@@ -103,12 +128,16 @@ class Coefficients:
             lines.append("Every site has a baseline hazard of its own; rows are compared within sites.")
         elif level > 0:
             part = "" if share is None else f", {100 * share:.1f} % of the variance that columns leave"
-            lines.append(f"Sites differ by {level:.3g}{unit} beyond chance (standard deviation of their level{part}).")
+            lines.append(
+                f"Sites differ by {level:.3g}{self._ends('intercept')}{unit} beyond chance (standard deviation of "
+                f"their level{part})."
+            )
         else:
-            lines.append("Sites do not differ in level beyond chance.")
+            ends = self._ends("intercept")
+            lines.append(f"Sites do not differ in level beyond chance{ends and f' (standard deviation{ends})'}.")
         if slopes:
             top = sorted(slopes.items(), key=lambda item: -item[1])[:3]
-            named = ", ".join(f"{name} by {value:.3g}" for name, value in top)
+            named = ", ".join(f"{name} by {value:.3g}{self._ends(name)}" for name, value in top)
             lines.append(f"{len(slopes)} coefficients differ between sites, per deviation of a column: {named}.")
         if self.bends is not None:
             top = sorted(self.bends.items(), key=lambda item: -item[1])[:3]
@@ -119,7 +148,8 @@ class Coefficients:
                 else "No column bends beyond chance: the evidence of training rows is for lines."
             )
         if self.sigma is not None:
-            lines.append(f"Rows of a site lie around its model with a standard deviation of {self.sigma:.3g}.")
+            noise = "" if self.profile is None else _text(self.profile.sigma)
+            lines.append(f"Rows of a site lie around its model with a standard deviation of {self.sigma:.3g}{noise}.")
         if left := [row.name for row in self.rows if row.is_left_out]:
             lines.append(f"Left out, because other columns determine them: {', '.join(left)}.")
         if sites < FEW_SITES and self.scale != LOG_HAZARD:
@@ -130,6 +160,14 @@ class Coefficients:
             verdict = "more than one site should" if most.influence > 1 else "no site decides the result"
             lines.append(f"{most.name} moves the coefficients most (Cook's distance {most.influence:.2g}): {verdict}.")
         return lines
+
+    def _ends(self, name: str) -> str:
+        """The interval of a deviation between sites; "" if it is not known."""
+        return _text(self.profile.between[name]) if self.profile and name in self.profile.between else ""
+
+
+def _text(ends: Ends) -> str:
+    return f" [{ends[0]:.3g}, {ends[1]:.3g}]"
 
 
 def coefficients_of(run: RunRecord, label: str | None = None, seed: int | None = None) -> Coefficients:
@@ -164,14 +202,12 @@ def coefficient_rows(description: Description, label: str, seed: int, figures: M
 
     inputs = ModelInputs.of_description(description, {})
     beta, covariance = _numbers(figures["coefficients"]), _square(figures["covariance"])
-    names, centre, spread = columns_of(inputs, len(beta) - 1)
     linear, problem = "sigma" in figures, inputs.problem
-    unit, origin = (float(np.ravel(problem.scale)[0]), float(np.ravel(problem.mean)[0])) if linear else (1.0, 0.0)
-    back = np.diag(np.concatenate([[1.0], 1 / spread]))  # from standardized columns to their own units
-    back[0, 1:] = -centre / spread
-    estimate = unit * back @ beta
+    names, back, origin = _table_units(inputs, len(beta) - 1, linear)
+    unit = _unit(problem) if linear else 1.0
+    estimate = back @ beta
     estimate[0] += origin
-    se = unit * np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", back, covariance, back), 0))
+    se = np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", back, covariance, back), 0))
     reach = float(stats.norm.ppf((1 + LEVEL) / 2))
     rows = []
     scale = (
@@ -193,6 +229,44 @@ def coefficient_rows(description: Description, label: str, seed: int, figures: M
         (int(figures["rows"]), int(figures["sites"])), _bends(names[1:], figures, unit),
         (LINEAR if linear else GENERALIZED).get(verdict, ""),
     )  # fmt: skip
+
+
+def with_profile(fit: Coefficients, description: Description, profile: Profile, basis: Sequence[int]) -> Coefficients:
+    """The coefficients with intervals of a profile likelihood, whose columns are those of `basis`."""
+    from kinfed.serving.model_inputs import ModelInputs
+
+    inputs = ModelInputs.of_description(description, {})
+    names, back, origin = _table_units(inputs, len(fit.rows) - 1, linear=True)
+    unit, place = _unit(inputs.problem), {column: number for number, column in enumerate(basis)}
+    rows = {}
+    for i, name in enumerate(names):
+        if i in place:
+            low, high = profile.coefficient(back[i, basis])
+            shift = origin if i == 0 else 0.0
+            rows[name] = (low + shift, high + shift)
+    between = {
+        names[basis[z]]: (unit * low, unit * high)
+        for z in range(len(profile.sums.z))
+        for low, high in (profile.deviation(z),)
+    }
+    low, high = profile.noise()
+    return replace(fit, profile=ProfileIntervals(rows, between, (unit * low, unit * high)))
+
+
+def _table_units(inputs: ModelInputs, width: int, linear: bool) -> tuple[list[str], Any, float]:
+    """(names, matrix [p, p], shift): coefficients in the table's units are the matrix times those that a method fitted;
+    that of the intercept is shifted."""
+    names, centre, spread = columns_of(inputs, width)
+    back = np.diag(np.concatenate([[1.0], 1 / spread]))
+    back[0, 1:] = -centre / spread
+    if not linear:
+        return names, back, 0.0
+    return names, _unit(inputs.problem) * back, float(np.ravel(inputs.problem.mean)[0])
+
+
+def _unit(problem: Problem) -> float:
+    """What a standardized number is worth in the table."""
+    return float(np.ravel(problem.scale)[0])
 
 
 def _bends(names: Sequence[str], figures: Mapping[str, Any], unit: float) -> dict[str, float] | None:

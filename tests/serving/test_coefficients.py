@@ -51,6 +51,33 @@ def test_a_frame_has_a_row_per_coefficient(exam):
     assert len(frame) == 6
 
 
+def test_profile_intervals_stand_beside_walds(exam):
+    """confint(m, method = "profile"): see tests/theory/test_profiles.py."""
+    frame = exam.coefficients("lmm", profile=True)
+    by_name = frame.set_index("name")
+    ends = by_name[["profile_low", "profile_high"]]
+    assert ends.loc["between sites: intercept"].tolist() == pytest.approx([0.2104372420, 0.3186668789], rel=1e-5)
+    assert ends.loc["within sites"].tolist() == pytest.approx([0.7338049537, 0.7667199013], rel=1e-5)
+    assert ends.loc["intercept"].tolist() == pytest.approx([0.0131562468, 0.3910246266], abs=5e-6)
+    assert ends.iloc[1].tolist() == pytest.approx([0.5312726768, 0.5803639723], rel=1e-5)
+    printed = CliRunner().invoke(app, ["coefficients", str(exam.folder), "--profile"])
+    assert printed.exit_code == 0
+    assert "Sites differ by 0.268 [0.21, 0.319] beyond chance" in printed.output.replace("\n", " ")
+
+
+def test_what_has_no_profile_says_so(exam, tmp_path):
+    from kinfed.newcomers import profiled
+
+    with pytest.raises(ConfigError, match="local keeps no sums of sites"):
+        profiled(exam.folder, "local")
+    draw = np.random.default_rng(0)
+    data = kinfed.Federation.from_arrays(draw.normal(size=(80, 2)), draw.normal(size=80), np.repeat([0, 1, 2, 3], 20))
+    totals = {"lmm": {"totals": True}}
+    result = kinfed.run(federation=data, algorithms=totals, model="mlr", rounds=4, seeds=(0,), progress=False)
+    with pytest.raises(ConfigError, match="totals = false"):
+        result.coefficients(profile=True)
+
+
 def test_sentences_say_how_sites_differ(exam):
     text = " ".join(coefficients_of(exam.run, "lmm").sentences())
     assert "4,059 rows of 65 sites" in text

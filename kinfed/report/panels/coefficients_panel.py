@@ -30,7 +30,8 @@ def coefficients(method: Method) -> Panel | None:
 
 def coefficient_table(fit: fits.Coefficients, most: int | None = None) -> TextTable:
     """Estimate, standard error and interval of every coefficient; the p-value stands beside the interval. Of log odds,
-    rates and hazards the ratio is shown with its interval, as people read it."""
+    rates and hazards the ratio is shown with its interval, as people read it. Intervals by the profile likelihood stand
+    beside Wald's, and deviations between and within sites below."""
     of = fit.ratio or "coefficient"
     columns = [
         TableColumn("coefficient", "name"), TableColumn("estimate"), TableColumn("standard error"),
@@ -40,6 +41,11 @@ def coefficient_table(fit: fits.Coefficients, most: int | None = None) -> TextTa
         TableColumn("p", definition="of the hypothesis that the coefficient is zero"),
     ]  # fmt: skip
     rows = [(row.name, *_cells(row, bool(fit.ratio))) for row in fit.rows[:most]]
+    if fit.profile is not None:
+        columns += [TableColumn("profile from"), TableColumn("profile to")]
+        ends = [fit.profile.rows.get(row.name) for row in fit.rows[:most]]
+        rows = [(*row, *_ends(pair)) for row, pair in zip(rows, ends, strict=True)]
+        rows += [(name, f"{value:.4g}", *[""] * 4, *_ends(pair)) for name, value, pair in fit.deviations()]
     return TextTable.of(f"coefficients of {fit.label}, 95 % intervals", columns, rows)
 
 
@@ -49,6 +55,10 @@ def _cells(row: fits.Coefficient, ratio: bool) -> list[str]:
     ends = (row.estimate, row.low, row.high) if ratio else (row.low, row.high)
     shown = (math.exp(min(value, 700.0)) for value in ends) if ratio else ends
     return [f"{row.estimate:.4g}", f"{row.se:.4g}", *(f"{value:.4g}" for value in shown), _p(row.p)]
+
+
+def _ends(pair: tuple[float, float] | None) -> tuple[str, ...]:
+    return ("", "") if pair is None else tuple(f"{value:.4g}" for value in pair)
 
 
 def _p(value: float) -> str:

@@ -25,3 +25,4 @@ from kinfed.theory.sums.mixed import scoring_step as scoring_step
 from kinfed.theory.sums.mixed import site_effects as site_effects
 from kinfed.theory.sums.mixed import site_terms as site_terms
 from kinfed.theory.sums.mixed import solve_fixed as solve_fixed
+from kinfed.theory.sums.profiles import Profile as Profile

@@ -161,6 +161,7 @@ class Sums:
     z: tuple[int, ...]
     reml: bool = True
     held: int = 0  # last columns of X, whose coefficients have a normal prior: they are no fixed effects
+    line: tuple[Array, float] | None = None  # (a [p], b): β is held where a'β = b, by maximum likelihood
 
     @classmethod
     def of(cls, sums: Array, z: Sequence[int] = (0,), *, reml: bool = True) -> Sums:
@@ -190,7 +191,8 @@ class Sums:
             flat = c.reshape(-1, width)
             moments -= flat.T @ flat
             log_det += float(logs.sum())
-        return solve_fixed(moments, log_det, self.freedom, reml=self.reml)
+        at = solve_fixed(moments, log_det, self.freedom, reml=self.reml)
+        return at if self.line is None else _on_line(at, *self.line, self.freedom)
 
     def derivatives(self, psi: Array, at: Solution, *, diagonal: bool) -> tuple[Array, Array]:
         """(G, information) of the criterion: of the variances alone, [q] and [q, q], or of the whole Ψ, [q, q] and
@@ -214,6 +216,15 @@ class Sums:
         t = np.diag(traces) if diagonal else traces.reshape(-1)
         information -= np.outer(t, t) / self.freedom
         return (np.diag(gradient).copy() if diagonal else gradient), information
+
+
+def _on_line(at: Solution, a: Array, b: float, freedom: float) -> Solution:
+    """The likeliest β with a'β = b: rss grows by (a'β̂ − b)² / a'M⁻¹a."""
+    inner = at.inverse @ a
+    short = (float(a @ at.beta) - b) / float(a @ inner)
+    sigma2 = at.sigma2 + short * (float(a @ at.beta) - b) / freedom
+    criterion = at.criterion + freedom * math.log(sigma2 / at.sigma2)
+    return Solution(at.beta - inner * short, sigma2, at.inverse, criterion)
 
 
 def fit_diagonal(sums: Sums, start: Array | None = None) -> MixedFit:
