@@ -72,6 +72,11 @@ def not_for_nodes(algorithm: AnyAlgorithm) -> str:
     return "nodes hold no public examples" if "needs public data" in algorithm.traits else ""
 
 
+def _refuse_exclusions(values: Mapping[str, Any]) -> None:
+    """Refuse settings that are not taken together; `models` of a search is no setting of a run."""
+    refuse_exclusions({name: value for name, value in values.items() if name not in SEARCH}, "deployment")
+
+
 def _number_as_text(value: Any) -> Any:
     """`clients = 3` is as good as `clients = "3"`."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
@@ -139,7 +144,7 @@ class Deployment:
     @classmethod
     def parse(cls, table: Mapping[str, Any]) -> Deployment:
         values = {key.replace("-", "_"): value for key, value in table.items()}
-        refuse_exclusions(values, "deployment")  # first: among them are settings that no deployment has
+        _refuse_exclusions(values)  # first: among them are settings that no deployment has
         if unknown := sorted(values.keys() - set(SETTINGS)):
             raise unknown_name("setting of the deployment", unknown[0], SETTINGS)
         values = {name: value for name, value in values.items() if value != ""}
@@ -154,7 +159,7 @@ class Deployment:
         for part in ("num_clients", "problem", "divisor", "run", "algorithm"):
             getattr(self, part)  # each checks its values when it is made
         own = {name: getattr(self, name) for name in declared(Deployment)}
-        refuse_exclusions(self.run.settings | own, "deployment")
+        _refuse_exclusions(self.run.settings | own)
         if reason := not_for_nodes(self.algorithm):
             raise ConfigError(f"{self.method} cannot be deployed: {reason}; choose another method")
         self._check_model()

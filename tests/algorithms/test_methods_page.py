@@ -80,6 +80,6 @@ def test_every_method_has_a_section_in_one_family_and_every_family_a_link() -> N
 def test_the_guide_names_registered_methods() -> None:
     guide = PAGE.partition("## Which method when")[2].partition("## Families")[0]
     cells = [line.split("|")[2] for line in guide.splitlines() if line.startswith("| ") and "`" in line]
-    options = {"finetune", "weights=equal"}
+    options = {"finetune", "weights=equal", "shared_layers=1", "by=group"}
     for name in re.findall(r"`([\w=]+)`", " ".join(cells)):
         assert name in ALGORITHMS or name in options, name
