@@ -22,7 +22,7 @@ from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.server.deployment_server import TooFewClients, serve
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.exchange import Sent
-from kinfed.deploy.transport.wire import MASK, TRAIN, Packet
+from kinfed.deploy.transport.wire import EVALUATE, MASK, TRAIN, Packet
 from kinfed.errors import ConfigError
 from kinfed.pools import Steps
 from kinfed.privacy.ledger import Event
@@ -221,6 +221,38 @@ def test_figures_of_a_client_that_is_hidden_as_a_whole_stay_at_its_node(tmp_path
     assert not answers["a"].groups
     assert "keeps figures of evaluations (user_epsilon)" in answers["a"].header["scores"]
     assert answers["b"].groups
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ditto"])
+def test_whether_an_update_is_finite_is_not_told(tmp_path: Path, sums: list[Tensor], method: str) -> None:
+    """A server makes a model whose update is finite or not by what a row holds, and once had that answered exactly, for
+    as many rows as it had rounds. Such an update counts as none, under noise and at its price as any other."""
+    net = demanding(tmp_path, 8.0, method=method, eval_every=1, options="weights=equal")
+    answers: dict[str, list[Packet]] = {}
+
+    def forge(one: Sent) -> Sent:
+        down = {name: torch.full_like(t, math.nan) for name, t in one.packet.group("down").items()}
+        hostile = one.node == 100 and one.kind in (TRAIN, EVALUATE)
+        return replace(one, packet=Packet(one.packet.header, one.packet.groups | {"down": down})) if hostile else one
+
+    def look(name: str, question: Sent, answer: Packet) -> Packet:
+        answers.setdefault(question.kind, []).append(answer)
+        return answer
+
+    net.forge, net.tamper = forge, look
+    run(net)
+    (total,) = sums
+    left = as_updates(total, NOISE, 3) - as_updates(added(net, "b") + added(net, "c"), NOISE, 3)
+    torch.testing.assert_close(left, as_updates(added(net, "a"), NOISE, 3), rtol=0, atol=1e-9)
+    assert float(left.std()) == pytest.approx(NOISE * CLIP / math.sqrt(3), rel=0.1)  # its share alone
+    assert [sorted(one.header) for one in answers[TRAIN]] == 3 * [sorted(answers[TRAIN][1].header)]
+    assert {one.header["scores"] for one in answers[EVALUATE]} == {
+        "exact", "the owner of a keeps figures of evaluations (user_epsilon)"
+    }  # fmt: skip
+    vault = Vault(net.nodes_[100]["vault"])
+    assert len(vault.privacy_log("a").read().answers) == 1
+    assert vault.entries()[0].has_model == (method == "ditto")  # whose own model is as it was before
+    assert all(bool(t.isfinite().all()) for t in vault.entry(vault.entries()[0].run, "a").state(1).values())
 
 
 def test_a_deployment_without_secure_sums_has_no_noise_from_nodes() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,11 @@ from hypothesis import strategies as st
 from loopback import Loopback
 
 import kinfed
+from kinfed.data.examples.problem import Problem
 from kinfed.deploy.node.gate import Withheld
 from kinfed.deploy.node.node import Node
 from kinfed.deploy.node.node_data import load_client_data
+from kinfed.deploy.node.node_settings import Refused
 from kinfed.deploy.node.question_client import QuestionClient
 from kinfed.deploy.node.site_description import MISSING, large_cells
 from kinfed.deploy.node.vault import Vault
@@ -27,8 +31,9 @@ from kinfed.deploy.server.enrol import TooFewClients
 from kinfed.deploy.server.question_pages import doubts
 from kinfed.deploy.server.question_server import read_description
 from kinfed.deploy.settings import Deployment
-from kinfed.deploy.transport.wire import MessageError, Packet
+from kinfed.deploy.transport.wire import MessageError, Packet, bundled, unbundled
 from kinfed.errors import ConfigError
+from kinfed.serving.model_inputs import ModelInputs
 from kinfed.serving.pipeline import ModelPipeline
 
 NAMES = ["east", "north", "west"]
@@ -103,6 +108,29 @@ def test_rare_codes_are_not_told_by_a_mean(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", ["number", "date"])
+def test_a_run_has_no_say_in_what_is_told_of_a_column(tmp_path: Path, kind: str) -> None:
+    """Declared as numbers, rare codes were told by their mean after all, and rare days by their deviation."""
+    net = make(tmp_path, columns=f"rare={kind}")
+    days = [datetime.date(2024, 1, 1), datetime.date(2025, 1, 1)]
+    rare = [(days[k < 2] if kind == "date" else int(k < 2)) for k in range(60)]
+    pa_csv.write_csv(table("east").append_column("rare", pa.array(rare)), tmp_path / "east.csv")
+    column = run(net, "describe")["sites"]["east"]["columns"]["rare"]
+    assert column == {"kind": "category", "missing": None, "categories": {}, "others": [3, 60]}
+
+
+def test_no_second_description_tells_small_counts_of_the_first(tmp_path: Path) -> None:
+    """A column of 13 codes: counts of twelve, and the mean of all, would tell how many have the last."""
+    codes = pa.array([k % 12 for k in range(58)] + [99, 99])
+    columns = []
+    for declared in ("", "ward2=category", "ward2=number", "ward2=text"):
+        net = make(tmp_path, out=str(tmp_path / f"run{len(columns)}"), **({"columns": declared} if declared else {}))
+        pa_csv.write_csv(table("east").append_column("ward2", codes), tmp_path / "east.csv")
+        columns.append(run(net, "describe")["sites"]["east"]["columns"]["ward2"])
+    assert columns[0]["kind"] == "number"
+    assert all(one == columns[0] for one in columns)
+
+
 def test_other_units_and_absent_columns_are_named(tmp_path: Path) -> None:
     sentences = doubts(run(make(tmp_path), "describe")["sites"])
     assert any("chol at north" in one and "cholesterol" in one for one in sentences)
@@ -133,11 +161,31 @@ def test_an_owner_may_refuse_a_description_and_the_others_are_shown(tmp_path: Pa
     assert any("without west" in line and "(describe)" in line for line in net.log)
 
 
-@pytest.mark.parametrize("rules", [{"smallest_count": 100}, {"user_epsilon": 2.0, "peers": "peers"}])
-def test_few_rows_and_clients_that_are_hidden_as_a_whole_are_not_described(
+@pytest.mark.parametrize(
+    "rules",
+    [{"smallest_count": 100}, {"user_epsilon": 2.0, "peers": "peers"},
+     {"require_secure_aggregation": "yes", "peers": "peers"}],
+)  # fmt: skip
+def test_few_rows_and_clients_of_whom_sums_of_many_leave_are_not_described(
     tmp_path: Path, rules: dict[str, Any]
 ) -> None:
     assert "west" not in run(make(tmp_path, rules), "describe")["sites"]
+
+
+def test_an_owner_may_allow_a_description_beside_secure_sums(tmp_path: Path) -> None:
+    rules = {"require_secure_aggregation": "yes", "peers": "peers", "sums": "yes"}
+    assert run(make(tmp_path, rules), "describe")["sites"]["west"]["terms"] == "exact"
+
+
+def test_a_run_with_an_endless_name_is_refused(tmp_path: Path) -> None:
+    """Its name is in the ledger for good, which every later answer reads and writes."""
+    node = Node.of(make(tmp_path).nodes_[102], make(tmp_path).run_config)
+    order = {"kind": "describe", "name": "west", "run": "r" * 10_000, "round": 0, "number": 0}
+    with pytest.raises(MessageError, match="100 characters"):
+        node.answer("describe", Packet(order))
+    (part,) = unbundled(node.answer("together", bundled([Packet(order)], kind="together", name="west")))
+    assert "100 characters" in part.header["error"]
+    assert not released(tmp_path)
 
 
 def test_under_privacy_noised_gaps_leave_at_a_price_and_once(tmp_path: Path) -> None:
@@ -243,6 +291,25 @@ def test_models_of_other_classes_and_of_foreign_code_are_refused(tmp_path: Path,
     node = Node.of(net.nodes_[100], net.run_config | {"classes": "no,yes"})
     with pytest.raises(MessageError, match="none of kinfed's models"):
         node.answer("score", Packet(order, {"m": {"w": torch.ones(1)}}))
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("mixed", [True, False])
+def test_a_model_that_is_sent_opens_no_file_that_the_server_names(tmp_path: Path, there: bool, mixed: bool) -> None:
+    """What the attempt said told whether the node's machine has a folder. Parts of a mixture have options, too."""
+    net = make(tmp_path, judged="models", **EVALUATE)
+    options = {"weights": str(tmp_path if there else tmp_path / "none")}
+    inputs = ModelInputs((8,), Problem.of_classes(2, ["no", "yes"]), tokens=True)
+    about = {"model": "minilm", "inputs": replace(inputs, options=options).to_json()}
+    if mixed:
+        parts = json.dumps([{"model": "minilm", "options": options}])
+        about = {"model": "mixture", "inputs": inputs.to_json(), "parts": parts}
+    order = {"kind": "score", "name": "east", "run": "r", "round": 0, "number": 0, "split": "test"}
+    with pytest.raises(Refused, match="a node reads none but its owner's"):
+        Node.of(net.nodes_[100], net.run_config).answer("score", Packet(order | {"models": {"m": about}}))
+    owned = net.nodes_[100] | {"weights": str(tmp_path / "owned")}
+    with pytest.raises(MessageError, match="there is no folder"):
+        Node.of(owned, net.run_config).answer("score", Packet(order | {"models": {"m": about}}))
 
 
 def test_nothing_is_trained_and_nothing_avoids_the_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

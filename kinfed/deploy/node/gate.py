@@ -10,7 +10,8 @@
     all of a search         evaluate names test; refused where the owner protects       none: it is exact
                             anything (min_noise, epsilon, user_epsilon, secure sums)
     description of a table  describe, smallest_count; under privacy noised counts of    under privacy, of all rows
-                            gaps alone, refused under user_epsilon; or sums = "yes"
+                            gaps alone, refused where only secure sums leave; or
+                            sums = "yes"
     scores of models that   evaluate, smallest_count; not of rows that private          as scores
     a server brings         training uses
     scores                  evaluate; never of rows that private training uses          under min_noise or epsilon, of
@@ -170,6 +171,12 @@ class Gate:
     def _private(self) -> bool:
         return self.deployment.run.privacy is not None or self.rules.demands_privacy
 
+    @property
+    def noises_update(self) -> bool:
+        """Whether the client's share of noise in a secure sum hides all that its update tells."""
+        privacy = self.deployment.run.user_privacy
+        return privacy is not None and privacy.at_nodes
+
     def check_run(self, count: Tensor, noise: float) -> None:
         """Refuse runs that this client takes no part in. `count` [1] training examples."""
         client, rules, deployment, method = self.client, self.rules, self.deployment, self.deployment.method.strip()
@@ -285,9 +292,10 @@ class Gate:
             raise Refused(f"the owner of {client} gives no description of its table (describe)")
         if rows < rules.smallest_count:
             raise Refused(f"{client} has fewer rows than the owner describes (smallest_count = {rules.smallest_count})")
-        if rules.hides_client and not rules.sums:
+        if (rules.hides_client or rules.require_secure_aggregation) and not rules.sums:
             raise Refused(
-                f"{client} gives no description: it is hidden as a whole, which no count of its rows respects"
+                f"{client} gives no description, whose means and counts would leave in no secure sum and without the "
+                'noise that hides a whole client; the owner of the node may allow it (sums="yes")'
             )
 
     def check_judged(self, rows: int) -> None:

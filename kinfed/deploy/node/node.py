@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from kinfed.deploy.secure.secure_session import SecureSession
 
 
+LONGEST_RUN = 100  # characters of a run's name, which is in names of files, and in the ledger for good
+
+
 class Node:
     """A supernode with one client or several. A new one is made for every message: all memory is in the vaults."""
 
@@ -74,14 +77,19 @@ class Node:
                 with client.together(parts):
                     answers = [self._part(name, part) for part in parts]
                 return Released.bundled(answers)
-        return self._passed(name, lambda client: client.answer(kind, order))
+        return self._answered(name, kind, order)
 
     def _part(self, name: str, order: Packet) -> Released:
         """The answer to one of several requests; an error is of this one alone."""
         try:
-            return self._passed(name, lambda client: client.answer(order.require("kind", str), order))
+            return self._answered(name, order.require("kind", str), order)
         except Exception as error:
             return Released.of_error(error)
+
+    def _answered(self, name: str, kind: str, order: Packet) -> Released:
+        if len(str(order.header.get("run", ""))) > LONGEST_RUN:
+            raise MessageError(f"a run's name has {LONGEST_RUN} characters at most")
+        return self._passed(name, lambda client: client.answer(kind, order))
 
     def _passed(self, name: str, answer: Callable[[NodeClient], Packet]) -> Released:
         """A client's answer, if it comes from the gate."""
@@ -98,7 +106,7 @@ class NodeClient:
         self.settings, self.deployment, self.name = settings, deployment, settings.client
         self.algorithm, self.gate = deployment.algorithm, Gate(settings, deployment)
         self.vault = self.gate.vault
-        self.run = with_weights(deployment.run, settings.weights)
+        self.run = deployment.run if deployment.question else with_weights(deployment.run, settings.weights)
         torch.set_num_threads(settings.threads)
 
     def answer(self, kind: str, order: Packet) -> Packet:
@@ -164,7 +172,8 @@ class NodeClient:
             if self.deployment.run.secure is not None:
                 self._session(order, entry).check_round(round)  # before anything is computed
             self.gate.check_share(self._share(order), entry.run)
-            client, moments, lost = prepared.state(entry, accepted)
+            before = prepared.state(entry, accepted)
+            client, moments, lost = before
             request = self.gate.request(prepared, entry, stored_state(client, moments))
             if (answer := request.stored()) is not None:
                 return request.leave(*self._sent(order, entry, answer))
@@ -175,11 +184,15 @@ class NodeClient:
             request.settle(record)
             moments = Moments() if memory is None else memory.moments
             header = self._reply_header(order) | {"lost": lost, "gradients": _gradient_counts(record)}
-            for what, tree in (("update", up), ("new state", client), ("optimizer", moments)):
-                if not bool(tree.finite_rows(1).all()):
-                    answer = Packet(header | {"refused": f"its {what} is not finite"})
-                    request.keep(answer)
-                    return request.leave(answer, "no update")
+            trees = {"update": up, "new state": client, "optimizer": moments}
+            broken = [what for what, tree in trees.items() if not bool(tree.finite_rows(1).all())]
+            if broken and self.gate.noises_update:
+                # That it is not finite would tell of the data, under a model of the server's choosing.
+                up, (client, moments, _) = up.map(torch.zeros_like), before
+            elif broken:
+                answer = Packet(header | {"refused": f"its {broken[0]} is not finite"})
+                request.keep(answer)
+                return request.leave(answer, "no update")
             entry.keep(round, stored_state(client, moments), accepted, self.deployment.method)
             answer = Packet(header, {"up": sent_tensors(up)})
             request.keep(answer)
@@ -261,9 +274,10 @@ class NodeClient:
                 )  # fmt: skip
             request.settle(record)
             theta = next(iter(models.values()))
-            if not bool(torch.isfinite(theta).all()):
+            if bool(torch.isfinite(theta).all()):
+                self.keep_model(entry, prepared, theta[0], round)
+            elif not self.settings.rules.hides_client:  # else this would tell of its data, too
                 raise ConfigError(f"the personal model of {self.name} holds NaN or infinity; it was not kept")
-            self.keep_model(entry, prepared, theta[0], round)
             groups, terms = request.scores(_judged_models(models, order), getattr(cohort, split))
             header = self._reply_header(order) | {"lost": lost, "gradients": _gradient_counts(record), "scores": terms}
             # In a secure sum a method's numbers of one client would tell of its training what the sum hides.

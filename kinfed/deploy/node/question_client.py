@@ -4,6 +4,7 @@ brings do on its rows (method = "evaluate"). Both leave by the gate, with rules 
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from kinfed.deploy.node.gate import LARGEST_LOSS, Noise
 from kinfed.deploy.node.node import NodeClient
 from kinfed.deploy.node.node_data import ClientData, load_client_data
 from kinfed.deploy.node.node_settings import Refused
+from kinfed.deploy.node.requests import own_files
 from kinfed.deploy.node.site_description import codes_of, described
 from kinfed.deploy.settings import DESCRIBE
 from kinfed.deploy.transport import wire
@@ -73,16 +75,16 @@ class QuestionClient(NodeClient):
         )
 
     def _statistics(self) -> TableStatistics:
+        """Statistics of all columns. The run has no say in their kinds: a column that is told as numbers to one, and as
+        categories to another, would tell small counts between the two."""
         settings, name = self.settings, self.name
         if not is_table(settings.data):
             raise Refused(f"{name} has arrays, and tables are what is described")
         options, table = settings.table_options, read_table(Path(settings.data))
         left_out = {*options.ignored, options.split_column, options.weight_column, options.image_column}
         names = [column for column in table.column_names if column not in left_out]
-        kinds = {column: kind for column, kind in parse_kinds(self.deployment.run.columns).items() if column in names}
-        statistics = TableStatistics.of_table(table, names, kinds, settings.data)
-        codes = parse_kinds({column: "category" for column in codes_of(statistics) if column not in kinds})
-        return TableStatistics.of_table(table, names, kinds | codes, settings.data) if codes else statistics
+        codes = parse_kinds({column: "category" for column in codes_of(table, names)})
+        return TableStatistics.of_table(table, names, codes, settings.data)
 
     # ---- models that a server brings ----
 
@@ -93,7 +95,7 @@ class QuestionClient(NodeClient):
         own = load_client_data(self.settings, self.deployment)
         rows = own.federation.split(split).rows
         self.gate.check_judged(len(rows))
-        models = _models_of(order)
+        models = _models_of(order, self.settings.weights)
         judged = {name: self._judged(own, rows, model) for name, model in models.items()}
         if not rules.noises_scores:
             metrics = METRICS.of_problem(own.federation.problem)
@@ -135,20 +137,33 @@ class QuestionClient(NodeClient):
         return read_table(Path(self.settings.data)) if own.table is not None else own.federation.features.raw
 
 
-def _models_of(order: Packet) -> dict[str, ModelPipeline]:
-    """The models in a message: kinds that are installed here, with the numbers that came."""
+def _models_of(order: Packet, folder: str) -> dict[str, ModelPipeline]:
+    """The models in a message: kinds that are installed here, with the numbers that came. Files that they are made from
+    are those of the owner's `folder`."""
     records = order.require("models", dict)
     if not 0 < len(records) <= MOST_MODELS:
         raise MessageError(f"1 to {MOST_MODELS} models are judged at a time; got {len(records)}")
     models = {}
     for name, about in records.items():
-        if not isinstance(about, dict) or not {"model", "inputs"} <= about.keys():
+        if not isinstance(about, dict) or not all(isinstance(about.get(key), str) for key in ("model", "inputs")):
             raise MessageError("a model comes with its kind and its inputs")
         try:
-            models[name] = ModelPipeline.from_parts(order.group(name), about, "the message")
+            models[name] = ModelPipeline.from_parts(order.group(name), _with_own_files(about, folder), "the message")
         except ModelError as error:
             raise MessageError(str(error)) from None
     return models
+
+
+def _with_own_files(about: dict[str, Any], folder: str) -> dict[str, Any]:
+    """What is said of a model, and of the parts of a mixture, with files of this machine alone."""
+    try:
+        inputs, parts = json.loads(about["inputs"]), json.loads(about.get("parts", "[]"))
+        inputs["options"] = own_files(about["model"], inputs["options"], folder)
+        for part in parts:
+            part["options"] = own_files(part["model"], part["options"], folder)
+    except (ValueError, LookupError, TypeError):
+        raise MessageError("a model whose inputs cannot be read") from None
+    return {**about, "inputs": json.dumps(inputs), "parts": json.dumps(parts)}
 
 
 @torch.no_grad()

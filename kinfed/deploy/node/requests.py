@@ -4,8 +4,9 @@ the answer is computed from. kinfed.deploy.node.gate says whether it is answered
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -114,16 +115,21 @@ def enrolment_of(order: Packet) -> Enrolment:
 def with_weights(run: RunConfig, folder: str) -> RunConfig:
     """The run with the weights of its model in the folder that the node's owner names. A path that the run brings is
     never opened here: whether it can be read would tell what lies on this machine."""
-    if "weights" in run.model.options and not folder:
-        raise Refused(
-            f"model {run.model.name} has weights in a file of the server, and a node reads none but its owner's: name "
-            "the folder here (weights in --node-config)"
-        )
-    if not folder:
-        return run
-    if "weights" not in run.model.options:
+    if folder and "weights" not in run.model.options:
         raise ConfigError(
             f"weights in --node-config says where this machine has what the deployment calls model.weights; the "
             f"deployment names none for model {run.model.name}"
         )
-    return replace(run, model=Named(name=run.model.name, options={**run.model.options, "weights": folder}))
+    return replace(run, model=Named(name=run.model.name, options=own_files(run.model.name, run.model.options, folder)))
+
+
+def own_files(model: str, options: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """Options of a model that a server names, with the owner's folder in place of the server's."""
+    if "weights" not in options:
+        return dict(options)
+    if not folder:
+        raise Refused(
+            f"model {model[:40]} has weights in a file of the server, and a node reads none but its owner's: name "
+            "the folder here (weights in --node-config)"
+        )
+    return {**options, "weights": folder}

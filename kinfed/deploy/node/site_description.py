@@ -3,8 +3,8 @@
 A count below the owner's `smallest_count` does not leave, nor anything that it follows from. Rows of a column are
 divided into cells: its categories and its gaps, or what is there and what is not. Small cells are told together, with
 the next larger one where they would still be few. Means and deviations leave of at least as many values, to four
-digits: of more of them a row that was added between two descriptions could be computed. Numbers of few different
-values are told as categories, for their mean and the number of rows would tell how many have which.
+digits: of more of them a row that was added between two descriptions could be computed. Numbers and days of few
+different values are told as categories, for their mean and the number of rows would tell how many have which.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import pyarrow as pa
+
 from kinfed.data import TableStatistics
 
 MISSING = ""  # the cell of gaps; no category is called so
@@ -20,10 +22,10 @@ DIGITS = 4
 FEW_VALUES = 12  # different numbers that are told as categories
 
 
-def codes_of(statistics: TableStatistics) -> list[str]:
-    """Columns of numbers with so few different values, or of yes and no, that they are told as categories."""
-    columns = statistics.columns.items()
-    return [name for name, one in columns if one.booleans or (one.numbers and one.different <= FEW_VALUES)]
+def codes_of(table: pa.Table, names: list[str]) -> list[str]:
+    """Columns with so few different values, numbers and days too, that they are told as categories."""
+    plain = [name for name in names if not pa.types.is_nested(table[name].type)]
+    return [name for name in plain if len(table[name].drop_null().unique()) <= FEW_VALUES]
 
 
 def described(statistics: TableStatistics, smallest: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ missing, no task is done.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -83,10 +84,18 @@ def client_task() -> None:
     """Do what `flwr-clientapp` does with sys.argv: answer one message, by kinfed."""
     from kinfed.deploy.programs.flower import client_app
 
+    _die_first()
     module = import_module("flwr.supernode.runtime.run_clientapp")
     _replace(module, "install_from_fab", lambda content, **_: check_app(content))
     _replace(module, "get_load_client_app_fn", lambda **_: lambda *_app: client_app)
     _flower_program(CLIENT_PROGRAM)
+
+
+def _die_first() -> None:
+    """If memory runs out, let the system end this process and no other of the machine: a run may name a model that no
+    memory holds."""
+    with contextlib.suppress(OSError):  # only Linux has the file
+        Path("/proc/self/oom_score_adj").write_text("1000", "ascii")
 
 
 def server_task() -> None:
