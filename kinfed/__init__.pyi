@@ -13,6 +13,7 @@ from kinfed.data.federations.federation import Federation as Federation
 from kinfed.engine.zoo.lora import lora as lora
 from kinfed.errors import KinfedError as KinfedError
 from kinfed.runs.loop_factory import simulate as simulate
+from kinfed.tabular.coalitions import contributions as contributions
 from kinfed.tabular.fit_result import FitResult as FitResult
 from kinfed.tabular.fitting import fit as fit
 from kinfed.version import __version__ as __version__

@@ -26,7 +26,7 @@ from kinfed.errors import ConfigError
 def test_public_names() -> None:
     assert kinfed.__all__ == [
         "Algorithm", "Federation", "FitResult", "KinfedError", "LocalTraining", "RunConfig", "RunResult",
-        "StudyResult", "fit", "load",
+        "StudyResult", "contributions", "fit", "load",
         "lora", "make_algorithm", "make_config", "register", "run", "simulate", "study",
     ]  # fmt: skip
     for name in kinfed.__all__:

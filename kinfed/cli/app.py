@@ -54,6 +54,7 @@ def root(
 
 app.command(cls=SettingsCommand.taking())(run_command.run)
 app.command(cls=fit_command.FitCommand)(fit_command.fit)
+app.command(cls=fit_command.ContributionsCommand)(fit_command.contributions)
 app.command(cls=SettingsCommand.taking(reads_file=False))(run_command.init)
 app.command(cls=SettingsCommand.taking(*tune_command.SETTINGS, texts=tune_command.TEXTS))(tune_command.tune)
 app.command()(study_command.study)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,9 +16,10 @@ from kinfed.cli.terminal import StopRequest, console, new_folder, say
 from kinfed.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kinfed.tabular import FitResult
+    from kinfed.tabular import FitResult, coalitions
 
 TABLE, SEARCH, MODELS, FILES = "Table", "Search", "What sites are handed", "Files and time"
+TRAINING = "Training"
 DEMO = "post_offices"
 DEMO_SETTINGS = {"trials": 2, "rounds": 15, "algorithms": "ditto", "models": "mlr"}  # half a minute on a laptop
 NOTHING_TO_GAIN = (
@@ -111,6 +112,57 @@ def fit(
     say(f"page     {folder / PAGE}")
 
 
+def contribution_panels() -> Iterator[OptionPanel]:
+    from kinfed.tabular import FitSettings
+
+    yield from (panel for panel in panels() if panel.heading == TABLE)
+    yield OptionPanel(TRAINING, FitSettings, ("models", "metric", "class_weights", "rounds", "steps", "seed"))
+
+
+def contributions(
+    context: typer.Context,
+    tables: Annotated[list[str], Argument(help="A table with a column of sites, several (one per site), or a name.")],
+    algorithm: Annotated[str, Option(help="The method.", rich_help_panel=TRAINING)] = "ditto",
+    sets: Annotated[
+        list[str] | None, Option("--set", help="An option of the method: lam=0.5.", rich_help_panel=TRAINING)
+    ] = None,
+    out: Annotated[
+        Path | None, Option("--out", "-o", help="Folder to write (default: fits/<time>).", rich_help_panel=FILES)
+    ] = None,
+) -> None:
+    """Say who gives and who gains: Shapley values of up to ten sites, for each pair, with intervals."""
+    from kinfed.tabular import coalitions
+
+    options: dict[str, Any] = dict(context.obj)
+    data = options.pop("data", None)
+    folder = out or new_folder("fits")
+    result = coalitions.contributions(
+        tables[0] if len(tables) == 1 else tables, algorithm=algorithm, out=folder,
+        method_options=typed_options(sets or ()), data=None if data is None else Path(data), **options,
+    )  # fmt: skip
+    show_contributions(result)
+    say(f"page     {folder / coalitions.PAGE}")
+
+
+def show_contributions(result: coalitions.Contributions) -> None:
+    """Print who gives what to whom."""
+    from kinfed.tabular import coalitions
+
+    table, sentences = coalitions.summary(result)
+    console.print(table)
+    for sentence in sentences:
+        say(f"- {sentence}")
+
+
+def typed_options(sets: Sequence[str]) -> dict[str, str]:
+    """Options of a method, typed as name=value."""
+    for text in sets:
+        if "=" not in text:
+            raise ConfigError(f"--set takes name=value, such as lam=0.5; got {text!r}")
+    return {name: value for name, _, value in (text.partition("=") for text in sets)}
+
+
+ContributionsCommand = DeclaredCommand.of(contribution_panels, texts=TEXTS, after="tables", default_form=" ({}).")
 FitCommand = DeclaredCommand.of(panels, texts=TEXTS, after="tables", default_form=" ({}).")
 MOST_SENTENCES = 12  # on a terminal; the page has all
 

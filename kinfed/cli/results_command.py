@@ -196,16 +196,19 @@ def watch(
 ) -> None:
     """Watch a deployed model on new rows: is it still as good as the site's own, do its sets cover? Exit 1: alarm."""
     from kinfed.serving import ModelPipeline
-    from kinfed.tabular import FitResult, is_fit, watch_models, watch_site
+    from kinfed.tabular import FitResult, is_fit
+    from kinfed.tabular import watch as watches
 
     if is_fit(model):
         if client is None:
             raise ConfigError("which site? Give --client NAME, one of the sites of the fit")
-        result = watch_site(FitResult.read(model), client, table, label_column, alpha)
+        result = watches.watch_site(FitResult.read(model), client, table, label_column, alpha)
     elif against is None or label_column is None:
         raise ConfigError("a model file is watched beside another: give --against FILE and --label-column NAME")
     else:
-        result = watch_models(ModelPipeline.read(model), ModelPipeline.read(against), table, label_column, alpha)
+        result = watches.watch_models(
+            ModelPipeline.read(model), ModelPipeline.read(against), table, label_column, alpha
+        )
     for sentence in result.sentences():
         say(sentence)
     if result.is_alarmed:

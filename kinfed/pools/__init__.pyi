@@ -3,6 +3,7 @@ from kinfed.pools.base import Evaluation as Evaluation
 from kinfed.pools.base import Pool as Pool
 from kinfed.pools.base import ServerModelOf as ServerModelOf
 from kinfed.pools.group_pool import GroupPool as GroupPool
+from kinfed.pools.joined_pool import JoinedPool as JoinedPool
 from kinfed.pools.local_pool import LocalPool as LocalPool
 from kinfed.pools.local_pool import available_cores as available_cores
 from kinfed.pools.memory import keep_freed_memory as keep_freed_memory

@@ -120,7 +120,7 @@ class Loop:
                 f"{type(self.algorithm).__name__} chooses the clients of a round itself, which user-level privacy does "
                 "not account for; leave out the method or the user_ settings"
             )
-        admitted = active
+        admitted = self.schedule.present(active)  # a method may choose the clients of a round itself
         for stage in self.stages:
             admitted = stage.admitted(admitted)
         if 0 < len(admitted) < len(active):  # what the plan sums or chooses is over the clients that take part

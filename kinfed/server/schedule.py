@@ -79,13 +79,22 @@ class Schedule(Participation):
     first_round: int = 1
     clock: Clock | None = field(default=None, compare=False)  # of a simulation: how long clients take
     evaluates: Tensor | None = field(default=None, compare=False)  # [n] clients to evaluate, ascending; None: all
+    members: Tensor | None = field(default=None, compare=False)  # [n] who may take part, ascending; None: all
 
     def size(self, num_clients: int) -> int:
         """How many clients are called in a round; with Poisson sampling, on average (rounded)."""
         return max(int(self.participation * num_clients + 1e-9), 1)  # 0.29 * 100 is 28.999... in floating point
 
     def active(self, seed: int, round: int, num_clients: int) -> Tensor:
-        """Ids, ascending: max(floor(C K), 1), uniformly without replacement; by Poisson any number, also none."""
+        """Ids, ascending: max(floor(C K), 1), uniformly without replacement; by Poisson any number, also none. Of these
+        the members: a client that is none is one that does not come."""
+        return self.present(self._drawn(seed, round, num_clients))
+
+    def present(self, ids: Tensor) -> Tensor:
+        """Those of these clients that are members."""
+        return ids if self.members is None else ids[torch.isin(ids, self.members)]
+
+    def _drawn(self, seed: int, round: int, num_clients: int) -> Tensor:
         key = rng.fold(rng.root(seed, "sampling"), round)
         if self.sampling == "poisson":
             ids = torch.arange(num_clients)

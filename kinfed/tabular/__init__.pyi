@@ -1,3 +1,5 @@
+from kinfed.tabular import coalitions as coalitions
+from kinfed.tabular import watch as watch
 from kinfed.tabular.estimator_base import TARGET as TARGET
 from kinfed.tabular.estimator_base import Array as Array
 from kinfed.tabular.estimator_base import PersonalizedEstimator as PersonalizedEstimator
@@ -26,5 +28,3 @@ from kinfed.tabular.site_page import write_page as write_page
 from kinfed.tabular.site_results import consortium_result as consortium_result
 from kinfed.tabular.site_results import site_result as site_result
 from kinfed.tabular.site_sentences import Wording as Wording
-from kinfed.tabular.watch import watch_models as watch_models
-from kinfed.tabular.watch import watch_site as watch_site

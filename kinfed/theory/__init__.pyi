@@ -1,6 +1,7 @@
 from kinfed.theory import certificates as certificates
 from kinfed.theory import joint_gains as joint_gains
 from kinfed.theory import safe_mixture as safe_mixture
+from kinfed.theory import shapley as shapley
 from kinfed.theory.gaussian import CASES as CASES
 from kinfed.theory.gaussian import Case as Case
 from kinfed.theory.gaussian import GaussianTask as GaussianTask

@@ -12,7 +12,8 @@ import pytest
 
 import kinfed
 from kinfed.errors import DataError
-from kinfed.tabular import FitResult, watch_models, watch_site
+from kinfed.tabular import FitResult
+from kinfed.tabular.watch import watch_models, watch_site
 from tests.command_line import kinfed as command
 from tests.tabular.conftest import COLUMNS, SMALL
 

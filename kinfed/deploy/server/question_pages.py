@@ -191,7 +191,7 @@ def _page(
     heading: str, command: str, lead: str, notes: Sequence[str], tables: Sequence[tuple[str, str, str, TextTable]]
 ) -> str:
     return render(
-        "sites.html", package="kinfed.deploy", title=heading, kicker=command, heading=heading,
+        "tables.html", title=heading, kicker=command, heading=heading,
         links=[(name, title) for name, title, _, _ in tables], footer=[f"kinfed {__version__}"],
         figures=False, lead=lead, notes=list(notes), tables=tables,
     )  # fmt: skip
