@@ -51,6 +51,7 @@ perfedavg | perfedavg:PerFedAvg | Per-FedAvg |
     a global model that one local gradient step turns into a good personal one (first order)
 perfedavg_hf | perfedavg:PerFedAvg | Per-FedAvg HF | Per-FedAvg, Hessian-free
 apfl | apfl:APFL | APFL | personal and global model mixed in a learned proportion
+mapper | mapper:MAPPER | MAPPER | personal and global model mixed in the best of a few proportions
 fedala | fedala:FedALA | FedALA | FedAvg from an element-wise mix of the local and the received model
 l2sgd | l2gd:L2GD | L2SGD | local models pulled towards their average (L2GD with stochastic gradients)
 lgfedavg | lgfedavg:LGFedAvg | LG-FedAvg | personal lower layers, shared upper layers
@@ -79,6 +80,7 @@ ktpfl | ktpfl:KTpFL | KT-pFL | FedMD with a learned mixture of predictions for e
 fedrod | fedrod:FedRoD | Fed-RoD | a generic model trained with balanced classes, and a personal head
 feddbe | feddbe:FedDBE | FedDBE | FedAvg with each client's mean removed from its features
 ifca | ifca:IFCA | IFCA | K models; each client trains the one that fits it best
+hypcluster | ifca:IFCA | HypCluster | IFCA with averages by number of examples
 cfl | cfl:CFL | CFL | one model, split whenever its clients pull apart
 flhc | flhc:FLHC | FL+HC | FedAvg, then FedAvg inside clusters of similar updates
 fedem | fedem:FedEM | FedEM | K shared models; each client predicts with its own mixture of them
@@ -132,6 +134,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "feddpa": {"own": "*.personal_*", "turns": True},
     "knnper": {"knn": 10},
     "heurfedamp": {"attention": "cosine"},
+    "hypcluster": {"weights": "examples"},
     "trees_fast": {"rate": 0.3, "bins": 32, "trees": 40, "folds": 1, "patience": 8, "pooled": False},
     "selffl_init": _SELFFL_NONE | {"use_init": True},
     "selffl_steps": _SELFFL_NONE | {"use_steps": True},

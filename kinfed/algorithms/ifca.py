@@ -1,7 +1,8 @@
 """IFCA: K models on the server; each client takes part in the one that fits its data best.
 
 Ghosh, Chung, Yin, Ramchandran: An Efficient Framework for Clustered Federated Learning, NeurIPS 2020, Algorithm 1
-(model averaging).
+(model averaging). HypCluster (Mansour, Mohri, Ro, Suresh: Three Approaches for Personalization, 2020) is the same with
+averages by number of examples: `hypcluster`.
 
     client i:  j = argmin_k f_i(ω_k) on its *training* data, train ω_j;   server: ω_j ← mean of the models of cluster j
 
