@@ -128,23 +128,25 @@ class ExpectedGains:
         one = advantage(
             metric, judged_test(chosen, data), judged_test(outputs[ALONE], data), replicates=replicates_for(len(owner))
         )
-        return cls.pooled(decision.chosen, decision.advantages, one.seen.numpy(), one.error.square().numpy())
+        rows = data.test.count.double().numpy()
+        return cls.pooled(decision.chosen, decision.advantages, one.seen.numpy(), one.error.square().numpy(), rows)
 
     @classmethod
     def pooled(
-        cls, names: Sequence[str], advantages: Mapping[str, Advantage], seen: np.ndarray, error: np.ndarray
+        cls, names: Sequence[str], advantages: Mapping[str, Advantage], seen: Floats, variance: Floats, rows: Floats
     ) -> "ExpectedGains":
-        """From the gains [K] of what sites chose (`names`) that test rows show, in the score that chose, and their
-        variances [K]."""
+        """From the gains [K] of what sites chose (`names`) that test rows show, in the score that chose, their
+        variances [K] and the numbers of rows [K]."""
         moves = np.array([name != ALONE for name in names])
         test = np.where(moves, seen, np.nan)
+        error = joint_gains.row_variances(np.where(moves, variance, np.nan), rows)
         beliefs = [advantages.get(name) for name in names]
-        expected, variance = (
+        expected, uncertain = (
             np.array([0.0 if belief is None else float(getattr(belief, part)[k]) for k, belief in enumerate(beliefs)])
             for part in ("expected", "variance")
         )
-        drift = joint_gains.drift_of(test, error, expected, variance)
-        mean, spread = joint_gains.with_test_rows(test, error, expected, variance, drift)
+        drift = joint_gains.drift_of(test, error, expected, uncertain)
+        mean, spread = joint_gains.with_test_rows(test, error, expected, uncertain, drift)
         reach = NORMAL * np.sqrt(spread)
         ends = zip(mean.tolist(), (mean - reach).tolist(), (mean + reach).tolist(), moves, strict=True)
         return cls(drift.value, [Estimate(*numbers) if move else UNDEFINED for *numbers, move in ends])

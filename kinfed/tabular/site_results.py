@@ -113,8 +113,9 @@ def consortium_result(
     target: str,
 ) -> FitResult:  # fmt: skip
     """The result of all sites, from what they say of themselves: rows, what each takes, and its gain."""
-    seen, error = (np.array([answer["test_gain"][place] for answer in answers], float) for place in (0, 1))
-    expectations = ExpectedGains.pooled(choices.chosen, choices.advantages, seen, error)
+    seen, variance = (np.array([answer["test_gain"][place] for answer in answers], float) for place in (0, 1))
+    rows = np.array([answer["rows"][2] for answer in answers], float)
+    expectations = ExpectedGains.pooled(choices.chosen, choices.advantages, seen, variance, rows)
     sites = []
     for k, (name, answer) in enumerate(zip(names, answers, strict=True)):
         train, validated, test = answer["rows"]

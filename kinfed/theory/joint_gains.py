@@ -29,6 +29,11 @@ sites together corrects it, downwards only:
 
 t_k being the gain on test rows. α̂_k + b and t_k are then one estimate by their precisions (`with_test_rows`). All of it
 is what to expect, never what is shown: no bound of a single site follows from it.
+
+Var t_k is σ² / n_k with one variance σ² of a row for all sites (`row_variances`). A site's own few test rows say too
+little of their variance, and what they say is tied to their mean: sites where two models happened to agree on four rows
+took all of the weight. On 60 districts (eight draws, five test rows a site) what was called expected lay 0.200 nats
+below the gain on fresh rows so, and 0.058 with one variance; validation rows alone 0.040.
 """
 
 from __future__ import annotations
@@ -148,6 +153,20 @@ def _shrunk_mean(mu: Floats, C: Floats, omega2: float) -> tuple[Floats, Floats]:
     column = rest.sum(1)
     covariance = omega2 * rest + np.outer(column, column) / total
     return mean + omega2 * precision @ (mu - mean), covariance
+
+
+def row_variances(variance: Floats, rows: Floats) -> Floats:
+    """[K] variances of means over these numbers of rows, with one variance of a row for all sites, from every site's
+    own; NaN where a site has none.
+
+    >>> row_variances(np.array([0.1, 0.0]), np.array([4.0, 16.0])).round(4).tolist()
+    [0.02, 0.005]
+    """
+    known = np.isfinite(variance) & (rows > 0)
+    if not known.any():
+        return variance
+    of_row = float((rows**2 * variance)[known].sum() / rows[known].sum())
+    return np.where(known, of_row / np.maximum(rows, 1), np.nan)
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,8 @@ _CITATIONS = {
     "FedALA": "Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning, AAAI 2023",
     "IFCA": "Ghosh et al., An Efficient Framework for Clustered Federated Learning, NeurIPS 2020",
     "SCAFFOLD": "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020",
+    "FLamby": "Ogier du Terrail et al., FLamby: Datasets and Benchmarks for Cross-Silo Federated Learning in Realistic "
+    "Healthcare Settings, NeurIPS 2022",
     "kinfed": "kinfed",
 }
 PAPERS = {name: Paper(name, citation) for name, citation in _CITATIONS.items()}

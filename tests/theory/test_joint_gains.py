@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kinfed.theory.joint_gains import Drift, drift_of, joint_gains, with_test_rows
+from kinfed.theory.joint_gains import Drift, drift_of, joint_gains, row_variances, with_test_rows
 
 NAN = np.nan
 
@@ -133,3 +133,17 @@ def test_models_that_agree_in_every_row_share_one_estimate():
     assert np.isfinite(both).all()
     nothing = joint_gains(np.zeros((3, 2)), np.zeros((3, 2, 2)))
     assert not nothing.expected.any()
+
+
+def test_test_rows_of_all_sites_have_one_variance():
+    """Four rows on which two models happened to agree do not take all of the weight."""
+    variance, rows = np.array([1e-12, 0.05, 0.02, NAN]), np.array([4.0, 4.0, 10.0, 0.0])
+    error = row_variances(variance, rows)
+    of_row = (16 * 1e-12 + 16 * 0.05 + 100 * 0.02) / 18
+    assert error[:3].tolist() == pytest.approx([of_row / 4, of_row / 4, of_row / 10])
+    assert np.isnan(error[3])
+    test, expected, spread = np.array([0.0, 0.4, 0.2, NAN]), np.full(4, 0.2), np.full(4, 0.01)
+    tied = drift_of(test, variance, expected, spread).value
+    assert tied < -0.04
+    assert drift_of(test, error, expected, spread).value == pytest.approx(0)
+    assert np.isnan(row_variances(np.full(2, NAN), np.zeros(2))).all()

@@ -40,8 +40,10 @@ class SiteTableOptions:
     task: TaskName = option("auto", "classification or regression, where it is not what is usual for the table")
     examples: int | None = option(None, "only so many rows, drawn at random; none: all")
     sites: int | None = option(None, "only so many sites, drawn at random; none: all", ge=1)
-    split: Literal["own", "rows"] = option(
-        "own", "own: what is honest for the table (by time, patient, ...); rows: any rows of a site, drawn by the seed"
+    split: Literal["own", "rows", "published"] = option(
+        "own",
+        "own: what is honest for the table (by time, patient, ...); rows: any rows of a site, drawn by the seed; "
+        "published: the one split of a benchmark, where the table has it (adult, tcga_brca)",
     )
 
 
@@ -64,6 +66,7 @@ class SiteTable:
     task: TaskName = "auto"  # where the rule of kinfed.data.examples.target would take another
     has_hours: bool = False  # year, month, day and hour are columns, which become one time
     event: str = ""  # the column that says whether the event happened, where the target is a time
+    fold: str = ""  # the column of a benchmark's split, where that is not what is honest for the table
 
     def load(self, options: SiteTableOptions, data_dir: Path | None, seed: int) -> Source:
         table, settings = self.rows(options, data_dir, seed)
@@ -80,7 +83,11 @@ class SiteTable:
             table = table.filter(pc.is_valid(table[name]))  # rows whose target is known
         if options.sites is not None:
             table = _some_sites(table, options.sites)
-        has_split = self.split != "random" and options.split == "own"
+        is_published = options.split == "published"
+        if is_published and not self._published:
+            known = ", ".join(name for name, one in SITE_TABLES.items() if one._published)
+            raise DataError(f"no published split of {self.name} is known; split=published is for {known}")
+        has_split = is_published or (self.split != "random" and options.split == "own")
         leave_out = [name for name in self.leave_out if name in table.column_names and name != target]
         settings = TableOptions(
             None if self.event else target, CLIENT, time_column=target if self.event else None,
@@ -91,10 +98,16 @@ class SiteTable:
             task=self.task if options.task == "auto" else options.task,
         )  # fmt: skip
         if has_split:
-            table = table.append_column(SPLIT, pa.array(np.where(self._is_test(table, seed), "test", "train")))
+            is_test = _says_test(table[self._published]) if is_published else self._is_test(table, seed)
+            table = table.append_column(SPLIT, pa.array(np.where(is_test, "test", "train")))
         if self.split == "official":
             table = table.drop_columns([self.split_by])
         return table, settings
+
+    @property
+    def _published(self) -> str:
+        """The column with the split of a benchmark; "" if there is none."""
+        return self.fold or (self.split_by if self.split == "official" else "")
 
     def _targets(self, target: str) -> tuple[str, ...]:
         return (target, self.event) if self.event else (target,)
@@ -112,6 +125,7 @@ class SiteTable:
             CLIENT,
             *self._targets(self.target),
             *(_HOUR if self.has_hours else [self.split_by] if self.split_by else []),
+            *([self.fold] if self.fold else []),
         ]
         if lacking := [name for name in needed if name not in table.column_names]:
             raise DataError(f"{files[0]} has no column {' or '.join(lacking)}; is it the table {self.name}?")
@@ -119,13 +133,17 @@ class SiteTable:
 
     def _is_test(self, table: pa.Table, seed: int) -> Mask:
         if self.split == "official":
-            return np.array([text == "test" for text in table[self.split_by].to_pylist()])
+            return _says_test(table[self.split_by])
         if self.split == "patient":
             patients, index = np.unique(table[self.split_by].to_numpy().astype(str), return_inverse=True)
             keys = name_keys(rng.root(seed, "test-split"), patients.tolist())
             chosen: Mask = (rng.uniform(keys, 1)[:, 0] < TEST_SHARE).numpy()[index]
             return chosen
         return _last_rows(table[CLIENT].to_numpy(zero_copy_only=False), table[self.split_by].to_numpy())
+
+
+def _says_test(column: pa.ChunkedArray) -> Mask:
+    return np.array([text == "test" for text in column.to_pylist()])
 
 
 _HOUR = ("year", "month", "day", "hour")
@@ -180,7 +198,7 @@ SITE_TABLES = {
                          "cannot return, and discharge_disposition_id tells",)),
         SiteTable("adult", "label", ("education", "education-num", "fnlwgt"), split="official",
                   split_by="official_split", notes=("clients are levels of education: there are no sites",)),
-        SiteTable("tcga_brca", "time_days", ("tss_code", "flamby_fold"), event="event",
+        SiteTable("tcga_brca", "time_days", ("tss_code", "flamby_fold"), event="event", fold="flamby_fold",
                   notes=("Canada has 3 events in all and Europe 9: their figures mean little",)),
         SiteTable("rotterdam_gbsg", "time_days", event="event",
                   notes=("gbsg says nothing of chemotherapy",)),

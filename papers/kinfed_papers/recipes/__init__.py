@@ -57,6 +57,9 @@ RECIPES: dict[str, str] = {
         "Personal adapters of a pretrained encoder on reviews of 16 domains "
         "(FedSA-LoRA: its question on other data; no table)"
     ),
+    "flamby-tcga": (
+        "Survival with breast cancer in six regions, on FLamby's fold (FLamby: Fed-TCGA-BRCA, stored results)"
+    ),
     "fedbn-features": (
         "FedBN on CIFAR-10 with a camera of each client's own (FedBN: its question on planted shifts; no table)"
     ),

@@ -16,6 +16,11 @@ METHODS = {
     "local": "Local", "fedavg": "FedAvg, fine-tuned", "ditto": "Ditto", "selffl": "Self-FL", "fedfomo": "FedFomo",
     "cgpfl": "CGPFL", "ifca": "IFCA", "apfl": "APFL", "fedrep": "FedRep", "kin": "Kin",
 }  # fmt: skip
+CANDIDATES = {
+    "alone": "Its candidate alone", "together": "Its candidate together", "adapted": "Its candidate adapted",
+}  # fmt: skip
+ALIASES = {name: ("kin", name) for name in CANDIDATES}
+ROWS = METHODS | CANDIDATES
 HURT = "hurt"  # share of clients that lose against training alone, beyond chance
 ALLOWED, ALLOWED_HURT = 0.005, 0.05  # by which kin may be behind, and share of clients that it may hurt
 
@@ -150,6 +155,16 @@ def headline(part: str) -> str:
     return "personal.rmse" if part in NUMBERS else ACCURACY
 
 
+def _not_behind_itself(part: str) -> Question:
+    """Its mixture against each of the candidates that it mixes, on the same rows."""
+    shown: dict[str, Any] = {"lower_is_better": True, "unit": "", "factor": 1.0} if part in NUMBERS else {}
+    what = "0.005 in RMSE" if part in NUMBERS else "0.5 points in accuracy"
+    return Question.above(
+        f"Kin is not behind any of its own candidates by {what}: {FEDERATIONS[part][0]}",
+        part, "kin", CANDIDATES, headline(part), limit=-ALLOWED, **shown,
+    )  # fmt: skip
+
+
 def _not_behind(part: str, worst: bool = False) -> Question:
     heading, what = FEDERATIONS[part][0], "the worst tenth" if worst else "accuracy"
     if part in NUMBERS:
@@ -181,16 +196,16 @@ RECIPE = Recipe(
     parts=parts,
     tables=[
         ResultTable(
-            "Personal models, accuracy in %", METHODS, ResultColumn.by_part(CLASSES), caption="± standard deviation."
+            "Personal models, accuracy in %", ROWS, ResultColumn.by_part(CLASSES), caption="± standard deviation."
         ),
         ResultTable(
             "Clients with the lowest accuracy, a tenth of all, in %",
-            METHODS,
+            ROWS,
             ResultColumn.by_part(CLASSES, "personal.worst10"),
         ),
         ResultTable(
             "65 schools, root mean squared error of a standardized mark",
-            METHODS,
+            ROWS,
             [
                 ResultColumn(heading, "schools", f"personal.{metric}", 1.0, 3, lower_is_better=True)
                 for heading, metric in (("All pupils", "rmse"), ("Worst tenth of the schools", "rmse_worst10"))
@@ -208,7 +223,9 @@ RECIPE = Recipe(
         *(_not_behind(part) for part in FEDERATIONS),
         *(_not_behind(part, worst=True) for part in FEDERATIONS),
         *(_few_hurt(part) for part in FEDERATIONS),
+        *(_not_behind_itself(part) for part in FEDERATIONS),
     ],
+    aliases=ALIASES,
     notes=[
         "Settings are tuned for a family of models on other federations, not for each of these.",
         "A client counts as hurt where its 95 % interval is below 0. Of clients whom a method neither helps nor harms, "
