@@ -86,6 +86,24 @@ def test_any_rows_may_be_drawn_in_place_of_the_own_split(tmp_path: Path) -> None
     assert len(few[0]) == 2
 
 
+def test_the_split_of_a_benchmark_is_followed_where_it_is_asked_for(tmp_path: Path) -> None:
+    fold = ["train", "train", "test", "train"] * 5
+    columns = {
+        "client": ["North", "South"] * 10, "age_at_index": [50, 61, 70, 48] * 5, "time_days": range(1, 21),
+        "event": [0, 1] * 10,
+        "flamby_fold": fold,
+    }  # fmt: skip
+    folder = write(tmp_path, "tcga_brca", columns)
+    data = federation("tcga_brca", folder, split="published")
+    assert sorted(data.test.rows.tolist()) == [place for place, part in enumerate(fold) if part == "test"]
+    assert data.preprocessing is not None
+    assert data.preprocessing.columns == ["age_at_index"]
+    assert sorted(federation("tcga_brca", folder).test.rows.tolist()) != sorted(data.test.rows.tolist())
+    write(tmp_path, "contraception", {"client": ["a"] * 4, "x": [1, 2, 1, 2], "label": [0, 1, 0, 1]})
+    with pytest.raises(DataError, match="split=published is for adult, tcga_brca"):
+        load_source("contraception", tmp_path, 0, {"split": "published"})
+
+
 def test_files_that_are_another_table_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"is it the table adult"):
         load_source("adult", write(tmp_path, "adult", {"client": ["a"], "label": [1]}))

@@ -84,9 +84,9 @@ class SiteTable:
         if options.sites is not None:
             table = _some_sites(table, options.sites)
         is_published = options.split == "published"
-        if is_published and not self._published:
+        if is_published and self._published not in table.column_names:
             known = ", ".join(name for name, one in SITE_TABLES.items() if one._published)
-            raise DataError(f"no published split of {self.name} is known; split=published is for {known}")
+            raise DataError(f"{self.name} has no column with a published split; split=published is for {known}")
         has_split = is_published or (self.split != "random" and options.split == "own")
         leave_out = [name for name in self.leave_out if name in table.column_names and name != target]
         settings = TableOptions(
@@ -125,7 +125,6 @@ class SiteTable:
             CLIENT,
             *self._targets(self.target),
             *(_HOUR if self.has_hours else [self.split_by] if self.split_by else []),
-            *([self.fold] if self.fold else []),
         ]
         if lacking := [name for name in needed if name not in table.column_names]:
             raise DataError(f"{files[0]} has no column {' or '.join(lacking)}; is it the table {self.name}?")
