@@ -6,9 +6,10 @@
     python benchmarks/mutants.py --named                      the bugs of mutants.toml alone: two minutes
 
 A mutant is one change of one line: a comparison that lets its boundary in or out, a condition turned round, a check
-left out, a sum that is a difference, a smallest that is a largest, a number that is one more. Its nearest tests are the
-files of tests that import its module, of the same room first, without those that start other processes. It is
-killed if one of them fails (or takes ten times as long), and survives otherwise.
+left out, a sum that is a difference, a smallest that is a largest, a number that is one more. Its tests are those of
+its room, and those elsewhere that import its module, without those that start other processes: all of them run once,
+and what they execute is recorded; then a mutant needs only the tests that execute its statement, the fastest first. It
+is killed if one of them fails (or takes ten times as long), and survives otherwise.
 
 mutants.toml beside this file lists named mutants, which are attacks that worked once: each takes one defence away, and
 `tests` are the files that are to notice; and survivors with the reason why nothing can tell them from the original. A
@@ -21,16 +22,18 @@ from __future__ import annotations
 import argparse
 import ast
 import hashlib
+import json
 import os
 import re
 import signal
 import sys
 import tempfile
+import threading
 import time
 import tomllib
 import traceback
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
@@ -40,7 +43,7 @@ LIST = Path(__file__).with_suffix(".toml")
 ROOMS = ("privacy", "updates", "deploy/node", "deploy/secure", "deploy/server", "deploy/transport", "analysis")
 MARKERS = "not ray and not flower and not browser and not documents"
 LEAST_SECONDS, PATIENCE = 30.0, 10.0  # of a mutant's tests: at least, and so many times what they take without it
-NEAREST = 4  # files of tests of one module
+MOST_SECONDS = 60.0  # of the tests of one mutant, as they take without it
 
 SWAPS: dict[type[ast.AST], str] = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in",
@@ -56,6 +59,7 @@ class Mutant:
     before: str  # text of the change, in one line
     after: str
     source: str  # the whole file with the change
+    lines: tuple[int, int] = (0, 0)  # first and last of its statement; 0 of one that is executed at import
     why: str = ""  # of named ones: what would go wrong
     tests: tuple[str, ...] = ()  # of named ones: the files of tests that are to notice, instead of the nearest
 
@@ -106,7 +110,7 @@ def named_mutants(listed: dict[str, Any]) -> list[Mutant]:
             sys.exit(f"{LIST.name}: {entry['path']} has {entry['before']!r} not once; bring the entry up to date")
         source = source.replace(entry["before"], entry["after"])
         tests = tuple(entry.get("tests", ()))
-        mutants.append(Mutant(entry["path"], "", entry["before"], entry["after"], source, entry["why"], tests))
+        mutants.append(Mutant(entry["path"], "", entry["before"], entry["after"], source, (0, 0), entry["why"], tests))
     return mutants
 
 
@@ -118,7 +122,7 @@ def generated_mutants(file: Path) -> Iterator[Mutant]:
         starts.append(starts[-1] + len(line.encode()))
     data = source.encode()
     seen: dict[str, int] = {}
-    for place, begin, end, text in changes(ast.parse(source), data, starts):
+    for place, of_statement, begin, end, text in changes(ast.parse(source), data, starts):
         number = data[:begin].count(b"\n")
         before = lines[number].strip()
         offset = begin - starts[number]
@@ -130,11 +134,14 @@ def generated_mutants(file: Path) -> Iterator[Mutant]:
         key = f"{place}: {before} → {after}"
         seen[key] = seen.get(key, 0) + 1
         if seen[key] == 1:
-            yield Mutant(path, place, before, after, (data[:begin] + text.encode() + data[end:]).decode())
+            changed = (data[:begin] + text.encode() + data[end:]).decode()
+            yield Mutant(path, place, before, after, changed, of_statement)
 
 
-def changes(tree: ast.Module, data: bytes, starts: list[int]) -> Iterator[tuple[str, int, int, str]]:
-    """Place, bytes from and to, and the text to put there, of every change."""
+def changes(
+    tree: ast.Module, data: bytes, starts: list[int]
+) -> Iterator[tuple[str, tuple[int, int], int, int, str]]:  # fmt: skip
+    """Place, lines of the statement, bytes from and to, and the text to put there, of every change."""
 
     def span(node: Any) -> tuple[int, int]:
         return starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
@@ -145,9 +152,16 @@ def changes(tree: ast.Module, data: bytes, starts: list[int]) -> Iterator[tuple[
         found = re.fullmatch(rb"([\s)]*)(not in|is not|[<>=!+*/-]+|in|is|and|or)([\s(]*)", data[begin:end])
         return None if found is None else (begin + found.start(2), begin + found.end(2), text)
 
-    def visit(node: ast.AST, place: str) -> Iterator[tuple[str, int, int, str]]:
+    def visit(
+        node: ast.AST, place: str, lines: tuple[int, int], runs: bool
+    ) -> Iterator[tuple[str, tuple[int, int], int, int, str]]:  # fmt: skip
+        """`runs`: whether the node is in a function, and not executed at import."""
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             place = f"{place}.{node.name}" if place else node.name
+        if isinstance(node, ast.stmt) and runs:
+            body = getattr(node, "body", None)
+            lines = node.lineno, body[0].lineno - 1 if body else node.end_lineno or node.lineno
+            lines = lines[0], max(lines)
         found: list[tuple[int, int, str] | None] = []
         if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in SWAPS:
             found = [between(node.left, node.comparators[0], SWAPS[type(node.ops[0])])]
@@ -170,7 +184,7 @@ def changes(tree: ast.Module, data: bytes, starts: list[int]) -> Iterator[tuple[
             found = [(*span(node), str(not node.value))]
         for one in found:
             if one is not None:
-                yield (place, *one)
+                yield (place, lines, *one)
         skipped: Iterable[Any] = ()
         if isinstance(node, ast.arg | ast.AnnAssign):
             skipped = (node.annotation,)
@@ -182,9 +196,10 @@ def changes(tree: ast.Module, data: bytes, starts: list[int]) -> Iterator[tuple[
             return  # words, and what cannot happen
         for child in ast.iter_child_nodes(node):
             if not any(child is one for one in skipped):
-                yield from visit(child, place)
+                inside = isinstance(node, ast.FunctionDef) and child in node.body
+                yield from visit(child, place, lines, runs or inside)
 
-    yield from visit(tree, "")
+    yield from visit(tree, "", (0, 0), False)
 
 
 def is_text(node: ast.BinOp) -> bool:
@@ -196,21 +211,15 @@ def is_number(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, int | float)
 
 
-def nearest_tests(path: str) -> list[str]:
-    """Files of tests that import the module, or else modules of its folder; those of its room first, and of these the
-    ones that import the least beside it."""
-    module = path.removesuffix(".py").replace("/", ".")
+def tests_near(paths: Iterable[str]) -> list[str]:
+    """Files of tests of the rooms of these modules, and those elsewhere that import one of them; without those that
+    start other processes."""
     files = {file: file.read_text() for file in sorted((ROOT / "tests").rglob("test_*.py"))}
     files = {file: text for file, text in files.items() if not re.search(r"^pytestmark.*\n?.*(ray|flower)", text, re.M)}
-    for name in (rf"{re.escape(module)}\b", rf"{re.escape(module.rpartition('.')[0])}\b"):
-        found = [
-            (file.parent.name != Path(path).parts[1], text.count("\nfrom kinfed"), str(file.relative_to(ROOT)))
-            for file, text in files.items()
-            if re.search(rf"\b{name}", text) or file.stem == f"test_{Path(path).stem}"
-        ]
-        if found:
-            break
-    return [file for *_, file in sorted(found)][:NEAREST]
+    rooms = {Path(path).parts[1] for path in paths}
+    modules = "|".join(re.escape(path.removesuffix(".py").replace("/", ".")) for path in paths)
+    near = [file for file, text in files.items() if file.parent.name in rooms or re.search(rf"\b({modules})\b", text)]
+    return [str(file.relative_to(ROOT)) for file in near]
 
 
 def preload() -> None:
@@ -227,11 +236,75 @@ def preload() -> None:
 
 
 @dataclass
-class Nearest:
-    """Tests of a module, as words of pytest's command line."""
+class Survey:
+    """What tests execute of some modules, and how long they take; tests that fail without any mutant are left out."""
 
-    words: list[str]
-    seconds: float
+    seconds: dict[str, float] = field(default_factory=dict)  # by test, as pytest calls it
+    lines: dict[str, dict[str, set[int]]] = field(default_factory=dict)  # of modules by test and path
+
+    @classmethod
+    def of(cls, paths: Iterable[str], folder: Path) -> Survey:
+        files, log = tests_near(paths), folder / "survey.log"
+        if not files:
+            return cls()
+        print(f"{len(files)} files of tests, once, to see what they execute", flush=True)
+        _, status = os.waitpid(start(files, log, None, Watch(list(paths), folder / "survey.json")), 0)
+        if not (folder / "survey.json").exists():
+            sys.exit(f"the tests cannot run without any mutant ({status}):\n{log.read_text(errors='replace')[-3000:]}")
+        record = json.loads((folder / "survey.json").read_text())
+        for name in record["failed"]:
+            print(f"fails without any mutant, and is left out: {name}", flush=True)
+        passed = {name: one for name, one in record["tests"].items() if name not in record["failed"]}
+        seconds = {name: one["seconds"] for name, one in passed.items()}
+        return cls(seconds, {name: {k: set(v) for k, v in one["lines"].items()} for name, one in passed.items()})
+
+    def tests_of(self, mutant: Mutant) -> list[str]:
+        """Those that execute the mutant's statement, or anything of its file if it is executed at import."""
+        first, last = mutant.lines
+        wanted = set(range(first, last + 1))
+        reached = [name for name, lines in self.lines.items() if (own := lines.get(mutant.path))
+                   and (not first or not wanted.isdisjoint(own))]  # fmt: skip
+        tests, seconds = [], 0.0
+        for name in sorted(reached, key=lambda name: self.seconds[name]):
+            seconds += self.seconds[name]
+            if tests and seconds > MOST_SECONDS:
+                break
+            tests.append(name)
+        return tests
+
+
+class Watch:
+    """A plugin of pytest's that writes which lines of some modules every test executes."""
+
+    def __init__(self, paths: list[str], out: Path) -> None:
+        self.paths, self.out = {str(ROOT / path): path for path in paths}, out
+        self.tests: dict[str, dict[str, Any]] = {}
+        self.failed: set[str] = set()
+        self.seen: dict[str, set[int]] = {}
+
+    def _call(self, frame: Any, event: str, _: Any) -> Any:
+        return self._line if frame.f_code.co_filename in self.paths else None
+
+    def _line(self, frame: Any, event: str, _: Any) -> Any:
+        self.seen.setdefault(self.paths[frame.f_code.co_filename], set()).add(frame.f_lineno)
+        return self._line
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.seen, self.began = {}, time.monotonic()
+        threading.settrace(self._call)
+        sys.settrace(self._call)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self.failed.add(report.nodeid)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        sys.settrace(None)
+        lines = {path: sorted(some) for path, some in self.seen.items()}
+        self.tests[nodeid] = {"seconds": time.monotonic() - self.began, "lines": lines}
+
+    def pytest_sessionfinish(self) -> None:
+        self.out.write_text(json.dumps({"tests": self.tests, "failed": sorted(self.failed)}))
 
 
 @dataclass
@@ -244,21 +317,21 @@ class Running:
 
 def judged(mutants: list[Mutant], jobs: int) -> Iterator[Verdict]:
     running: dict[int, Running] = {}
-    waiting, nearest = list(reversed(mutants)), dict[tuple[str, ...], Nearest]()
+    waiting = list(reversed(mutants))
     with tempfile.TemporaryDirectory() as folder:
+        survey = Survey.of(sorted({mutant.path for mutant in mutants if not mutant.tests}), Path(folder))
         while waiting or running:
             while waiting and len(running) < jobs:
                 mutant = waiting.pop()
-                files = mutant.tests or tuple(nearest_tests(mutant.path))
-                if files not in nearest:
-                    nearest[files] = without_mutant(list(files), Path(folder))
-                tests = nearest[files]
-                if not tests.words:
-                    yield Verdict(mutant, "untested", 0.0)
+                tests = list(mutant.tests) or survey.tests_of(mutant)
+                if not tests:
+                    verdict = Verdict(mutant, "untested", 0.0)
+                    print(f"{verdict.outcome:9}          {mutant.key}", flush=True)
+                    yield verdict
                     continue
                 log = Path(folder) / f"{len(waiting)}.log"
-                limit = max(LEAST_SECONDS, PATIENCE * tests.seconds)
-                running[start([*tests.words, "-x"], log, mutant)] = Running(mutant, time.monotonic(), limit, log)
+                limit = PATIENCE * max(LEAST_SECONDS, sum(survey.seconds.get(name, 0.0) for name in tests))
+                running[start([*tests, "-x"], log, mutant)] = Running(mutant, time.monotonic(), limit, log)
             for pid, one in list(running.items()):
                 seconds = time.monotonic() - one.began
                 ended, status = os.waitpid(pid, os.WNOHANG)
@@ -274,21 +347,7 @@ def judged(mutants: list[Mutant], jobs: int) -> Iterator[Verdict]:
             time.sleep(0.05)
 
 
-def without_mutant(files: list[str], folder: Path) -> Nearest:
-    """The tests of these files that pass, and how long they take; the others are named and left out."""
-    if not files:
-        return Nearest([], 0.0)
-    began, log = time.monotonic(), folder / "original.log"
-    _, status = os.waitpid(start(files, log, None), 0)
-    failing = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", log.read_text(errors="replace"), re.MULTILINE)
-    if status and not failing:
-        sys.exit(f"{' '.join(files)} cannot run without any mutant:\n{log.read_text(errors='replace')[-3000:]}")
-    for name in failing:
-        print(f"fails without any mutant, and is left out: {name}", flush=True)
-    return Nearest([*files, *(f"--deselect={name}" for name in failing)], time.monotonic() - began)
-
-
-def start(tests: list[str], log: Path, mutant: Mutant | None) -> int:
+def start(tests: list[str], log: Path, mutant: Mutant | None, *plugins: object) -> int:
     """A process of its own group that runs the tests on the mutant."""
     if pid := os.fork():
         return pid
@@ -302,7 +361,7 @@ def start(tests: list[str], log: Path, mutant: Mutant | None) -> int:
 
         if mutant is not None:
             plant(mutant)
-        code = pytest.main([*tests, "-q", "-n0", "-p", "no:cacheprovider", "-m", MARKERS])
+        code = pytest.main([*tests, "-q", "-n0", "-p", "no:cacheprovider", "-m", MARKERS], plugins=list(plugins))
     except BaseException:
         traceback.print_exc()
     finally:

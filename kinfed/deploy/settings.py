@@ -403,12 +403,6 @@ def describe_setting(name: str) -> tuple[Any, str]:
     return "" if default is None else default, declared(kind)[name].text
 
 
-def _refuse_exclusions(values: Mapping[str, Any]) -> None:
-    """Refuse settings that exclude each other. Those of a search have a check of their own: `models` are those that it
-    tries, and not a run's several architectures."""
-    refuse_exclusions({name: value for name, value in values.items() if name not in SEARCH}, "deployment")
-
-
 def distinct(what: str, text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names or len(set(names)) < len(names):
