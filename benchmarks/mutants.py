@@ -85,6 +85,7 @@ def main() -> None:
     parser.add_argument("--named", action="store_true", help="only the bugs that mutants.toml names")
     parser.add_argument("--share", type=float, default=1.0, help="of the generated mutants")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--survey", default="", help="file for what the tests execute, to be used again")
     arguments = parser.parse_args()
     listed = tomllib.loads(LIST.read_text())
     mutants = [] if arguments.places else named_mutants(listed)
@@ -93,7 +94,7 @@ def main() -> None:
         files = sorted({file for place in places for file in python_files(ROOT / place)})
         mutants += [mutant for file in files for mutant in generated_mutants(file) if mutant.drawn(arguments.share)]
     preload()
-    verdicts = list(judged(mutants, arguments.jobs))
+    verdicts = list(judged(mutants, arguments.jobs, arguments.survey))
     sys.exit(report(verdicts, {entry["mutant"]: entry["reason"] for entry in listed.get("survivor", [])}))
 
 
@@ -243,15 +244,17 @@ class Survey:
     lines: dict[str, dict[str, set[int]]] = field(default_factory=dict)  # of modules by test and path
 
     @classmethod
-    def of(cls, paths: Iterable[str], folder: Path) -> Survey:
-        files, log = tests_near(paths), folder / "survey.log"
+    def of(cls, paths: list[str], out: Path) -> Survey:
+        """`out`: where it is kept; one that is there already is taken."""
+        files, log = tests_near(paths), out.with_suffix(".log")
         if not files:
             return cls()
-        print(f"{len(files)} files of tests, once, to see what they execute", flush=True)
-        _, status = os.waitpid(start(files, log, None, Watch(list(paths), folder / "survey.json")), 0)
-        if not (folder / "survey.json").exists():
-            sys.exit(f"the tests cannot run without any mutant ({status}):\n{log.read_text(errors='replace')[-3000:]}")
-        record = json.loads((folder / "survey.json").read_text())
+        if not out.exists():
+            print(f"{len(files)} files of tests, once, to see what they execute", flush=True)
+            _, status = os.waitpid(start(files, log, None, Watch(paths, out)), 0)
+            if not out.exists():
+                sys.exit(f"the tests cannot run without mutants ({status}):\n{log.read_text(errors='replace')[-3000:]}")
+        record = json.loads(out.read_text())
         for name in record["failed"]:
             print(f"fails without any mutant, and is left out: {name}", flush=True)
         passed = {name: one for name, one in record["tests"].items() if name not in record["failed"]}
@@ -315,11 +318,12 @@ class Running:
     log: Path
 
 
-def judged(mutants: list[Mutant], jobs: int) -> Iterator[Verdict]:
+def judged(mutants: list[Mutant], jobs: int, survey_file: str) -> Iterator[Verdict]:
     running: dict[int, Running] = {}
     waiting = list(reversed(mutants))
     with tempfile.TemporaryDirectory() as folder:
-        survey = Survey.of(sorted({mutant.path for mutant in mutants if not mutant.tests}), Path(folder))
+        paths = sorted({mutant.path for mutant in mutants if not mutant.tests})
+        survey = Survey.of(paths, Path(survey_file or f"{folder}/survey.json"))
         while waiting or running:
             while waiting and len(running) < jobs:
                 mutant = waiting.pop()

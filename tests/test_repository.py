@@ -94,3 +94,12 @@ def test_everything_that_is_needed_is_pinned() -> None:
     texts = [*PROJECT["project"]["dependencies"], *(text for extra in extras for text in extra)]
     names = {re.split(r"[<>=!~\[; ]", text)[0].lower().replace("_", "-") for text in texts}
     assert names <= pinned, f"constraints.txt does not pin {', '.join(sorted(names - pinned))}"
+
+
+def test_attacks_of_the_mutation_run_take_defences_away_that_are_there() -> None:
+    """Text that has changed since would end the run before its first mutant."""
+    for entry in tomllib.loads((ROOT / "benchmarks/mutants.toml").read_text("utf-8"))["named"]:
+        source = (ROOT / entry["path"]).read_text("utf-8")
+        assert source.count(entry["before"]) == 1, entry
+        compile(source.replace(entry["before"], entry["after"]), entry["path"], "exec")
+        assert all((ROOT / file).exists() for file in entry.get("tests", ())), entry

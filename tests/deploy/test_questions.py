@@ -269,7 +269,8 @@ def test_judged_figures_get_noise_and_a_price_under_an_owners_epsilon(tmp_path: 
 @pytest.mark.parametrize(
     ("rules", "text"),
     [({"evaluate": "val"}, "on val examples only"), ({"smallest_count": 50}, "smallest_count"),
-     ({"epsilon": 1.0, "evaluation_noise": 0}, "evaluation_noise = 0")],
+     ({"epsilon": 1.0, "evaluation_noise": 0}, "evaluation_noise = 0"),
+     ({"user_epsilon": 2.0, "peers": "peers"}, "user_epsilon")],
 )  # fmt: skip
 def test_owners_who_keep_their_figures_are_named(
     tmp_path: Path, models: Path, rules: dict[str, Any], text: str
