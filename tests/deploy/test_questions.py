@@ -37,6 +37,7 @@ from kinfed.serving.model_inputs import ModelInputs
 from kinfed.serving.pipeline import ModelPipeline
 
 NAMES = ["east", "north", "west"]
+SURVIVAL = {"kind": "survival", "periods": [50.0, 60.0, 90.0], "hazards": [0.1, 0.1, 0.1]}
 
 
 def table(site: str) -> pa.Table:
@@ -175,6 +176,17 @@ def test_few_rows_and_clients_of_whom_sums_of_many_leave_are_not_described(
 def test_an_owner_may_allow_a_description_beside_secure_sums(tmp_path: Path) -> None:
     rules = {"require_secure_aggregation": "yes", "peers": "peers", "sums": "yes"}
     assert run(make(tmp_path, rules), "describe")["sites"]["west"]["terms"] == "exact"
+
+
+@pytest.mark.parametrize(
+    "target", [{"label-column": "ward", "classes": "a,b,rare"},
+               {"time-column": "age", "event-column": "ward", "target": json.dumps(SURVIVAL)}]
+)  # fmt: skip
+def test_no_run_learns_a_column_that_the_owner_leaves_out(tmp_path: Path, target: dict[str, Any]) -> None:
+    net = make(tmp_path, **({"method": "fedavg", "scaling": "none", "features": "chol"} | target))
+    order = Packet({"nonce": "n"})
+    with pytest.raises(ConfigError, match=r"column ward of \(data\) is to be left out"):
+        Node.of(net.nodes_[100] | {"ignore": "ward"}, net.run_config).answer("hello", order)
 
 
 def test_a_run_with_an_endless_name_is_refused(tmp_path: Path) -> None:

@@ -165,6 +165,11 @@ def roles(table: pa.Table, options: TableOptions, path: str) -> set[str]:
         _require(table, column, setting.rstrip("0123456789"), path)
     for column in options.ignored:
         _require(table, column, "ignore", path)
+    if hidden := [column for column in target_columns(table, options) if column in options.ignored]:
+        # In a deployment the owner of a node ignores a column, and a run would learn it.
+        raise ConfigError(
+            f"column {hidden[0]} of {path} is to be left out (ignore), and would be predicted; choose one"
+        )
     used = list(named.values())
     if len(set(used)) < len(used):
         raise ConfigError(f"each column of {path} can have one role only; got {', '.join(used)}")
