@@ -67,6 +67,12 @@ fedntd | fedntd:FedNTD | FedNTD | FedAvg that preserves the received model's pre
 moon | moon:MOON | MOON | FedAvg with a contrastive pull of features towards the received model
 fedphp | fedphp:FedPHP | FedPHP | FedAvg guided by each client's moving average of models, which is deployed
 fedproto | fedproto:FedProto | FedProto | personal models; only the mean features of each class are shared
+fedtgp | fedtgp:FedTGP | FedTGP | FedProto with prototypes that the server trains to stay apart
+fedgh | fedgh:FedGH | FedGH | personal models; the server trains one head on the mean features of their classes
+fd | fd:FD | FD | personal models; only the mean prediction for each class is shared
+fml | fml:FML | FML | a personal and a common model teach each other; the common one is averaged
+fedkd | fedkd:FedKD | FedKD | a personal mentor and a common mentee teach each other, as far as both know the batch
+fedgen | fedgen:FedGen | FedGen | the server learns to generate features, on which clients train their heads too
 fedpac | fedpac:FedPAC | FedPAC | aligned features, and heads combined from similar clients
 fedas | fedas:FedAS | FedAS | FedPer with received bodies aligned to local features, and Fisher-weighted averages
 pfedfda | pfedfda:PFedFDA | pFedFDA | a Gaussian classifier between the global and the client's feature distribution

@@ -23,7 +23,7 @@ class OneModel(Algorithm[Server, AnyClient, Down, Up]):
     gradients = 1
 
     def init_server(self, task: Task, population: Population) -> Any:
-        return ModelState(task.init(population.seed))
+        return ModelState(task.server_task.init(population.seed))
 
     def download(self, server: Any, ids: Tensor) -> Any:
         return ModelDown(server.w.expand(len(ids), -1))

@@ -117,6 +117,11 @@ class Task(ABC):
         """Features of each client's examples summed by class, in one pass; `scatter` adds Σ φ φ'."""
         return class_sums(self.features, theta, split, self.head.inputs, self.head.outputs, scatter)
 
+    def class_predictions(self, theta: Tensor, split: Split) -> ClassSums:
+        """Probabilities that each client's examples are given, softmax(z), summed by class in place of features."""
+        C = self.head.outputs
+        return class_sums(lambda rows, x: torch.softmax(self.logits(rows, x), -1), theta, split, C, C, False)
+
     def descend_(
         self, theta: Tensor, batch: Batch, lr: float | Tensor, proximal: ProximalTerm | None = None,
         feature_loss: FeatureLoss | None = None,
