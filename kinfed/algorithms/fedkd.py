@@ -61,8 +61,9 @@ class Lesson:
         dphi_t = 2 * self.hidden / phi_t.shape[-1] * weight * (phi_t - phi_s @ W.mT)
         if self.rate is None:
             return dz, dphi_t
+        dphi_s = -(dphi_t @ W)
         self.W[rows] = W + self.rate * torch.bmm(dphi_t.mT, phi_s)
-        return dz, -(dphi_t @ W)
+        return dz, dphi_s
 
 
 @dataclass(frozen=True)

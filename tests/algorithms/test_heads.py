@@ -15,8 +15,8 @@ from kinfed.errors import ConfigError, KinfedError
 from kinfed.runs import NullObserver
 from kinfed.testing import tiny_federation
 
-AT_LOGITS = ("fedlc", "fedntd", "fedrod")
-AT_FEATURES = ("moon", "fedproto", "feddbe", "fedpac", "fedas", "pfedfda", "fedcp", "gpfl")
+AT_LOGITS = ("fedlc", "fedntd", "fedrod", "fd", "fml", "fedkd", "fedgen")
+AT_FEATURES = ("moon", "fedproto", "fedtgp", "fedgh", "feddbe", "fedpac", "fedas", "pfedfda", "fedcp", "gpfl")
 
 
 def headless() -> nn.Module:

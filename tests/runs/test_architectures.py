@@ -17,7 +17,8 @@ from kinfed.newcomers import adopt, newcomer_from_table
 from kinfed.serving import ModelPipeline, export_model, model_of_run
 from kinfed.testing import tiny_federation, tiny_model
 
-CROSSES = ("local", "fedproto", "fedmd", "ktpfl", "lgfedavg")
+CROSSES = ("local", "fedproto", "fedtgp", "fedgh", "fd", "fml", "fedkd", "fedgen", "fedmd", "ktpfl", "lgfedavg")
+OPTIONS: dict[str, dict[str, Any]] = {"lgfedavg": {"shared_layers": 1}, "fedgen": {"share": "head"}}
 RUN: dict[str, Any] = {
     "rounds": 3, "steps": 4, "batch": 5, "seeds": (0,), "participation": 0.67, "workers": 1, "validation": 0.0,
 }  # fmt: skip
@@ -32,14 +33,10 @@ def federation() -> kinfed.Federation:
     return tiny_federation().with_groups(lambda name: "phone" if name in ("client-1", "client-4") else "server")
 
 
-def options(method: str) -> dict[str, Any]:
-    return {"shared_layers": 1} if method == "lgfedavg" else {}
-
-
 def outcome(models: Any, method: str, rounds: int = 3) -> tuple[Tensor, dict[str, Tensor]]:
     data = federation()
     data = data.with_public(0.2, 0) if method in ("fedmd", "ktpfl") else data
-    with simulate(data, models, method, seed=1, participation=0.67, workers=1, **options(method)) as loop:
+    with simulate(data, models, method, seed=1, participation=0.67, workers=1, **OPTIONS.get(method, {})) as loop:
         for _ in loop.rounds(rounds):
             pass
         found = loop.evaluate(keep_models=True)
@@ -72,6 +69,13 @@ def test_lgfedavg_shares_the_head_across_bodies() -> None:
     for row in mixed:
         size = 51 if row[-1] == 0 else 115
         assert torch.equal(row[size - 21 : size], head)
+
+
+@pytest.mark.parametrize("method", [method for method in CROSSES if method not in ("local", "lgfedavg")])
+def test_bodies_of_several_architectures_learn(method: str) -> None:
+    two = {"server": tiny_model, "phone": phone}
+    start, end = outcome(two, method, rounds=0)[1], outcome(two, method, rounds=6)[1]
+    assert float(end["correct"].sum()) > float(start["correct"].sum())
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "fedper", "apfl", "scaffold"])

@@ -1,0 +1,65 @@
+"""How near methods are to independent implementations of them.
+
+    kinfed.testing.check_reference("ditto")          # 8.9e-08, or a ContractError that names round and tensor
+
+The references are in kinfed.testing.reference_methods; register one for a method of your own with
+`kinfed.testing.reference`.
+"""
+
+import torch
+
+from kinfed.algorithms import make_algorithm
+from kinfed.data import Federation, LocalTraining
+from kinfed.server import Loop, Schedule
+from kinfed.testing import reference_methods  # noqa: F401  # which registers them
+from kinfed.testing.references import LR, REFERENCES, STEPS, Case, network
+from kinfed.testing.workbench import SEED, Bench, ContractError, Method, tiny_federation
+
+SIZES, ROUNDS, WITHIN = (2, 6, 4), 4, 1e-6
+
+
+def check_reference(name: str, method: Method | None = None, *, within: float = WITHIN) -> float:
+    """The largest gap between a method and its registered reference over some rounds, two of three clients at a time:
+    absolute for numbers below 1, relative above. A ContractError where it is more than `within`, or bytes differ.
+    `method` takes the place of the registered one."""
+    write, options = REFERENCES[name]
+    training = LocalTraining(lr=LR, batch=100, steps=STEPS)
+    algorithm = make_algorithm(name, training, options) if method is None else method
+    federation = tiny_federation(SIZES)
+    largest = 0.0
+    with Bench(algorithm, federation=federation, model=network).loop(Schedule(participation=0.67)) as loop:
+        rounds = [loop.schedule.active(SEED, number, len(SIZES)).tolist() for number in range(1, ROUNDS + 1)]
+        case = _case(loop, rounds)
+        for number, wanted in enumerate(write(case, **options), 1):
+            report = loop.round()
+            if (numbers := wanted.pop("numbers", None)) is not None:
+                sent = (report.bytes_down, report.bytes_up)
+                expected = tuple(len(rounds[number - 1]) * round(4 * each) for each in numbers)
+                if sent != expected:
+                    raise ContractError(f"{name}: round {number} takes {expected} bytes down and up; got {sent}")
+            state = loop.state()
+            for key, value in wanted.items():
+                owner, _, field = key.partition(" ")
+                whose = value.items() if owner == "client" else [(None, value)]
+                for client, tensor in whose:
+                    found = state[f"clients.rows.{field}" if owner == "client" else f"{owner}.{field}"]
+                    if client is not None:
+                        found = found[state["clients.ids"] == client][0]
+                    gap = (found.double() - tensor.double()).abs() / tensor.double().abs().clamp_min(1)
+                    largest = max(largest, float(gap.max()))
+                    if not largest <= within:
+                        of = "" if client is None else f" of client {client}"
+                        raise ContractError(f"{name}: {key}{of} is off by {largest:.2g} after round {number}")
+    return largest
+
+
+def _case(loop: Loop, rounds: list[list[int]]) -> Case:
+    data: Federation = loop.pool.federation
+    rows = [data.train[m] for m in range(len(SIZES))]
+    public = torch.zeros(0, dtype=torch.int64) if data.public is None else data.public
+    first = loop.algorithm.init_client(loop.task, data.cohort(torch.tensor([0]), SEED, 1)).named()
+    return Case(
+        [data.features.gather(part) for part in rows], [data.labels[part] for part in rows], loop.task.init(SEED),
+        rounds, (data.features.gather(public), data.labels[public]), loop.server.named(),
+        {name: tensor[0] for name, tensor in first.items()},
+    )  # fmt: skip

@@ -1,0 +1,359 @@
+"""The references (kinfed.testing.references): every method as its paper has it, for a reader with the paper at hand."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss, one_hot
+
+from kinfed.testing.references import Case, Stage, descend, reference, slopes
+
+# ---- alone, one model, and personal models near it ----
+
+
+@reference("local")
+def local(case: Case) -> Iterator[Stage]:
+    theta = dict.fromkeys(range(3), case.start)
+    for active in case.rounds:
+        theta |= {m: case.train(m, theta[m]) for m in active}
+        yield {"client theta": {m: theta[m] for m in active}, "numbers": (0, 0)}
+
+
+@reference("fedavg")
+def fedavg(case: Case) -> Iterator[Stage]:
+    w = case.start
+    for active in case.rounds:
+        w = case.mean({m: case.train(m, w) for m in active})
+        yield {"server w": w, "numbers": (case.P, case.P + 1)}
+
+
+@reference("fedprox", mu=0.3)
+def fedprox(case: Case, mu: float) -> Iterator[Stage]:
+    w = case.start
+    for active in case.rounds:
+        near = {m: lambda x, m=m, w=w: case.loss(m)(x) + mu / 2 * (x - w).square().sum() for m in active}
+        w = case.mean({m: case.train(m, w, near[m]) for m in active})
+        yield {"server w": w}
+
+
+@reference("scaffold")
+def scaffold(case: Case) -> Iterator[Stage]:
+    """Option II."""
+    w, c, own = case.start, torch.zeros(case.P), dict.fromkeys(range(3), torch.zeros(case.P))
+    for active in case.rounds:
+        sent, new = {}, {}
+        for m in active:
+            drift = c - own[m]
+            sent[m] = case.train(m, w, lambda x, m=m, drift=drift: case.loss(m)(x) + drift @ x)
+            new[m] = own[m] - c + (w - sent[m]) / (case.steps * case.lr)
+        c = c + sum(new[m] - own[m] for m in active) / 3
+        own |= new
+        w = case.mean(sent, equal=True)
+        yield {"server w": w, "server c": c}
+
+
+@reference("feddyn", alpha=0.5)
+def feddyn(case: Case, alpha: float) -> Iterator[Stage]:
+    w, h, g = case.start, torch.zeros(case.P), dict.fromkeys(range(3), torch.zeros(case.P))
+    for active in case.rounds:
+        sent = {}
+        for m in active:
+
+            def held(x: Tensor, m: int = m, w: Tensor = w, g_m: Tensor = g[m]) -> Tensor:
+                return case.loss(m)(x) - g_m @ x + alpha / 2 * (x - w).square().sum()
+
+            sent[m] = case.train(m, w, held)
+            g[m] = g[m] - alpha * (sent[m] - w)
+        h = h - alpha / 3 * sum(sent[m] - w for m in active)
+        w = case.mean(sent, equal=True) - h / alpha
+        yield {"server w": w, "client g": {m: g[m] for m in active}}
+
+
+@reference("fedavgm", server_lr=0.7, beta1=0.6)
+def fedavgm(case: Case, server_lr: float, beta1: float) -> Iterator[Stage]:
+    w, v = case.start, torch.zeros(case.P)
+    for active in case.rounds:
+        v = beta1 * v + case.mean({m: case.train(m, w) - w for m in active})
+        w = w + server_lr * v
+        yield {"server w": w}
+
+
+@reference("qffl", q=1.0, curvature="step")
+def qffl(case: Case, q: float, curvature: str) -> Iterator[Stage]:
+    w, L = case.start, 1 / case.lr
+    for active in case.rounds:
+        top, bottom = torch.zeros(case.P), torch.zeros(())
+        for m in active:
+            F, step = case.loss(m)(w), L * (w - case.train(m, w))
+            top += F**q * step
+            bottom += q * F ** (q - 1) * step.square().sum() + L * F**q
+        w = w - top / bottom
+        yield {"server w": w}
+
+
+@reference("ditto", lam=0.5)
+def ditto(case: Case, lam: float) -> Iterator[Stage]:
+    w, v = case.start, dict.fromkeys(range(3), case.start)
+    for active in case.rounds:
+        near = {m: lambda x, m=m, w=w: case.loss(m)(x) + lam / 2 * (x - w).square().sum() for m in active}
+        v |= {m: case.train(m, v[m], near[m]) for m in active}
+        w = case.mean({m: case.train(m, w) for m in active})
+        yield {"server w": w, "client v": {m: v[m] for m in active}, "numbers": (case.P, case.P + 1)}
+
+
+@reference("mrmtl", lam=0.5)
+def mrmtl(case: Case, lam: float) -> Iterator[Stage]:
+    theta = dict.fromkeys(range(3), case.start)
+    for active in case.rounds:
+        w = torch.stack(list(theta.values())).mean(0)
+        near = {m: lambda x, m=m, w=w: case.loss(m)(x) + lam / 2 * (x - w).square().sum() for m in active}
+        theta |= {m: case.train(m, theta[m], near[m]) for m in active}
+        yield {"server w": torch.stack(list(theta.values())).mean(0), "client theta": {m: theta[m] for m in active}}
+
+
+# ---- own layers ----
+
+
+@reference("fedper")
+def fedper(case: Case) -> Iterator[Stage]:
+    body, head = case.start[case.body], dict.fromkeys(range(3), case.start[case.head])
+    for active in case.rounds:
+        theta = {m: case.train(m, torch.cat([body, head[m]])) for m in active}
+        head |= {m: theta[m][case.head] for m in active}
+        body = case.mean({m: theta[m][case.body] for m in active})
+        yield {"server shared": body, "client own": {m: head[m] for m in active}, "numbers": (35, 36)}
+
+
+@reference("fedrep")
+def fedrep(case: Case) -> Iterator[Stage]:
+    body, head = case.start[case.body], dict.fromkeys(range(3), case.start[case.head])
+    for active in case.rounds:
+        sent = {}
+        for m in active:
+            theta = case.train(m, torch.cat([body, head[m]]), only=case.head)
+            theta = case.train(m, theta, only=case.body)
+            sent[m], head[m] = theta[case.body], theta[case.head]
+        body = case.mean(sent, equal=True)
+        yield {"server shared": body, "client own": {m: head[m] for m in active}}
+
+
+@reference("fedbabu")
+def fedbabu(case: Case) -> Iterator[Stage]:
+    w = case.start
+    for active in case.rounds:
+        w = case.mean({m: case.train(m, w, only=case.body) for m in active})
+        yield {"server shared": w[case.body], "numbers": (35, 36)}
+
+
+@reference("lgfedavg", shared_layers=1)
+def lgfedavg(case: Case, shared_layers: int) -> Iterator[Stage]:
+    head, body = case.start[case.head], dict.fromkeys(range(3), case.start[case.body])
+    for active in case.rounds:
+        theta = {m: case.train(m, torch.cat([body[m], head])) for m in active}
+        body |= {m: theta[m][case.body] for m in active}
+        head = case.mean({m: theta[m][case.head] for m in active}, equal=True)
+        yield {"server shared": head, "client own": {m: body[m] for m in active}, "numbers": (12, 12)}
+
+
+# ---- losses at features and logits ----
+
+
+@reference("fedlc", tau=0.5)
+def fedlc(case: Case, tau: float) -> Iterator[Stage]:
+    w = case.start
+    for active in case.rounds:
+        sent = {}
+        for m in active:
+            count = torch.bincount(case.y[m], minlength=3)
+            shift = torch.where(count > 0, tau * count.float() ** -0.25, torch.inf)
+
+            def calibrated(x: Tensor, m: int = m, shift: Tensor = shift) -> Tensor:
+                return cross_entropy(case.logits(x, case.x[m]) - shift, case.y[m])
+
+            sent[m] = case.train(m, w, calibrated)
+        w = case.mean(sent)
+        yield {"server w": w}
+
+
+@reference("fedntd", beta=0.7, tau=2.0)
+def fedntd(case: Case, beta: float, tau: float) -> Iterator[Stage]:
+    w = case.start
+    for active in case.rounds:
+        sent = {}
+        for m in active:
+            others = ~one_hot(case.y[m], 3).bool()
+
+            def kept(x: Tensor, m: int = m, others: Tensor = others, w: Tensor = w) -> Tensor:
+                p, q = ((case.logits(row, case.x[m]) / tau)[others].view(-1, 2) for row in (x, w))
+                far = kl_div(log_softmax(p, 1), q.softmax(1), reduction="batchmean")
+                return case.loss(m)(x) + beta * tau**2 * far
+
+            sent[m] = case.train(m, w, kept)
+        w = case.mean(sent)
+        yield {"server w": w}
+
+
+@reference("fedproto", lam=0.5)
+def fedproto(case: Case, lam: float) -> Iterator[Stage]:
+    theta, common = dict.fromkeys(range(3), case.start), dict[int, Tensor]()
+    for active in case.rounds:
+        sent: dict[int, list[Tensor]] = {}
+        for m in active:
+            theta[m] = case.train(m, theta[m], to_prototypes(case, m, lam, common))
+            for c, mean in case.class_means(m, case.features(theta[m], case.x[m])).items():
+                sent.setdefault(c, []).append(mean)
+        common |= {c: torch.stack(means).mean(0) for c, means in sent.items()}
+        yield {"server prototypes": table(common), "client theta": {m: theta[m] for m in active}, "numbers": (9.75, 12)}
+
+
+def to_prototypes(case: Case, m: int, lam: float, prototypes: dict[int, Tensor]):  # type: ignore[no-untyped-def]
+    def loss(x: Tensor) -> Tensor:
+        phi = case.features(x, case.x[m])
+        far = [(phi[i] - prototypes[c]).square().mean() for i, c in enumerate(case.y[m].tolist()) if c in prototypes]
+        return cross_entropy(case.outputs(x, phi), case.y[m]) + lam * sum(far) / len(phi)
+
+    return loss
+
+
+def table(rows: dict[int, Tensor]) -> Tensor:
+    """[C, ...] of rows by class; zeros where there is none."""
+    zeros = torch.zeros_like(next(iter(rows.values())))
+    return torch.stack([rows.get(c, zeros) for c in range(3)])
+
+
+@reference("fedtgp", lam=0.5, server_steps=3, server_lr=0.05, margin=0.4)
+def fedtgp(case: Case, lam: float, server_steps: int, server_lr: float, margin: float) -> Iterator[Stage]:
+    """P̌ and F begin where the method draws them."""
+    theta, common = dict.fromkeys(range(3), case.start), dict[int, Tensor]()
+    vectors, layers = case.server["vectors"], case.server["layers"]
+    for active in case.rounds:
+        pairs = []
+        for m in active:
+            theta[m] = case.train(m, theta[m], to_prototypes(case, m, lam, common))
+            pairs += list(case.class_means(m, case.features(theta[m], case.x[m])).items())
+        label, sent = torch.tensor([c for c, _ in pairs]), torch.stack([mean for _, mean in pairs])
+        Q = torch.stack([sent[label == c].mean(0) for c in label.unique()])
+        nearest = [min(float((q - p).norm()) for j, p in enumerate(Q) if j != i) for i, q in enumerate(Q)]
+        delta = min(max(nearest), margin)
+
+        def made(vectors: Tensor, layers: Tensor) -> Tensor:
+            (W, b), (V, a) = ((layer[:9].view(3, 3), layer[9:]) for layer in layers)
+            return (vectors @ W + b).relu() @ V + a
+
+        def contrast(
+            vectors: Tensor, layers: Tensor, sent: Tensor = sent, label: Tensor = label, delta: float = delta
+        ) -> Tensor:
+            far = (sent[:, None] - made(vectors, layers)).norm(dim=-1)
+            return cross_entropy(-(far + delta * one_hot(label, 3)), label)
+
+        for _ in range(server_steps):
+            g, k = slopes(contrast, vectors, layers)
+            vectors, layers = vectors - server_lr * g, layers - server_lr * k
+        known = set(common) | set(label.tolist())
+        common = {c: made(vectors, layers)[c] for c in known}
+        yield {
+            "server prototypes": made(vectors, layers), "client theta": {m: theta[m] for m in active},
+            "numbers": (9.75, 12),
+        }  # fmt: skip
+
+
+@reference("fedgh", server_lr=0.2, server_steps=3)
+def fedgh(case: Case, server_lr: float, server_steps: int) -> Iterator[Stage]:
+    theta, H = dict.fromkeys(range(3), case.start), case.start[case.head]
+    for active in case.rounds:
+        pairs = []
+        for m in active:
+            theta[m] = case.train(m, torch.cat([theta[m][case.body], H]))
+            pairs += list(case.class_means(m, case.features(theta[m], case.x[m])).items())
+        label, sent = torch.tensor([c for c, _ in pairs]), torch.stack([mean for _, mean in pairs])
+        for _ in range(server_steps):
+            H = descend(lambda h, R=sent, c=label: cross_entropy(R @ h[:9].view(3, 3).T + h[9:], c), H, server_lr)
+        yield {
+            "server weight": H[:9].view(3, 3), "server bias": H[9:], "client theta": {m: theta[m] for m in active},
+            "numbers": (12, 9.75),
+        }  # fmt: skip
+
+
+@reference("fd", gamma=0.7)
+def fd(case: Case, gamma: float) -> Iterator[Stage]:
+    theta, said = dict.fromkeys(range(3), case.start), dict[int, dict[int, Tensor]]()
+    for active in case.rounds:
+        new = {}
+        for m in active:
+            others = {c: [s[c] for j, s in said.items() if j != m and c in s] for c in range(3)}
+            target = {c: torch.stack(rows).mean(0) for c, rows in others.items() if rows}
+
+            def taught(x: Tensor, m: int = m, target: dict[int, Tensor] = target) -> Tensor:
+                z = case.logits(x, case.x[m])
+                far = [
+                    -(target[c] * log_softmax(z[i], 0)).sum() for i, c in enumerate(case.y[m].tolist()) if c in target
+                ]
+                return cross_entropy(z, case.y[m]) + gamma * sum(far) / len(z)
+
+            theta[m] = case.train(m, theta[m], taught)
+            new[m] = case.class_means(m, case.logits(theta[m], case.x[m]).softmax(1))
+        said |= new
+        blank = torch.zeros(3, 3)
+        yield {
+            "server predictions": torch.stack([table(said[m]) if m in said else blank for m in range(3)]),
+            "client theta": {m: theta[m] for m in active}, "numbers": (9.75, 9.75),
+        }  # fmt: skip
+
+
+# ---- two models that teach each other ----
+
+
+@reference("fml", alpha=0.4, beta=0.7)
+def fml(case: Case, alpha: float, beta: float) -> Iterator[Stage]:
+    w, own = case.start, dict.fromkeys(range(3), case.start)
+    for active in case.rounds:
+        sent = {}
+        for m in active:
+            theta, meme = own[m], w
+            for _ in range(case.steps):
+                says = {0: case.logits(meme, case.x[m]).softmax(1), 1: case.logits(theta, case.x[m]).softmax(1)}
+
+                def both(x: Tensor, share: float, teacher: Tensor, m: int = m) -> Tensor:
+                    far = kl_div(log_softmax(case.logits(x, case.x[m]), 1), teacher, reduction="batchmean")
+                    return share * case.loss(m)(x) + (1 - share) * far
+
+                theta, meme = (
+                    descend(lambda x, s=says: both(x, alpha, s[0]), theta, case.lr),
+                    descend(lambda x, s=says: both(x, beta, s[1]), meme, case.lr),
+                )
+            own[m], sent[m] = theta, meme
+        w = case.mean(sent)
+        yield {"server w": w, "client theta": {m: own[m] for m in active}, "numbers": (case.P, case.P + 1)}
+
+
+@reference("fedkd", hidden=0.8)
+def fedkd(case: Case, hidden: float) -> Iterator[Stage]:
+    """W begins where the method draws it."""
+    w, own, W = case.start, dict.fromkeys(range(3), case.start), dict.fromkeys(range(3), case.client["projection"])
+    for active in case.rounds:
+        sent = {}
+        for m in active:
+            mentor, mentee = own[m], w
+            for _ in range(case.steps):
+                D = (case.loss(m)(mentor) + case.loss(m)(mentee)).detach()
+
+                def taught(x: Tensor, teacher: Tensor, m: int = m, D: Tensor = D) -> Tensor:
+                    p = case.logits(teacher, case.x[m]).softmax(1)
+                    far = kl_div(log_softmax(case.logits(x, case.x[m]), 1), p, reduction="batchmean")
+                    return case.loss(m)(x) + far / D
+
+                def apart(t: Tensor, s: Tensor, V: Tensor, m: int = m, D: Tensor = D) -> Tensor:
+                    return hidden * mse_loss(case.features(t, case.x[m]), case.features(s, case.x[m]) @ V.T) / D
+
+                at_mentor, at_mentee, at_W = slopes(apart, mentor, mentee, W[m])
+                mentor, mentee, W[m] = (
+                    descend(lambda x, s=mentee: taught(x, s), mentor, case.lr) - case.lr * at_mentor,
+                    descend(lambda x, t=mentor: taught(x, t), mentee, case.lr) - case.lr * at_mentee,
+                    W[m] - case.lr * at_W,
+                )
+            own[m], sent[m] = mentor, mentee
+        w = case.mean(sent)
+        yield {
+            "server w": w, "client theta": {m: own[m] for m in active}, "client projection": {m: W[m] for m in active},
+            "numbers": (case.P, case.P + 1),
+        }  # fmt: skip
