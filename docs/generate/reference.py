@@ -7,6 +7,8 @@ A test compares the page with what this makes."""
 from __future__ import annotations
 
 import dataclasses
+import re
+import sys
 import typing
 from collections.abc import Iterable
 from typing import Any
@@ -18,6 +20,7 @@ from kinfed.config import DEFAULTS, HEADINGS, RunConfig
 from kinfed.core import OptionDoc, Tree, declared, describe_options, registry_of
 from kinfed.data import LocalTraining
 from kinfed.deploy import message_types
+from kinfed.testing import REFERENCES
 
 HEAD = """# Reference
 
@@ -49,6 +52,9 @@ KINDS = (
 )
 
 
+_DECISIONS = re.compile("(Decision|Deviation|Difference)s?[.:]")
+
+
 def reference() -> str:
     """The page as Markdown."""
     parts = [HEAD + method_table(ALGORITHMS)]
@@ -59,8 +65,9 @@ def reference() -> str:
     )
     for name, entry in ALGORITHMS.items():
         own = [doc for doc in entry.describe_options() if doc.name not in declared(Algorithm)]
-        if own:
-            parts.append(f"\n### `{name}`: {entry.title}\n\n{_options_table(own)}")
+        paragraphs = [_agreement(name), _decisions(entry.target), _options_table(own).rstrip() if own else ""]
+        if any(paragraphs):
+            parts.append("\n\n".join([f"\n### `{name}`: {entry.title}", *filter(None, paragraphs)]) + "\n")
     for kind, heading in KINDS:
         parts.append(f"\n## {heading}\n")
         for name, entry in registry_of(kind).items():
@@ -68,6 +75,24 @@ def reference() -> str:
             if docs := entry.describe_options():
                 parts.append("\n" + _options_table(docs))
     return "".join(parts)
+
+
+def _agreement(name: str) -> str:
+    """What tests have shown of the method beside an independent implementation; "" without one."""
+    if name not in REFERENCES:
+        return ""
+    _, options = REFERENCES[name]
+    setting = ", ".join(f"`{option}={value}`" for option, value in options.items())
+    return (
+        "Agrees to 1e-6 with an [independent implementation](adding-a-method.md#an-independent-implementation)"
+        f'{f" at {setting}" if setting else ""}: `kinfed.testing.check_reference("{name}")`.'
+    )
+
+
+def _decisions(target: type) -> str:
+    """Where the method deviates from its paper or fills a gap, as the head of its file says it."""
+    text = sys.modules[target.__module__].__doc__ or ""
+    return " ".join(next((part for part in text.split("\n\n") if _DECISIONS.match(part)), "").split())
 
 
 def _settings_table() -> str:

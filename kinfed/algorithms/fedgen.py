@@ -19,7 +19,7 @@ the batch normalization inside of G. Every step of a client draws as many featur
 The personal model is the shared part with what the client keeps. Not private: class shares leave a client.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -29,22 +29,10 @@ from torch.nn.functional import cross_entropy, one_hot, relu
 from kinfed.algorithms.common.averaging import Weights, example_counts
 from kinfed.algorithms.common.heads import class_counts, linear_start
 from kinfed.algorithms.common.partial import Client, SharesPart
-from kinfed.author import (
-    AveragingAlgorithm,
-    Cohort,
-    ColumnSplit,
-    Population,
-    Range,
-    RoundInfo,
-    ServerModels,
-    Task,
-    Tree,
-    each_step,
-    option,
-    rng,
-    sgd,
-    toward_zero,
-)
+from kinfed.author import AveragingAlgorithm, ColumnSplit, RoundInfo, ServerModels, each_step, exact, toward_zero
+from kinfed.core import Range, Tree, option, rng
+from kinfed.data import Cohort, Population
+from kinfed.engine import Task, sgd
 
 BETAS, EPS = (0.9, 0.999), 1e-8  # of Adam
 
@@ -68,7 +56,7 @@ class Server(Tree):
 @dataclass
 class Up(Tree):
     delta: Tensor  # [n, G]
-    labels: Tensor  # [n, C] shares of classes among the client's examples
+    labels: Tensor = field(metadata=exact())  # [n, C] shares of classes among the client's examples
     count: Tensor | None  # [n] examples; absent with equal weights
 
 

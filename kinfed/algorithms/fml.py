@@ -8,9 +8,9 @@ Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu: Federated Mutual Learning, 
 The meme goes down and its change comes back; own models may be of any architecture and never leave. α = 1 is local
 training of these, β = 1 makes the meme FedAvg's model (to rounding).
 
-Decisions. Both take their step on a batch from what the other says before it, by models in evaluation mode. The paper
-has α and β at a half and no momentum, like here. A widely used library averages the divergence over classes, too, which
-makes it C times as weak.
+Decisions. Both take their step on a batch from what the other says before it, by models in evaluation mode; steps are
+plain, without momentum. α and β of a half are ours. A widely used library averages the divergence over classes, too,
+which makes it C times as weak.
 
 Under privacy both terms are an example's own, and a batch costs two gradients. The personal model is the own one.
 """

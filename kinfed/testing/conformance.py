@@ -6,13 +6,16 @@ The references are in kinfed.testing.reference_methods; register one for a metho
 `kinfed.testing.reference`.
 """
 
+from dataclasses import replace
+
 import torch
 
 from kinfed.algorithms import make_algorithm
 from kinfed.data import Federation, LocalTraining
 from kinfed.server import Loop, Schedule
 from kinfed.testing import reference_methods  # noqa: F401  # which registers them
-from kinfed.testing.references import LR, REFERENCES, STEPS, Case, network
+from kinfed.testing.references import LR, STEPS, Case, network
+from kinfed.testing.references import REFERENCES as REFERENCES
 from kinfed.testing.workbench import SEED, Bench, ContractError, Method, tiny_federation
 
 SIZES, ROUNDS, WITHIN = (2, 6, 4), 4, 1e-6
@@ -21,15 +24,15 @@ SIZES, ROUNDS, WITHIN = (2, 6, 4), 4, 1e-6
 def check_reference(name: str, method: Method | None = None, *, within: float = WITHIN) -> float:
     """The largest gap between a method and its registered reference over some rounds, two of three clients at a time:
     absolute for numbers below 1, relative above. A ContractError where it is more than `within`, or bytes differ.
-    `method` takes the place of the registered one."""
+    `method` takes the place of the registered one; its training is that of the reference."""
     write, options = REFERENCES[name]
     training = LocalTraining(lr=LR, batch=100, steps=STEPS)
-    algorithm = make_algorithm(name, training, options) if method is None else method
+    algorithm = make_algorithm(name, training, options) if method is None else replace(method, training=training)
     federation = tiny_federation(SIZES)
     largest = 0.0
     with Bench(algorithm, federation=federation, model=network).loop(Schedule(participation=0.67)) as loop:
         rounds = [loop.schedule.active(SEED, number, len(SIZES)).tolist() for number in range(1, ROUNDS + 1)]
-        case = _case(loop, rounds)
+        case = _case(loop, federation, rounds)
         for number, wanted in enumerate(write(case, **options), 1):
             report = loop.round()
             if (numbers := wanted.pop("numbers", None)) is not None:
@@ -53,8 +56,7 @@ def check_reference(name: str, method: Method | None = None, *, within: float = 
     return largest
 
 
-def _case(loop: Loop, rounds: list[list[int]]) -> Case:
-    data: Federation = loop.pool.federation
+def _case(loop: Loop, data: Federation, rounds: list[list[int]]) -> Case:
     rows = [data.train[m] for m in range(len(SIZES))]
     public = torch.zeros(0, dtype=torch.int64) if data.public is None else data.public
     first = loop.algorithm.init_client(loop.task, data.cohort(torch.tensor([0]), SEED, 1)).named()

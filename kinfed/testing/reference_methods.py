@@ -1,12 +1,13 @@
 """The references (kinfed.testing.references): every method as its paper has it, for a reader with the paper at hand."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss, one_hot
 
-from kinfed.testing.references import Case, Stage, descend, reference, slopes
+from kinfed.testing.references import Case, Stage, descend, near, reference, slopes, total
 
 # ---- alone, one model, and personal models near it ----
 
@@ -31,8 +32,7 @@ def fedavg(case: Case) -> Iterator[Stage]:
 def fedprox(case: Case, mu: float) -> Iterator[Stage]:
     w = case.start
     for active in case.rounds:
-        near = {m: lambda x, m=m, w=w: case.loss(m)(x) + mu / 2 * (x - w).square().sum() for m in active}
-        w = case.mean({m: case.train(m, w, near[m]) for m in active})
+        w = case.mean({m: case.train(m, w, near(w, mu)) for m in active})
         yield {"server w": w}
 
 
@@ -44,7 +44,7 @@ def scaffold(case: Case) -> Iterator[Stage]:
         sent, new = {}, {}
         for m in active:
             drift = c - own[m]
-            sent[m] = case.train(m, w, lambda x, m=m, drift=drift: case.loss(m)(x) + drift @ x)
+            sent[m] = case.train(m, w, drift.dot)
             new[m] = own[m] - c + (w - sent[m]) / (case.steps * case.lr)
         c = c + sum(new[m] - own[m] for m in active) / 3
         own |= new
@@ -58,11 +58,7 @@ def feddyn(case: Case, alpha: float) -> Iterator[Stage]:
     for active in case.rounds:
         sent = {}
         for m in active:
-
-            def held(x: Tensor, m: int = m, w: Tensor = w, g_m: Tensor = g[m]) -> Tensor:
-                return case.loss(m)(x) - g_m @ x + alpha / 2 * (x - w).square().sum()
-
-            sent[m] = case.train(m, w, held)
+            sent[m] = case.train(m, w, total((-g[m]).dot, near(w, alpha)))
             g[m] = g[m] - alpha * (sent[m] - w)
         h = h - alpha / 3 * sum(sent[m] - w for m in active)
         w = case.mean(sent, equal=True) - h / alpha
@@ -95,8 +91,7 @@ def qffl(case: Case, q: float, curvature: str) -> Iterator[Stage]:
 def ditto(case: Case, lam: float) -> Iterator[Stage]:
     w, v = case.start, dict.fromkeys(range(3), case.start)
     for active in case.rounds:
-        near = {m: lambda x, m=m, w=w: case.loss(m)(x) + lam / 2 * (x - w).square().sum() for m in active}
-        v |= {m: case.train(m, v[m], near[m]) for m in active}
+        v |= {m: case.train(m, v[m], near(w, lam)) for m in active}
         w = case.mean({m: case.train(m, w) for m in active})
         yield {"server w": w, "client v": {m: v[m] for m in active}, "numbers": (case.P, case.P + 1)}
 
@@ -106,8 +101,7 @@ def mrmtl(case: Case, lam: float) -> Iterator[Stage]:
     theta = dict.fromkeys(range(3), case.start)
     for active in case.rounds:
         w = torch.stack(list(theta.values())).mean(0)
-        near = {m: lambda x, m=m, w=w: case.loss(m)(x) + lam / 2 * (x - w).square().sum() for m in active}
-        theta |= {m: case.train(m, theta[m], near[m]) for m in active}
+        theta |= {m: case.train(m, theta[m], near(w, lam)) for m in active}
         yield {"server w": torch.stack(list(theta.values())).mean(0), "client theta": {m: theta[m] for m in active}}
 
 
@@ -166,31 +160,28 @@ def fedlc(case: Case, tau: float) -> Iterator[Stage]:
         for m in active:
             count = torch.bincount(case.y[m], minlength=3)
             shift = torch.where(count > 0, tau * count.float() ** -0.25, torch.inf)
-
-            def calibrated(x: Tensor, m: int = m, shift: Tensor = shift) -> Tensor:
-                return cross_entropy(case.logits(x, case.x[m]) - shift, case.y[m])
-
-            sent[m] = case.train(m, w, calibrated)
+            sent[m] = case.train(m, w, instead=partial(_calibrated, case, m, shift))
         w = case.mean(sent)
         yield {"server w": w}
+
+
+def _calibrated(case: Case, m: int, shift: Tensor, x: Tensor) -> Tensor:
+    return cross_entropy(case.logits(x, case.x[m]) - shift, case.y[m])
 
 
 @reference("fedntd", beta=0.7, tau=2.0)
 def fedntd(case: Case, beta: float, tau: float) -> Iterator[Stage]:
     w = case.start
     for active in case.rounds:
-        sent = {}
-        for m in active:
-            others = ~one_hot(case.y[m], 3).bool()
-
-            def kept(x: Tensor, m: int = m, others: Tensor = others, w: Tensor = w) -> Tensor:
-                p, q = ((case.logits(row, case.x[m]) / tau)[others].view(-1, 2) for row in (x, w))
-                far = kl_div(log_softmax(p, 1), q.softmax(1), reduction="batchmean")
-                return case.loss(m)(x) + beta * tau**2 * far
-
-            sent[m] = case.train(m, w, kept)
-        w = case.mean(sent)
+        w = case.mean({m: case.train(m, w, partial(_not_true, case, m, beta, tau, w)) for m in active})
         yield {"server w": w}
+
+
+def _not_true(case: Case, m: int, beta: float, tau: float, w: Tensor, x: Tensor) -> Tensor:
+    """β τ² KL between what w and x say of the classes that an example does not have."""
+    others = ~one_hot(case.y[m], 3).bool()
+    q, p = ((case.logits(row, case.x[m]) / tau)[others].view(-1, 2) for row in (w, x))
+    return beta * tau**2 * kl_div(log_softmax(p, 1), q.softmax(1), reduction="batchmean")
 
 
 @reference("fedproto", lam=0.5)
@@ -199,23 +190,25 @@ def fedproto(case: Case, lam: float) -> Iterator[Stage]:
     for active in case.rounds:
         sent: dict[int, list[Tensor]] = {}
         for m in active:
-            theta[m] = case.train(m, theta[m], to_prototypes(case, m, lam, common))
+            theta[m] = case.train(m, theta[m], partial(_apart, case, m, lam, common))
             for c, mean in case.class_means(m, case.features(theta[m], case.x[m])).items():
                 sent.setdefault(c, []).append(mean)
         common |= {c: torch.stack(means).mean(0) for c, means in sent.items()}
-        yield {"server prototypes": table(common), "client theta": {m: theta[m] for m in active}, "numbers": (9.75, 12)}
+        yield {
+            "server prototypes": _table(common),
+            "client theta": {m: theta[m] for m in active},
+            "numbers": (9.75, 12),
+        }
 
 
-def to_prototypes(case: Case, m: int, lam: float, prototypes: dict[int, Tensor]):  # type: ignore[no-untyped-def]
-    def loss(x: Tensor) -> Tensor:
-        phi = case.features(x, case.x[m])
-        far = [(phi[i] - prototypes[c]).square().mean() for i, c in enumerate(case.y[m].tolist()) if c in prototypes]
-        return cross_entropy(case.outputs(x, phi), case.y[m]) + lam * sum(far) / len(phi)
-
-    return loss
+def _apart(case: Case, m: int, lam: float, prototypes: dict[int, Tensor], x: Tensor) -> Tensor:
+    """λ times the mean squared distance of features to the prototypes of their classes."""
+    phi = case.features(x, case.x[m])
+    far = [(phi[i] - prototypes[c]).square().mean() for i, c in enumerate(case.y[m].tolist()) if c in prototypes]
+    return lam * torch.stack([x.sum() * 0, *far]).sum() / len(phi)
 
 
-def table(rows: dict[int, Tensor]) -> Tensor:
+def _table(rows: dict[int, Tensor]) -> Tensor:
     """[C, ...] of rows by class; zeros where there is none."""
     zeros = torch.zeros_like(next(iter(rows.values())))
     return torch.stack([rows.get(c, zeros) for c in range(3)])
@@ -229,32 +222,34 @@ def fedtgp(case: Case, lam: float, server_steps: int, server_lr: float, margin: 
     for active in case.rounds:
         pairs = []
         for m in active:
-            theta[m] = case.train(m, theta[m], to_prototypes(case, m, lam, common))
+            theta[m] = case.train(m, theta[m], partial(_apart, case, m, lam, common))
             pairs += list(case.class_means(m, case.features(theta[m], case.x[m])).items())
         label, sent = torch.tensor([c for c, _ in pairs]), torch.stack([mean for _, mean in pairs])
-        Q = torch.stack([sent[label == c].mean(0) for c in label.unique()])
-        nearest = [min(float((q - p).norm()) for j, p in enumerate(Q) if j != i) for i, q in enumerate(Q)]
+        Q = torch.stack([sent[label == c].mean(0) for c in sorted(set(label.tolist()))])
+        nearest = [min(float(torch.dist(q, p)) for j, p in enumerate(Q) if j != i) for i, q in enumerate(Q)]
         delta = min(max(nearest), margin)
 
-        def made(vectors: Tensor, layers: Tensor) -> Tensor:
-            (W, b), (V, a) = ((layer[:9].view(3, 3), layer[9:]) for layer in layers)
-            return (vectors @ W + b).relu() @ V + a
-
-        def contrast(
-            vectors: Tensor, layers: Tensor, sent: Tensor = sent, label: Tensor = label, delta: float = delta
-        ) -> Tensor:
-            far = (sent[:, None] - made(vectors, layers)).norm(dim=-1)
-            return cross_entropy(-(far + delta * one_hot(label, 3)), label)
-
         for _ in range(server_steps):
-            g, k = slopes(contrast, vectors, layers)
+            g, k = slopes(partial(_contrast, sent, label, delta), vectors, layers)
             vectors, layers = vectors - server_lr * g, layers - server_lr * k
         known = set(common) | set(label.tolist())
-        common = {c: made(vectors, layers)[c] for c in known}
+        common = {c: _trained(vectors, layers)[c] for c in known}
         yield {
-            "server prototypes": made(vectors, layers), "client theta": {m: theta[m] for m in active},
+            "server prototypes": _trained(vectors, layers), "client theta": {m: theta[m] for m in active},
             "numbers": (9.75, 12),
         }  # fmt: skip
+
+
+def _trained(vectors: Tensor, layers: Tensor) -> Tensor:
+    (W, b), (V, a) = ((layer[:9].view(3, 3), layer[9:]) for layer in layers)
+    hidden = (vectors @ W + b).relu()
+    made: Tensor = hidden @ V + a
+    return made
+
+
+def _contrast(sent: Tensor, label: Tensor, delta: float, vectors: Tensor, layers: Tensor) -> Tensor:
+    far = torch.linalg.vector_norm(sent[:, None] - _trained(vectors, layers), dim=-1)
+    return cross_entropy(-(far + delta * one_hot(label, 3)), label)
 
 
 @reference("fedgh", server_lr=0.2, server_steps=3)
@@ -267,11 +262,15 @@ def fedgh(case: Case, server_lr: float, server_steps: int) -> Iterator[Stage]:
             pairs += list(case.class_means(m, case.features(theta[m], case.x[m])).items())
         label, sent = torch.tensor([c for c, _ in pairs]), torch.stack([mean for _, mean in pairs])
         for _ in range(server_steps):
-            H = descend(lambda h, R=sent, c=label: cross_entropy(R @ h[:9].view(3, 3).T + h[9:], c), H, server_lr)
+            H = descend(partial(_head_loss, sent, label), H, server_lr)
         yield {
             "server weight": H[:9].view(3, 3), "server bias": H[9:], "client theta": {m: theta[m] for m in active},
             "numbers": (12, 9.75),
         }  # fmt: skip
+
+
+def _head_loss(sent: Tensor, label: Tensor, h: Tensor) -> Tensor:
+    return cross_entropy(sent @ h[:9].view(3, 3).T + h[9:], label)
 
 
 @reference("fd", gamma=0.7)
@@ -283,21 +282,21 @@ def fd(case: Case, gamma: float) -> Iterator[Stage]:
             others = {c: [s[c] for j, s in said.items() if j != m and c in s] for c in range(3)}
             target = {c: torch.stack(rows).mean(0) for c, rows in others.items() if rows}
 
-            def taught(x: Tensor, m: int = m, target: dict[int, Tensor] = target) -> Tensor:
-                z = case.logits(x, case.x[m])
-                far = [
-                    -(target[c] * log_softmax(z[i], 0)).sum() for i, c in enumerate(case.y[m].tolist()) if c in target
-                ]
-                return cross_entropy(z, case.y[m]) + gamma * sum(far) / len(z)
-
-            theta[m] = case.train(m, theta[m], taught)
+            theta[m] = case.train(m, theta[m], partial(_taught, case, m, gamma, target))
             new[m] = case.class_means(m, case.logits(theta[m], case.x[m]).softmax(1))
         said |= new
         blank = torch.zeros(3, 3)
         yield {
-            "server predictions": torch.stack([table(said[m]) if m in said else blank for m in range(3)]),
+            "server predictions": torch.stack([_table(said[m]) if m in said else blank for m in range(3)]),
             "client theta": {m: theta[m] for m in active}, "numbers": (9.75, 9.75),
         }  # fmt: skip
+
+
+def _taught(case: Case, m: int, gamma: float, target: dict[int, Tensor], x: Tensor) -> Tensor:
+    """γ times the cross-entropy to the target of an example's class."""
+    log_p = log_softmax(case.logits(x, case.x[m]), 1)
+    far = [-target[c] @ log_p[i] for i, c in enumerate(case.y[m].tolist()) if c in target]
+    return gamma * torch.stack([x.sum() * 0, *far]).sum() / len(log_p)
 
 
 # ---- two models that teach each other ----
@@ -311,19 +310,23 @@ def fml(case: Case, alpha: float, beta: float) -> Iterator[Stage]:
         for m in active:
             theta, meme = own[m], w
             for _ in range(case.steps):
-                says = {0: case.logits(meme, case.x[m]).softmax(1), 1: case.logits(theta, case.x[m]).softmax(1)}
-
-                def both(x: Tensor, share: float, teacher: Tensor, m: int = m) -> Tensor:
-                    far = kl_div(log_softmax(case.logits(x, case.x[m]), 1), teacher, reduction="batchmean")
-                    return share * case.loss(m)(x) + (1 - share) * far
-
                 theta, meme = (
-                    descend(lambda x, s=says: both(x, alpha, s[0]), theta, case.lr),
-                    descend(lambda x, s=says: both(x, beta, s[1]), meme, case.lr),
+                    descend(partial(_mutual, case, m, alpha, meme), theta, case.lr),
+                    descend(partial(_mutual, case, m, beta, theta), meme, case.lr),
                 )
             own[m], sent[m] = theta, meme
         w = case.mean(sent)
         yield {"server w": w, "client theta": {m: own[m] for m in active}, "numbers": (case.P, case.P + 1)}
+
+
+def _mutual(case: Case, m: int, share: float, teacher: Tensor, x: Tensor) -> Tensor:
+    return share * case.loss(m)(x) + (1 - share) * _from_teacher(case, m, teacher, x)
+
+
+def _from_teacher(case: Case, m: int, teacher: Tensor, x: Tensor) -> Tensor:
+    """KL(p_teacher ‖ p) on the client's examples."""
+    p = case.logits(teacher, case.x[m]).softmax(1)
+    return kl_div(log_softmax(case.logits(x, case.x[m]), 1), p, reduction="batchmean")
 
 
 @reference("fedkd", hidden=0.8)
@@ -333,27 +336,26 @@ def fedkd(case: Case, hidden: float) -> Iterator[Stage]:
     for active in case.rounds:
         sent = {}
         for m in active:
-            mentor, mentee = own[m], w
+            t, s = own[m], w
             for _ in range(case.steps):
-                D = (case.loss(m)(mentor) + case.loss(m)(mentee)).detach()
-
-                def taught(x: Tensor, teacher: Tensor, m: int = m, D: Tensor = D) -> Tensor:
-                    p = case.logits(teacher, case.x[m]).softmax(1)
-                    far = kl_div(log_softmax(case.logits(x, case.x[m]), 1), p, reduction="batchmean")
-                    return case.loss(m)(x) + far / D
-
-                def apart(t: Tensor, s: Tensor, V: Tensor, m: int = m, D: Tensor = D) -> Tensor:
-                    return hidden * mse_loss(case.features(t, case.x[m]), case.features(s, case.x[m]) @ V.T) / D
-
-                at_mentor, at_mentee, at_W = slopes(apart, mentor, mentee, W[m])
-                mentor, mentee, W[m] = (
-                    descend(lambda x, s=mentee: taught(x, s), mentor, case.lr) - case.lr * at_mentor,
-                    descend(lambda x, t=mentor: taught(x, t), mentee, case.lr) - case.lr * at_mentee,
+                D = float(case.loss(m)(t) + case.loss(m)(s))
+                at_t, at_s, at_W = slopes(partial(_features_apart, case, m, hidden / D), t, s, W[m])
+                t, s, W[m] = (
+                    descend(partial(_adaptive, case, m, D, s), t, case.lr) - case.lr * at_t,
+                    descend(partial(_adaptive, case, m, D, t), s, case.lr) - case.lr * at_s,
                     W[m] - case.lr * at_W,
                 )
-            own[m], sent[m] = mentor, mentee
+            own[m], sent[m] = t, s
         w = case.mean(sent)
         yield {
             "server w": w, "client theta": {m: own[m] for m in active}, "client projection": {m: W[m] for m in active},
             "numbers": (case.P, case.P + 1),
         }  # fmt: skip
+
+
+def _adaptive(case: Case, m: int, D: float, teacher: Tensor, x: Tensor) -> Tensor:
+    return case.loss(m)(x) + _from_teacher(case, m, teacher, x) / D
+
+
+def _features_apart(case: Case, m: int, strength: float, t: Tensor, s: Tensor, W: Tensor) -> Tensor:
+    return strength * mse_loss(case.features(t, case.x[m]), case.features(s, case.x[m]) @ W.T)

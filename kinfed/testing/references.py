@@ -62,10 +62,13 @@ class Case:
         """f_m: the mean cross-entropy on a client's examples."""
         return lambda theta: cross_entropy(self.logits(theta, self.x[m]), self.y[m])
 
-    def train(self, m: int, theta: Tensor, loss: Loss | None = None, only: slice | None = None) -> Tensor:
-        """`steps` steps on a loss, f_m if none is given, perhaps of some columns only."""
+    def train(
+        self, m: int, theta: Tensor, plus: Loss | None = None, *, instead: Loss | None = None, only: slice | None = None
+    ) -> Tensor:
+        """`steps` steps on f_m, plus a term or with another loss in its place, perhaps of some columns only."""
+        own = instead or self.loss(m)
         for _ in range(self.steps):
-            theta = descend(loss or self.loss(m), theta, self.lr, only)
+            theta = descend(own if plus is None else total(own, plus), theta, self.lr, only)
         return theta
 
     def mean(self, rows: Mapping[int, Tensor], equal: bool = False) -> Tensor:
@@ -75,7 +78,16 @@ class Case:
 
     def class_means(self, m: int, rows: Tensor) -> dict[int, Tensor]:
         """{class: mean of the client's rows of it}."""
-        return {c: rows[self.y[m] == c].mean(0) for c in self.y[m].unique().tolist()}
+        return {c: rows[self.y[m] == c].mean(0) for c in sorted(set(self.y[m].tolist()))}
+
+
+def near(center: Tensor, strength: float) -> Loss:
+    """A proximal term, strength/2 |θ − center|²."""
+    return lambda theta: strength / 2 * (theta - center).square().sum()
+
+
+def total(*losses: Loss) -> Loss:
+    return lambda theta: torch.stack([loss(theta) for loss in losses]).sum()
 
 
 def slopes(loss: Callable[..., Tensor], *leaves: Tensor) -> tuple[Tensor, ...]:
