@@ -9,8 +9,8 @@ from kinfed.testing.method_contract import OF_THE_CLASS as OF_THE_CLASS
 from kinfed.testing.method_contract import VARIANT_CHECKS as VARIANT_CHECKS
 from kinfed.testing.method_contract import check_algorithm as check_algorithm
 from kinfed.testing.method_contract import check_variant as check_variant
-from kinfed.testing.references import Case as Case
-from kinfed.testing.references import reference as reference
+from kinfed.testing.reference_case import ReferenceCase as ReferenceCase
+from kinfed.testing.reference_case import reference as reference
 from kinfed.testing.workbench import CHECKS as CHECKS
 from kinfed.testing.workbench import Bench as Bench
 from kinfed.testing.workbench import ContractError as ContractError

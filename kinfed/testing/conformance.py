@@ -6,16 +6,18 @@ The references are in kinfed.testing.reference_methods; register one for a metho
 `kinfed.testing.reference`.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from kinfed.algorithms import make_algorithm
 from kinfed.data import Federation, LocalTraining
 from kinfed.server import Loop, Schedule
 from kinfed.testing import reference_methods  # noqa: F401  # which registers them
-from kinfed.testing.references import LR, STEPS, Case, network
-from kinfed.testing.references import REFERENCES as REFERENCES
+from kinfed.testing.reference_case import LR, STEPS, ReferenceCase, Stage, network
+from kinfed.testing.reference_case import REFERENCES as REFERENCES
 from kinfed.testing.workbench import SEED, Bench, ContractError, Method, tiny_federation
 
 SIZES, ROUNDS, WITHIN = (2, 6, 4), 4, 1e-6
@@ -23,7 +25,7 @@ SIZES, ROUNDS, WITHIN = (2, 6, 4), 4, 1e-6
 
 def check_reference(name: str, method: Method | None = None, *, within: float = WITHIN) -> float:
     """The largest gap between a method and its registered reference over some rounds, two of three clients at a time:
-    absolute for numbers below 1, relative above. A ContractError where it is more than `within`, or bytes differ.
+    absolute for numbers below 1, relative above. Raises ContractError if it is more than `within`, or bytes differ.
     `method` takes the place of the registered one; its training is that of the reference."""
     write, options = REFERENCES[name]
     training = LocalTraining(lr=LR, batch=100, steps=STEPS)
@@ -36,31 +38,39 @@ def check_reference(name: str, method: Method | None = None, *, within: float = 
         for number, wanted in enumerate(write(case, **options), 1):
             report = loop.round()
             if (numbers := wanted.pop("numbers", None)) is not None:
-                sent = (report.bytes_down, report.bytes_up)
-                expected = tuple(len(rounds[number - 1]) * round(4 * each) for each in numbers)
-                if sent != expected:
-                    raise ContractError(f"{name}: round {number} takes {expected} bytes down and up; got {sent}")
-            state = loop.state()
-            for key, value in wanted.items():
-                owner, _, field = key.partition(" ")
-                whose = value.items() if owner == "client" else [(None, value)]
-                for client, tensor in whose:
-                    found = state[f"clients.rows.{field}" if owner == "client" else f"{owner}.{field}"]
-                    if client is not None:
-                        found = found[state["clients.ids"] == client][0]
-                    gap = (found.double() - tensor.double()).abs() / tensor.double().abs().clamp_min(1)
-                    largest = max(largest, float(gap.max()))
-                    if not largest <= within:
-                        of = "" if client is None else f" of client {client}"
-                        raise ContractError(f"{name}: {key}{of} is off by {largest:.2g} after round {number}")
+                sent, right = (report.bytes_down, report.bytes_up), [round(4 * each) for each in numbers]
+                right = [len(rounds[number - 1]) * each for each in right]
+                if list(sent) != right:
+                    raise ContractError(f"{name}: round {number} takes {right} bytes down and up; got {list(sent)}")
+            for where, gap in _gaps(loop.state(), wanted):
+                largest = max(largest, gap)
+                if not gap <= within:
+                    raise ContractError(f"{name}: {where} is off by {gap:.2g} after round {number}")
     return largest
 
 
-def _case(loop: Loop, data: Federation, rounds: list[list[int]]) -> Case:
+def _gaps(state: Mapping[str, Tensor], wanted: Stage) -> Iterator[tuple[str, float]]:
+    """What is compared, and how far it is from what a reference wants."""
+    for key, value in wanted.items():
+        owner, _, field = key.partition(" ")
+        if owner == "server":
+            yield key, _gap(state[f"server.{field}"], value)
+            continue
+        for client, row in value.items():
+            place = int((state["clients.ids"] == client).nonzero())
+            yield f"{key} of client {client}", _gap(state[f"clients.rows.{field}"][place], row)
+
+
+def _gap(ours: Tensor, theirs: Tensor) -> float:
+    size = theirs.double().abs().clamp_min(1)
+    return float(((ours.double() - theirs.double()).abs() / size).max())
+
+
+def _case(loop: Loop, data: Federation, rounds: list[list[int]]) -> ReferenceCase:
     rows = [data.train[m] for m in range(len(SIZES))]
     public = torch.zeros(0, dtype=torch.int64) if data.public is None else data.public
     first = loop.algorithm.init_client(loop.task, data.cohort(torch.tensor([0]), SEED, 1)).named()
-    return Case(
+    return ReferenceCase(
         [data.features.gather(part) for part in rows], [data.labels[part] for part in rows], loop.task.init(SEED),
         rounds, (data.features.gather(public), data.labels[public]), loop.server.named(),
         {name: tensor[0] for name, tensor in first.items()},

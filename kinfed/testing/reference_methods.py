@@ -1,4 +1,4 @@
-"""The references (kinfed.testing.references): every method as its paper has it, for a reader with the paper at hand."""
+"""The references (kinfed.testing.reference_case): every method as its paper has it, for a reader with the paper at hand."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss, one_hot
 
-from kinfed.testing.references import Case, Stage, descend, near, reference, slopes, total
+from kinfed.testing.reference_case import ReferenceCase, Stage, descend, near, reference, slopes, total
 
 # ---- alone, one model, and personal models near it ----
 
 
 @reference("local")
-def local(case: Case) -> Iterator[Stage]:
+def local(case: ReferenceCase) -> Iterator[Stage]:
     theta = dict.fromkeys(range(3), case.start)
     for active in case.rounds:
         theta |= {m: case.train(m, theta[m]) for m in active}
@@ -21,7 +21,7 @@ def local(case: Case) -> Iterator[Stage]:
 
 
 @reference("fedavg")
-def fedavg(case: Case) -> Iterator[Stage]:
+def fedavg(case: ReferenceCase) -> Iterator[Stage]:
     w = case.start
     for active in case.rounds:
         w = case.mean({m: case.train(m, w) for m in active})
@@ -29,7 +29,7 @@ def fedavg(case: Case) -> Iterator[Stage]:
 
 
 @reference("fedprox", mu=0.3)
-def fedprox(case: Case, mu: float) -> Iterator[Stage]:
+def fedprox(case: ReferenceCase, mu: float) -> Iterator[Stage]:
     w = case.start
     for active in case.rounds:
         w = case.mean({m: case.train(m, w, near(w, mu)) for m in active})
@@ -37,7 +37,7 @@ def fedprox(case: Case, mu: float) -> Iterator[Stage]:
 
 
 @reference("scaffold")
-def scaffold(case: Case) -> Iterator[Stage]:
+def scaffold(case: ReferenceCase) -> Iterator[Stage]:
     """Option II."""
     w, c, own = case.start, torch.zeros(case.P), dict.fromkeys(range(3), torch.zeros(case.P))
     for active in case.rounds:
@@ -53,7 +53,7 @@ def scaffold(case: Case) -> Iterator[Stage]:
 
 
 @reference("feddyn", alpha=0.5)
-def feddyn(case: Case, alpha: float) -> Iterator[Stage]:
+def feddyn(case: ReferenceCase, alpha: float) -> Iterator[Stage]:
     w, h, g = case.start, torch.zeros(case.P), dict.fromkeys(range(3), torch.zeros(case.P))
     for active in case.rounds:
         sent = {}
@@ -66,7 +66,7 @@ def feddyn(case: Case, alpha: float) -> Iterator[Stage]:
 
 
 @reference("fedavgm", server_lr=0.7, beta1=0.6)
-def fedavgm(case: Case, server_lr: float, beta1: float) -> Iterator[Stage]:
+def fedavgm(case: ReferenceCase, server_lr: float, beta1: float) -> Iterator[Stage]:
     w, v = case.start, torch.zeros(case.P)
     for active in case.rounds:
         v = beta1 * v + case.mean({m: case.train(m, w) - w for m in active})
@@ -75,7 +75,7 @@ def fedavgm(case: Case, server_lr: float, beta1: float) -> Iterator[Stage]:
 
 
 @reference("qffl", q=1.0, curvature="step")
-def qffl(case: Case, q: float, curvature: str) -> Iterator[Stage]:
+def qffl(case: ReferenceCase, q: float, curvature: str) -> Iterator[Stage]:
     w, L = case.start, 1 / case.lr
     for active in case.rounds:
         top, bottom = torch.zeros(case.P), torch.zeros(())
@@ -88,7 +88,7 @@ def qffl(case: Case, q: float, curvature: str) -> Iterator[Stage]:
 
 
 @reference("ditto", lam=0.5)
-def ditto(case: Case, lam: float) -> Iterator[Stage]:
+def ditto(case: ReferenceCase, lam: float) -> Iterator[Stage]:
     w, v = case.start, dict.fromkeys(range(3), case.start)
     for active in case.rounds:
         v |= {m: case.train(m, v[m], near(w, lam)) for m in active}
@@ -97,7 +97,7 @@ def ditto(case: Case, lam: float) -> Iterator[Stage]:
 
 
 @reference("mrmtl", lam=0.5)
-def mrmtl(case: Case, lam: float) -> Iterator[Stage]:
+def mrmtl(case: ReferenceCase, lam: float) -> Iterator[Stage]:
     theta = dict.fromkeys(range(3), case.start)
     for active in case.rounds:
         w = torch.stack(list(theta.values())).mean(0)
@@ -109,7 +109,7 @@ def mrmtl(case: Case, lam: float) -> Iterator[Stage]:
 
 
 @reference("fedper")
-def fedper(case: Case) -> Iterator[Stage]:
+def fedper(case: ReferenceCase) -> Iterator[Stage]:
     body, head = case.start[case.body], dict.fromkeys(range(3), case.start[case.head])
     for active in case.rounds:
         theta = {m: case.train(m, torch.cat([body, head[m]])) for m in active}
@@ -119,7 +119,7 @@ def fedper(case: Case) -> Iterator[Stage]:
 
 
 @reference("fedrep")
-def fedrep(case: Case) -> Iterator[Stage]:
+def fedrep(case: ReferenceCase) -> Iterator[Stage]:
     body, head = case.start[case.body], dict.fromkeys(range(3), case.start[case.head])
     for active in case.rounds:
         sent = {}
@@ -132,7 +132,7 @@ def fedrep(case: Case) -> Iterator[Stage]:
 
 
 @reference("fedbabu")
-def fedbabu(case: Case) -> Iterator[Stage]:
+def fedbabu(case: ReferenceCase) -> Iterator[Stage]:
     w = case.start
     for active in case.rounds:
         w = case.mean({m: case.train(m, w, only=case.body) for m in active})
@@ -140,7 +140,7 @@ def fedbabu(case: Case) -> Iterator[Stage]:
 
 
 @reference("lgfedavg", shared_layers=1)
-def lgfedavg(case: Case, shared_layers: int) -> Iterator[Stage]:
+def lgfedavg(case: ReferenceCase, shared_layers: int) -> Iterator[Stage]:
     head, body = case.start[case.head], dict.fromkeys(range(3), case.start[case.body])
     for active in case.rounds:
         theta = {m: case.train(m, torch.cat([body[m], head])) for m in active}
@@ -153,7 +153,7 @@ def lgfedavg(case: Case, shared_layers: int) -> Iterator[Stage]:
 
 
 @reference("fedlc", tau=0.5)
-def fedlc(case: Case, tau: float) -> Iterator[Stage]:
+def fedlc(case: ReferenceCase, tau: float) -> Iterator[Stage]:
     w = case.start
     for active in case.rounds:
         sent = {}
@@ -165,19 +165,19 @@ def fedlc(case: Case, tau: float) -> Iterator[Stage]:
         yield {"server w": w}
 
 
-def _calibrated(case: Case, m: int, shift: Tensor, x: Tensor) -> Tensor:
+def _calibrated(case: ReferenceCase, m: int, shift: Tensor, x: Tensor) -> Tensor:
     return cross_entropy(case.logits(x, case.x[m]) - shift, case.y[m])
 
 
 @reference("fedntd", beta=0.7, tau=2.0)
-def fedntd(case: Case, beta: float, tau: float) -> Iterator[Stage]:
+def fedntd(case: ReferenceCase, beta: float, tau: float) -> Iterator[Stage]:
     w = case.start
     for active in case.rounds:
         w = case.mean({m: case.train(m, w, partial(_not_true, case, m, beta, tau, w)) for m in active})
         yield {"server w": w}
 
 
-def _not_true(case: Case, m: int, beta: float, tau: float, w: Tensor, x: Tensor) -> Tensor:
+def _not_true(case: ReferenceCase, m: int, beta: float, tau: float, w: Tensor, x: Tensor) -> Tensor:
     """β τ² KL between what w and x say of the classes that an example does not have."""
     others = ~one_hot(case.y[m], 3).bool()
     q, p = ((case.logits(row, case.x[m]) / tau)[others].view(-1, 2) for row in (w, x))
@@ -185,7 +185,7 @@ def _not_true(case: Case, m: int, beta: float, tau: float, w: Tensor, x: Tensor)
 
 
 @reference("fedproto", lam=0.5)
-def fedproto(case: Case, lam: float) -> Iterator[Stage]:
+def fedproto(case: ReferenceCase, lam: float) -> Iterator[Stage]:
     theta, common = dict.fromkeys(range(3), case.start), dict[int, Tensor]()
     for active in case.rounds:
         sent: dict[int, list[Tensor]] = {}
@@ -201,7 +201,7 @@ def fedproto(case: Case, lam: float) -> Iterator[Stage]:
         }
 
 
-def _apart(case: Case, m: int, lam: float, prototypes: dict[int, Tensor], x: Tensor) -> Tensor:
+def _apart(case: ReferenceCase, m: int, lam: float, prototypes: dict[int, Tensor], x: Tensor) -> Tensor:
     """λ times the mean squared distance of features to the prototypes of their classes."""
     phi = case.features(x, case.x[m])
     far = [(phi[i] - prototypes[c]).square().mean() for i, c in enumerate(case.y[m].tolist()) if c in prototypes]
@@ -209,13 +209,13 @@ def _apart(case: Case, m: int, lam: float, prototypes: dict[int, Tensor], x: Ten
 
 
 def _table(rows: dict[int, Tensor]) -> Tensor:
-    """[C, ...] of rows by class; zeros where there is none."""
+    """[C, ...] of rows by class; zeros for those without."""
     zeros = torch.zeros_like(next(iter(rows.values())))
     return torch.stack([rows.get(c, zeros) for c in range(3)])
 
 
 @reference("fedtgp", lam=0.5, server_steps=3, server_lr=0.05, margin=0.4)
-def fedtgp(case: Case, lam: float, server_steps: int, server_lr: float, margin: float) -> Iterator[Stage]:
+def fedtgp(case: ReferenceCase, lam: float, server_steps: int, server_lr: float, margin: float) -> Iterator[Stage]:
     """P̌ and F begin where the method draws them."""
     theta, common = dict.fromkeys(range(3), case.start), dict[int, Tensor]()
     vectors, layers = case.server["vectors"], case.server["layers"]
@@ -243,8 +243,8 @@ def fedtgp(case: Case, lam: float, server_steps: int, server_lr: float, margin: 
 def _trained(vectors: Tensor, layers: Tensor) -> Tensor:
     (W, b), (V, a) = ((layer[:9].view(3, 3), layer[9:]) for layer in layers)
     hidden = (vectors @ W + b).relu()
-    made: Tensor = hidden @ V + a
-    return made
+    prototypes: Tensor = hidden @ V + a
+    return prototypes
 
 
 def _contrast(sent: Tensor, label: Tensor, delta: float, vectors: Tensor, layers: Tensor) -> Tensor:
@@ -253,7 +253,7 @@ def _contrast(sent: Tensor, label: Tensor, delta: float, vectors: Tensor, layers
 
 
 @reference("fedgh", server_lr=0.2, server_steps=3)
-def fedgh(case: Case, server_lr: float, server_steps: int) -> Iterator[Stage]:
+def fedgh(case: ReferenceCase, server_lr: float, server_steps: int) -> Iterator[Stage]:
     theta, H = dict.fromkeys(range(3), case.start), case.start[case.head]
     for active in case.rounds:
         pairs = []
@@ -274,25 +274,25 @@ def _head_loss(sent: Tensor, label: Tensor, h: Tensor) -> Tensor:
 
 
 @reference("fd", gamma=0.7)
-def fd(case: Case, gamma: float) -> Iterator[Stage]:
-    theta, said = dict.fromkeys(range(3), case.start), dict[int, dict[int, Tensor]]()
+def fd(case: ReferenceCase, gamma: float) -> Iterator[Stage]:
+    theta, answers = dict.fromkeys(range(3), case.start), dict[int, dict[int, Tensor]]()
     for active in case.rounds:
         new = {}
         for m in active:
-            others = {c: [s[c] for j, s in said.items() if j != m and c in s] for c in range(3)}
+            others = {c: [s[c] for j, s in answers.items() if j != m and c in s] for c in range(3)}
             target = {c: torch.stack(rows).mean(0) for c, rows in others.items() if rows}
 
             theta[m] = case.train(m, theta[m], partial(_taught, case, m, gamma, target))
             new[m] = case.class_means(m, case.logits(theta[m], case.x[m]).softmax(1))
-        said |= new
+        answers |= new
         blank = torch.zeros(3, 3)
         yield {
-            "server predictions": torch.stack([_table(said[m]) if m in said else blank for m in range(3)]),
+            "server predictions": torch.stack([_table(answers[m]) if m in answers else blank for m in range(3)]),
             "client theta": {m: theta[m] for m in active}, "numbers": (9.75, 9.75),
         }  # fmt: skip
 
 
-def _taught(case: Case, m: int, gamma: float, target: dict[int, Tensor], x: Tensor) -> Tensor:
+def _taught(case: ReferenceCase, m: int, gamma: float, target: dict[int, Tensor], x: Tensor) -> Tensor:
     """γ times the cross-entropy to the target of an example's class."""
     log_p = log_softmax(case.logits(x, case.x[m]), 1)
     far = [-target[c] @ log_p[i] for i, c in enumerate(case.y[m].tolist()) if c in target]
@@ -303,7 +303,7 @@ def _taught(case: Case, m: int, gamma: float, target: dict[int, Tensor], x: Tens
 
 
 @reference("fml", alpha=0.4, beta=0.7)
-def fml(case: Case, alpha: float, beta: float) -> Iterator[Stage]:
+def fml(case: ReferenceCase, alpha: float, beta: float) -> Iterator[Stage]:
     w, own = case.start, dict.fromkeys(range(3), case.start)
     for active in case.rounds:
         sent = {}
@@ -319,18 +319,18 @@ def fml(case: Case, alpha: float, beta: float) -> Iterator[Stage]:
         yield {"server w": w, "client theta": {m: own[m] for m in active}, "numbers": (case.P, case.P + 1)}
 
 
-def _mutual(case: Case, m: int, share: float, teacher: Tensor, x: Tensor) -> Tensor:
+def _mutual(case: ReferenceCase, m: int, share: float, teacher: Tensor, x: Tensor) -> Tensor:
     return share * case.loss(m)(x) + (1 - share) * _from_teacher(case, m, teacher, x)
 
 
-def _from_teacher(case: Case, m: int, teacher: Tensor, x: Tensor) -> Tensor:
+def _from_teacher(case: ReferenceCase, m: int, teacher: Tensor, x: Tensor) -> Tensor:
     """KL(p_teacher ‖ p) on the client's examples."""
     p = case.logits(teacher, case.x[m]).softmax(1)
     return kl_div(log_softmax(case.logits(x, case.x[m]), 1), p, reduction="batchmean")
 
 
 @reference("fedkd", hidden=0.8)
-def fedkd(case: Case, hidden: float) -> Iterator[Stage]:
+def fedkd(case: ReferenceCase, hidden: float) -> Iterator[Stage]:
     """W begins where the method draws it."""
     w, own, W = case.start, dict.fromkeys(range(3), case.start), dict.fromkeys(range(3), case.client["projection"])
     for active in case.rounds:
@@ -353,9 +353,9 @@ def fedkd(case: Case, hidden: float) -> Iterator[Stage]:
         }  # fmt: skip
 
 
-def _adaptive(case: Case, m: int, D: float, teacher: Tensor, x: Tensor) -> Tensor:
+def _adaptive(case: ReferenceCase, m: int, D: float, teacher: Tensor, x: Tensor) -> Tensor:
     return case.loss(m)(x) + _from_teacher(case, m, teacher, x) / D
 
 
-def _features_apart(case: Case, m: int, strength: float, t: Tensor, s: Tensor, W: Tensor) -> Tensor:
+def _features_apart(case: ReferenceCase, m: int, strength: float, t: Tensor, s: Tensor, W: Tensor) -> Tensor:
     return strength * mse_loss(case.features(t, case.x[m]), case.features(s, case.x[m]) @ W.T)

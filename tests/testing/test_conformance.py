@@ -14,7 +14,7 @@ from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.ditto import Ditto
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.data.examples.batches import LocalTraining
-from kinfed.testing import REFERENCES, Case, ContractError, check_reference, reference
+from kinfed.testing import REFERENCES, ContractError, ReferenceCase, check_reference, reference
 
 WORK = LocalTraining(lr=0.1, batch=100, steps=2)
 
@@ -43,7 +43,7 @@ def test_references_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(REFERENCES, "fedavg", REFERENCES["fedavg"])
 
     @reference("fedavg", weights="equal")
-    def halves(case: Case, weights: str) -> Iterator[dict[str, Tensor]]:
+    def halves(case: ReferenceCase, weights: str) -> Iterator[dict[str, Tensor]]:
         w = case.start
         for active in case.rounds:
             w = torch.stack([case.train(m, w) for m in active]).mean(0)

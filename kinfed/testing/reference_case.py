@@ -33,7 +33,7 @@ def network() -> nn.Module:
 
 
 @dataclass(frozen=True)
-class Case:
+class ReferenceCase:
     """All that a reference is given."""
 
     x: list[Tensor]  # of every client, [N_m, 4]
@@ -72,7 +72,7 @@ class Case:
         return theta
 
     def mean(self, rows: Mapping[int, Tensor], equal: bool = False) -> Tensor:
-        """Of what clients sent, by their numbers of examples."""
+        """The mean of what clients sent, by their numbers of examples."""
         share = {m: 1 if equal else len(self.y[m]) for m in rows}
         return torch.stack([share[m] * row for m, row in rows.items()]).sum(0) / sum(share.values())
 
