@@ -1,4 +1,4 @@
-"""The references (kinfed.testing.reference_case): every method as its paper has it, for a reader with the paper at hand."""
+"""The references (kinfed.testing.reference_case): every method as its paper has it, to be read beside that."""
 
 from collections.abc import Iterator
 from functools import partial
