@@ -8,8 +8,8 @@ import click
 import typer
 from typer import Option
 
-from kinfed.cli import deploy_ask_command as question_commands
 from kinfed.cli import (
+    audit_command,
     deploy_command,
     doctor_command,
     fit_command,
@@ -21,7 +21,9 @@ from kinfed.cli import (
     tune_command,
     vault_command,
 )
+from kinfed.cli import deploy_ask_command as question_commands
 from kinfed.cli import deploy_up_command as site_commands
+from kinfed.cli import deploy_watch_command as watch_commands
 from kinfed.cli.installed import OpenGroup, PapersCommand
 from kinfed.cli.parameters import CommandGroup, SettingsCommand
 from kinfed.errors import KinfedError, StorageError
@@ -74,8 +76,10 @@ app.command()(predict_command.predict)
 app.command()(doctor_command.doctor)
 site_commands.add_to(deploy_command.deploy)
 question_commands.add_to(deploy_command.deploy)
+watch_commands.add_to(deploy_command.deploy)
 app.add_typer(deploy_command.deploy, name="deploy")
 app.add_typer(vault_command.vault, name="vault")
+app.add_typer(audit_command.audit, name="audit")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`kinfed deploy up`, `server`, `node`, `kit` and `status`: what starts a deployment and shows how it goes."""
+"""`kinfed deploy up`, `server`, `node` and `kit`: what starts a deployment."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from typer import Argument, Option
 
 from kinfed.cli.parameters import (
     CommandGroup,
-    Plugins,
     SettingsCommand,
-    TrustPlugins,
     settings_of,
-    trust_recorded,
 )  # fmt: skip
-from kinfed.cli.terminal import console, plain_table, say
-from kinfed.errors import ConfigError, PoolError
+from kinfed.cli.terminal import say
+from kinfed.errors import PoolError
 
 if TYPE_CHECKING:
     from kinfed.deploy import Site, Trial
@@ -138,50 +135,7 @@ def kit(
     say(f"nothing in it is secret; before the node starts: flwr supernode register {certs / client}.pub <superlink>")
 
 
-def status(
-    folder: Annotated[Path, Argument(help="The run's folder on the server: `out` of the app's settings.")],
-    plugin: Plugins = None,
-    trust_plugins: TrustPlugins = False,
-) -> None:
-    """Show the state of a deployment: rounds, clients and when they were last seen, bytes, privacy."""
-    from kinfed.deploy import ENDED, STALE_SECONDS, clock_of, read_progress, read_status
-    from kinfed.records import headline_text
-    from kinfed.runs import read_config
-
-    trust_recorded(folder, trust_plugins)
-    current = read_status(folder)
-    if current is None:
-        raise ConfigError(f"{folder} holds no status.json; name the folder `out` of a deployment that has begun")
-    progress = read_progress(folder)
-    say(f"{current.method}: {current.doing} since {clock_of(current.since)}; as of {clock_of(current.written)}")
-    if current.state not in ENDED and current.age > STALE_SECONDS:
-        silence = f"the server's part has not written for {current.age:.0f} s"
-        say(f"{silence}: it has probably died; see flwr list", style="red")
-    if current.reason:
-        say(f"reason   {current.reason}", style="red")
-    config = read_config(folder)
-    figure = f"; personal {headline_text(progress.personal, config.metric)}" if progress.personal else ""
-    say(f"rounds   {progress.rounds} of {current.rounds}, {progress.seconds:.1f} s each{figure}")
-    say(f"bytes    {progress.bytes_down:,} to clients, {progress.bytes_up:,} from clients")
-    if config.privacy is not None:
-        spent = "known at the first evaluation" if progress.epsilon is None else f"{progress.epsilon:.4g}"
-        limit = "no budget set" if config.dp_budget is None else f"of {config.dp_budget:g}"
-        say(f"epsilon  {spent} ({limit})")
-    if config.user_privacy is not None:
-        hidden = "known at the first evaluation" if progress.user_epsilon is None else f"{progress.user_epsilon:.4g}"
-        against = "against the server, too" if config.user_at_nodes else "against anyone who sees the server's models"
-        say(f"epsilon  {hidden} (user level: per client, {against})")
-    table = plain_table("client", "connected", "last seen", "last answer", "awaited since", "last error")
-    for name, client in current.clients.items():
-        times = [clock_of(client[key]) for key in ("last_seen", "last_answer")]
-        awaited = "-" if client["awaited_since"] is None else clock_of(client["awaited_since"])
-        table.add_row(name, "yes" if client["connected"] else "no", *times, awaited, client["last_error"] or "-")
-    console.print(table)
-    for sentence in current.nodes:
-        say(sentence)
-
-
 def add_to(group: CommandGroup) -> None:
     group.command(cls=SettingsCommand.taking(*SETTINGS, texts=TEXTS))(up)
-    for command in (server, node, kit, status):
+    for command in (server, node, kit):
         group.command()(command)

@@ -176,6 +176,8 @@ def _blocks(tensor: Tensor) -> Iterator[memoryview]:
     import torch
 
     tensor = tensor.detach()
+    if tensor.numel() == 1:  # as an `expand()`, it may be contiguous with a stride of zero
+        tensor = tensor.reshape(1).clone(memory_format=torch.contiguous_format)
     rows = tensor.view(-1) if tensor.is_contiguous() else tensor
     row_bytes = rows[0].numel() * rows.element_size()
     for block in torch.split(rows, max(1, BLOCK_BYTES // row_bytes)):

@@ -2,6 +2,7 @@ from kinfed.deploy.node.privacy_log import HELD_OUT_ROWS as HELD_OUT_ROWS
 from kinfed.deploy.node.privacy_log import TRAINING_ROWS as TRAINING_ROWS
 from kinfed.deploy.node.privacy_log import WHOLE_CLIENT as WHOLE_CLIENT
 from kinfed.deploy.node.vault import Vault as Vault
+from kinfed.deploy.operations import audit_log as audit_log
 from kinfed.deploy.operator import members as members
 from kinfed.deploy.operator.certs import make_certificates as make_certificates
 from kinfed.deploy.operator.control import RunStopped as RunStopped
@@ -19,11 +20,7 @@ from kinfed.deploy.operator.trial import Site as Site
 from kinfed.deploy.operator.trial import Trial as Trial
 from kinfed.deploy.programs.app_folder import make_app as make_app
 from kinfed.deploy.programs.processes import stop_signals as stop_signals
-from kinfed.deploy.server.status import ENDED as ENDED
-from kinfed.deploy.server.status import STALE_SECONDS as STALE_SECONDS
-from kinfed.deploy.server.status import clock_of as clock_of
-from kinfed.deploy.server.status import read_progress as read_progress
-from kinfed.deploy.server.status import read_status as read_status
+from kinfed.deploy.server import status as status
 from kinfed.deploy.settings import not_for_nodes as not_for_nodes
 from kinfed.deploy.transport.wire import message_types as message_types
 from kinfed.deploy.transport.wire import sent_fields as sent_fields

@@ -42,7 +42,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -89,24 +89,38 @@ class Withheld(KinfedError):
     """An error at a node whose text stays there."""
 
 
+@dataclass(frozen=True)
 class Released(Packet):
     """An answer that has passed the gate. Nothing else is sent."""
+
+    rules: Mapping[str, int] = field(default_factory=dict, compare=False)  # how often each let something out
+
+    @classmethod
+    def of(cls, answer: Packet, rule: str) -> Released:
+        return cls(answer.header, answer.groups, {rule: 1})
 
     @classmethod
     def together(cls, field: str, answers: Sequence[Released]) -> Released:
         """One answer with the headers of several, for a node of several clients."""
-        return cls({field: [answer.header for answer in answers]})
+        return cls({field: [answer.header for answer in answers]}, rules=_added(answers))
 
     @classmethod
     def bundled(cls, answers: Sequence[Released]) -> Released:
         """Answers to requests that came together."""
         whole = bundled(answers)
-        return cls(whole.header, whole.groups)
+        return cls(whole.header, whole.groups, _added(answers))
 
     @classmethod
     def of_error(cls, error: Exception) -> Released:
         """An error that has passed the gate, in the place of one answer of several."""
-        return cls({"error": f"{type(error).__name__}: {error}"})
+        return cls({"error": f"{type(error).__name__}: {error}"}, rules={f"error: {type(error).__name__}": 1})
+
+
+def _added(answers: Sequence[Released]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for answer in answers:
+        total.update(answer.rules)
+    return total
 
 
 class Gate:
@@ -114,6 +128,7 @@ class Gate:
         self.settings, self.deployment = settings, deployment
         self.client, self.rules, self.algorithm = settings.client, settings.rules, deployment.algorithm
         self._together: Counter[tuple[str, str]] | None = None
+        self.spent: dict[str, tuple[float, float]] = {}  # epsilon and the owner's limit, by what a new price is for
 
     def within(self, other: Gate) -> None:
         """Count with another gate of the same client, for as long as that counts answers of one message."""
@@ -133,10 +148,10 @@ class Gate:
         """Let an answer out that costs nothing, by a rule; the ledger counts it first."""
         if self._together is not None:
             self._together[run, f"{kind}: {rule}"] += 1
-            return Released(answer.header, answer.groups)
+            return Released.of(answer, rule)
         with self.ledger.locked():
             self.ledger.count(run, f"{kind}: {rule}")
-        return Released(answer.header, answer.groups)
+        return Released.of(answer, rule)
 
     @contextmanager
     def counted_together(self) -> Iterator[None]:
@@ -273,7 +288,8 @@ class Gate:
         client, rules, privacy = self.client, self.rules, self.deployment.run.user_privacy
         if rules.hides_client:
             spent, who = page.spent(kinds=WHOLE_CLIENT), f"the owner of {client} allows as a whole"
-            _hold(spent, noise, _ONE_SUM, rules.delta, rules.user_epsilon, who)
+            epsilon = _hold(spent, noise, _ONE_SUM, rules.delta, rules.user_epsilon, who)
+            self.spent["client"] = epsilon, rules.user_epsilon
         if privacy is not None and privacy.epsilon is not None:
             spent, who = page.spent(run, WHOLE_CLIENT), f"the run promises {client} as a whole"
             _hold(spent, noise, _ONE_SUM, privacy.delta, privacy.epsilon, who)
@@ -327,17 +343,18 @@ class Gate:
                 former = entry.answer(kind, digest)
                 if former is None:
                     raise Refused(f"{self.client} has answered this before and no longer has the answer")
-                return Released(former.header, former.groups)
-            for rows in (TRAINING_ROWS, HELD_OUT_ROWS):
+                return Released.of(former, "the same figures again")
+            for name, rows in (("training", TRAINING_ROWS), ("held-out", HELD_OUT_ROWS)):
                 if booked in rows and not math.isinf(rules.epsilon):
                     who = f"the owner of {self.client} allows"
-                    _hold(page.spent(kinds=rows), noise, events, rules.delta, rules.epsilon, who)
+                    epsilon = _hold(page.spent(kinds=rows), noise, events, rules.delta, rules.epsilon, who)
+                    self.spent[name] = epsilon, rules.epsilon
             self.ledger.note(rules.named(), page.roles)
             self.ledger.enter(Answered(digest, entry.run, booked, 0, noise, events, now()))
             draws = self.vault.secret(self.client).draws(bytes.fromhex(digest), new_nonce())
             answer = make(_noise_of(draws.noise, noise))
             entry.keep_answer(kind, digest, answer)
-        return Released(answer.header, answer.groups)
+        return Released.of(answer, f"noise {noise:g}, at a price")
 
     # ---- answers from examples ----
 
@@ -457,8 +474,10 @@ class PrivateRequest(PlainRequest):
         assert record is not None  # of a private task
         cost = record.ledger().events_of(int(self.order.require("number", int)))
         if cost:  # else nothing was computed from training examples
-            self._check_budget(cost)
+            epsilon = self._check_budget(cost)
             self._enter(self.kind, self.noise, cost)
+            if epsilon is not None:
+                self.gate.spent["training"] = epsilon, self.rules.epsilon
 
     def scores(self, models: Mapping[str, Tensor], split: Split) -> tuple[dict[str, Arrays], str]:
         """Exact, unless the owner demands privacy: then how many rows are right and the sum of bounded losses, with
@@ -473,6 +492,7 @@ class PrivateRequest(PlainRequest):
             spent = _epsilon(self._page.spent(kinds=HELD_OUT_ROWS), noise, cost, self.rules.delta)
             if spent > self.rules.epsilon:
                 return {}, f"figures would take the rows that {self.client} evaluates on beyond its owner's epsilon"
+            self.gate.spent["held-out"] = spent, self.rules.epsilon
         self._enter(SCORES, noise, cost)
         draws = self.gate.vault.secret(self.client).draws(bytes.fromhex(self.digest), new_nonce())
         count = int(split.count[0])
@@ -493,7 +513,7 @@ class PrivateRequest(PlainRequest):
 
     def leave(self, answer: Packet, rule: str) -> Released:
         """The ledger has the price already, or else gets the rule."""
-        return Released(answer.header, answer.groups) if self._has_price else super().leave(answer, rule)
+        return Released.of(answer, f"{rule}, at a price") if self._has_price else super().leave(answer, rule)
 
     # ---- budget ----
 
@@ -514,16 +534,18 @@ class PrivateRequest(PlainRequest):
         events = round if kind == TRAIN else after
         return () if events is None else events[0]
 
-    def _check_budget(self, events: Events) -> None:
-        client, rules, limit = self.client, self.rules, self.privacy.limit
+    def _check_budget(self, events: Events) -> float | None:
+        """Epsilon of training rows with these events, where the owner set a limit; Refused beyond it."""
+        client, rules, limit, epsilon = self.client, self.rules, self.privacy.limit, None
         if not math.isinf(rules.epsilon):
             spent, who = self._page.spent(), f"the owner of {client} allows"
-            _hold(spent, self.noise, events, rules.delta, rules.epsilon, who)
+            epsilon = _hold(spent, self.noise, events, rules.delta, rules.epsilon, who)
         if self.kind == TRAIN and limit is not None:
             # As the server plans it: with one personal model to be made and published at the end.
             spent = self._page.spent(self.order.require("run", str), [TRAIN])
             events = merge(events, self._declared(EVALUATE))
             _hold(spent, self.noise, events, self.privacy.delta, limit, f"the run promises {client}")
+        return epsilon
 
 
 def _noise_of(draws: Callable[[Tensor, Tensor], Tensor], noise: float) -> Noise:
@@ -534,13 +556,14 @@ def _noise_of(draws: Callable[[Tensor, Tensor], Tensor], noise: float) -> Noise:
     return of
 
 
-def _hold(spent: ByNoise, noise: float, events: Events, delta: float, limit: float, who: str) -> None:
+def _hold(spent: ByNoise, noise: float, events: Events, delta: float, limit: float, who: str) -> float:
     epsilon = _epsilon(spent, noise, events, delta)
     if epsilon > limit:
         raise Refused(
             f"{who} no more than epsilon {limit:g} (delta {delta:g}), and an answer would take it to {epsilon:g}; "
             "nothing was sent"
         )
+    return epsilon
 
 
 def _epsilon(spent: ByNoise, noise: float, events: Events, delta: float) -> float:

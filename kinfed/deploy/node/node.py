@@ -11,6 +11,7 @@ the settings of a run could name a column as the label, and read it value by val
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -22,22 +23,25 @@ from torch import Tensor
 from kinfed.algorithms import averaged_rows, deployed_models
 from kinfed.core import storage
 from kinfed.data import SPLITS, LoopMemory, Moments, with_memory
-from kinfed.deploy.node.gate import Gate, Released, Withheld
+from kinfed.deploy.node.gate import Gate, Released, Withheld, error_outside
 from kinfed.deploy.node.node_data import load_client_data
 from kinfed.deploy.node.node_settings import NodeSettings, Refused
 from kinfed.deploy.node.requests import Preparation, prepare, stored_state, with_weights
 from kinfed.deploy.node.vault_entry import VaultEntry
+from kinfed.deploy.operations.audit_log import LEFT, REFUSED
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport import wire
 from kinfed.deploy.transport.wire import MessageError, Packet, message_types, sent_tensors, tree_of, unbundled
 from kinfed.engine import module_for
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, KinfedError
 from kinfed.privacy import EVALUATION, TRAINING, Record, new_nonce, recorded
 from kinfed.serving import ModelInputs
 from kinfed.updates import SecureSum, user_level
 
 if TYPE_CHECKING:
     from kinfed.deploy.secure.secure_session import SecureSession
+
+SERVER_NAME = "KINFED_SERVER"  # the variable with the server's address, which the audit log names
 
 
 LONGEST_RUN = 100  # characters of a run's name, which is in names of files, and in the ledger for good
@@ -62,6 +66,33 @@ class Node:
         return cls({one.client: kind(one, deployment) for one in NodeSettings.parse_all(node_config)}, number)
 
     def answer(self, kind: str, order: Packet) -> Released:
+        """The answer, or the error that takes its place; the audit logs of the clients have it before it leaves."""
+        try:
+            answer = self._answer(kind, order)
+        except Exception as error:
+            self._log_message(kind, order, {"event": REFUSED, "rule": type(error).__name__, "text": str(error)[:500]})
+            raise
+        rule = "; ".join(rule if times == 1 else f"{times} times {rule}" for rule, times in answer.rules.items())
+        about = {"event": LEFT, "rule": rule[:500], "bytes": answer.nbytes, "content": answer.digest()}
+        self._log_message(kind, order, about)
+        return answer
+
+    def _log_message(self, kind: str, order: Packet, about: Mapping[str, Any]) -> None:
+        """Append a line to the log of the client of a message, or of all. What cannot be noted does not leave."""
+        name = str(order.header.get("name"))
+        whose = [self.clients[name]] if name in self.clients else list(self.clients.values())
+        place: dict[str, Any] = {key: order.header[key] for key in ("run", "round", "split") if key in order.header}
+        for client in whose:
+            price = {"epsilon": dict(client.gate.spent)} if client.gate.spent else {}
+            to = {"to": os.environ[SERVER_NAME]} if SERVER_NAME in os.environ else {}
+            try:
+                client.vault.audit_log(client.name).append(
+                    [{"client": client.name, **place, "kind": kind, **about, **price, **to}]
+                )
+            except KinfedError as error:
+                raise error_outside(error, client.name, client.settings.paths) from None
+
+    def _answer(self, kind: str, order: Packet) -> Released:
         if kind == wire.HELLO:
             nonce = order.require("nonce", str)
             greetings = [self._passed(name, lambda client: client.hello(nonce, self.number)) for name in self.clients]

@@ -6,6 +6,7 @@
     <vault>/secrets/<client>.key                 32 random bytes for the noise of private training; never leaves
                    <client>.identity             the key that the client belongs to, where the node names no other
     <vault>/books/<client>.json                  the ledger, over all runs (kinfed.deploy.node.privacy_log)
+    <vault>/audit/<client>.jsonl                 every message that left, or was refused (kinfed.deploy.operations)
     <vault>.<client>.count                       the number of its entries, beside the vault
 
 Files are for their owner only (mode 600), and carry checksums of all that is in them. Nothing is pickled.
@@ -18,6 +19,7 @@ from pathlib import Path
 from kinfed.core import storage
 from kinfed.deploy.node.privacy_log import PrivacyLog
 from kinfed.deploy.node.vault_entry import MODEL, STATE, Lock, VaultEntry, make_private_folder, read_about
+from kinfed.deploy.operations.audit_log import AUDIT_FOLDER, AuditLog
 from kinfed.errors import ConfigError, StorageError
 from kinfed.privacy import SECRET_BYTES, Secret
 
@@ -45,7 +47,7 @@ class Vault:
         self.counter = Path(counter).expanduser() if counter else self.folder.parent
 
     def entry(self, run: str, client: str) -> VaultEntry:
-        if not run or run in (_SECRETS, _LOGS):
+        if not run or run in (_SECRETS, _LOGS, AUDIT_FOLDER):
             raise StorageError(f"a run cannot be called {run!r}: the vault has a folder of its own under that name")
         return VaultEntry(self.folder / storage.file_name(run) / storage.file_name(client), run, client)
 
@@ -72,6 +74,11 @@ class Vault:
             if not path.exists():
                 storage.write_atomically(path, new_private_key(), private=True)
             return path, path.read_bytes()
+
+    def audit_log(self, client: str) -> AuditLog:
+        """All that ever left the node of a client, and all that was refused, message by message."""
+        make_private_folder(self.folder / AUDIT_FOLDER)
+        return AuditLog(self.folder / AUDIT_FOLDER / f"{storage.file_name(client)}.jsonl")
 
     def privacy_log(self, client: str) -> PrivacyLog:
         """The client's own, begun before its secret is: if there is a secret and no log, the log was lost."""

@@ -4,6 +4,7 @@
                              written once (kinfed.deploy.server.enrol), so that a run that is resumed is the same run
     <out>/log.txt            what happened, for people: tail -f it
     <out>/status.json        what happens now: rounds, clients, who is awaited (kinfed.deploy.server.status)
+    <out>/transfers.jsonl    the audit log: every message to and from a client (kinfed.deploy.operations.audit_log)
     <out>/...                otherwise a run folder like any other (kinfed.records.run_folder): rounds.jsonl,
                              clients.csv, summary.json and a checkpoint after every round
 
@@ -22,6 +23,7 @@ from torch import Tensor
 from kinfed.algorithms import check_algorithm_settings, privacy_profile, sample_update
 from kinfed.core import storage
 from kinfed.data import Population
+from kinfed.deploy.operations.audit_log import TRANSFERS, AuditLog
 from kinfed.deploy.server.enrol import Roster, TooFewClients, enrol_clients
 from kinfed.deploy.server.fit_server import FitServer
 from kinfed.deploy.server.node_pool import NodePool, made_up_cohort
@@ -52,7 +54,7 @@ def serve(
         exchange = Exchange(transport, log, clock, sleep)
         about = {"method": deployment.method, "rounds": deployment.run.rounds}
         status = StatusWriter(folder.path, exchange, about, deployment.client_names or [])
-        exchange.watch = status.watch
+        exchange.watch, exchange.record = status.watch, AuditLog(folder.path / TRANSFERS).append
         if folder.version_change:
             log(folder.version_change)
         try:

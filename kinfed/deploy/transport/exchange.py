@@ -18,9 +18,10 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from kinfed.core import Silence
+from kinfed.deploy.operations.audit_log import CAME, REFUSED, SENT
 from kinfed.deploy.transport.enrolment_message import Greeting, read_greetings
 from kinfed.deploy.transport.wire import HELLO, MessageError, Packet, plain_text
 
@@ -110,6 +111,15 @@ class Presence:
         return f"{name}: {where}{last}"
 
 
+def _transfer(
+    event: str, client: str, kind: str, order: Packet, packet: Packet | None, rule: str = ""
+) -> dict[str, Any]:
+    """An entry of the audit log about a message that answers, or is, an order."""
+    place = {key: order.header[key] for key in ("run", "round") if key in order.header}
+    about = {} if packet is None else {"bytes": packet.nbytes, "content": packet.digest()}
+    return {"event": event, "client": client, **place, "kind": kind, **about, **({"rule": rule} if rule else {})}
+
+
 def _ago(now: float, then: float) -> str:
     return f"{max(now - then, 0.0):.0f} s ago"
 
@@ -140,6 +150,7 @@ class Exchange:
     troubles: dict[int, str] = field(default_factory=dict)  # nodes that could not say who they are
     presence: Presence = field(default_factory=Presence)
     watch: Callable[[], None] = lambda: None  # called at every look for answers
+    record: Callable[[list[dict[str, Any]]], None] = lambda _: None  # entries of the audit log
     trips: int = 0  # requests so far, each one message to every client and its answer
     _retry: dict[int, float] = field(default_factory=dict)  # when nodes in trouble are greeted again
     _greeted: dict[str, _Open] = field(default_factory=dict)  # by message
@@ -199,10 +210,12 @@ class Exchange:
             waiting = set(pending.values())
             free = [name for name in open_ if name in where and name not in waiting]
             messages = [Sent(where[name], kind, packets[name], max(end - self.clock(), 1.0)) for name in free]
+            self.record([_transfer(SENT, name, kind, packets[name], packets[name]) for name in free])
             for name, message in zip(free, self.transport.send(messages) if messages else [], strict=True):
                 if message:
                     pending[message] = name
                     self.presence.ask(name, self.clock())
+            arrivals = []
             for answer in self.transport.receive([*pending, *self._greeted]):
                 if answer.message in self._greeted:
                     self._on_hello(answer)
@@ -212,6 +225,7 @@ class Exchange:
                     continue
                 if answer.packet is None:
                     reasons[name] = plain_text(answer.error)
+                    arrivals.append(_transfer(REFUSED, name, kind, packets[name], None, reasons[name]))
                     if answer.gone or (answer.crashed and name not in crashed):
                         # Asked again when it is back; after a crash once, for what kills it may be the message.
                         crashed |= {name} if answer.crashed else set()
@@ -224,8 +238,11 @@ class Exchange:
                         reasons.pop(name, None)
                     except MessageError as error:
                         reasons[name] = str(error)
+                    not_used = f"not used: {reasons[name]}" if name in reasons else ""
+                    arrivals.append(_transfer(CAME, name, kind, packets[name], answer.packet, not_used))
                 self.presence.settle(name, self.clock(), reasons.get(name, ""))
                 del open_[name]
+            self.record(arrivals)
             self.watch()
             if open_:
                 if silence.is_due(self.clock()):
@@ -298,6 +315,7 @@ class Exchange:
         except MessageError as error:
             self._quarantine(greeted.node, str(error))
             return
+        self.record([_transfer(CAME, one.name, HELLO, Packet(), answer.packet) for one in greetings])
         if self._suspects.pop(greeted.node, None) is not None:
             self.say(f"{', '.join(greeting.name for greeting in greetings)}: back after a silence")
         for greeting in greetings:
