@@ -69,6 +69,8 @@ def verify(
 ) -> None:
     """Verify that no line of an audit log was changed, moved or taken out; exit status 1 where one was."""
 
+    from kinfed.deploy import audit_log
+
     known = None
     if head:
         number, colon, digest = head.partition(":")
@@ -110,7 +112,6 @@ def _logs(place: Path) -> list[audit_log.AuditLog]:
         return [audit_log.AuditLog(place)]
     files = sorted((place / audit_log.AUDIT_FOLDER).glob("*.jsonl")) or sorted(place.glob(audit_log.TRANSFERS))
     if not files:
-        raise ConfigError(
-            f"{place} has no audit log: no {audit_log.AUDIT_FOLDER}/CLIENT.jsonl of a vault, no {audit_log.TRANSFERS} of a run"
-        )
+        wanted = f"{audit_log.AUDIT_FOLDER}/CLIENT.jsonl of a vault, or {audit_log.TRANSFERS} of a run"
+        raise ConfigError(f"{place} has no audit log: no {wanted}")
     return [audit_log.AuditLog(path) for path in files]

@@ -37,6 +37,11 @@ TEXTS = {
 }
 
 
+Health = Annotated[
+    str, Option(help="Answer /health and /metrics at this port of this machine, or at host:port (default: nowhere).")
+]
+Alert = Annotated[str, Option(help="Command, or http(s) address, that is told when a trouble begins and ends.")]
+Log = Annotated[str, Option(help="text, or json: a line of JSON for everything that is said.")]
 Cold = Annotated[bool, Option("--cold", help="Start a Python for every message.")]
 
 
@@ -94,25 +99,32 @@ def server(
     control_port: Annotated[int, Option(help="Port of this machine alone, for flwr.", min=1, max=65535)] = 8001,
     folder: Annotated[Path, Option(help="Folder for its database and Flower's own files.")] = Path("superlink"),
     cold: Annotated[bool, Option("--cold", help="Start a Python for every run.")] = False,
+    health: Health = "",
+    alert: Alert = "",
+    log: Log = "text",
 ) -> None:
     """Run the server: Flower's superlink for this machine alone, and a door with TLS for nodes."""
-    from kinfed.deploy import ServerPlace, run_server, stop_signals
+    from kinfed.deploy import ServerPlace, Watching, run_server, stop_signals
 
+    place, watching = ServerPlace(certs, host, port, control_port, folder), Watching(health, alert, log)
     with stop_signals() as should_stop:
-        run_server(ServerPlace(certs, host, port, control_port, folder), say, should_stop, warm=not cold)
+        run_server(place, say, should_stop, warm=not cold, watching=watching)
 
 
 def node(
     file: Annotated[Path, Argument(help="The node's file, node.toml of its kit.")],
     cold: Cold = False,
     home: Annotated[Path | None, Option(help="Folder of Flower's own files (default: flower/ beside FILE).")] = None,
+    health: Health = "",
+    alert: Alert = "",
+    log: Log = "text",
 ) -> None:
     """Run a node: its supernode, started again whenever it ends, and one warm process that answers messages."""
-    from kinfed.deploy import NodeFile, run_node, stop_signals
+    from kinfed.deploy import NodeFile, Watching, run_node, stop_signals
 
-    start = NodeFile.read(file)
+    start, watching = NodeFile.read(file), Watching(health, alert, log)
     with stop_signals() as should_stop:
-        run_node(start, say, should_stop, warm=not cold, home=home)
+        run_node(start, say, should_stop, warm=not cold, home=home, watching=watching)
 
 
 def kit(

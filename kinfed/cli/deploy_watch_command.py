@@ -27,9 +27,8 @@ def status(
     if current is None:
         raise ConfigError(f"{folder} holds no status.json; name the folder `out` of a deployment that has begun")
     progress = deployed.read_progress(folder)
-    say(
-        f"{current.method}: {current.doing} since {deployed.clock_of(current.since)}; as of {deployed.clock_of(current.written)}"
-    )
+    since, written = deployed.clock_of(current.since), deployed.clock_of(current.written)
+    say(f"{current.method}: {current.doing} since {since}; as of {written}")
     if current.state not in deployed.ENDED and current.age > deployed.STALE_SECONDS:
         silence = f"the server's part has not written for {current.age:.0f} s"
         say(f"{silence}: it has probably died; see flwr list", style="red")

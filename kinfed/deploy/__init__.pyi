@@ -10,6 +10,7 @@ from kinfed.deploy.operator.fit_trial import fit_plan as fit_plan
 from kinfed.deploy.operator.fit_trial import question_plan as question_plan
 from kinfed.deploy.operator.services import NodeFile as NodeFile
 from kinfed.deploy.operator.services import ServerPlace as ServerPlace
+from kinfed.deploy.operator.services import Watching as Watching
 from kinfed.deploy.operator.services import run_node as run_node
 from kinfed.deploy.operator.services import run_server as run_server
 from kinfed.deploy.operator.site_kit import kit_files as kit_files

@@ -29,7 +29,7 @@ def test_a_run_is_noted_while_it_goes_on_with_all_it_takes_to_start_it_again(tmp
         text = (app / "pyproject.toml").read_text()
         assert "eval-every = 3" in text
         assert str(tmp_path / "out") in text
-    assert list(folder.iterdir()) == []
+    assert [path.name[:6] for path in folder.iterdir()] == ["ended-"]
 
 
 def test_a_run_that_ends_with_a_reason_of_its_own_is_not_started_again_and_one_that_dies_is(tmp_path: Path) -> None:

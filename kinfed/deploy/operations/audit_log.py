@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,11 +27,13 @@ from typing import Any
 from filelock import FileLock
 
 from kinfed.core import storage
+from kinfed.deploy.operations.log_lines import AUDIT_LOGGER
 from kinfed.errors import StorageError
 
 AUDIT_FOLDER, TRANSFERS = "audit", "transfers.jsonl"
 FIRST = hashlib.sha256(b"kinfed audit log 1").hexdigest()  # what the first line names as the one before
 SENT, LEFT, CAME, REFUSED = "sent", "left", "came", "refused"  # events: of a server, of a node, of a server, of both
+_LOG = logging.getLogger(AUDIT_LOGGER)
 _TAIL = 1 << 16  # bytes of the end of a file that are looked at for the last line
 
 
@@ -69,16 +72,22 @@ class AuditLog:
             finally:
                 os.close(file)
             storage.write_json(self._head_path, {"lines": head.lines, "digest": head.digest}, private=True)
+        for entry in entries:
+            _LOG.info("%s %s", entry.get("event"), entry.get("kind"), extra={"entry": entry})
 
-    def read(self, start: int = 0) -> Iterator[dict[str, Any]]:
-        """Entries from a byte of the file on, oldest first; nothing is verified. A last line in the making is left."""
+    def read(self) -> list[dict[str, Any]]:
+        """All entries, oldest first; nothing is verified."""
+        return self.read_from(0)[0]
+
+    def read_from(self, start: int) -> tuple[list[dict[str, Any]], int]:
+        """Entries from a byte of the file on, and the byte after them. A last line in the making is left."""
         if not self.path.exists():
-            return
+            return [], 0
         with storage.storage_errors("read the audit log", self.path), self.path.open("rb") as file:
             file.seek(start)
-            for line in file:
-                if line.endswith(b"\n"):
-                    yield _record(line, self.path)
+            whole = file.read().rpartition(b"\n")[0]
+        lines = whole.split(b"\n") if whole else []
+        return [_record(line, self.path) for line in lines], start + (len(whole) + 1 if lines else 0)
 
     def verify(self, known: AuditHead | None = None) -> AuditHead:
         """The head of a log that is whole; StorageError that says what is not. `known`: an earlier head of it, as noted

@@ -55,6 +55,11 @@ def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str] =
     return paths
 
 
+def expiry(path: Path) -> datetime.datetime:
+    """When the certificate in a file ends; OSError or ValueError if it cannot be read."""
+    return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+
+
 def _authority(folder: Path, paths: list[Path]) -> tuple[Key, x509.Certificate]:
     key_path, path = folder / "ca.key", folder / "ca.crt"
     if key_path.exists() != path.exists():

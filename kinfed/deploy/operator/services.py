@@ -17,10 +17,9 @@ Paths are relative to the file's folder.
 
 from __future__ import annotations
 
-import email.utils
-import http.client
+import contextlib
+import json
 import os
-import ssl
 import subprocess
 import sys
 import time
@@ -31,13 +30,20 @@ from pathlib import Path
 from typing import Any
 
 from kinfed.core import storage
+from kinfed.deploy.node.node import SERVER_NAME
 from kinfed.deploy.node.node_data import audit_sentences
 from kinfed.deploy.node.node_settings import NodeSettings
+from kinfed.deploy.node.vault import Vault
+from kinfed.deploy.operations import checks
+from kinfed.deploy.operations.alerts import check_hook
+from kinfed.deploy.operations.log_lines import JSON, VARIABLE, rewritten, say_json
+from kinfed.deploy.programs.health_page import parse_listen
 from kinfed.deploy.programs.processes import end_group, flower_environment, flower_program, free_port, start_group
 from kinfed.deploy.programs.task_programs import CLIENT_PROGRAM, SERVER_PROGRAM, UNFINISHED
 from kinfed.deploy.programs.unfinished_runs import Resumer
 from kinfed.deploy.programs.warm_worker import WarmWorker, load_task, reason_against
-from kinfed.errors import ConfigError, StorageError
+from kinfed.errors import ConfigError, StorageError, unknown_name
+from kinfed.version import __version__
 
 Say = Callable[[str], None]
 ShouldStop = Callable[[], bool]
@@ -45,8 +51,7 @@ LOOPBACK = "127.0.0.1"
 _KEYS = ("server", "ca", "key", "trusted_entities", "node")
 # The superlink takes a killed node for alive for about a minute, and refuses its key meanwhile.
 NODE_RESTART_SECONDS, SERVER_RESTART_SECONDS = 15.0, 3.0
-# Flower refuses a node's signature whose time lies this far ahead of the server's, or this far behind.
-CLOCK_AHEAD, CLOCK_BEHIND = 5.0, 300.0
+HEARTBEAT, HEARTBEAT_SECONDS = "service.json", 5.0  # the file in the folder of Flower's own files; between two writings
 _NODE_ENDED = (
     "If it says 'Failed to activate', its key is not registered (flwr supernode register), or the superlink still "
     "believes that the former node with this key is alive, which lasts about a minute"
@@ -54,6 +59,7 @@ _NODE_ENDED = (
 _SERVER_ENDED = (
     "If it says that the address is in use, another process listens there. Runs are started again when it listens"
 )
+_HEALTH_ENDED = "If it says that the address is in use, name another port (--health)"
 _GATE_ENDED = "If it says that the address is in use, another process listens there; nodes wait meanwhile"
 
 
@@ -65,24 +71,57 @@ class Supervised:
     advice: Callable[[], str]  # what its end may mean
 
 
+@dataclass(frozen=True)
+class Watching:
+    """How a service is watched: where health and metrics are, who is told of troubles, and how logs are written."""
+
+    health: str = ""  # "": nowhere; a port of this machine, or host:port
+    alert: str = ""  # "": nobody; a command or an address
+    log: str = "text"  # or json
+
+    def __post_init__(self) -> None:
+        if self.health:
+            parse_listen(self.health)
+        if self.alert:
+            check_hook(self.alert)
+        if self.log not in ("text", JSON):
+            raise unknown_name("log", self.log, ("text", JSON))
+
+    def program(self, **about: Any) -> list[Supervised]:
+        """The program that answers and tells, where one is asked for. `about`: as its module says."""
+        if not self.health and not self.alert:
+            return []
+        argument = json.dumps({**about, "listen": self.health, "alert": self.alert}, default=str)
+        command = [sys.executable, "-m", "kinfed.deploy.programs.health_page", argument]
+        return [Supervised("health page", lambda: command, SERVER_RESTART_SECONDS, lambda: _HEALTH_ENDED)]
+
+
 def run_service(
     programs: Sequence[Supervised], task: str, say: Say, should_stop: ShouldStop, *, warm: bool, home: Path,
-    also: Callable[[], None] = lambda: None,
+    json_lines: bool = False, also: Callable[[], None] = lambda: None,
 ) -> None:  # fmt: skip
     """Keep programs running until it should stop, and do the tasks that Flower starts as the program `task`. `home`:
-    the folder of Flower's own files; `also` is called several times a second."""
+    the folder of Flower's own files and of the heartbeat; `also` is called several times a second."""
     os.environ.update(flower_environment(home))
+    storage.make_folder(home)
     if reason := reason_against():
         raise ConfigError(f"{reason}, by which tasks are held to the installed kinfed; use Linux, macOS or WSL")
     if os.geteuid() == 0:
         say("runs as root: give it a user of its own, who can read its data and nothing else")
     worker = WarmWorker(task, say, cold=not warm)
-    processes = [_Process(program, worker.programs, say) for program in programs]
+    processes = [_Process(program, worker.programs, say, json_lines) for program in programs]
+    next_heartbeat = 0.0
 
     def watch() -> bool:
+        nonlocal next_heartbeat
         for process in processes:
             process.watch()
         also()
+        if time.monotonic() >= next_heartbeat:
+            next_heartbeat = time.monotonic() + HEARTBEAT_SECONDS
+            state = {process.name: {"runs": process.runs, "starts": process.starts} for process in processes}
+            beat = {"written": time.time(), "version": __version__, "programs": state, "tasks": worker.num_tasks}
+            storage.write_json(home / HEARTBEAT, beat)
         return should_stop()
 
     try:
@@ -95,18 +134,28 @@ def run_service(
 
 
 class _Process:
-    def __init__(self, program: Supervised, programs: Path, say: Say) -> None:
-        self._program, self._programs, self._say = program, programs, say
+    def __init__(self, program: Supervised, programs: Path, say: Say, json_lines: bool) -> None:
+        self._program, self._programs, self._say, self._json = program, programs, say, json_lines
         self._process: subprocess.Popen[bytes] | None = None
         self._start_at = 0.0
+        self._output = _Output(program.name) if json_lines else None
+        self.name, self.starts = program.name, 0
+
+    @property
+    def runs(self) -> bool:
+        return self._process is not None
 
     def watch(self) -> None:
         """Start it when it has not begun, and again when it has ended and the time has come."""
+        if self._output is not None:
+            self._output.pass_on()
         if self._process is None:
             if time.monotonic() >= self._start_at:
                 path = os.pathsep.join([str(self._programs), os.environ["PATH"]])
                 sys.stdout.flush()
-                self._process = start_group(self._program.command(), os.environ | {"PATH": path})
+                output = None if self._output is None else self._output.write_end
+                self._process = start_group(self._program.command(), os.environ | {"PATH": path}, output)
+                self.starts += 1
         elif (status := self._process.poll()) is not None:
             end_group(self._process, 0.0)
             pause = self._program.restart_seconds
@@ -119,6 +168,24 @@ class _Process:
     def stop(self) -> None:
         if self._process is not None:
             end_group(self._process)
+        if self._output is not None:
+            self._output.pass_on()
+
+
+class _Output:
+    """What a program prints, as lines of JSON."""
+
+    def __init__(self, source: str) -> None:
+        self._source, self._rest = source, b""
+        self._read_end, self.write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+
+    def pass_on(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while piece := os.read(self._read_end, 1 << 16):
+                *lines, self._rest = (self._rest + piece).split(b"\n")
+                for line in lines:
+                    print(rewritten(line.decode("utf-8", "replace"), self._source), flush=True)
 
 
 @dataclass(frozen=True)
@@ -164,8 +231,15 @@ class NodeFile:
         return [flower_program("flower-supernode"), *secure, *place, "--node-config", config]
 
 
-def run_node(file: NodeFile, say: Say, should_stop: ShouldStop, *, warm: bool = True, home: Path | None = None) -> None:
+def run_node(
+    file: NodeFile, say: Say, should_stop: ShouldStop, *, warm: bool = True, home: Path | None = None,
+    watching: Watching | None = None,
+) -> None:  # fmt: skip
     """Run the node until it should stop. `home`: the folder of Flower's own files (default: beside the node's)."""
+    watching, home = watching or Watching(), home or file.folder / "flower"
+    clients = NodeSettings.parse_all(file.node)
+    say = _logged(watching, say, "node")
+    os.environ[SERVER_NAME] = file.server
 
     def advice() -> str:
         return clock_fault(file) or _NODE_ENDED
@@ -175,11 +249,25 @@ def run_node(file: NodeFile, say: Say, should_stop: ShouldStop, *, warm: bool = 
     if fault := clock_fault(file):
         say(fault)
     say("runs the installed kinfed for every message, and no code that a run brings")
-    for settings in NodeSettings.parse_all(file.node):
+    for settings in clients:
         for sentence in audit_sentences(settings):
             say(f"data of {settings.client}: {sentence}")
-    run_service([program], CLIENT_PROGRAM, say, should_stop, warm=warm, home=home or file.folder / "flower")
+    vaults = {settings.client: Vault(settings.vault) for settings in clients}
+    health = watching.program(
+        side="node", name=file.node["client"], heartbeat=home / HEARTBEAT, folder=next(iter(vaults.values())).folder,
+        certificates={} if file.ca is None else {str(file.ca): "ask the operator for a new ca.crt"},
+        logs={client: vault.audit_log(client).path for client, vault in vaults.items()},
+    )  # fmt: skip
+    run_service(
+        [program, *health], CLIENT_PROGRAM, say, should_stop, warm=warm, home=home, json_lines=watching.log == JSON
+    )
     say(f"node of {file.node['client']}: stopped")
+
+
+def _logged(watching: Watching, say: Say, source: str) -> Say:
+    """`say`, or lines of JSON here and in all that is started from here."""
+    os.environ[VARIABLE] = watching.log
+    return say_json(source) if watching.log == JSON else say
 
 
 def clock_fault(file: NodeFile) -> str:
@@ -187,23 +275,9 @@ def clock_fault(file: NodeFile) -> str:
     or the server says no time. Flower's own answer would be that the node's key is not valid."""
     if file.ca is None:
         return ""
-    context = ssl.create_default_context(cafile=str(file.ca))
-    connection = http.client.HTTPSConnection(file.server, timeout=3, context=context)
-    try:
-        connection.request("GET", "/")
-        date = connection.getresponse().getheader("Date")
-        difference = time.time() - email.utils.parsedate_to_datetime(date or "").timestamp()
-    except (OSError, ValueError, http.client.HTTPException):
-        return ""
-    finally:
-        connection.close()
-    if -CLOCK_BEHIND < difference < CLOCK_AHEAD:
-        return ""
-    way = "ahead of" if difference > 0 else "behind"
-    return (
-        f"the clock of this machine is {abs(difference):.0f} s {way} the server's: Flower refuses signatures more than "
-        f"{CLOCK_AHEAD:g} s ahead or {CLOCK_BEHIND:g} s behind. Set it (by NTP, say); the key is not at fault"
-    )
+    ahead = checks.ask_door(file.server, file.ca).clock
+    clock = None if ahead is None else checks.clock(ahead)
+    return "" if clock is None or clock.level == checks.OK else f"{clock.text}. {clock.advice}"
 
 
 def _existing(folder: Path, table: Mapping[str, Any], name: str, path: Path) -> Path | None:
@@ -265,10 +339,14 @@ class ServerPlace:
                 raise StorageError(f"{self.certs / name} does not exist; make it with: {command}")
 
 
-def run_server(place: ServerPlace, say: Say, should_stop: ShouldStop, *, warm: bool = True) -> None:
+def run_server(
+    place: ServerPlace, say: Say, should_stop: ShouldStop, *, warm: bool = True, watching: Watching | None = None
+) -> None:
     """Run the superlink, and the door for nodes, until it should stop."""
+    watching = watching or Watching()
     place.check()
     storage.make_folder(place.folder)
+    say = _logged(watching, say, "server")
     programs = [
         Supervised("superlink", place.superlink, SERVER_RESTART_SECONDS, lambda: _SERVER_ENDED),
         Supervised("door for nodes", place.gate, SERVER_RESTART_SECONDS, lambda: _GATE_ENDED),
@@ -285,5 +363,14 @@ def run_server(place: ServerPlace, say: Say, should_stop: ShouldStop, *, warm: b
     home, unfinished = place.folder.resolve() / "flower", place.folder.resolve() / "unfinished"
     os.environ[UNFINISHED] = str(unfinished)
     resumer = Resumer(unfinished, home, place.control_port, place.certs / "ca.crt", say)
-    run_service(programs, SERVER_PROGRAM, say, should_stop, warm=warm, home=home, also=resumer.watch)
+    renewal = f"kinfed deploy certs {place.certs} --host NAME, then start the server again"
+    programs += watching.program(
+        side="server", name=f"{place.host}:{place.port}", heartbeat=home / HEARTBEAT, folder=place.folder.resolve(),
+        certificates={str(place.certs.resolve() / name): renewal for name in ("ca.crt", "server.crt")},
+        notes=unfinished, members=place.certs.resolve(),
+    )  # fmt: skip
+    run_service(
+        programs, SERVER_PROGRAM, say, should_stop, warm=warm, home=home, json_lines=watching.log == JSON,
+        also=resumer.watch,
+    )  # fmt: skip
     say("server: stopped")

@@ -15,6 +15,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from kinfed.deploy.operations.checks import VERSION_HEADER
+from kinfed.version import __version__
+
 PREFIX = "/v1/fleet/"
 LARGEST_BODY = 64 << 20  # bytes; Flower cuts what is larger than a few megabytes into pieces
 SECONDS = 300.0  # a request may take; the longest waits of Flower's own clients are shorter
@@ -106,7 +109,9 @@ async def _body(receive: Receive) -> AsyncIterator[bytes]:
 
 
 async def _say(send: Send, status: int) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
+    """Answer without content. The version is there for `kinfed deploy doctor` at a node, which compares its own."""
+    headers = [(b"content-length", b"0"), (VERSION_HEADER.encode(), __version__.encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": b""})
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from kinfed.deploy.node.node_settings import Refused
+from kinfed.deploy.operations.log_lines import json_lines
 from kinfed.deploy.programs.app_folder import COMPONENTS, SHIM, SHIM_FILE
 from kinfed.deploy.programs.unfinished_runs import unfinished
 from kinfed.errors import ConfigError, PoolError
@@ -88,7 +89,8 @@ def client_task() -> None:
     module = import_module("flwr.supernode.runtime.run_clientapp")
     _replace(module, "install_from_fab", lambda content, **_: check_app(content))
     _replace(module, "get_load_client_app_fn", lambda **_: lambda *_app: client_app)
-    _flower_program(CLIENT_PROGRAM)
+    with json_lines("node", "flwr"):
+        _flower_program(CLIENT_PROGRAM)
 
 
 def _die_first() -> None:
@@ -116,7 +118,8 @@ def server_task() -> None:
 
     _replace(module, "install_from_fab", install_checked)
     _replace(module, "run_", run)
-    _flower_program(SERVER_PROGRAM)
+    with json_lines("server", "flwr"):
+        _flower_program(SERVER_PROGRAM)
 
 
 TASKS: dict[str, Callable[[], None]] = {CLIENT_PROGRAM: client_task, SERVER_PROGRAM: server_task}

@@ -1,7 +1,8 @@
-"""Runs that a server has begun and that have not ended. `kinfed deploy server` starts them again when they have died.
+"""Runs that a server has begun and that have not ended. `kinfed deploy server` restarts those whose process has died.
 
     <folder>/run-0123456789ab/         an app folder with all settings of the run: starting it resumes the run
     <folder>/run-0123456789ab.json     Flower's number of the run, and the folder of its results
+    <folder>/ended-0123456789ab.json   the same of a run that has ended, for kinfed.deploy.operations
 
 A run that ends, well or with a reason of its own, is taken out by the process that did it. What is left when nobody
 holds the lock of the results has died: its process was killed, or the superlink was. One that the operator has stopped
@@ -27,6 +28,7 @@ from kinfed.deploy.programs.processes import flower_program, is_listening
 from kinfed.errors import KinfedError
 
 CONNECTION = "kinfed-server"  # the superlink's name in the configuration of `flwr`
+ENDED_RUN = "ended-"  # what the note of a run begins with when it has ended
 LOOK_SECONDS, FIRST_PAUSE, LONGEST_PAUSE = 5.0, 20.0, 600.0  # between looks; before a run is started again
 
 
@@ -37,6 +39,7 @@ def unfinished(folder: Path, run_id: int, config: Mapping[str, Any]) -> Iterator
     app = folder / f"run-{hashlib.sha256(str(out).encode()).hexdigest()[:12]}"
     shutil.rmtree(app, ignore_errors=True)
     make_app(app, {name.replace("-", "_"): value for name, value in config.items()} | {"out": str(out)})
+    (folder / app.with_suffix(".json").name.replace("run-", ENDED_RUN, 1)).unlink(missing_ok=True)
     storage.write_json(app.with_suffix(".json"), {"run": str(run_id), "out": str(out)})
     try:
         yield
@@ -47,7 +50,9 @@ def unfinished(folder: Path, run_id: int, config: Mapping[str, Any]) -> Iterator
 
 
 def _forget(app: Path) -> None:
-    app.with_suffix(".json").unlink(missing_ok=True)
+    note = app.with_suffix(".json")
+    with contextlib.suppress(FileNotFoundError):
+        note.replace(note.with_name(note.name.replace("run-", ENDED_RUN, 1)))
     shutil.rmtree(app, ignore_errors=True)
 
 

@@ -16,14 +16,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kinfed.algorithms import check_algorithm_settings, privacy_profile, sample_update
+from kinfed.config import RunConfig
 from kinfed.core import storage
 from kinfed.data import Population
 from kinfed.deploy.operations.audit_log import TRANSFERS, AuditLog
+from kinfed.deploy.operations.log_lines import place_lines
 from kinfed.deploy.server.enrol import Roster, TooFewClients, enrol_clients
 from kinfed.deploy.server.fit_server import FitServer
 from kinfed.deploy.server.node_pool import NodePool, made_up_cohort
@@ -52,7 +55,7 @@ def serve(
     with _open_folder(deployment, say, clock, sleep) as folder:
         log = _log_to(folder.path / "log.txt", say)
         exchange = Exchange(transport, log, clock, sleep)
-        about = {"method": deployment.method, "rounds": deployment.run.rounds}
+        about = {"method": deployment.method, "rounds": deployment.run.rounds, **_limits(deployment.run)}
         status = StatusWriter(folder.path, exchange, about, deployment.client_names or [])
         exchange.watch, exchange.record = status.watch, AuditLog(folder.path / TRANSFERS).append
         if folder.version_change:
@@ -75,6 +78,7 @@ def serve(
                 f"{deployment.run.rounds} rounds; clients {', '.join(roster.names)}"
             )
             status.names = roster.names
+            place_lines(run=run)
             result = _run_rounds(deployment, run, roster, exchange, folder, status)
         except BaseException as error:
             reason = str(error) if isinstance(error, KinfedError) else f"{type(error).__name__}: {error}"
@@ -87,6 +91,16 @@ def serve(
         log(f"done; results in {folder.path}, personal models in the vaults of the nodes")
         status.update(DONE, "done")
     return folder.path
+
+
+def _limits(config: RunConfig) -> dict[str, Any]:
+    """Limits of privacy, for the status of a run."""
+    rows, clients = config.privacy, config.user_privacy
+    return {
+        "epsilon_limit": None if rows is None else rows.limit,
+        "user_epsilon_limit": None if clients is None else clients.epsilon,
+        "secret_choice": clients is not None and not clients.at_nodes,
+    }
 
 
 def _log_to(path: Path, say: Say) -> Say:
@@ -261,6 +275,7 @@ class _LogObserver(NullObserver):
     def started(self, label: str, seed: int, first: int, rounds: int) -> None:
         if first:
             self.say(f"resumed after round {first}")
+        place_lines(round=first + 1)
         self.status.update(RUNNING, f"round {first + 1} of {self.num_rounds}")
 
     def round(
@@ -275,6 +290,7 @@ class _LogObserver(NullObserver):
             f"updates in {report.seconds:.1f} s{evaluated}{figure}"
         )
         if report.round < self.num_rounds:
+            place_lines(round=report.round + 1)
             self.status.update(RUNNING, f"round {report.round + 1} of {self.num_rounds}")
 
     def note(self, text: str) -> None:

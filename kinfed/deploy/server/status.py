@@ -9,17 +9,21 @@
 Rounds, bytes and privacy are in the journal (rounds.jsonl), which `describe` reads beside it.
 """
 
+from __future__ import annotations
+
 import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kinfed.core import storage
-from kinfed.deploy.transport.exchange import Exchange
 from kinfed.errors import StorageError
+
+if TYPE_CHECKING:
+    from kinfed.deploy.transport.exchange import Exchange
 
 FILE = "status.json"
 WAITING, RUNNING, DONE, STOPPED = "waiting", "running", "done", "stopped"
@@ -79,6 +83,14 @@ class Status:
     method: str
     rounds: int
     reason: str = ""
+    epsilon_limit: float | None = None  # of the run, for rows of a client
+    user_epsilon_limit: float | None = None  # for clients as a whole
+    secret_choice: bool = False  # of clients in a round, on which epsilon rests: nobody else is told who was asked
+
+    def budgets(self, progress: Progress) -> list[tuple[float, float]]:
+        """Pairs of epsilon spent and its limit, if both are known."""
+        pairs = (progress.epsilon, self.epsilon_limit), (progress.user_epsilon, self.user_epsilon_limit)
+        return [(spent, limit) for spent, limit in pairs if spent is not None and limit is not None]
 
     @property
     def age(self) -> float:
