@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument
+import typer
+from typer import Argument, Option
 
 from kinfed.cli.parameters import CommandGroup, Plugins, TrustPlugins, trust_recorded
 from kinfed.cli.terminal import console, plain_table, say
@@ -56,6 +57,39 @@ def status(
         say(sentence)
 
 
+def doctor(
+    place: Annotated[Path, Argument(help="At a node its node.toml; at the server its folder of certificates.")],
+    host: Annotated[str, Option(help="At the server: as kinfed deploy server.")] = "127.0.0.1",
+    port: Annotated[int, Option(help="At the server: port for nodes.", min=1, max=65535)] = 8000,
+    control_port: Annotated[int, Option(help="At the server: port for flwr.", min=1, max=65535)] = 8001,
+    folder: Annotated[Path, Option(help="At the server: folder of its files.")] = Path("superlink"),
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Look for what is wrong at a node or at the server, and say what to do; exit status 1 if anything is wrong.
+
+    Clock, disk, keys and certificates, reachability, versions, ledger and audit log, and the rows that node.toml names.
+    """
+    import dataclasses
+    import json
+
+    from kinfed.deploy import ServerPlace, deploy_doctor
+
+    if place.is_dir():
+        conditions = deploy_doctor.server_conditions(ServerPlace(place, host, port, control_port, folder))
+    else:
+        conditions = deploy_doctor.node_conditions(place)
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(one) for one in conditions], indent=1))
+    else:
+        styles = {"wrong": "red", "warning": "yellow"}
+        for one in conditions:
+            say(f"{one.level:8} {one.check}: {one.text}", style=styles.get(one.level))
+            if one.advice:
+                say(f"         do: {one.advice}")
+    if any(one.level == "wrong" for one in conditions):
+        raise typer.Exit(1)
+
+
 def add_to(group: CommandGroup) -> None:
-    for command in (status,):
+    for command in (status, doctor):
         group.command()(command)

@@ -3,6 +3,7 @@ from kinfed.deploy.node.privacy_log import TRAINING_ROWS as TRAINING_ROWS
 from kinfed.deploy.node.privacy_log import WHOLE_CLIENT as WHOLE_CLIENT
 from kinfed.deploy.node.vault import Vault as Vault
 from kinfed.deploy.operations import audit_log as audit_log
+from kinfed.deploy.operator import deploy_doctor as deploy_doctor
 from kinfed.deploy.operator import members as members
 from kinfed.deploy.operator.certs import make_certificates as make_certificates
 from kinfed.deploy.operator.control import RunStopped as RunStopped
