@@ -276,6 +276,11 @@ class Algorithm(Generic[Server, Client, Down, Up]):
         same. `before`: the state that training began with."""
         return after
 
+    @property
+    def has_invariant(self) -> bool:
+        """True where server and clients remember the same."""
+        return type(self).invariant is not Algorithm.invariant
+
     def invariant(self, task: Task, server: Server, clients: Client) -> tuple[Tensor, Tensor] | None:
         """Two tensors, one that the server keeps and the same of the states of all clients [K, ...]: equal after every
         round, whatever happens to updates on the way."""

@@ -35,7 +35,7 @@ AUTOMATIC_VALIDATION = 0.2  # share of training examples, where a method needs v
 
 SECTIONS = {
     "who takes part, and for how long to wait": (
-        "out", "clients", "quorum", "deadline", "wait", "patience", "participation", "sampling",
+        "out", "clients", "joined", "left", "quorum", "deadline", "wait", "patience", "participation", "sampling",
     ),
     "what is learned (kinfed list algorithms, kinfed list ditto, kinfed list models)": (
         "method", "options", "model", "rounds", "seed", "lr", "batch", "steps", "epochs", "optimizer", "momentum",
@@ -91,6 +91,8 @@ class Deployment:
 
     out: str = option("runs/deployment", "Folder on the server's machine; the same again resumes the run.")
     clients: Names = option("3", 'How many, or their names: "hospital-a,hospital-b,hospital-c".')
+    joined: str = option("", "Names of sites that have come into the run since it began, in their order.")
+    left: str = option("", "Names of sites that have left the run; taken out of here, a site is back.")
     quorum: int = option(0, "Updates that a round needs to count (0: of more than half of the called).", ge=0)
     deadline: float = option(600.0, "Seconds that a round waits for its clients.", gt=0)
     wait: float = option(600.0, "Seconds that the start waits for all clients to appear.", gt=0)
@@ -164,6 +166,7 @@ class Deployment:
             raise ConfigError(f"{self.method} cannot be deployed: {reason}; choose another method")
         self._check_model()
         self._check_class_weights()
+        self._check_members()
         secure = self.run.secure
         if secure is not None:
             secure.averaged_fields(self.method, self.algorithm)
@@ -220,6 +223,24 @@ class Deployment:
         convert_options(entry.options, {**entry.preset, **self.run.model.options}, f"model {name}")
         METRICS.headline(self.problem, self.run.metric)
         make_objective(self.problem, self.run.loss, self.run.huber_delta)
+
+    def _check_members(self) -> None:
+        """Refuse newcomers where a run was planned for the sites that it began with."""
+        if not self.joined_names and not self.left_names:
+            return
+        if self.question:
+            raise ConfigError(f"joined and left are of a run in rounds; {self.question} asks those in clients")
+        if twice := set(self.joined_names) & set(self.client_names or ()):
+            raise ConfigError(f"{min(twice)} is in clients and in joined; name it once")
+        if self.run.user_privacy is not None:
+            raise ConfigError("user_ privacy hides who takes part: sites neither join nor leave; begin a new run")
+        if self.joined_names and self.run.dp_epsilon is not None:
+            raise ConfigError("dp_epsilon: the noise was planned for the sites of the beginning; begin a new run")
+        if self.joined_names and self.algorithm.has_invariant:
+            raise ConfigError(
+                f"{self.method}: the server and all clients remember the same sum over as many clients as there are, so "
+                "that nobody joins; begin a new run with the new site"
+            )
 
     def _check_class_weights(self) -> None:
         """Refuse weights that the method does not know, or that are not those of the classes."""
@@ -285,6 +306,14 @@ class Deployment:
         if self.clients.strip().lstrip("-").isdigit():
             return None
         return distinct("clients", self.clients)
+
+    @property
+    def joined_names(self) -> list[str]:
+        return distinct("joined", self.joined) if self.joined.strip() else []
+
+    @property
+    def left_names(self) -> list[str]:
+        return distinct("left", self.left) if self.left.strip() else []
 
     @property
     def class_names(self) -> list[str]:

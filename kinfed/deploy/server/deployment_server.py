@@ -13,7 +13,7 @@ There are no models in it: personal ones are in the vaults of the nodes.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from kinfed.deploy.operations.audit_log import TRANSFERS, AuditLog
 from kinfed.deploy.operations.log_lines import place_lines
 from kinfed.deploy.server.enrol import Roster, TooFewClients, enrol_clients
 from kinfed.deploy.server.fit_server import FitServer
+from kinfed.deploy.server.membership import note_members, present, widen_checkpoint, with_newcomers
 from kinfed.deploy.server.node_pool import NodePool, made_up_cohort
 from kinfed.deploy.server.question_server import QuestionServer
 from kinfed.deploy.server.server_privacy import SecretSchedule, make_user_level, notes
@@ -72,7 +73,9 @@ def serve(
                 log(f"done; {page}")
                 status.update(DONE, "done")
                 return folder.path
-            run, roster = enrol_clients(deployment, exchange, folder.path / "deployment.json")
+            path = folder.path / "deployment.json"
+            run, roster = enrol_clients(deployment, exchange, path)
+            roster = with_newcomers(deployment, exchange, run, roster, path)
             log(
                 f"run {run} in {folder.path}: {deployment.method} with {deployment.run.model.name} for "
                 f"{deployment.run.rounds} rounds; clients {', '.join(roster.names)}"
@@ -86,7 +89,9 @@ def serve(
             status.update(STOPPED, "stopped", reason=reason)
             raise
         evaluated = result.evaluation.ids.tolist()
-        if absent := [name for k, name in enumerate(roster.names) if k not in evaluated]:
+        if absent := [
+            name for k, name in enumerate(roster.names) if k not in evaluated and name not in deployment.left_names
+        ]:
             log(f"the last evaluation is without {', '.join(absent)}; their vaults hold an older model")
         log(f"done; results in {folder.path}, personal models in the vaults of the nodes")
         status.update(DONE, "done")
@@ -139,6 +144,10 @@ def _run_rounds(
     _check_weights(folder.path, task)
     save_layout(folder.path, config.model.name, task)
     pool, loop = _make_loop(deployment, run, roster, exchange, task, folder.path)
+    label = f"{deployment.method}-{deployment.seed}"
+    for sentence in note_members(folder.path, deployment, folder.checkpoints.newest_round(label)):
+        exchange.say(sentence)
+    widen_checkpoint(folder.checkpoints, label, loop)
     with loop:
         clients = ClientTable(roster.names, n_train=roster.counts[:, 0], n_test=roster.counts[:, 2])
         method_run = MethodRun(
@@ -206,7 +215,9 @@ def _make_loop(
     server = algorithm.init_server(task, population)
     plain, cohort = task if budget is None else budget.task.inner, made_up_cohort(roster, deployment.problem)
     up = sample_update(algorithm, plain, server, cohort, Population(len(roster.names), 0)).named()
-    pool, schedule = _make_pool(deployment, run, roster, exchange, task, up), config.schedule
+    members = present(deployment, roster.names)
+    schedule = replace(config.schedule, members=members, evaluates=members)
+    pool = _make_pool(deployment, run, roster, exchange, task, up)
     user_level = make_user_level(deployment, run, folder, len(roster.names), task, up)
     if user_level is not None:
         if user_level.hides_absence:

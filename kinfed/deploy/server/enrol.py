@@ -64,10 +64,16 @@ def enrol_clients(deployment: Deployment, exchange: Exchange, path: Path) -> tup
         if not exchange.only_known:  # else a key that was revoked since would be believed again
             exchange.keys = dict(zip(roster.names, roster.keys, strict=True))
         return run, roster
+    if deployment.joined_names:
+        raise ConfigError("joined names sites that come into a run that has begun; this one begins: name them in clients")
     roster = _enrol(deployment, exchange)
     run = secrets.token_hex(8)
-    storage.write_json(path, {"run": run, **roster.__dict__})
+    write_roster(path, run, roster)
     return run, roster
+
+
+def write_roster(path: Path, run: str, roster: Roster) -> None:
+    storage.write_json(path, {"run": run, **roster.__dict__})
 
 
 def _load_roster(path: Path) -> tuple[str, Roster]:
