@@ -135,6 +135,22 @@ def evaluate(
     say(f"page     {out / 'evaluate.html'}")
 
 
+def forget(
+    site: Annotated[str, Argument(help="The site that leaves for good.")],
+    app: Annotated[Path, Argument(help="App folder of the deployment (kinfed deploy init).")],
+    at: At = "127.0.0.1:8001", certs: Certs = Path("certs"),
+    out: Annotated[Path | None, Option("--out", "-o", help="Folder of the new run.", show_default="beside it")] = None,
+    seconds: Seconds = 86_400.0,
+) -> None:  # fmt: skip
+    """Let the other sites learn again without one, exactly as if it had never been there, and write a record of it."""
+    from kinfed.deploy import Sites
+
+    record = Sites(at, certs, (), say, seconds=seconds).forget(site, app, out or "")
+    former = record["before"]["run"]
+    say(f"forgot   {site}: run {record['run']} of {', '.join(record['clients'])} stands in place of {former}")
+    say(f"Run {former} is not undone: delete its folder here, and at every node: kinfed vault clear {former}")
+
+
 def _nodes(at: str, certs: Path, sites: str, tables: list[str] | None, seconds: float) -> Sites | None:
     """The nodes that run, where their superlink is named."""
     if not at:
@@ -159,6 +175,7 @@ def _some(tables: list[str] | None) -> list[str]:
 
 
 def add_to(group: CommandGroup) -> None:
+    group.command()(forget)
     for command, panels, after in ((describe, describe_panels, "tables"), (fit, fit_panels, "tables"),
                                    (evaluate, evaluate_panels, "models")):  # fmt: skip
         group.command(cls=DeclaredCommand.of(panels, texts=FIT_TEXTS, after=after, default_form=" ({})."))(command)

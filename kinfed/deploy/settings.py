@@ -238,8 +238,8 @@ class Deployment:
             raise ConfigError("dp_epsilon: the noise was planned for the sites of the beginning; begin a new run")
         if self.joined_names and self.algorithm.has_invariant:
             raise ConfigError(
-                f"{self.method}: the server and all clients remember the same sum over as many clients as there are, so "
-                "that nobody joins; begin a new run with the new site"
+                f"{self.method}: server and clients remember the same sum over as many clients as there are, so that "
+                "nobody joins; begin a new run with the new site"
             )
 
     def _check_class_weights(self) -> None:

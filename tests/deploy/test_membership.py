@@ -1,4 +1,4 @@
-"""Sites that come into a run and leave it: a simulation in which they were absent, and no other client's draws change."""
+"""Sites that come into a run, leave it or are forgotten: simulations in which they are absent, equal for the others."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ import torch
 from loopback import Loopback, write_nodes
 from torch import Tensor
 
+from kinfed.core import storage
 from kinfed.data.federations.federation import Federation
 from kinfed.deploy.node.vault import Vault
+from kinfed.deploy.operator.forget_site import app_settings, without_site, write_record
+from kinfed.deploy.programs.app_folder import make_app
 from kinfed.deploy.server.deployment_server import serve
 from kinfed.deploy.server.enrol import TooFewClients
 from kinfed.deploy.settings import Deployment
 from kinfed.errors import ConfigError, DataError
+from kinfed.privacy import epsilon, merge
 from kinfed.runs.loop_factory import simulate
 from kinfed.server.loop import Loop
 from kinfed.serving.pipeline import ModelPipeline
@@ -125,8 +129,6 @@ def test_the_ledger_of_a_private_run_counts_each_site_from_its_own_beginning(tmp
     privacy = json.loads((folder / "summary.json").read_text())["results"][0]["privacy"]
     ledgers = [Vault(node["vault"]).privacy_log(node["client"]).read() for node in net.nodes_.values()]
     assert [len([one for one in page.answers if one.kind == "train"]) for page in ledgers] == [4, 4, 4, 2]
-    from kinfed.privacy import epsilon, merge
-
     for epsilon_of_server, page in zip(privacy["epsilon"], ledgers, strict=True):
         events: Any = ()
         for one in page.answers:
@@ -162,3 +164,47 @@ def test_who_joins_must_appear_and_fit_in(tmp_path: Path) -> None:
         go_on(net, joined="", left="x", rounds=4)
     with pytest.raises(ConfigError, match="all sites have left"):
         go_on(net, left="a,b,c", rounds=4)
+
+
+def app_of(folder: Path, net: Loopback) -> dict[str, Any]:
+    """Settings as they are read from an app folder."""
+    make_app(folder / "app", {name.replace("-", "_"): value for name, value in net.run_config.items()})
+    return app_settings(folder / "app")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_what_is_learnt_without_a_site_is_what_a_simulation_without_it_learns(tmp_path: Path, method: str) -> None:
+    net = make(tmp_path, clients="a,b,c,d", method=method)
+    before = go_on(net)
+    settings = without_site(app_of(tmp_path, net), "b")
+    net.run_config, net.offline = settings, {101}
+    after = go_on(net)
+    record = write_record("b", before, settings)
+    assert after == Path(f"{before}-without-b")
+    assert json.loads((after / "forgotten.json").read_text()) == record
+    assert list(record["clients"]) == ["a", "c", "d"]
+    assert record["before"]["sites"] == NAMES
+    x, y, owner = examples()
+    others = owner != 1
+    federation = Federation.from_arrays(x[others], y[others], np.array(NAMES)[owner[others]], num_classes=3)
+    loop = simulate(federation, "mlr", Deployment.parse(settings).algorithm)
+    for _ in loop.rounds(2):
+        pass
+    state = {name: tensor for name, tensor in loop.state().items() if name.startswith("server.")}
+    assert record["server"] == {name: storage.checksum({name: tensor}) for name, tensor in state.items()}
+
+
+def test_what_cannot_be_forgotten_is_named(tmp_path: Path) -> None:
+    net = make(tmp_path)
+    with pytest.raises(ConfigError, match="nothing to forget"):
+        without_site(net.run_config, "b")
+    net.offline = {103}
+    go_on(net)
+    with pytest.raises(ConfigError, match="its sites are a, b, c"):
+        without_site(net.run_config, "x")
+    with pytest.raises(ConfigError, match="fewer than two"):
+        without_site({**net.run_config, "left": "a"}, "b")
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "pyproject.toml").write_text("[project]\n")
+    with pytest.raises(ConfigError, match="no app folder"):
+        app_settings(tmp_path / "app")

@@ -19,6 +19,7 @@ from typing import Any
 from kinfed.core import storage
 from kinfed.data import Problem
 from kinfed.deploy.operator.control import Control, Say, log_size
+from kinfed.deploy.operator.forget_site import app_settings, without_site, write_record
 from kinfed.deploy.programs.app_folder import make_app
 from kinfed.deploy.server.question_server import read_models
 from kinfed.deploy.server.status import FILE as STATUS
@@ -63,6 +64,14 @@ class Sites:
         """Every model at every site; evaluate.html in `out` shows it. `more`: label_column, test_fraction, seed."""
         asked = evaluation_settings([str(one) for one in models]) | more
         return storage.read_json(self.ask({"method": EVALUATE, **asked}, out) / "evaluate.json")
+
+    def forget(self, site: str, app: Path | str, out: Path | str = "") -> dict[str, Any]:
+        """Let the others learn again without a site, by the settings of a deployment's app folder, and write down what
+        the new run is made of (kinfed.deploy.operator.forget_site). `out`: its folder (default: beside the former)."""
+        settings = app_settings(Path(app))
+        before, asked = Deployment.parse(settings).folder, without_site(settings, site, str(out))
+        self.ask(asked, asked["out"])
+        return write_record(site, before, asked)
 
     def ask(self, settings: Mapping[str, Any], out: Path | str) -> Path:
         """Run a deployment at the sites; the folder of its results. The same again goes on where it was stopped."""

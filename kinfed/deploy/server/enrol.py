@@ -65,7 +65,9 @@ def enrol_clients(deployment: Deployment, exchange: Exchange, path: Path) -> tup
             exchange.keys = dict(zip(roster.names, roster.keys, strict=True))
         return run, roster
     if deployment.joined_names:
-        raise ConfigError("joined names sites that come into a run that has begun; this one begins: name them in clients")
+        raise ConfigError(
+            "joined names sites that come into a run that has begun; this one begins: name them in clients"
+        )
     roster = _enrol(deployment, exchange)
     run = secrets.token_hex(8)
     write_roster(path, run, roster)

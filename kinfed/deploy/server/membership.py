@@ -5,11 +5,11 @@
 
     <out>/members.json  {"joined": {name: round}, "left": {name: round}}: after which round
 
-The run stays the one that it is: numbers, batches and draws of the others do not change, a newcomer gets the next number
-and begins as a client that has never taken part, and what columns become is what the first sites learnt. A site that has
-left is one that does not come. So a deployment gives the models of a simulation in which a newcomer was absent before,
-and who has left is absent from then on. Methods whose server knows how many clients there will be, by what it and all
-clients remember alike, take no newcomer; nor do runs whose noise was planned for the sites that they began with.
+The run stays the one that it is: numbers, batches and draws of the others do not change, a newcomer gets the next
+number and begins as a client that has never taken part, and what columns become is what the first sites learnt. A site
+that has left is one that does not come. So a deployment gives the models of a simulation in which a newcomer was absent
+before, and who has left is absent from then on. Methods whose server and clients remember the same of as many clients
+as there are take no newcomer; nor do runs whose noise was planned for the sites that they began with.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def with_newcomers(deployment: Deployment, exchange: Exchange, run: str, roster:
     exchange.say(f"waiting for {', '.join(names)}, who join this run")
     exchange.find(lambda: set(names) <= exchange.present(), deployment.wait, len(names), names)
     if missing := sorted(set(names) - exchange.present()):
-        raise TooFewClients(f"{', '.join(missing)} did not appear within {deployment.wait:g} s, and should join the run")
+        raise TooFewClients(
+            f"{', '.join(missing)} did not appear within {deployment.wait:g} s, and should join the run"
+        )
     greetings = [exchange.greetings[name] for name in names]
     for name, greeting in zip(names, greetings, strict=True):
         alike = roster.preprocessing is not None and bool(greeting.columns) and not greeting.tokens
