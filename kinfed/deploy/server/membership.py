@@ -34,7 +34,7 @@ _OF_ALL_CLIENTS = ("allowance", "calls", "refused")  # what a privacy budget kee
 
 
 def with_newcomers(deployment: Deployment, exchange: Exchange, run: str, roster: Roster, path: Path) -> Roster:
-    """The roster with those who have joined since it was written; it is written anew."""
+    """The roster with the sites that have joined since it was written; it is written again with them."""
     names = [name for name in deployment.joined_names if name not in roster.names]
     if not names:
         return roster
@@ -51,7 +51,7 @@ def with_newcomers(deployment: Deployment, exchange: Exchange, run: str, roster:
         if not alike and theirs != (tuple(roster.shape), list(roster.columns), roster.tokens):
             raise DataError(f"{name} has other feature columns, or examples of another shape, than the run began with")
         if bool(roster.groups) != bool(greeting.group):
-            raise ConfigError(f"give {name} a group like all others, or none where they have none")
+            raise ConfigError(f"give {name} a group if all others have one, and none if they have none")
     counts = torch.tensor([greeting.counts for greeting in greetings], dtype=torch.int64)
     roster = replace(
         roster, names=[*roster.names, *names], counts=torch.cat([roster.counts, counts]),
