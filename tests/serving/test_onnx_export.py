@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 
 import kinfed
 from kinfed.errors import ModelError
@@ -160,3 +161,25 @@ def test_chances_of_periods_and_of_ordered_classes(task: str, method: str, tmp_p
     (chances,) = session.run(None, {"x": np.array([rows["x"]]).T})
     np.testing.assert_allclose(chances, model.predictions(rows).outputs.numpy(), rtol=1e-4, atol=1e-6)
     assert bool((np.diff(chances, axis=1) <= 1e-6).all()) == (task == "survival")
+
+
+@pytest.mark.parametrize("kind", ["labels", "numbers", "positions"])
+def test_several_answers_of_a_row(kind: str, tmp_path: Path) -> None:
+    draw = np.random.default_rng(4)
+    x, site = draw.normal(size=(90, 3)).astype(np.float32), np.repeat(["a", "b", "c"], 30)
+    y: Any = x @ draw.normal(size=(3, 2)) * 4 + 10
+    settings: dict[str, Any] = {"task": "regression"}
+    module: Any = "mlr"
+    if kind == "labels":
+        y, settings = (y > 10).astype(int), {"task": "multilabel"}
+    if kind == "positions":
+        y, settings = (y > 10).astype(int), {"task": "dense", "num_classes": 2}
+        module = lambda: torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Unflatten(1, (2, 2)))  # noqa: E731
+    data = kinfed.Federation.from_arrays(x, y, site, **settings)
+    run = kinfed.run(federation=data, model=module, algorithms="fedavg", rounds=2, seeds=(0,), progress=False)
+    model = run.personal_model("b", "fedavg")
+    write_onnx(model, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    (entry,) = session.get_inputs()
+    (answers,) = session.run(None, {entry.name: x[:7]})
+    np.testing.assert_allclose(answers, model.predictions(x[:7]).outputs.numpy(), rtol=1e-4, atol=1e-6)
