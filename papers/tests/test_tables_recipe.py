@@ -61,8 +61,8 @@ def test_figures_of_references_are_those_of_runs() -> None:
         assert own[name][0] == pytest.approx(result.all_clients["personal"][name.removeprefix("personal.")], rel=1e-5)
 
 
-def test_two_families_are_measured_and_joined(tmp_path: Path) -> None:
-    recipe = RECIPE.limited_to(["breast_cancer", "breast_cancer-trees"], "smoke")
+def test_families_are_measured_and_joined(tmp_path: Path) -> None:
+    recipe = RECIPE.limited_to(["breast_cancer", "breast_cancer-mixed", "breast_cancer-trees"], "smoke")
     done = reproduce(recipe, "smoke", tmp_path, seeds=(0,))
     for row in ("local", "one_model", "kin", "mixed", "trees"):
         (value,) = done.results.get("breast_cancer", row, "personal.auroc_mean").values()

@@ -79,9 +79,10 @@ def cell_counts(loss: TreeLoss, rows: OwnRows, split: Split, ends: Array) -> tup
 
 
 def histograms(
-    loss: TreeLoss, client: Client, order: Down, own: ClientRows, rows: OwnRows, slots: int, bins: int
-) -> tuple[Client, Array, Array]:
-    """The client with all trees in its scores; histograms (1) of the wanted nodes, [n, E S p B 2C]; and moments."""
+    loss: TreeLoss, client: Client, order: Down, own: ClientRows, rows: OwnRows, slots: int, bins: int, out: Array
+) -> tuple[Client, Array]:
+    """The client with all trees in its scores, and moments; histograms (1) of the wanted nodes, [n, E S p B 2C] in
+    units, go into out."""
     C, level, (n, E, _) = loss.scores, int(order.young.level), client.b.shape
     tau, phi = order.tau.numpy(), order.phi.numpy()
     score, b, client = _caught_up(loss, client, order, own, rows)
@@ -89,7 +90,7 @@ def histograms(
     gradient = loss.gradients(now, rows.y) * rows.weight[..., None]
     node = own.walk(order.in_growth(), level)[:, :, 0]
     slot = np.where(rows.weight > 0, order.young.wanted.numpy()[np.arange(E), node], -1).astype(np.int16)
-    sums = own.histograms(slot, gradient, slots, bins).reshape(n, -1)
+    own.add_histograms(slot, gradient, slots, bins, UNIT, out)
     total, moments = own.sums(gradient), np.zeros((n, E, SUMS + 4 * C))
     moments[..., SUMS + 2 * C :] = total
     if level == 0:
@@ -97,7 +98,7 @@ def histograms(
         moments[..., WEIGHT], moments[..., LEFT_WEIGHT] = own.sums(rows.weight), own.sums(rows.left)
         moments[..., LOSS], moments[..., LEFT_LOSS] = own.sums(losses * rows.weight), own.sums(losses * rows.left)
         moments[..., SUMS + C : SUMS + 2 * C] = b.astype(np.float64) ** 2 + phi[:, None] / (total[..., C:] + tau)
-    return client, sums, moments
+    return client, moments
 
 
 def linear_step(

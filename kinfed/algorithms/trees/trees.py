@@ -327,8 +327,7 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
             sums = np.zeros((n, own.codes.shape[1] * cells), np.float32)
             moments = np.zeros((n, self.ensembles, SUMS + 4 * loss.scores))
             if phase == GROW:
-                client, nodes, moments = histograms(loss, client, order, own, rows, self.slots, self.bins)
-                np.divide(nodes, UNIT, out=sums[:, : nodes.shape[1]], casting="same_kind")
+                client, moments = histograms(loss, client, order, own, rows, self.slots, self.bins, sums)
             elif phase == LINEAR:
                 parts, moments = linear_step(loss, order, own, rows, data.train, self.ensembles)
                 np.divide(parts, UNIT, out=sums[:, : parts.shape[1]], casting="same_kind")

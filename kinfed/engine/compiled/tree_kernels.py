@@ -49,6 +49,35 @@ def histogram(codes: Codes, rows: Ints, first: Ints, slot: Slots, gradient: Cube
                             out[place, j, b, c] += gradient[i, e, c]
 
 
+def histogram_part(
+    codes: Codes, rows: Ints, first: Ints, slot: Slots, gradient: Cubes, work: Doubles, out: Numbers, bins: int,
+    slots: int, share: Doubles,
+) -> None:  # fmt: skip
+    """`add_histograms` into out [n, ...], which holds zeros, as does work [E S p B D]."""
+    ensembles, width, p = slot.shape[1], gradient.shape[2], codes.shape[1]
+    for k in range(len(first) - 1):
+        for i in range(first[k], first[k + 1]):
+            for e in range(ensembles):
+                if slot[i, e] < 0:
+                    continue
+                begin = (e * slots + slot[i, e]) * p
+                for j in range(p):
+                    place = ((begin + j) * bins + codes[rows[i], j]) * width
+                    for c in range(width):
+                        work[place + c] += gradient[i, e, c]
+        for i in range(first[k], first[k + 1]):  # cells that any row is in: for few rows, few of all
+            for e in range(ensembles):
+                if slot[i, e] < 0:
+                    continue
+                begin = (e * slots + slot[i, e]) * p
+                for j in range(p):
+                    place = ((begin + j) * bins + codes[rows[i], j]) * width
+                    for c in range(place, place + width):
+                        if work[c] != 0.0:
+                            out[k, c] = work[c] * share[0]
+                            work[c] = 0.0
+
+
 @compiled
 def split_of_node(sums, m, least, settings, work, feature, split, missing, gain, place):
     """The best split of the histograms sums[m] into place [q] of feature, split, missing and gain."""
@@ -219,7 +248,7 @@ def grow_each(
 
 
 _LOOPS: dict[str, Callable[..., Any]] = {
-    "histogram": histogram, "best_split": best_split, "descend": descend, "add_leaves": add_leaves,
+    "histogram": histogram, "histogram_part": histogram_part, "best_split": best_split, "descend": descend, "add_leaves": add_leaves,
     "refit_each": refit_each, "grow_each": grow_each,
 }  # fmt: skip
 

@@ -46,6 +46,21 @@ def histograms(codes: Array, rows: Array, first: Array, slot: Array, gradient: A
     return out
 
 
+def add_histograms(
+    codes: Array, rows: Array, first: Array, slot: Array, gradient: Array, slots: int, bins: int, unit: float,
+    out: Array,
+) -> None:  # fmt: skip
+    """`histograms` of every client, in units, into the first numbers of its row of out float32 [n, W], which holds
+    zeros. Many cells stay empty; memory is touched where rows are."""
+    (count, ensembles, width), p = gradient.shape, codes.shape[1]
+    if _compiles(count * ensembles * p * width):
+        work = np.zeros(ensembles * slots * p * bins * width)
+        kernel("histogram_part")(codes, rows, first, slot, gradient, work, out, bins, slots, np.array([1 / unit]))
+        return
+    sums = histograms(codes, rows, first, slot, gradient, slots, bins).reshape(len(out), -1)
+    np.divide(sums, unit, out=out[:, : sums.shape[1]], casting="same_kind")
+
+
 def best_splits(sums: Array, least: Array, lam: float) -> tuple[Array, Array, Array, Array]:
     """feature int16, split uint8, missing uint8 and gain float64, [M] each, of nodes with histograms sums [M, p, B, 2C]
     (gradients g of C outputs, then curvatures h): the largest

@@ -153,6 +153,10 @@ class ClientRows:
         """float64 [n, E, S, p, B, D]"""
         return tree_loops.histograms(self.codes, self.rows, self.first, slot, gradient, slots, bins)
 
+    def add_histograms(self, slot: Array, gradient: Array, slots: int, bins: int, unit: float, out: Array) -> None:
+        """The same in units, into rows of a message [n, W] that hold zeros."""
+        tree_loops.add_histograms(self.codes, self.rows, self.first, slot, gradient, slots, bins, unit, out)
+
 
 @dataclass(frozen=True)
 class Trees:

@@ -35,7 +35,6 @@ METHODS = {
 }  # fmt: skip
 REFERENCES = {
     "pooled_tuned_site": "Pooled trees with the site, tuned (scikit-learn)",
-    "pooled_tuned": "Pooled trees without it, tuned (scikit-learn)",
     "pooled_trees_site": "Pooled trees with the site, defaults (scikit-learn)",
     "pooled_trees": "Pooled trees without it, defaults (scikit-learn)",
     "lightgbm": "Pooled trees with the site, tuned (LightGBM)",
@@ -150,14 +149,17 @@ EFFORTS: dict[Scale, Effort] = {
 def parts(scale: Scale) -> list[Study]:
     effort = EFFORTS[scale]
     families: dict[str, Callable[..., Measurements]] = {
-        "": gradient_methods, "trees": trees, "references": references, "packages": packages, "fit": fitted,
+        "": gradient_methods, "mixed": mixed, "trees": trees, "references": references, "alone": alone,
+        "packages": packages, "fit": fitted,
     }  # fmt: skip
     studies = []
     for name, bench in (SMOKE if scale == "smoke" else BENCHES).items():
         about = {"dataset": bench.dataset, "options": dict(bench.options), "training": dict(bench.training)}
-        own = {"": effort.rounds, "trees": effort.trees, "references": effort.tries, "packages": effort.tries,
-               "fit": dict(effort.fit)}  # fmt: skip
+        own = {"": effort.rounds, "mixed": effort.rounds, "trees": effort.trees, "references": ["pooled", effort.tries],
+               "alone": 1, "packages": effort.tries, "fit": dict(effort.fit)}  # fmt: skip
         for family, measure in families.items():
+            if family == "mixed" and bench.kind not in MIXED:
+                continue
             studies.append(
                 Study(
                     f"{name}-{family}" if family else name,
@@ -189,10 +191,13 @@ def by_seed(
 
 def gradient_methods(bench: Bench, effort: Effort, seed: int, settings: Mapping[str, Any]) -> Measurements:
     """Methods with their defaults; Kin apart, because it keeps a part of its training rows for validation."""
-    mixed = {"mixed": {"method": MIXED[bench.kind]}} if bench.kind in MIXED else {}
-    others = [name for name in ("local", "fedavg", "fedavg_intercept", "fedavg_recalibrated", "ditto")]
-    together = measured_run(bench, {**{name: {} for name in others}, **mixed}, effort.rounds, seed, settings)
+    others = ("local", "fedavg", "fedavg_intercept", "fedavg_recalibrated", "ditto")
+    together = measured_run(bench, {name: {} for name in others}, effort.rounds, seed, settings)
     return together | measured_run(bench, {"kin": {}}, effort.rounds, seed, settings)
+
+
+def mixed(bench: Bench, effort: Effort, seed: int, settings: Mapping[str, Any]) -> Measurements:
+    return measured_run(bench, {"mixed": {"method": MIXED[bench.kind]}}, effort.rounds, seed, settings)
 
 
 def trees(bench: Bench, effort: Effort, seed: int, settings: Mapping[str, Any]) -> Measurements:
@@ -241,11 +246,16 @@ def references(bench: Bench, effort: Effort, seed: int, settings: Mapping[str, A
     data = build_federation(make_config(None, bench.settings(settings)), seed)
     rows, tries = ReferenceData.of(data, seed), TRIES[: effort.tries]
     outputs = {
-        "linear_alone": rows.linear_alone(), "trees_alone": rows.trees_alone(),
         "pooled_trees": rows.pooled_trees(site=False), "pooled_trees_site": rows.pooled_trees(site=True),
-        "pooled_tuned": rows.pooled_trees(tries, site=False),
         "pooled_tuned_site": rows.pooled_trees(tries, site=True),
     }  # fmt: skip
+    return {row: figures(one, data, bench, seed) for row, one in outputs.items()}
+
+
+def alone(bench: Bench, effort: Effort, seed: int, settings: Mapping[str, Any]) -> Measurements:
+    data = build_federation(make_config(None, bench.settings(settings)), seed)
+    rows = ReferenceData.of(data, seed)
+    outputs = {"linear_alone": rows.linear_alone(), "trees_alone": rows.trees_alone()}
     return {row: figures(one, data, bench, seed) for row, one in outputs.items()}
 
 
