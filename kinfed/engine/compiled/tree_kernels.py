@@ -248,8 +248,8 @@ def grow_each(
 
 
 _LOOPS: dict[str, Callable[..., Any]] = {
-    "histogram": histogram, "histogram_part": histogram_part, "best_split": best_split, "descend": descend, "add_leaves": add_leaves,
-    "refit_each": refit_each, "grow_each": grow_each,
+    "histogram": histogram, "histogram_part": histogram_part, "best_split": best_split, "descend": descend,
+    "add_leaves": add_leaves, "refit_each": refit_each, "grow_each": grow_each,
 }  # fmt: skip
 
 
