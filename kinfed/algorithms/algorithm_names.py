@@ -124,6 +124,8 @@ cox | cox:Cox | Cox regression, stratified by site |
 trees | trees.trees:BoostedTrees | Personal boosted trees |
     shared trees from sums of histograms, an intercept and a personal part for each client
 trees_fast | trees.trees:BoostedTrees | Personal boosted trees, fast | the same in fewer rounds: larger steps
+random_trees | trees.random_trees:RandomTrees | Random trees |
+    structure from a seed and leaf values from sums: many trees a round, also under user-level noise
 bagged_trees | trees.bagged_trees:BaggedTrees | Bagged trees |
     every client grows a tree on its own rows in every round, and the server adds their average
 kin | kin.kin:Kin | Kin |

@@ -30,7 +30,7 @@ from kinfed.server import Loop, Schedule
 from kinfed.serving.export import TrainedModels, export_model
 from kinfed.testing.workbench import ROUNDS, expect_equal, outcome, state_of
 
-BY_TREES = ("trees", "trees_fast", "bagged_trees")
+BY_TREES = ("trees", "trees_fast", "random_trees", "bagged_trees")
 
 
 @pytest.fixture
