@@ -41,10 +41,8 @@ def list_(folder: VaultFolder = DEFAULT) -> None:
 @vault.command()
 def budget(folder: VaultFolder = DEFAULT) -> None:
     """Show what has left each client over all runs and servers, the privacy spent, and the owner's limit."""
-    from kinfed.deploy import HELD_OUT_ROWS, TRAINING_ROWS, WHOLE_CLIENT, Vault
+    from kinfed.deploy import Vault
     from kinfed.privacy import epsilon_over_noises
-
-    accounts = TRAINING_ROWS, HELD_OUT_ROWS, WHOLE_CLIENT
 
     pages = {log.client: log.read() for log in Vault(folder).privacy_logs()}
     if any(page.released for page in pages.values()):
@@ -61,13 +59,13 @@ def budget(folder: VaultFolder = DEFAULT) -> None:
     table = plain_table("client", "run", "answers", "epsilon", "of evaluations", "as a whole")
     for client, page in pages.items():
         for run in dict.fromkeys(answer.run for answer in page.answers):
-            spent = [epsilon_over_noises(page.spent(run, kinds), page.rules["delta"]) for kinds in accounts]
+            spent = [epsilon_over_noises(one, page.rules["delta"]) for one in page.accounts(run).values()]
             answers = sum(answer.run == run for answer in page.answers)
             table.add_row(client, run, str(answers), *(f"{epsilon:g}" for epsilon in spent))
     console.print(table)
     for client, page in pages.items():
         rules = page.rules
-        total, judged, whole = (epsilon_over_noises(page.spent(kinds=kinds), rules["delta"]) for kinds in accounts)
+        total, judged, whole = (epsilon_over_noises(one, rules["delta"]) for one in page.accounts().values())
         limit, whole_limit = (
             "no limit set" if rules.get(name) is None else f"of {rules[name]:g}" for name in ("epsilon", "user_epsilon")
         )

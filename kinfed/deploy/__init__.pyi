@@ -1,6 +1,3 @@
-from kinfed.deploy.node.privacy_log import HELD_OUT_ROWS as HELD_OUT_ROWS
-from kinfed.deploy.node.privacy_log import TRAINING_ROWS as TRAINING_ROWS
-from kinfed.deploy.node.privacy_log import WHOLE_CLIENT as WHOLE_CLIENT
 from kinfed.deploy.node.vault import Vault as Vault
 from kinfed.deploy.operations import audit_log as audit_log
 from kinfed.deploy.operator import deploy_doctor as deploy_doctor
@@ -23,6 +20,8 @@ from kinfed.deploy.operator.trial import Trial as Trial
 from kinfed.deploy.programs.app_folder import make_app as make_app
 from kinfed.deploy.programs.processes import stop_signals as stop_signals
 from kinfed.deploy.server import status as status
+from kinfed.deploy.server.enrol import Roster as Roster
+from kinfed.deploy.server.node_pool import made_up_cohort as made_up_cohort
 from kinfed.deploy.settings import not_for_nodes as not_for_nodes
 from kinfed.deploy.transport.wire import message_types as message_types
 from kinfed.deploy.transport.wire import sent_fields as sent_fields

@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from kinfed.core import storage
 from kinfed.errors import StorageError
 from kinfed.records.compare import differences
-from kinfed.records.run_files import JobFiles, sealed
+from kinfed.records.run_files import JobFiles, file_digest, sealed
 from kinfed.version import __version__
 
 _HOLDER = ".lock-holder"  # who has the lock; beside it, because a locked file cannot be read on Windows
@@ -99,6 +99,13 @@ class JobFolder:
             raise StorageError(
                 f"{self.path} holds files but no run of kinfed ({listed}); choose a new or empty folder with --out"
             )
+
+    def seal_files(self, *patterns: str) -> None:
+        """Write digests of the files of these names into the manifest: the job has ended. Whoever takes it up again
+        removes them first."""
+        paths = sorted(path for pattern in patterns for path in self.path.glob(pattern))
+        files = {path.relative_to(self.path).as_posix(): file_digest(path) for path in paths}
+        self._write_manifest(JobFiles(self.path).envelope | {"files": files})
 
     def _write_manifest(self, envelope: Mapping[str, Any]) -> None:
         # Unsorted: the order of algorithms in the configuration is their order in reports.

@@ -38,7 +38,7 @@ JOURNAL = "rounds.jsonl"
 SUMMARY = "summary.json"
 SEALED_FILES = (
     JOURNAL, "clients.csv", SUMMARY, "model.json", "federation-*.json", "baseline-*.json", "audit.json",
-    "curves/*.json", "models/*.safetensors",
+    "curves/*.json", "models/*.safetensors", "deployment.json", "messages.json",
 )  # fmt: skip
 
 

@@ -47,7 +47,6 @@ from kinfed.records.run_files import (
     SEALED_FILES,
     JobFiles,
     RunFiles,
-    file_digest,
     models_path,
     read_journal,
     trial_key,
@@ -281,9 +280,7 @@ class RunFolder(JobFolder):
         """Write the last file of a run, and seal them all."""
         self._write("summary.json", summary, indent=2)
         self._close_journal()
-        paths = sorted(path for pattern in SEALED_FILES for path in self.path.glob(pattern))
-        files = {path.relative_to(self.path).as_posix(): file_digest(path) for path in paths}
-        self._write_manifest(JobFiles(self.path).envelope | {"files": files})
+        self.seal_files(*SEALED_FILES)
 
     def write_federation(self, seed: int, federation: Mapping[str, Any]) -> None:
         self._write(f"federation-{seed}.json", federation)

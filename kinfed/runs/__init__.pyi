@@ -25,4 +25,5 @@ from kinfed.runs.run_inputs import build_federation as build_federation
 from kinfed.runs.run_inputs import build_models as build_models
 from kinfed.runs.run_inputs import build_task as build_task
 from kinfed.runs.run_inputs import example_batch as example_batch
+from kinfed.runs.run_inputs import load_run_source as load_run_source
 from kinfed.runs.run_inputs import partition_name as partition_name

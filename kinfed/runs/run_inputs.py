@@ -24,7 +24,7 @@ from kinfed.data import (
     fold_of_federation,
     make_federation,
 )
-from kinfed.data.sources import PARTITIONS, SOURCES, is_table, load_source, names_clients
+from kinfed.data.sources import PARTITIONS, SOURCES, Source, is_table, load_source, names_clients
 from kinfed.engine import (
     LOSSES,
     METRICS,
@@ -261,22 +261,14 @@ def check_device(name: str) -> torch.device:
 def build_federation(config: RunConfig, seed: int, fold: int = 0, save_partition: Path | None = None) -> Federation:
     """The clients of a run: a saved federation's folder, a user's table, or a named data set, shared out; with `folds`
     in that fold of its cross-validation. `save_partition` names a file for who holds which rows."""
-    name, source_options = config.dataset.name, dict(config.dataset.options)
-    columns = {column: getattr(config, column) for column in COLUMNS if getattr(config, column) is not None}
-    if config.task != "auto":
-        columns["task"] = config.task
+    name = config.dataset.name
     if (Path(name) / "federation.json").is_file():
-        _refuse(columns, f"{name} is a saved federation")
+        _refuse(_columns(config), f"{name} is a saved federation")
         if save_partition is not None:
             raise ConfigError(f"{name} is a saved federation, whose data set is not known; a partition file needs it")
         saved = Federation.load(Path(name))
         return saved if config.folds is None else fold_of_federation(saved, config.folds, fold, seed)
-    names_columns = name in SOURCES and "columns" in option_types(SOURCES[name].options)
-    if is_table(name) or (names_columns and columns.keys() <= {"columns", "task"}):
-        source_options |= columns
-    else:
-        _refuse(columns, f"it is for a table of your own, and {name!r} is not one")
-    source = load_source(name, config.data, seed, source_options)
+    source = load_run_source(config, seed)
     partition = partition_name(config)
     clients = config.clients or (None if PARTITIONS[partition].facts.get("names_clients") else DEFAULT_CLIENTS)
     options = {} if config.partition is None else config.partition.options
@@ -285,6 +277,24 @@ def build_federation(config: RunConfig, seed: int, fold: int = 0, save_partition
     return make_federation(
         source, partition, clients, options, seed, resplit=resplit, audit=audit, save_partition=save_partition
     )
+
+
+def load_run_source(config: RunConfig, seed: int) -> Source:
+    """The data set of a run before it is shared out: a table with the columns that the configuration names, or one that
+    goes by a name."""
+    name, options, columns = config.dataset.name, dict(config.dataset.options), _columns(config)
+    names_columns = name in SOURCES and "columns" in option_types(SOURCES[name].options)
+    if is_table(name) or (names_columns and columns.keys() <= {"columns", "task"}):
+        options |= columns
+    else:
+        _refuse(columns, f"it is for a table of your own, and {name!r} is not one")
+    return load_source(name, config.data, seed, options)
+
+
+def _columns(config: RunConfig) -> dict[str, Any]:
+    """Settings about the columns of a table that are set."""
+    columns = {column: getattr(config, column) for column in COLUMNS if getattr(config, column) is not None}
+    return columns if config.task == "auto" else columns | {"task": config.task}
 
 
 def partition_name(config: RunConfig) -> str:

@@ -205,10 +205,16 @@ class FitResult:
     @classmethod
     def read(cls, folder: Path | str) -> FitResult:
         """Read what `kinfed fit` wrote."""
-        folder = Path(folder)
-        record = storage.read_json(folder / RECORD, "the result of kinfed fit")
-        if record.pop("format", None) != FORMAT:
-            raise ConfigError(f"{folder / RECORD} is of another version of kinfed; fit again")
+        record = storage.read_json(Path(folder) / RECORD, "the result of kinfed fit")
+        return cls.from_json(record, Path(folder))
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any], folder: Path | None = None) -> FitResult:
+        """The result from what `to_json` gave; its models are in the folder."""
+        if record.get("format") != FORMAT:
+            raise ConfigError(
+                f"{'this' if folder is None else folder / RECORD} is of another version of kinfed; fit again"
+            )
         estimates = (
             "baseline", "alone", "one_model", "with_others", "deployed", "gain", "gain_together", "gain_chosen",
             "expected_gain",
@@ -230,7 +236,7 @@ class FitResult:
                 for one in record.get("references", ())
             ),
         }  # fmt: skip
-        return cls(**{**record, **whole})
+        return cls(**{name: value for name, value in {**record, **whole}.items() if name != "format"})
 
 
 def is_fit(folder: Path) -> bool:

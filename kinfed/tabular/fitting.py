@@ -34,7 +34,16 @@ from kinfed.records import JobFolder
 from kinfed.runs import Interrupted, RunOutcome, baseline_name, run
 from kinfed.serving import ModelPipeline
 from kinfed.tabular.decision import FitDecision, decide, judged_test, only_choice
-from kinfed.tabular.fit_result import RECORD, RUNS, ContenderRecord, FitResult, FittedModels, Newcomer, ReferenceRecord
+from kinfed.tabular.fit_result import (
+    MODELS_FOLDER,
+    RECORD,
+    RUNS,
+    ContenderRecord,
+    FitResult,
+    FittedModels,
+    Newcomer,
+    ReferenceRecord,
+)
 from kinfed.tabular.fit_settings import FitSettings
 from kinfed.tabular.handover import (
     CERTIFIED,
@@ -133,7 +142,9 @@ def fit(
     identity = hashlib.sha256(storage.to_json([described, contents]).encode()).hexdigest()[:16]
     with JobFolder.open(out, described, identity, contents=contents, resume=resume) as folder:
         storage.write_json(folder.path / AUDIT, findings.to_record(job.data.findings, accept))
-        return job.execute(folder.path, budget, page)
+        result = job.execute(folder.path, budget, page)
+        folder.seal_files(RECORD, PLAN, AUDIT, f"{MODELS_FOLDER}/**/*.safetensors")
+        return result
 
 
 class SiteFit:

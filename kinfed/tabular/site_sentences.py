@@ -292,10 +292,15 @@ class Wording:
         )
         if contender.name == ALONE:
             return f"{once}; then nothing."
-        sent = listed([SENT.get(name, f"“{name}”") for name in contender.sends])
+        sent = listed([self.sent(name) for name in contender.sends])
         rounds = self.result.settings["rounds"]
         message = f"{once}; then {size(contender.bytes_up)} in each of {rounds} rounds: {sent}. Never a row."
         return f"{message} {HANDED_ON}" if contender.hands_on else message
+
+    @staticmethod
+    def sent(field: str) -> str:
+        """The field of a message in words."""
+        return SENT.get(field, f"“{field}”")
 
     @property
     def kept_at_home(self) -> tuple[str, ...]:

@@ -74,6 +74,11 @@ class Page:
                 total[answer.noise] = merge(total.get(answer.noise, ()), answer.events)
         return tuple(sorted(total.items()))
 
+    def accounts(self, run: str | None = None) -> dict[str, ByNoise]:
+        """Cost of all answers, or of those of one run, by what it protects."""
+        kinds = {"training rows": TRAINING_ROWS, "held-out rows": HELD_OUT_ROWS, "the client as a whole": WHOLE_CLIENT}
+        return {name: self.spent(run, of) for name, of in kinds.items()}
+
     def knows(self, request: str) -> bool:
         return any(answer.question == request for answer in self.answers)
 

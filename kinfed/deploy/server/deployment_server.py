@@ -2,6 +2,7 @@
 
     <out>/deployment.json    the run's own name, the clients in the order of their numbers, and the common scaling;
                              written once (kinfed.deploy.server.enrol), so that a run that is resumed is the same run
+    <out>/messages.json      fields of an update that every node sends in a round, with shapes and types
     <out>/log.txt            what happened, for people: tail -f it
     <out>/status.json        what happens now: rounds, clients, who is awaited (kinfed.deploy.server.status)
     <out>/transfers.jsonl    the audit log: every message to and from a client (kinfed.deploy.operations.audit_log)
@@ -65,11 +66,13 @@ def serve(
             status.update(WAITING, "waiting for clients to appear")
             if deployment.search is not None:
                 FitServer(deployment, exchange, folder, status).execute()
+                folder.seal_files("deployment.json", "columns.json", "rounds.jsonl", "fit.json")
                 log(f"done; results in {folder.path}, models and pages of the sites in the vaults of the nodes")
                 status.update(DONE, "done")
                 return folder.path
             if deployment.question:
                 page = QuestionServer(deployment, exchange, folder.path).execute()
+                folder.seal_files("deployment.json", "describe.json", "evaluate.json")
                 log(f"done; {page}")
                 status.update(DONE, "done")
                 return folder.path
@@ -215,6 +218,8 @@ def _make_loop(
     server = algorithm.init_server(task, population)
     plain, cohort = task if budget is None else budget.task.inner, made_up_cohort(roster, deployment.problem)
     up = sample_update(algorithm, plain, server, cohort, Population(len(roster.names), 0)).named()
+    sent = {name: [list(one.shape[1:]), str(one.dtype).removeprefix("torch.")] for name, one in up.items()}
+    storage.write_json(folder / "messages.json", {deployment.method: sent if algorithm.sends else {}})
     members = present(deployment, roster.names)
     schedule = replace(config.schedule, members=members, evaluates=members)
     pool = _make_pool(deployment, run, roster, exchange, task, up)

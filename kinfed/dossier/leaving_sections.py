@@ -1,0 +1,186 @@
+"""What left each site, under which guarantee and against whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kinfed.dossier.facts import APART, FIT
+from kinfed.dossier.sections import Section, listed, number_of, size
+from kinfed.dossier.threats import NOT_PROTECTED, THREATS
+from kinfed.report import TableColumn, TextTable
+from kinfed.tabular import Wording
+
+Facts = dict[str, Any]
+
+
+def leaving(facts: Facts) -> Section:
+    apart, sites = facts["kind"] in APART, len(facts["sites"])
+    verb = "sent" if apart else "would have sent"
+    texts = []
+    if apart:
+        shape = f", the shape of an example ({' × '.join(map(str, facts['example']))})" if facts["example"] else ""
+        texts.append(
+            "Once, when it appeared, each site sent its name, its numbers of training, validation and test rows"
+            f"{', names of columns' if facts['columns'] else ''}{shape} and its public key."
+        )
+    if facts["statistics"]:
+        texts.append(
+            f"Before the first round each site {verb} statistics of its columns (sums, counts and names of "
+            f"categories): {size(facts['statistics'] / max(sites, 1))} on average."
+        )
+    texts += [sentence for method in facts["methods"] for sentence in _sentences(method, verb, facts["kind"])]
+    if (found := facts["search"]) is not None:
+        texts.append(
+            f"The search trained {number_of(found['runs'], 'run')} (tries, folds and all rows) in "
+            f"{number_of(found['rounds'], 'round')}; over all of them sites sent {size(found['bytes_up'])} and "
+            f"received {size(found['bytes_down'])}. Besides, for every try two numbers (its score on the site's "
+            "validation rows and how many these are), for every method its advantage over learning alone with the "
+            "covariance of these, and at the end the gain on its test rows."
+        )
+    if (judged := facts["evaluations"]) is not None:
+        texts.append(
+            f"For evaluations sites sent {size(judged['bytes_up'])} in all: sums of scores over their rows, and the "
+            f"method's figures of each site; they received {size(judged['bytes_down'])}."
+        )
+    tables = [("Fields of a site's message in a round.", _field_table(facts))] if facts["methods"] else []
+    if (calls := _call_table(facts)) is not None:
+        tables.append(
+            ("How often each site was asked for an update, by the schedule that follows from the seed.", calls)
+        )
+    for client, page in facts["ledgers"].items():
+        texts.append(_ledger_sentence(client, page))
+        if page["runs"]:
+            tables.append((f"What left {client} without a price, by its own ledger.", _released(page)))
+    return Section("leaving", "What left each site", texts, tables)
+
+
+def _sentences(method: Facts, verb: str, kind: str) -> list[str]:
+    if not method["fields"]:
+        return [f"{method['label']}: nothing; each site learns alone."]
+    fields = listed([Wording.sent(field["name"]) for field in method["fields"]])
+    over = f" over {number_of(method['seeds'], 'seed')}" if method["seeds"] > 1 else ""
+    how_often = f"in each of {number_of(method['rounds'], 'round')} that it was called in"
+    text = f"{method['label']}: {how_often}, a site {verb} {fields}, {size(method['bytes_of_one'])} each time"
+    total = f"; {number_of(method['answers'], 'update')}{over}, {size(method['bytes_up'])} in all."
+    sentences = [text + ("." if kind == FIT else total)]
+    if method["lost"]:
+        sentences[-1] += f" {number_of(method['lost'], 'update')} more did not count: lost, late or refused."
+    if method["as_declared"] is True:
+        sentences[-1] += " That is what the method declares that it sends, byte for byte."
+    elif method["as_declared"] is False:
+        sentences[-1] += " That is not the size that the method declares; ask whoever ran it why."
+    if method["hands_on"]:
+        sentences[-1] += " The server hands models of sites on to other sites as they are."
+    return sentences
+
+
+def _field_table(facts: Facts) -> TextTable:
+    rows = [
+        [method["label"], field["name"], Wording.sent(field["name"]),
+         *("–" if field[what] is None else f"{field[what]:,}" for what in ("numbers", "bytes"))]
+        for method in facts["methods"] for field in method["fields"]
+    ]  # fmt: skip
+    columns = [TableColumn("Method", "name"), TableColumn("Field", "text"), TableColumn("What it is", "text"),
+               "Numbers", "Bytes"]  # fmt: skip
+    return TextTable.of("Fields", columns, rows)
+
+
+def _call_table(facts: Facts) -> TextTable | None:
+    known = [method for method in facts["methods"] if method["calls"] and method["fields"]]
+    if not known:
+        return None
+    rows = [[one["name"], *(f"{method['calls'][one['name']]:,}" for method in known)] for one in facts["sites"]]
+    return TextTable.of("Calls", [TableColumn("Site", "name"), *(method["label"] for method in known)], rows)
+
+
+def _released(page: Facts) -> TextTable:
+    rows = [[run, rule, f"{times:,}"] for run, rules in page["runs"].items() for rule, times in rules.items()]
+    columns = [TableColumn("Run", "name"), TableColumn("What, by which rule", "text"), "Times"]
+    return TextTable.of("Ledger", columns, rows)
+
+
+def _ledger_sentence(client: str, page: Facts) -> str:
+    rules = ", ".join(f"{name} {value}" for name, value in page["rules"].items())
+    spent = listed([f"{_epsilon(value)} of {name}" for name, value in page["epsilon"].items() if value != 0.0])
+    cost = f"their cost so far is {spent}" if spent else "nothing has been spent"
+    return (
+        f"By the own ledger of {client}, over all runs and servers, {number_of(page['priced'], 'answer')} had a price "
+        f"in ε; {cost}. Its owner's rules: {rules or 'none'}."
+    )
+
+
+def _epsilon(value: float | None) -> str:
+    return "ε without bound" if value is None else f"ε {value:.4g}"
+
+
+def guarantees(facts: Facts) -> Section:
+    apart = facts["kind"] in APART
+    texts = [] if apart else [
+        "A computation in one place protects nobody from whoever runs it. What follows is what would hold if sites ran "
+        "the same apart."
+    ]  # fmt: skip
+    by_mode: dict[str, list[str]] = {}
+    for method in facts["methods"]:
+        if method["guarantee"]["mode"] is not None:
+            by_mode.setdefault(method["guarantee"]["mode"], []).append(method["label"])
+    rows = []
+    for mode, labels in by_mode.items():
+        threat = THREATS[mode]
+        rows.append([threat.mode, ", ".join(dict.fromkeys(labels)), threat.learns, threat.trusts])
+    for method in facts["methods"]:
+        texts += _promises(method)
+    if not rows:
+        texts.append("No method sends anything in rounds, so that nothing needs a guarantee.")
+    texts.append(f"Not protected in any mode: {'; '.join(NOT_PROTECTED)}. The whole list is kinfed's threat model.")
+    heads = ("Methods", "What the server learns of a site", "The site trusts")
+    columns = [TableColumn("Mode", "name"), *(TableColumn(head, "text") for head in heads)]
+    tables = [("Against whom.", TextTable.of("Guarantees", columns, rows))] if rows else []
+    if (each := _epsilon_table(facts)) is not None:
+        tables.append(("ε of every site: the largest over the seeds.", each))
+    return Section("guarantees", "Under which guarantee, and against whom", texts, tables)
+
+
+def _promises(method: Facts) -> list[str]:
+    """ε in words, of examples and of whole sites."""
+    own, sentences = method["guarantee"], []
+    if (examples := own.get("examples")) is not None:
+        largest = [value for value in examples["epsilon"].values()]
+        most = None if None in largest else max(largest)
+        sentence = (
+            f"{method['label']}: a single training row is hidden by noise {examples['noise']:.4g} times the clipping "
+            f"norm {examples['clip']:g}; "
+            + ("no ε holds, as there is no noise" if most is None else f"no site's ε exceeds {most:.4g}")
+            + f" at δ = {examples['delta']:g}."
+        )
+        if examples["not_covered"]:
+            sentence += f" Not covered: {'; '.join(examples['not_covered'])}."
+        if examples["refused"]:
+            sentence += f" Stopped early to stay within the budget: {', '.join(examples['refused'])}."
+        sentences.append(sentence)
+    if (users := own.get("users")) is not None:
+        bound = "no ε holds" if users["epsilon"] is None else f"ε is {users['epsilon']:.4g}"
+        who = "nodes add the noise inside secure sums" if users.get("at_nodes") else "the server adds the noise"
+        sentences.append(
+            f"{method['label']}: a whole site is hidden in the server's models; {bound} at δ = {users['delta']:g}, and "
+            f"{who}. Personal models and figures are not covered."
+        )
+    if own.get("secure_least"):
+        sentences.append(
+            f"{method['label']}: no update leaves a site but masked, in a sum of at least {own['secure_least']} sites."
+        )
+    return sentences
+
+
+def _epsilon_table(facts: Facts) -> TextTable | None:
+    known = [method for method in facts["methods"] if method["guarantee"].get("examples") is not None]
+    if not known:
+        return None
+    rows = [
+        [one["name"], *(_bare(method["guarantee"]["examples"]["epsilon"].get(one["name"])) for method in known)]
+        for one in facts["sites"]
+    ]
+    return TextTable.of("Epsilon", [TableColumn("Site", "name"), *(method["label"] for method in known)], rows)
+
+
+def _bare(value: float | None) -> str:
+    return "∞" if value is None else f"{value:.4g}"

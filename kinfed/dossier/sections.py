@@ -1,0 +1,107 @@
+"""A section of a dossier, the phrases that all sections share, and the first and last section: what was done, with
+what, and the digests of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from kinfed.dossier.facts import APART, DEPLOYMENT, FIT, RUN, SEARCH
+from kinfed.report import TableColumn, TextTable
+
+Facts = dict[str, Any]
+KINDS = {
+    RUN: "a comparison of methods, computed in one place from one table (kinfed run)",
+    FIT: "a choice of models for every site, computed in one place from one table (kinfed fit)",
+    DEPLOYMENT: "a method that sites have run together, each with rows that stayed there (kinfed deploy)",
+    SEARCH: "a choice of models that sites have made together, each with rows that stayed there (kinfed deploy fit)",
+}
+
+
+@dataclass(frozen=True)
+class Section:
+    name: str
+    title: str
+    texts: list[str]
+    tables: list[tuple[str, TextTable]] = field(default_factory=list)  # each with a sentence above it
+
+
+def number_of(count: float, noun: str) -> str:
+    """1 site, 1,204 rows."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def listed(things: list[str], word: str = "and") -> str:
+    """a, b and c."""
+    return f" {word} ".join([", ".join(things[:-1]), things[-1]] if len(things) > 1 else things)
+
+
+def size(count: float) -> str:
+    """Bytes in the unit that people read."""
+    if count < 1000:
+        return number_of(round(count), "byte")
+    return f"{count / 1e3:.3g} kB" if count < 1e6 else f"{count / 1e6:.3g} MB"
+
+
+def summary(facts: Facts) -> list[str]:
+    """The first sentences: what happened to the rows, and how much left a site."""
+    sites, apart = len(facts["sites"]), facts["kind"] in APART
+    rows = sum(one["train"] + one["validation"] + one["test"] for one in facts["sites"])
+    where = "No row has left the site that holds it." if apart else (
+        "All rows were in one place: nothing was protected from whoever ran it. What is said of messages is what sites "
+        "would have sent."
+    )  # fmt: skip
+    return [f"{number_of(sites, 'site')} with {number_of(rows, 'row')} in all. {where}"]
+
+
+def purpose(facts: Facts) -> Section:
+    texts = [f"This document is about {KINDS[facts['kind']]}."]
+    texts.append(
+        "All sentences and tables are made from facts that kinfed has read from the sealed records of one folder; the "
+        "facts are inside this document. kinfed dossier verify collects them again and compares every one, and every "
+        "sentence."
+    )
+    if facts["columns"]:
+        texts.append(
+            f"{number_of(len(facts['columns']), 'column')} of the table were known by name to whoever ran it: "
+            f"{', '.join(facts['columns'])}."
+        )
+    several = any(method["seeds"] > 1 for method in facts["methods"])
+    title = "Rows of every site" + (f" (with seed {facts['seed_of_sites']})" if several else "")
+    rows = [[one["name"], *(f"{one[part]:,}" for part in ("train", "validation", "test"))] for one in facts["sites"]]
+    columns = [TableColumn("Site", "name"), "Training", "Validation", "Test"]
+    settings = [[name, _brief(value)] for name, value in facts["settings"].items()]
+    return Section("purpose", "What this is about", texts, [
+        (f"{title}: models learn from training rows and are judged on test rows.",
+         TextTable.of("Sites", columns, rows)),
+        ("The settings that a reader asks for first.",
+         TextTable.of("Settings", [TableColumn("Setting", "name"), TableColumn("Value", "text")], settings)),
+    ])  # fmt: skip
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, dict):
+        options = [f"{name} {_brief(one)}" for name, one in value.items() if name != "name"]
+        return str(value.get("name", "")) + (f" ({', '.join(options)})" if options else "")
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def identity(facts: Facts) -> Section:
+    """Versions and digests."""
+    made, own = facts["made_with"], facts["identity"]
+    versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
+    texts = [f"Computed with kinfed {made['kinfed']} ({versions})."]
+    for later in made["continued"]:
+        others = ", ".join(f"{name} {version}" for name, version in later["versions"].items())
+        texts.append(f"Taken up again with kinfed {later['kinfed']} ({others}).")
+    texts.append(
+        f"The seal of the folder is {own['seal']}; it covers the configuration ({own['fingerprint']}) and the digests "
+        f"below of {number_of(len(own['files']), 'file')}. A seal finds edits by whoever does not seal anew; it is no "
+        "signature and says nothing of who computed."
+    )
+    digests = [["data and code: " + name, digest] for name, digest in own["contents"].items()]
+    digests += [[name, digest] for name, digest in own["files"].items()]
+    table = TextTable.of("Digests", [TableColumn("What", "name"), TableColumn("Digest", "text")], digests)
+    return Section(
+        "identity", "Versions and digests", texts, [("SHA-256 of files; of data and code, 32 digits.", table)]
+    )

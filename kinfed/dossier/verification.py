@@ -1,0 +1,92 @@
+"""Verification of a dossier: its facts are collected anew from the folder, its page is made anew from these, and both
+are compared with what the document says."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any
+
+from kinfed.dossier.document import page, read_dossier
+from kinfed.dossier.facts import collect_facts
+from kinfed.errors import StorageError
+from kinfed.version import __version__
+
+MOST_SAID = 90  # letters of a sentence that are quoted
+_SCRIPT = re.compile(r"<(script|style)\b.*?</\1>", re.DOTALL)
+_BLOCK = re.compile(r"</(?:p|h1|h2|th|td|li|dt|dd|title|a)>|<p\b|<td\b|<th\b", re.IGNORECASE)
+_TAG = re.compile(r"<[^>]*>")
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The outcome for one document."""
+
+    facts: int  # values that were compared
+    sentences: int  # pieces of text
+    differences: tuple[str, ...]  # each as a sentence; none: the document says what the records say
+
+    @property
+    def holds(self) -> bool:
+        return not self.differences
+
+
+def verify_dossier(document: Path | str, folder: Path | str, vaults: Sequence[Path | str] = ()) -> Verification:
+    """Compare a document with the folder that it is of. A folder that was changed after its end is refused."""
+    said, text = read_dossier(document)
+    if said.get("kinfed") != __version__:
+        raise StorageError(
+            f"{document} was written by kinfed {said.get('kinfed')}, and this is {__version__}, which may word "
+            "sentences differently; verify it with the version that wrote it"
+        )
+    facts = collect_facts(folder, said.get("by"), vaults)
+    ours, theirs = dict(leaves(facts)), dict(leaves(said))
+    differences = [
+        f"fact {place}: the document says {_quoted(theirs[place]) if place in theirs else 'nothing'}, the records "
+        f"{_quoted(ours[place]) if place in ours else 'nothing'}"
+        for place in dict.fromkeys([*ours, *theirs])
+        if ours.get(place, "") != theirs.get(place, "") or (place in ours) != (place in theirs)
+    ]
+    wanted = page(facts)
+    if wanted != text:
+        differences += _other_sentences(sentences_of(wanted), sentences_of(text))
+        if not differences:
+            differences = ["the document differs from what the records give, in its layout, links or hidden parts"]
+    return Verification(len(ours), len(sentences_of(wanted)), tuple(differences))
+
+
+def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """All single values of nested records, each with its place: methods[1].fields[0].bytes."""
+    if isinstance(value, dict) and value:
+        for name, one in value.items():
+            yield from leaves(one, f"{place}.{name}" if place else str(name))
+    elif isinstance(value, list) and value:
+        for number, one in enumerate(value):
+            yield from leaves(one, f"{place}[{number}]")
+    else:
+        yield place, value
+
+
+def sentences_of(text: str) -> list[str]:
+    """What a reader sees of a page, piece by piece."""
+    visible = _BLOCK.sub("\n", _SCRIPT.sub("", text))
+    lines = (" ".join(html.unescape(_TAG.sub("", line)).split()) for line in visible.split("\n"))
+    return [line for line in lines if line]
+
+
+def _other_sentences(wanted: list[str], said: list[str]) -> list[str]:
+    changes = []
+    for kind, a, b, c, d in SequenceMatcher(None, wanted, said, autojunk=False).get_opcodes():
+        if kind != "equal":
+            ours, theirs = " / ".join(wanted[a:b]), " / ".join(said[c:d])
+            changes.append(f"the document says {_quoted(theirs)}, the records give {_quoted(ours)}")
+    return changes
+
+
+def _quoted(value: Any) -> str:
+    text = "nothing" if value in ("", None) else str(value)
+    return f'"{text if len(text) <= MOST_SAID else text[: MOST_SAID - 1] + "…"}"'
