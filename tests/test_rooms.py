@@ -22,7 +22,7 @@ PACKAGE = Path(kinfed.__file__ or "").parent
 ROOMS = (
     *("version", "errors", "core", "data", "engine", "theory", "algorithms", "privacy", "updates", "pools", "server"),
     *("config", "records", "serving", "runs", "newcomers", "tuning", "analysis", "report", "board", "trackers"),
-    *("tabular", "sklearn", "api", "arena", "deploy", "testing", "cli", "kinfed", "__main__"),
+    *("tabular", "sklearn", "api", "arena", "deploy", "dossier", "testing", "cli", "kinfed", "__main__"),
 )
 SAME_ROOM = {"author": "algorithms"}  # a second door: what the file of a method needs
 

@@ -12,6 +12,7 @@ from kinfed.cli import (
     audit_command,
     deploy_command,
     doctor_command,
+    dossier_command,
     fit_command,
     inspect_command,
     predict_command,
@@ -74,6 +75,7 @@ for name in ("reproduce", "bench"):
     app.command(name, cls=PapersCommand, help="In the package kinfed-papers, which is not installed.")(lambda: None)
 app.command()(predict_command.predict)
 app.command()(doctor_command.doctor)
+app.add_typer(dossier_command.dossier, name="dossier")
 site_commands.add_to(deploy_command.deploy)
 question_commands.add_to(deploy_command.deploy)
 watch_commands.add_to(deploy_command.deploy)

@@ -26,8 +26,9 @@ Facts = dict[str, Any]
 _EMBEDDED = re.compile(r'<script type="application/json" id="facts">(.*?)</script>', re.DOTALL)
 
 
-def write_dossier(facts: Facts, out: Path) -> Path:
+def write_dossier(facts: Facts, out: Path | str) -> Path:
     """Write the page of these facts, whole or not at all."""
+    out = Path(out)
     storage.make_folder(out.parent)
     storage.write_atomically(out, page(facts).encode())
     return out

@@ -15,7 +15,7 @@ from kinfed.analysis import Comparison, client_gains, display_name, gains, singl
 from kinfed.core import storage
 from kinfed.data import Description
 from kinfed.deploy import Vault
-from kinfed.dossier import group_gaps, messages, threats
+from kinfed.dossier import group_gaps, sent_messages, threats
 from kinfed.errors import ConfigError, StorageError
 from kinfed.newcomers import FinishedRun
 from kinfed.records import JobFiles, RunFiles, RunRecord, load_run
@@ -23,6 +23,7 @@ from kinfed.tabular import is_fit
 from kinfed.version import __version__
 
 FORMAT = 1
+RUNS = "runs"  # the folder of a fit that has a run folder for each kind of model
 RUN, FIT, DEPLOYMENT, SEARCH = "run", "fit", "deployment", "search"
 APART = (DEPLOYMENT, SEARCH)  # rows have stayed at the sites
 Facts = dict[str, Any]
@@ -48,7 +49,7 @@ def collect_facts(folder: Path | str, by: str | None = None, vaults: Sequence[Pa
                      "files": envelope["files"]},
     }  # fmt: skip
     facts |= _of_fit(path, kind) if kind in (FIT, SEARCH) else _of_run(path, kind)
-    books = [messages.ledger_facts(Vault(vault)) for vault in vaults]
+    books = [sent_messages.ledger_facts(Vault(vault)) for vault in vaults]
     facts["ledgers"] = {client: page for book in books for client, page in book.items()}
     if by is not None:
         facts["gaps"] = _gaps(path, kind, by)
@@ -57,7 +58,7 @@ def collect_facts(folder: Path | str, by: str | None = None, vaults: Sequence[Pa
 
 
 def kind_of(folder: Path) -> str:
-    """What a folder holds; ConfigError for folders that have no dossier."""
+    """Kind of a folder; ConfigError for one that has no dossier."""
     apart, job = (folder / "deployment.json").exists(), (folder / "config.json").exists()
     if is_fit(folder):
         return SEARCH if apart else FIT
@@ -83,6 +84,11 @@ def check_sealed(files: JobFiles) -> None:
         raise StorageError(f"{listed} in {files.path} changed after the end; restore what kinfed had written")
 
 
+def file_names(table: str) -> str:
+    """Name of a data set, or of files without the folders of this machine."""
+    return ", ".join(Path(one).name for one in table.split(", "))
+
+
 # ---- runs, in one place and apart ----
 
 
@@ -101,26 +107,26 @@ def _of_run(path: Path, kind: str) -> Facts:
         trials = list(method.trials)
         algorithm = ended.algorithm(method.algorithm) if ended is not None else None
         fields = (
-            messages.fields_of_update(ended, algorithm) if ended is not None and algorithm is not None
-            else messages.recorded_fields(sent.get(method.algorithm, {}))
+            sent_messages.fields_of_update(ended, algorithm) if ended is not None and algorithm is not None
+            else sent_messages.recorded_fields(sent.get(method.algorithm, {}))
         )  # fmt: skip
-        counted = messages.counted_bytes(trials)
+        counted = sent_messages.counted_bytes(trials)
         listed = about is None or about.listed is None
         hidden = kind == DEPLOYMENT and config.user_privacy is not None and not config.user_at_nodes
         methods.append({
             "label": method.label, "method": method.family, "title": display_name(method.family), "fields": fields,
             "rounds": max(len(trial.rounds) for trial in trials), "seeds": len(trials), **counted,
-            "as_declared": messages.as_declared(counted["bytes_of_one"], fields, config),
-            "calls": messages.calls_by_site(config, names, trials) if listed and not hidden else None,
+            "as_declared": sent_messages.as_declared(counted["bytes_of_one"], fields, config),
+            "calls": sent_messages.calls_by_site(config, names, trials) if listed and not hidden else None,
             "hands_on": bool(algorithm is not None and "hands models on" in algorithm.traits),
             "guarantee": _guarantee(method.trials, names, config, bool(fields)),
         })  # fmt: skip
     summary = storage.read_json(path / "summary.json")
     return {
-        "title": str(run.config["dataset"]["name"]) if roster is None else f"{len(names)} sites",
+        "title": file_names(str(run.config["dataset"]["name"])) if roster is None else f"{len(names)} sites",
         "seed_of_sites": seed, "sites": sites, "columns": _columns(roster, about),
         "example": list((roster or {}).get("shape") or (about.inputs["shape"] if about else ())),
-        "statistics": messages.statistics_bytes(learnt), "methods": methods,
+        "statistics": sent_messages.statistics_bytes(learnt), "methods": methods,
         "evaluations": summary.get("evaluations"), "settings": _settings(run),
         "metric": comparison.metric, "gains": _gains(comparison), "search": None,
     }  # fmt: skip
@@ -128,11 +134,13 @@ def _of_run(path: Path, kind: str) -> Facts:
 
 def _sites(about: Description | None, roster: Mapping[str, Any] | None) -> tuple[list[str], list[Facts]]:
     if about is not None:
-        counts = zip(*(about.sizes(split) for split in ("train", "val", "test")), strict=True)
-        names = list(about.names)
+        names, counts = (
+            list(about.names),
+            list(zip(*(about.sizes(one) for one in ("train", "val", "test")), strict=True)),
+        )
     else:
         assert roster is not None
-        counts, names = iter(tuple(one) for one in roster["counts"]), list(roster["names"])
+        names, counts = list(roster["names"]), [tuple(one) for one in roster["counts"]]
     keys = ("train", "validation", "test")
     return names, [{"name": n, **dict(zip(keys, one, strict=True))} for n, one in zip(names, counts, strict=True)]
 
@@ -206,12 +214,15 @@ def _of_fit(path: Path, kind: str) -> Facts:
     for one in record["contenders"]:
         if not one["sends"] or (one["name"] not in taken and kind == FIT):
             continue
-        rounds = settings["rounds"]
-        fields = [{"name": name, "numbers": None, "bytes": None} for name in one["sends"]]
+        rounds, fields, declared = settings["rounds"], sent_messages.named_fields(one["sends"]), None
+        if kind == FIT and one["run"]:
+            ended = FinishedRun.open(path / RUNS / one["run"])
+            fields = sent_messages.fields_of_update(ended, ended.algorithm(one["name"]))
+            declared = sent_messages.as_declared(one["bytes_up"], fields, ended.config)
         methods.append({
             "label": one["title"], "method": one["method"], "title": one["title"], "fields": fields, "rounds": rounds,
             "seeds": 1, "answers": rounds * len(sites), "lost": 0, "bytes_of_one": one["bytes_up"],
-            "bytes_up": one["bytes_up"] * rounds * len(sites), "bytes_down": None, "as_declared": None,
+            "bytes_up": one["bytes_up"] * rounds * len(sites), "bytes_down": None, "as_declared": declared,
             "calls": None, "hands_on": one["hands_on"],
             "guarantee": {"mode": threats.SEARCH if kind == SEARCH else threats.PLAIN},
         })  # fmt: skip
@@ -225,8 +236,8 @@ def _of_fit(path: Path, kind: str) -> Facts:
         }  # fmt: skip
     shown = ("algorithms", "models", "trials", "folds", "rounds", "steps", "deploy", "test_fraction", "seed")
     return {
-        "title": record["table"], "seed_of_sites": settings["seed"], "sites": sites, "columns": [], "example": [],
-        "statistics": record["statistics_bytes"] * len(sites), "methods": methods, "evaluations": None,
+        "title": file_names(record["table"]), "seed_of_sites": settings["seed"], "sites": sites, "columns": [],
+        "example": [], "statistics": record["statistics_bytes"] * len(sites), "methods": methods, "evaluations": None,
         "settings": {name: settings[name] for name in shown}, "metric": record["metric"], "gains": [],
         "search": searched, "fit": record,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Who gained, and with what certainty; and how models serve groups of rows."""
+"""Gains of every site with their certainty, and gaps between groups of rows."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Any
 from kinfed.analysis import MetricStyle, metric_style
 from kinfed.dossier.facts import DEPLOYMENT
 from kinfed.dossier.group_gaps import FEWEST
-from kinfed.dossier.sections import Section, listed, number_of
-from kinfed.report import TableCell, TableColumn, TextTable
+from kinfed.dossier.sections import DossierSection, columns, listed, number_of
+from kinfed.report import TableCell, TextTable
 from kinfed.tabular import FitResult, Wording
 
 Facts = dict[str, Any]
+INTERVAL = "95 % interval"
 
 
-def certainty(facts: Facts) -> Section:
+def certainty(facts: Facts) -> DossierSection:
     texts, tables = _fit_gains(facts["fit"]) if "fit" in facts else _run_gains(facts)
-    return Section("gains", "Who gained, and with what certainty", texts, tables)
+    return DossierSection("gains", "Who gained, and with what certainty", texts, tables)
 
 
 def _fit_gains(record: Facts) -> tuple[list[str], list[tuple[str, TextTable]]]:
@@ -35,8 +36,9 @@ def _run_gains(facts: Facts) -> tuple[list[str], list[tuple[str, TextTable]]]:
         return [f"No gain can be told: {why}, so that what a site reaches by itself is not known."], []
     texts, tables, style = [], [], metric_style(facts["metric"])
     for method in facts["gains"]:
-        better, worse = ([one["site"] for one in method["sites"] if one["low"] is not None and test(one)]
-                         for test in (lambda one: one["low"] > 0, lambda one: one["high"] < 0))  # fmt: skip
+        known = [one for one in method["sites"] if one["low"] is not None]
+        better = [one["site"] for one in known if one["low"] > 0]
+        worse = [one["site"] for one in known if one["high"] < 0]
         unsure = [one["site"] for one in method["sites"] if one["site"] not in (*better, *worse)]
         outcomes = {"better than alone": better, "worse than alone": worse, "not told from chance": unsure}
         parts = [
@@ -64,10 +66,8 @@ def _site_table(method: Facts, style: MetricStyle) -> TextTable:
             one["site"], f"{one['test']:,}", _shown(one["alone"], style), _shown(one["own"], style),
             _signed(one["gain"], style), TableCell(ends, interval=interval, reach=reach),
         ])  # fmt: skip
-    unit = style.unit.strip()
-    columns = [TableColumn("Site", "name"), "Test rows", TableColumn("Alone", unit=unit),
-               TableColumn("With others", unit=unit), "Gain", TableColumn("95 % interval", "text")]  # fmt: skip
-    return TextTable.of(method["label"], columns, rows)
+    heads = ("Site", "Test rows", "Alone", "With others", "Gain", INTERVAL)
+    return TextTable.of(method["label"], columns(*heads, texts=[INTERVAL]), rows)
 
 
 def _shown(value: float, style: MetricStyle) -> str:
@@ -78,7 +78,7 @@ def _signed(value: float, style: MetricStyle) -> str:
     return f"{style.scale * value:+.{style.digits}f}".replace("-", "−")
 
 
-def differences(facts: Facts) -> Section | None:
+def differences(facts: Facts) -> DossierSection | None:
     """Gaps between groups; None unless a column was named."""
     gaps = facts.get("gaps")
     if gaps is None:
@@ -93,8 +93,8 @@ def differences(facts: Facts) -> Section | None:
     tables = []
     for model in gaps["models"]:
         texts += [_mean_sentence(model["label"], one, style) for one in model["mean"]]
-        tables.append((f"{model['label']}: {style.noun} by {column} at every site.", _gap_table(model, style)))
-    return Section("differences", f"Gaps by {column}", texts, tables)
+        tables.append((f"{model['label']}: {style.noun} of every group.", _gap_table(model, style)))
+    return DossierSection("differences", f"Gaps by {column}", texts, tables)
 
 
 def _mean_sentence(label: str, mean: Facts, style: MetricStyle) -> str:
@@ -123,6 +123,5 @@ def _gap_table(model: Facts, style: MetricStyle) -> TextTable:
             "–" if entry["value"] is None else _shown(entry["value"], style),
             "–" if gap is None else _signed(gap["value"], style), drawn,
         ])  # fmt: skip
-    columns = [TableColumn("Site", "name"), TableColumn("Group", "text"), "Test rows", style.title, "Gap",
-               TableColumn("95 % interval", "text")]  # fmt: skip
-    return TextTable.of(model["label"], columns, rows)
+    heads = ("Site", "Group", "Test rows", style.title, "Gap", INTERVAL)
+    return TextTable.of(model["label"], columns(*heads, texts=["Group", INTERVAL]), rows)

@@ -76,7 +76,7 @@ def of_run(path: Path, column: str) -> Facts:
         raise ConfigError(f"--by {column}: {path} is a cross-validation, which keeps no models; run without folds")
     source = load_run_source(config, ended.seed)
     if not _has(source, column):
-        dataset = Named(config.dataset.name, _read_also(config.dataset.options, column))
+        dataset = Named(name=config.dataset.name, options=_read_also(config.dataset.options, column))
         source = load_run_source(replace(config, dataset=dataset), ended.seed)
     data = RunInputs(config).federation(ended.seed)
     _check_data(data.digest(), files.contents.get(f"data of seed {ended.seed}"), path)
@@ -127,10 +127,11 @@ def groups_of_rows(source: Source, column: str, rows: Tensor) -> tuple[np.ndarra
     if source.table.cells[column].codes is None and len(np.unique(numbers[~np.isnan(numbers)])) > HALVES:
         middle = float(np.nanmedian(numbers))
         halves = np.where(np.isnan(numbers), 2, np.where(numbers <= middle, 0, 1))
-        return _used(halves, [f"up to {middle:g}", f"above {middle:g}", EMPTY])
+        return _used(halves, [f"{column} up to {middle:g}", f"{column} above {middle:g}", f"{column}: {EMPTY}"])
     assert cells.codes is not None
     codes = cells.codes[rows.numpy()]
-    groups, names = _used(np.where(codes < 0, len(cells.values), codes), [*cells.values, EMPTY])
+    names = [f"{column} = {value}" for value in cells.values]
+    groups, names = _used(np.where(codes < 0, len(names), codes), [*names, f"{column}: {EMPTY}"])
     if len(names) > MOST_GROUPS:
         raise ConfigError(
             f"--by {column}: it has {len(names)} different values among the test rows, and at most {MOST_GROUPS} "
@@ -162,7 +163,7 @@ def gaps_of(
         value = metric.value(torch.from_numpy(np.stack(metric.sums(divided), 1)).double()).numpy()
         error = deviation_of_draws(bootstrap_draws(metric, divided, torch.arange(2 * len(sites)))).numpy()
         rows, support = divided.examples, metric.support(divided)
-        own = []
+        differences = []
         for k, site in enumerate(sites):
             inside, outside = 2 * k, 2 * k + 1
             entry: Facts = {"site": site, "group": names[group], "rows": int(rows[inside]), "value": None, "gap": None}
@@ -171,18 +172,19 @@ def gaps_of(
                 if rows[outside] >= FEWEST and math.isfinite(value[outside]):
                     gap = _gap(value, error, support, inside, outside)
                     entry["gap"] = gap if group in pairs else None
-                    own.append(gap["value"])
+                    differences.append(gap["value"])
             entries.append(entry)
         if group in pairs:
-            bound = certificates.mean_over_sites(own)
+            bound = certificates.mean_over_sites(differences)
             mean = None if bound is None else {"value": bound.value, "low": bound.low, "high": bound.high}
-            over_sites.append({"group": names[group], "sites": len(own), "gap": mean})
-    for site in sites:
-        _hide_few([entry for entry in entries if entry["site"] == site])
-    return {"sites": entries, "mean": over_sites}
+            over_sites.append({"group": names[group], "sites": len(differences), "gap": mean})
+    by_site = [[entry for entry in entries if entry["site"] == site] for site in sites]
+    for own in by_site:
+        hide_few(own)
+    return {"sites": [entry for own in by_site for entry in own], "mean": over_sites}
 
 
-def _hide_few(entries: Sequence[Facts]) -> None:
+def hide_few(entries: Sequence[Facts]) -> None:
     """Hide how many rows small groups of a site have: of all groups where a single one would be what is left."""
     few = [entry for entry in entries if entry["rows"] < FEWEST]
     for entry in entries if len(few) == 1 else few:

@@ -1,19 +1,19 @@
-"""What left each site, under which guarantee and against whom."""
+"""Messages of every site in words, the guarantee that they were under, and against whom it holds."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from kinfed.dossier.facts import APART, FIT
-from kinfed.dossier.sections import Section, listed, number_of, size
+from kinfed.dossier.sections import DossierSection, columns, listed, number_of, size
 from kinfed.dossier.threats import NOT_PROTECTED, THREATS
-from kinfed.report import TableColumn, TextTable
+from kinfed.report import TextTable
 from kinfed.tabular import Wording
 
 Facts = dict[str, Any]
 
 
-def leaving(facts: Facts) -> Section:
+def leaving(facts: Facts) -> DossierSection:
     apart, sites = facts["kind"] in APART, len(facts["sites"])
     verb = "sent" if apart else "would have sent"
     texts = []
@@ -51,7 +51,7 @@ def leaving(facts: Facts) -> Section:
         texts.append(_ledger_sentence(client, page))
         if page["runs"]:
             tables.append((f"What left {client} without a price, by its own ledger.", _released(page)))
-    return Section("leaving", "What left each site", texts, tables)
+    return DossierSection("leaving", "What left each site", texts, tables)
 
 
 def _sentences(method: Facts, verb: str, kind: str) -> list[str]:
@@ -59,7 +59,7 @@ def _sentences(method: Facts, verb: str, kind: str) -> list[str]:
         return [f"{method['label']}: nothing; each site learns alone."]
     fields = listed([Wording.sent(field["name"]) for field in method["fields"]])
     over = f" over {number_of(method['seeds'], 'seed')}" if method["seeds"] > 1 else ""
-    how_often = f"in each of {number_of(method['rounds'], 'round')} that it was called in"
+    how_often = f"in every round that it was called in, of {number_of(method['rounds'], 'round')} in all"
     text = f"{method['label']}: {how_often}, a site {verb} {fields}, {size(method['bytes_of_one'])} each time"
     total = f"; {number_of(method['answers'], 'update')}{over}, {size(method['bytes_up'])} in all."
     sentences = [text + ("." if kind == FIT else total)]
@@ -80,9 +80,8 @@ def _field_table(facts: Facts) -> TextTable:
          *("–" if field[what] is None else f"{field[what]:,}" for what in ("numbers", "bytes"))]
         for method in facts["methods"] for field in method["fields"]
     ]  # fmt: skip
-    columns = [TableColumn("Method", "name"), TableColumn("Field", "text"), TableColumn("What it is", "text"),
-               "Numbers", "Bytes"]  # fmt: skip
-    return TextTable.of("Fields", columns, rows)
+    heads = ("Method", "Field", "What it is", "Numbers", "Bytes")
+    return TextTable.of("Fields", columns(*heads, texts=heads[1:3]), rows)
 
 
 def _call_table(facts: Facts) -> TextTable | None:
@@ -90,13 +89,13 @@ def _call_table(facts: Facts) -> TextTable | None:
     if not known:
         return None
     rows = [[one["name"], *(f"{method['calls'][one['name']]:,}" for method in known)] for one in facts["sites"]]
-    return TextTable.of("Calls", [TableColumn("Site", "name"), *(method["label"] for method in known)], rows)
+    return TextTable.of("Calls", columns("Site", *(method["label"] for method in known)), rows)
 
 
 def _released(page: Facts) -> TextTable:
     rows = [[run, rule, f"{times:,}"] for run, rules in page["runs"].items() for rule, times in rules.items()]
-    columns = [TableColumn("Run", "name"), TableColumn("What, by which rule", "text"), "Times"]
-    return TextTable.of("Ledger", columns, rows)
+    what = "What, by which rule"
+    return TextTable.of("Ledger", columns("Run", what, "Times", texts=[what]), rows)
 
 
 def _ledger_sentence(client: str, page: Facts) -> str:
@@ -113,7 +112,7 @@ def _epsilon(value: float | None) -> str:
     return "ε without bound" if value is None else f"ε {value:.4g}"
 
 
-def guarantees(facts: Facts) -> Section:
+def guarantees(facts: Facts) -> DossierSection:
     apart = facts["kind"] in APART
     texts = [] if apart else [
         "A computation in one place protects nobody from whoever runs it. What follows is what would hold if sites ran "
@@ -123,21 +122,20 @@ def guarantees(facts: Facts) -> Section:
     for method in facts["methods"]:
         if method["guarantee"]["mode"] is not None:
             by_mode.setdefault(method["guarantee"]["mode"], []).append(method["label"])
-    rows = []
     for mode, labels in by_mode.items():
         threat = THREATS[mode]
-        rows.append([threat.mode, ", ".join(dict.fromkeys(labels)), threat.learns, threat.trusts])
+        texts.append(
+            f"{', '.join(dict.fromkeys(labels))}: the mode is {threat.mode}. What the server learns of a site: "
+            f"{threat.learns}. What the site trusts: {threat.trusts}."
+        )
     for method in facts["methods"]:
         texts += _promises(method)
-    if not rows:
+    if not by_mode:
         texts.append("No method sends anything in rounds, so that nothing needs a guarantee.")
     texts.append(f"Not protected in any mode: {'; '.join(NOT_PROTECTED)}. The whole list is kinfed's threat model.")
-    heads = ("Methods", "What the server learns of a site", "The site trusts")
-    columns = [TableColumn("Mode", "name"), *(TableColumn(head, "text") for head in heads)]
-    tables = [("Against whom.", TextTable.of("Guarantees", columns, rows))] if rows else []
-    if (each := _epsilon_table(facts)) is not None:
-        tables.append(("ε of every site: the largest over the seeds.", each))
-    return Section("guarantees", "Under which guarantee, and against whom", texts, tables)
+    each = _epsilon_table(facts)
+    tables = [] if each is None else [("ε of every site: the largest over the seeds.", each)]
+    return DossierSection("guarantees", "Under which guarantee, and against whom", texts, tables)
 
 
 def _promises(method: Facts) -> list[str]:
@@ -179,7 +177,7 @@ def _epsilon_table(facts: Facts) -> TextTable | None:
         [one["name"], *(_bare(method["guarantee"]["examples"]["epsilon"].get(one["name"])) for method in known)]
         for one in facts["sites"]
     ]
-    return TextTable.of("Epsilon", [TableColumn("Site", "name"), *(method["label"] for method in known)], rows)
+    return TextTable.of("Epsilon", columns("Site", *(method["label"] for method in known)), rows)
 
 
 def _bare(value: float | None) -> str:

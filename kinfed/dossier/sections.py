@@ -3,6 +3,7 @@ what, and the digests of it."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +20,16 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Section:
+class DossierSection:
     name: str
     title: str
     texts: list[str]
     tables: list[tuple[str, TextTable]] = field(default_factory=list)  # each with a sentence above it
+
+
+def columns(name: str, *others: str, texts: Collection[str] = ()) -> list[TableColumn]:
+    """Columns of a table: what its rows are about, and others, of figures or of texts."""
+    return [TableColumn(name, "name"), *(TableColumn(one, "text" if one in texts else "figure") for one in others)]
 
 
 def number_of(count: float, noun: str) -> str:
@@ -54,7 +60,7 @@ def summary(facts: Facts) -> list[str]:
     return [f"{number_of(sites, 'site')} with {number_of(rows, 'row')} in all. {where}"]
 
 
-def purpose(facts: Facts) -> Section:
+def purpose(facts: Facts) -> DossierSection:
     texts = [f"This document is about {KINDS[facts['kind']]}."]
     texts.append(
         "All sentences and tables are made from facts that kinfed has read from the sealed records of one folder; the "
@@ -69,13 +75,12 @@ def purpose(facts: Facts) -> Section:
     several = any(method["seeds"] > 1 for method in facts["methods"])
     title = "Rows of every site" + (f" (with seed {facts['seed_of_sites']})" if several else "")
     rows = [[one["name"], *(f"{one[part]:,}" for part in ("train", "validation", "test"))] for one in facts["sites"]]
-    columns = [TableColumn("Site", "name"), "Training", "Validation", "Test"]
     settings = [[name, _brief(value)] for name, value in facts["settings"].items()]
-    return Section("purpose", "What this is about", texts, [
+    return DossierSection("purpose", "What this is about", texts, [
         (f"{title}: models learn from training rows and are judged on test rows.",
-         TextTable.of("Sites", columns, rows)),
+         TextTable.of("Sites", columns("Site", "Training", "Validation", "Test"), rows)),
         ("The settings that a reader asks for first.",
-         TextTable.of("Settings", [TableColumn("Setting", "name"), TableColumn("Value", "text")], settings)),
+         TextTable.of("Settings", columns("Setting", "Value", texts=["Value"]), settings)),
     ])  # fmt: skip
 
 
@@ -86,7 +91,7 @@ def _brief(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def identity(facts: Facts) -> Section:
+def identity(facts: Facts) -> DossierSection:
     """Versions and digests."""
     made, own = facts["made_with"], facts["identity"]
     versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
@@ -101,7 +106,7 @@ def identity(facts: Facts) -> Section:
     )
     digests = [["data and code: " + name, digest] for name, digest in own["contents"].items()]
     digests += [[name, digest] for name, digest in own["files"].items()]
-    table = TextTable.of("Digests", [TableColumn("What", "name"), TableColumn("Digest", "text")], digests)
-    return Section(
+    table = TextTable.of("Digests", columns("What", "Digest", texts=["Digest"]), digests)
+    return DossierSection(
         "identity", "Versions and digests", texts, [("SHA-256 of files; of data and code, 32 digits.", table)]
     )

@@ -16,9 +16,9 @@ from kinfed.dossier.facts import collect_facts
 from kinfed.errors import StorageError
 from kinfed.version import __version__
 
-MOST_SAID = 90  # letters of a sentence that are quoted
+MOST_SAID, BEFORE = 90, 30  # letters of a sentence that are quoted, and of these before what differs
 _SCRIPT = re.compile(r"<(script|style)\b.*?</\1>", re.DOTALL)
-_BLOCK = re.compile(r"</(?:p|h1|h2|th|td|li|dt|dd|title|a)>|<p\b|<td\b|<th\b", re.IGNORECASE)
+_BLOCK = re.compile(r"</(?:p|h1|h2|th|td|li|dt|dd|title|a)>|<(?:p|td|th)\b[^>]*>", re.IGNORECASE)
 _TAG = re.compile(r"<[^>]*>")
 
 
@@ -72,7 +72,7 @@ def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def sentences_of(text: str) -> list[str]:
-    """What a reader sees of a page, piece by piece."""
+    """Pieces of text that a reader sees of a page."""
     visible = _BLOCK.sub("\n", _SCRIPT.sub("", text))
     lines = (" ".join(html.unescape(_TAG.sub("", line)).split()) for line in visible.split("\n"))
     return [line for line in lines if line]
@@ -83,10 +83,18 @@ def _other_sentences(wanted: list[str], said: list[str]) -> list[str]:
     for kind, a, b, c, d in SequenceMatcher(None, wanted, said, autojunk=False).get_opcodes():
         if kind != "equal":
             ours, theirs = " / ".join(wanted[a:b]), " / ".join(said[c:d])
-            changes.append(f"the document says {_quoted(theirs)}, the records give {_quoted(ours)}")
+            start = max(0, _same_start(ours, theirs) - BEFORE)
+            changes.append(f"the document says {_quoted(theirs, start)}, the records give {_quoted(ours, start)}")
     return changes
 
 
-def _quoted(value: Any) -> str:
-    text = "nothing" if value in ("", None) else str(value)
+def _same_start(one: str, other: str) -> int:
+    return next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
+
+
+def _quoted(value: Any, start: int = 0) -> str:
+    """A text from `start` on, not too long."""
+    if value in ("", None):
+        return "nothing"
+    text = ("…" if start else "") + str(value)[start:]
     return f'"{text if len(text) <= MOST_SAID else text[: MOST_SAID - 1] + "…"}"'

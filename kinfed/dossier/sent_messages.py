@@ -1,10 +1,10 @@
-"""What left each site: the fields of its messages as the method declares them, how often and how many bytes, as the
-journal counted them, and what a node's own ledger says."""
+"""Messages that left each site: their fields as the method declares them, how often and how many bytes, as the journal
+counted them, and what a node's own ledger says."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from kinfed.deploy import Roster, Vault, made_up_cohort, sent_fields
 from kinfed.engine import Architectures
 from kinfed.errors import KinfedError
 from kinfed.newcomers import FinishedRun
-from kinfed.privacy import epsilon_over_noises
 from kinfed.records import RoundRecord, TrialRecord
 
 Facts = dict[str, Any]
@@ -41,7 +40,12 @@ def fields_of_update(ended: FinishedRun, algorithm: AnyAlgorithm) -> list[Facts]
             return [sized(name, one.shape, one.element_size()) for name, one in update.items()]
     except KinfedError:  # of models that the caller had built, and methods that need more than a client's examples
         pass
-    return [{"name": name, "numbers": None, "bytes": None} for name in sent_fields(algorithm)]
+    return named_fields(sent_fields(algorithm))
+
+
+def named_fields(names: Iterable[str]) -> list[Facts]:
+    """Fields whose sizes are not known."""
+    return [{"name": name, "numbers": None, "bytes": None} for name in names]
 
 
 def recorded_fields(record: Mapping[str, Any]) -> list[Facts]:
@@ -76,12 +80,12 @@ def as_declared(bytes_of_one: float, fields: Sequence[Facts], config: RunConfig)
     (masks, a codec), or where sizes are not known."""
     if config.secure is not None or config.codec is not None or any(field["bytes"] is None for field in fields):
         return None
-    declared = sum(field["bytes"] for field in fields)
+    declared: int = sum(field["bytes"] for field in fields)
     return abs(bytes_of_one - declared) <= AGREES * declared
 
 
 def calls_by_site(config: RunConfig, names: Sequence[str], trials: Sequence[TrialRecord]) -> dict[str, int] | None:
-    """How often each site was called, by the schedule, which follows from the seed; None where records have another
+    """Number of calls of every site, by the schedule, which follows from the seed; None where records have another
     number: of asynchronous runs, say."""
     calls = torch.zeros(len(names), dtype=torch.int64)
     for trial in trials:
@@ -100,6 +104,8 @@ def statistics_bytes(record: Mapping[str, Any] | None) -> int:
 
 def ledger_facts(vault: Vault) -> dict[str, Facts]:
     """The ledgers of a node by client: what has left over all runs and servers, and its cost in ε."""
+    from kinfed.privacy import epsilon_over_noises
+
     books = {}
     for log in vault.privacy_logs():
         page = log.read()
