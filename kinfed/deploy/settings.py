@@ -72,6 +72,11 @@ def not_for_nodes(algorithm: AnyAlgorithm) -> str:
     return "nodes hold no public examples" if "needs public data" in algorithm.traits else ""
 
 
+def _refuse_exclusions(values: Mapping[str, Any]) -> None:
+    """Refuse settings that are not taken together; `models` of a search is no setting of a run."""
+    refuse_exclusions({name: value for name, value in values.items() if name not in SEARCH}, "deployment")
+
+
 def _number_as_text(value: Any) -> Any:
     """`clients = 3` is as good as `clients = "3"`."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
