@@ -24,7 +24,7 @@ AGREES = 0.001  # share by which the bytes of a message may differ from what is 
 
 def fields_of_update(ended: FinishedRun, algorithm: AnyAlgorithm) -> list[Facts]:
     """Fields of an update as its declaration has them. Sizes come from an update of made-up examples of the run's
-    shape; they are None where the method cannot be tried on these, such as with several architectures."""
+    shape; they are None if the method cannot be tried on these, such as with several architectures."""
     if not algorithm.sends:
         return []
     about, inputs = ended.description, ended.inputs
@@ -76,7 +76,7 @@ def _answers(round: RoundRecord) -> int:
 
 
 def as_declared(bytes_of_one: float, fields: Sequence[Facts], config: RunConfig) -> bool | None:
-    """Tell whether updates were as long as they are declared to be; None where something changes them on the way
+    """Tell whether updates were as long as they are declared to be; None if something changes them on the way
     (masks, a codec), or where sizes are not known."""
     if config.secure is not None or config.codec is not None or any(field["bytes"] is None for field in fields):
         return None
@@ -85,7 +85,7 @@ def as_declared(bytes_of_one: float, fields: Sequence[Facts], config: RunConfig)
 
 
 def calls_by_site(config: RunConfig, names: Sequence[str], trials: Sequence[TrialRecord]) -> dict[str, int] | None:
-    """Number of calls of every site, by the schedule, which follows from the seed; None where records have another
+    """Number of calls of every site, by the schedule, which follows from the seed; None if records have another
     number: of asynchronous runs, say."""
     calls = torch.zeros(len(names), dtype=torch.int64)
     for trial in trials:
