@@ -103,8 +103,8 @@ def _read_also(options: Mapping[str, Any], column: str) -> Facts:
     ignored = options.get("ignore") or ()
     names = [one.strip() for one in ignored.split(",")] if isinstance(ignored, str) else list(ignored)
     kinds = str(options.get("columns") or "").split(",")
-    kept = [one for one in kinds if one.strip() and one.partition("=")[0].strip() != column]
-    changed = {"ignore": ",".join(name for name in names if name != column), "columns": ",".join(kept)}
+    others = [one for one in kinds if one.strip() and one.partition("=")[0].strip() != column]
+    changed = {"ignore": ",".join(name for name in names if name != column), "columns": ",".join(others)}
     return {**options, **{name: value for name, value in changed.items() if name in options}}
 
 

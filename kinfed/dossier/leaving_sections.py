@@ -29,11 +29,11 @@ def leaving(facts: Facts) -> DossierSection:
             f"categories): {size(facts['statistics'] / max(sites, 1))} on average."
         )
     texts += [sentence for method in facts["methods"] for sentence in _sentences(method, verb, facts["kind"])]
-    if (found := facts["search"]) is not None:
+    if (search := facts["search"]) is not None:
         texts.append(
-            f"The search trained {number_of(found['runs'], 'run')} (tries, folds and all rows) in "
-            f"{number_of(found['rounds'], 'round')}; over all of them sites sent {size(found['bytes_up'])} and "
-            f"received {size(found['bytes_down'])}. Besides, for every try two numbers (its score on the site's "
+            f"The search trained {number_of(search['runs'], 'run')} (tries, folds and all rows) in "
+            f"{number_of(search['rounds'], 'round')}; over all of them sites sent {size(search['bytes_up'])} and "
+            f"received {size(search['bytes_down'])}. Besides, for every try two numbers (its score on the site's "
             "validation rows and how many these are), for every method its advantage over learning alone with the "
             "covariance of these, and at the end the gain on its test rows."
         )

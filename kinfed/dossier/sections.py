@@ -93,10 +93,10 @@ def _brief(value: Any) -> str:
 
 def identity(facts: Facts) -> DossierSection:
     """Versions and digests."""
-    made, own = facts["made_with"], facts["identity"]
-    versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
-    texts = [f"Computed with kinfed {made['kinfed']} ({versions})."]
-    for later in made["continued"]:
+    origin, own = facts["made_with"], facts["identity"]
+    versions = ", ".join(f"{name} {version}" for name, version in origin["versions"].items())
+    texts = [f"Computed with kinfed {origin['kinfed']} ({versions})."]
+    for later in origin["continued"]:
         others = ", ".join(f"{name} {version}" for name, version in later["versions"].items())
         texts.append(f"Taken up again with kinfed {later['kinfed']} ({others}).")
     texts.append(

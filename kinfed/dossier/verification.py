@@ -37,14 +37,14 @@ class Verification:
 
 def verify_dossier(document: Path | str, folder: Path | str, vaults: Sequence[Path | str] = ()) -> Verification:
     """Compare a document with the folder that it is of. A folder that was changed after its end is refused."""
-    said, text = read_dossier(document)
-    if said.get("kinfed") != __version__:
+    claimed, text = read_dossier(document)
+    if claimed.get("kinfed") != __version__:
         raise StorageError(
-            f"{document} was written by kinfed {said.get('kinfed')}, and this is {__version__}, which may word "
+            f"{document} was written by kinfed {claimed.get('kinfed')}, and this is {__version__}, which may word "
             "sentences differently; verify it with the version that wrote it"
         )
-    facts = collect_facts(folder, said.get("by"), vaults)
-    ours, theirs = dict(leaves(facts)), dict(leaves(said))
+    facts = collect_facts(folder, claimed.get("by"), vaults)
+    ours, theirs = dict(leaves(facts)), dict(leaves(claimed))
     differences = [
         f"fact {place}: the document says {_quoted(theirs[place]) if place in theirs else 'nothing'}, the records "
         f"{_quoted(ours[place]) if place in ours else 'nothing'}"
@@ -78,11 +78,11 @@ def sentences_of(text: str) -> list[str]:
     return [line for line in lines if line]
 
 
-def _other_sentences(wanted: list[str], said: list[str]) -> list[str]:
+def _other_sentences(wanted: list[str], claimed: list[str]) -> list[str]:
     changes = []
-    for kind, a, b, c, d in SequenceMatcher(None, wanted, said, autojunk=False).get_opcodes():
+    for kind, a, b, c, d in SequenceMatcher(None, wanted, claimed, autojunk=False).get_opcodes():
         if kind != "equal":
-            ours, theirs = " / ".join(wanted[a:b]), " / ".join(said[c:d])
+            ours, theirs = " / ".join(wanted[a:b]), " / ".join(claimed[c:d])
             start = max(0, _same_start(ours, theirs) - BEFORE)
             changes.append(f"the document says {_quoted(theirs, start)}, the records give {_quoted(ours, start)}")
     return changes
