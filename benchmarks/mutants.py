@@ -247,7 +247,7 @@ class Survey:
     def of(cls, paths: list[str], out: Path) -> Survey:
         """`out`: where it is kept; one that is there already is taken."""
         files, log = tests_near(paths), out.with_suffix(".log")
-        if not files:
+        if not paths or not files:
             return cls()
         if not out.exists():
             print(f"{len(files)} files of tests, once, to see what they execute", flush=True)

@@ -129,9 +129,10 @@ class Bed:
 
     def run(self, name: str, disturb: Callable[[Path], None] = lambda out: None) -> None:
         """One run, disturbed; then its rounds, and how far its models are from the simulation's."""
-        out = self.folder / f"run-{name}"
+        number = len(self.rows)
+        out = self.folder / f"run-{number}"
         start = time.monotonic()
-        self.net.run(self.net.app(SETTINGS | {"out": str(out), "keys": str(self.net.certs)}, name=f"app-{name}"))
+        self.net.run(self.net.app(SETTINGS | {"out": str(out), "keys": str(self.net.certs)}, name=f"app-{number}"))
         disturb(out)
         self.net.wait_done(out, 600)
         seconds = time.monotonic() - start

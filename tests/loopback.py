@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,3 +87,16 @@ def write_nodes(folder: Path, x: np.ndarray, y: np.ndarray, owner: np.ndarray, n
             "client": name, "data": str(folder / f"{name}.npz"), "vault": str(folder / f"vault-{name}"),
         }  # fmt: skip
     return nodes
+
+
+def trusting(pool: type) -> Callable[..., bool]:
+    """`KeyRecord.is_of` as nodes check it; the `pool` of a server that lies checks nothing."""
+    from kinfed.deploy.secure.secure_messages import KeyRecord
+
+    check = KeyRecord.is_of
+
+    def is_of(self: KeyRecord, *arguments: Any) -> bool:
+        asked_by_server = sys._getframe(1).f_code is pool._read_update.__code__  # type: ignore[attr-defined]
+        return asked_by_server or check(self, *arguments)
+
+    return is_of

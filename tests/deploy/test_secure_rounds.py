@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from loopback import Loopback, write_nodes
+from loopback import Loopback, trusting, write_nodes
 from torch import Tensor
 
 from kinfed.data.federations.federation import Federation
@@ -32,7 +32,8 @@ pytest.importorskip("cryptography", reason="the extra flower is not installed")
 
 from kinfed.deploy.operator.certs import make_certificates
 from kinfed.deploy.secure.masks import agreed_key, join_secret, mask, new_secret, public_key, seal, split_secret, unseal
-from kinfed.deploy.secure.secure_messages import KeyRecord, Member, threshold_of
+from kinfed.deploy.secure.secure_messages import KeyRecord, Member, terms_of, threshold_of
+from kinfed.deploy.secure.secure_round import SecureNodePool
 from kinfed.deploy.transport.client_keys import sign
 
 NAMES = ["a", "b", "c", "d", "e"]
@@ -238,6 +239,51 @@ def test_nobody_reveals_both_secrets_of_a_client(tmp_path: Path) -> None:
     assert log.count("has not signed this list of clients, and reveals nothing for it") == 5
 
 
+OTHERWISE: dict[str, Callable[[Packet], Packet]] = {
+    "a model that learns nothing": lambda p: Packet(
+        p.header, p.groups | {"down": {"w": 0 * p.group("down")["w"] + 1e9}}
+    ),
+    "no steps": lambda p: Packet(p.header | {"effort": 1e-9}, p.groups),
+    "inputs of zeros": lambda p: Packet(p.header, p.groups | {"inputs": {"std": torch.full((5,), 1e30)}}),
+    "other rows": lambda p: Packet(p.header | {"longest": [1, 0, 1]}, p.groups),
+}
+
+
+@pytest.mark.parametrize("told", OTHERWISE)
+def test_no_client_adds_up_with_others_who_were_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    """All but a have an update of zero, or one that the server knows: the sum is a's update (Pasquini and others, CCS
+    2022). What they sign with their keys says what they were told, and a refuses them."""
+    net = make(tmp_path, rounds=1, patience=1)
+
+    def forge(one: Sent) -> Sent:
+        misled = one.kind == TRAIN and one.packet.header["name"] != "a"
+        return replace(one, packet=OTHERWISE[told](one.packet)) if misled else one
+
+    net.forge = forge
+    monkeypatch.setattr("kinfed.deploy.secure.secure_messages.KeyRecord.is_of", trusting(SecureNodePool))
+    with pytest.raises(TooFewClients):
+        run(net)
+    assert any("without a" in line and "of the same model, settings and noise" in line for line in net.log)
+
+
+def test_the_settings_of_a_run_are_of_the_terms_and_its_length_is_not() -> None:
+    order, run = Packet({"round": 1, "number": 0, "effort": 1.0}), Deployment.parse(SETTINGS).run
+    same = [
+        terms_of(Packet(order.header | {"number": 3, "accepted": 5}), run, ""),
+        terms_of(order, again(rounds=9), ""),
+    ]
+    other = [terms_of(order, again(lr=0.3), ""), terms_of(order, run, "[1.0, 3, 40]"),
+             terms_of(Packet(order.header | {"round": 2}), run, "")]  # fmt: skip
+    assert {terms_of(order, run, "")} == set(same)
+    assert len({terms_of(order, run, ""), *other}) == 4
+
+
+def again(**settings: Any) -> Any:
+    return Deployment.parse(SETTINGS | settings).run
+
+
 def test_a_list_that_few_have_signed_reveals_nothing(tmp_path: Path) -> None:
     """a and b are told that e is not in the sum, and sign that; all others that it is."""
     net, signatures = make(tmp_path, rounds=1), torch.zeros(5, 96, dtype=torch.uint8)
@@ -406,7 +452,9 @@ def test_clients_with_the_same_keys_are_refused(tmp_path: Path) -> None:
             return one
         table, header = one.packet.group("keys")["records"].clone(), one.packet.header
         record = replace(KeyRecord.read(bytes(table[2].tolist())), commitment=bytes(32))
-        text = record.text(header["run"], header["round"], Member(1, "b", ""), "")
+        order = next(sent.packet for sent in net.messages if sent.kind == TRAIN)
+        terms = terms_of(order, Deployment.parse(net.run_config).run, "")
+        text = record.text(header["run"], header["round"], Member(1, "b", ""), terms)
         signed = replace(record, signature=sign((certs / "b").read_bytes(), certs / "b", text))
         table[1] = torch.tensor(list(signed.packed()), dtype=torch.uint8)
         return replace(one, packet=Packet(header, {"keys": {"records": table}}))

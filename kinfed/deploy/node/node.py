@@ -249,7 +249,7 @@ class NodeClient:
                 # Not by how much: a range near zero would ask every client for its largest number.
                 return Packet(answer.header | {"refused": "its update holds a number beyond secure_range"}), "no update"
             vector = sums.encode(update)
-        keys = self._session(order, entry).open(order.require("round", int), vector, terms)
+        keys = self._session(order, entry).open(order, self.deployment.run, vector, terms)
         return Packet(answer.header, keys.groups), "keys of a secure sum"
 
     def _share(self, order: Packet) -> user_level.Share | None:

@@ -13,6 +13,11 @@ servers that lie). A round of n clients has five requests:
 Whoever sent y has its b revealed and its s never, whoever did not has s revealed and b never. An honest client signs
 one list in a round, t of n clients must have signed it before one of them reveals anything, and t is more than a half:
 no two lists can both get there, so nobody's both secrets can.
+
+The sum hides an update among others that the server does not know. It would know them if it could choose them: under a
+model that learns nothing, or without steps, an update is zero (Pasquini, Francati, Ateniese: Eluding Secure Aggregation
+in Federated Learning via Model Inconsistency, CCS 2022). So what a client was told to train, but for what is its own,
+is of the terms that it signs with its keys, and nobody adds up with clients who were told otherwise.
 """
 
 from __future__ import annotations
@@ -25,10 +30,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kinfed.config import RunConfig
 from kinfed.deploy.secure.masks import SECRET_BYTES, Ring, agreed_key, mask
 from kinfed.deploy.transport.client_keys import has_signed
 from kinfed.deploy.transport.wire import MessageError, Packet
 from kinfed.updates import secure_sum
+
+OF_ONE_CLIENT = ("number", "name", "accepted", "group")  # fields of an order that differ between clients
+
+
+def terms_of(order: Packet, run: RunConfig, noise: str) -> str:
+    """What all clients of a sum must agree on: all that an order to train says to each alike, the settings of the run,
+    and the noise that each adds (kinfed.updates.user_level.Share.terms; "": none). A run may be prolonged."""
+    header = {name: value for name, value in order.header.items() if name not in OF_ONE_CLIENT}
+    told = [Packet(header, order.groups).digest(), run.dump() | {"rounds": 0}]
+    return json.dumps([hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest(), noise])
+
+
+def noise_in(terms: str) -> float:
+    """z of the noise that clients agree to add; 0: none."""
+    noise = json.loads(terms)[1] if terms else ""
+    return float(json.loads(noise)[0]) if noise else 0.0
 
 
 def threshold_of(clients: int, share: float) -> int:
@@ -56,8 +78,7 @@ class KeyRecord:
         return self.sealing + self.masking + self.commitment + self.signature
 
     def text(self, run: str, round: int, member: Member, terms: str) -> bytes:
-        """Text that is signed: an old record, or another client's, proves nothing. `terms`: what the client adds beside
-        its update (kinfed.updates.user_level.Share.terms), or a server could have others add less noise."""
+        """Text that is signed: an old record, or another client's, proves nothing. `terms`: those of `terms_of`."""
         keys = [part.hex() for part in (self.sealing, self.masking, self.commitment)]
         return json.dumps(["kinfed secure sum: keys", run, round, member.number, member.name, terms, *keys]).encode()
 

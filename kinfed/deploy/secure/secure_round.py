@@ -19,7 +19,16 @@ from torch import Tensor
 from kinfed.algorithms import COUNT, mean_from_row
 from kinfed.core import Tree
 from kinfed.deploy.secure.masks import Ring, commitment, join_secret, mask, public_key
-from kinfed.deploy.secure.secure_messages import Assembly, KeyRecord, Member, threshold_of, to_bytes, to_flags, to_rows
+from kinfed.deploy.secure.secure_messages import (
+    Assembly,
+    KeyRecord,
+    Member,
+    terms_of,
+    threshold_of,
+    to_bytes,
+    to_flags,
+    to_rows,
+)
 from kinfed.deploy.secure.secure_session import read_vector
 from kinfed.deploy.server.node_pool import NodePool
 from kinfed.deploy.server.server_privacy import share_of
@@ -163,6 +172,7 @@ class SecureNodePool(NodePool):
         super().__init__(*arguments)
         averages = settings.averaged_fields(self.deployment.method, self.algorithm)
         self.settings, self.averages = settings, averages
+        self._terms_of_round = 0, ""
         self._width = sum(self._sample[name].numel() for name in averages)
         counts = self.roster.counts[:, 0]
         self._share = share_of(self.deployment, len(counts))
@@ -176,14 +186,20 @@ class SecureNodePool(NodePool):
             self._fixed_point = secure_sum.FixedPoint(settings.largest, most)
             self._train_terms = {"total": self._fixed_point.total}
 
-    def _read_update(self, k: int, round: int, answer: Packet) -> KeyRecord:
+    def _read_update(self, k: int, order: Packet, answer: Packet) -> KeyRecord:
         """Keys, where a plain pool gets an update."""
         if unknown := answer.groups.keys() - {"keys"}:
             raise MessageError(f"an answer to a secure round holds keys and nothing else; got {min(unknown)} too")
         record = KeyRecord.read(to_bytes(answer, "keys", "record", 1, secure_sum.KEYS_BYTES)[0])
-        terms = "" if self._share is None else self._share.terms
-        if not record.is_of(self.run, round, self._member(k), terms):
-            raise MessageError(f"keys for a secure sum that {self.roster.names[k]} has not signed")
+        round = order.header["round"]
+        if self._terms_of_round[0] != round:  # the same for all, and a digest of the model
+            noise = "" if self._share is None else self._share.terms
+            self._terms_of_round = round, terms_of(order, self.deployment.run, noise)
+        if not record.is_of(self.run, round, self._member(k), self._terms_of_round[1]):
+            raise MessageError(
+                f"keys for a secure sum that {self.roster.names[k]} has not signed, or for another model and other "
+                "settings than it was sent: all must have the same version of kinfed"
+            )
         return record
 
     def _combine(self, answers: Mapping[int, Any], round: int, needed: int, updates: Updates) -> Steps[Updates]:

@@ -11,7 +11,6 @@ its checkpoint loses that round.
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,11 +20,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kinfed.config import RunConfig
 from kinfed.core import storage
 from kinfed.deploy.node.node_settings import Refused
 from kinfed.deploy.node.vault_entry import VaultEntry
 from kinfed.deploy.secure import masks
-from kinfed.deploy.secure.secure_messages import Assembly, KeyRecord, Member, threshold_of, to_bytes, to_places, to_rows
+from kinfed.deploy.secure.secure_messages import (
+    Assembly,
+    KeyRecord,
+    Member,
+    noise_in,
+    terms_of,
+    threshold_of,
+    to_bytes,
+    to_places,
+    to_rows,
+)
 from kinfed.deploy.transport.client_keys import fingerprint, read_public_keys, sign
 from kinfed.deploy.transport.wire import CONFIRM, MASK, SHARE, UNMASK, MessageError, Packet
 from kinfed.errors import StorageError
@@ -86,8 +96,10 @@ class SecureSession:
                 f"{round} is asked for: the same update in two sums could expose a single client; the round is lost"
             )
 
-    def open(self, round: int, vector: Tensor, terms: str) -> Packet:
-        """Keep an update, encoded as int64 [W + 1], and publish keys for its sum, on these terms."""
+    def open(self, order: Packet, run: RunConfig, vector: Tensor, noise: str) -> Packet:
+        """Keep the update that an order was for, encoded as int64 [W + 1], and publish keys for its sum. `noise`: what
+        all add to theirs (kinfed.updates.user_level.Share.terms)."""
+        round, terms = order.require("round", int), terms_of(order, run, noise)
         self.check_round(round)
         sealing, masking, seed = (masks.new_secret() for _ in range(3))
         unsigned = KeyRecord(masks.public_key(sealing), masks.public_key(masking), masks.commitment(seed), b"")
@@ -108,7 +120,7 @@ class SecureSession:
     @property
     def noise(self) -> float:
         """z of the present sum, where nodes add it."""
-        return float(json.loads(self._state.terms)[0]) if self._state.terms else 0.0
+        return noise_in(self._state.terms)
 
     def answer(self, kind: str, order: Packet) -> Packet:
         if order.require("round", int) != self._state.round or not self._state.record:
@@ -219,7 +231,10 @@ class SecureSession:
         self._check_peers(members)
         for member, record in zip(members, assembly.records, strict=True):
             if not record.is_of(assembly.run, assembly.round, member, self._state.terms):
-                raise Refused(f"the keys in the name of {member.name} are not signed by it, for a sum on these terms")
+                raise Refused(
+                    f"the keys in the name of {member.name} are not signed by it, for a sum on these terms: of the "
+                    "same model, settings and noise"
+                )
         public = [key for record in assembly.records for key in (record.sealing, record.masking)]
         if len(set(public)) < len(public):
             raise Refused("two clients of the sum have the same keys")

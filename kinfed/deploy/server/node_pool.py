@@ -84,7 +84,7 @@ class NodePool:
                 gradients = self._checks.events(answer, self._checks.planned(k)[0])
                 if refused := answer.header.get("refused"):
                     raise MessageError(str(refused))
-                update = self._read_update(k, round, answer)
+                update = self._read_update(k, orders[self.roster.names[k]], answer)
             except MessageError as error:
                 rejections[k] = str(error)
                 raise
@@ -115,7 +115,7 @@ class NodePool:
     def commit(self, ids: Tensor) -> None:
         self.accepted[ids] = self._round
 
-    def _read_update(self, k: int, round: int, answer: Packet) -> Any:
+    def _read_update(self, k: int, order: Packet, answer: Packet) -> Any:
         """The content of a client's answer to a round; MessageError if it cannot be used."""
         if unknown := answer.groups.keys() - {"up"}:
             raise MessageError(f"an answer to a round holds an update and nothing else; got {min(unknown)} too")
