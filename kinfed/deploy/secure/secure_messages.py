@@ -43,8 +43,8 @@ def terms_of(order: Packet, run: RunConfig, noise: str) -> str:
     """What all clients of a sum must agree on: all that an order to train says to each alike, the settings of the run,
     and the noise that each adds (kinfed.updates.user_level.Share.terms; "": none). A run may be prolonged."""
     header = {name: value for name, value in order.header.items() if name not in OF_ONE_CLIENT}
-    told = [Packet(header, order.groups).digest(), run.dump() | {"rounds": 0}]
-    return json.dumps([hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest(), noise])
+    parts = [Packet(header, order.groups).digest(), run.dump() | {"rounds": 0}]
+    return json.dumps([hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest(), noise])
 
 
 def noise_in(terms: str) -> float:
