@@ -41,6 +41,8 @@ from kinfed.engine.task_factory import make_task as make_task
 from kinfed.engine.task_factory import would_compile as would_compile
 from kinfed.engine.training.frozen_features import FrozenPrefix as FrozenPrefix
 from kinfed.engine.training.frozen_features import frozen_prefix as frozen_prefix
+from kinfed.engine.training.gradient_count import GradientCount as GradientCount
+from kinfed.engine.training.gradient_count import counting as counting
 from kinfed.engine.training.sgd import sgd as sgd
 from kinfed.engine.zoo.lora import lora as lora
 from kinfed.engine.zoo.models import MODELS as MODELS

@@ -20,7 +20,7 @@ import torch
 from kinfed.algorithms import AnyAlgorithm
 from kinfed.config import RunConfig, make_config
 from kinfed.data import Federation
-from kinfed.engine import Builder, Score, begin_compiling, named_loss
+from kinfed.engine import Builder, GradientCount, Score, begin_compiling, named_loss
 from kinfed.errors import ConfigError
 from kinfed.records import Baseline, Checkpoints, RunFiles, RunFolder, evaluated_curves
 from kinfed.runs.baseline import baseline_score, make_baseline
@@ -227,10 +227,12 @@ class Experiment:
             folder.write_curves(result.label, result.seed, curves.to_json())
         return replace(result, curves=curves)
 
-    def make_loop(self, algorithm: AnyAlgorithm, seed: int, state_folder: Path | None = None) -> Loop:
+    def make_loop(
+        self, algorithm: AnyAlgorithm, seed: int, state_folder: Path | None = None, count: GradientCount | None = None
+    ) -> Loop:
         """An algorithm before its first round, on the data, the common start and the schedule of this configuration.
-        Clients' states are kept in `state_folder` if given, otherwise in memory."""
-        return self._loops.make(algorithm, seed, self.config.round_numbers, self._start(seed), state_folder)
+        Clients' states are kept in `state_folder` if given, otherwise in memory; gradients go into `count`."""
+        return self._loops.make(algorithm, seed, self.config.round_numbers, self._start(seed), state_folder, count)
 
     def _start(self, seed: int, checkpoints: Checkpoints | None = None) -> CommonStart:
         if seed not in self._starts:

@@ -33,7 +33,16 @@ from kinfed.algorithms import (
 from kinfed.config import RunConfig
 from kinfed.core import Tree
 from kinfed.data import Federation, LocalTraining, Moments, Population
-from kinfed.engine import Architectures, Builder, Task, make_objective, make_task, model_for
+from kinfed.engine import (
+    Architectures,
+    Builder,
+    GradientCount,
+    Task,
+    counting,
+    make_objective,
+    make_task,
+    model_for,
+)
 from kinfed.errors import ConfigError
 from kinfed.pools import GroupPool, LocalPool, Pool, physical_memory
 from kinfed.privacy import Ledger, check_weights, make_budget, seeded_noise
@@ -86,14 +95,18 @@ class LoopFactory:
         self._owner = owner
 
     def make(
-        self, algorithm: AnyAlgorithm, seed: int, rounds: range, start: CommonStart, state_folder: Path | None = None
-    ) -> Loop:
-        """Make it from `start` on. Clients' states are kept in `state_folder` if given, else in memory."""
+        self, algorithm: AnyAlgorithm, seed: int, rounds: range, start: CommonStart, state_folder: Path | None = None,
+        count: GradientCount | None = None,
+    ) -> Loop:  # fmt: skip
+        """Make it from `start` on. Clients' states are kept in `state_folder` if given, else in memory; gradients of
+        clients in this process go into `count`, if given."""
         inputs, config, schedule = self.inputs, self.inputs.config, self.inputs.config.schedule
         rounds = range(rounds.start, rounds.start + algorithm.rounds_in(len(rounds)))
         whole, data = inputs.training_parts(seed, algorithm)
         data, population = prepare_data(algorithm, data, data.population(seed, config.participation))
         task: Task = whole.starting_at(start.model)
+        if count is not None:
+            task = counting(task, count)
         task.problem = data.problem  # the mean and scale of a number to predict are those of the seed's training rows
         stages = StageFactory(config, type(algorithm).__name__, algorithm, task, data, population).make(rounds)
         if config.privacy is not None:
