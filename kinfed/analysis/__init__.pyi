@@ -1,4 +1,5 @@
 from kinfed.analysis import gain as gain
+from kinfed.analysis import rankings as rankings
 from kinfed.analysis.comparison import Comparison as Comparison
 from kinfed.analysis.comparison import Method as Method
 from kinfed.analysis.comparison import MetricStyle as MetricStyle

@@ -2,3 +2,9 @@ from kinfed.arena.plan import StudyPlan as StudyPlan
 from kinfed.arena.studies import StudyResult as StudyResult
 from kinfed.arena.studies import open_study as open_study
 from kinfed.arena.studies import study as study
+from kinfed.arena.suites import suite as suite
+from kinfed.arena.arena_runs import run_entries as run_entries
+from kinfed.arena.arena_runs import verify as verify
+from kinfed.arena.entries import Entry as Entry
+from kinfed.arena.entries import read_entry as read_entry
+from kinfed.arena.standings import Standings as Standings

@@ -257,6 +257,15 @@ class Federation(HasProblem):
         val, test = self.val.take(order), self.test.take(order)
         return replace(self, val=val, test=test, description={**self.description, **about})
 
+    def take(self, ids: Tensor) -> Federation:
+        """These clients alone, with their numbers among them."""
+        splits: dict[str, Any] = {name: self.split(name).take(ids) for name in SPLITS}
+        table, groups = self.class_weights, self.groups
+        return replace(
+            self, **splits, names=[self.names[k] for k in ids.tolist()], groups=None if groups is None else groups[ids],
+            class_weights=None if table is None else table[ids],
+        )  # fmt: skip
+
     def pooled(self) -> Federation:
         """The data of all clients in one place: a federation of one client."""
         splits: dict[str, Any] = {name: Ragged.of([torch.unique(self.split(name).rows)]) for name in SPLITS}

@@ -14,8 +14,6 @@ from kinfed.data.partitions.label_skew import Dirichlet
 from kinfed.data.sources.source import Source
 from kinfed.errors import ConfigError
 
-_MIDDLE, _UNIT = 127.5, 127.5  # of the scale 0..255
-
 
 @dataclass(frozen=True)
 class HiddenGroups(Iid):
@@ -69,9 +67,9 @@ class HiddenGroups(Iid):
 @dataclass(frozen=True)
 class FeatureShift(Dirichlet):
     """Rows are dealt as by `dirichlet`. Then every client changes each channel c of all its images, test images too, by
-    a rule of its own, and what leaves the scale of 0..255 is cut off:
+    a rule of its own, and what leaves the scale of 0..2h is cut off (h = 127.5; of digits, which are 0..16, h = 8):
 
-        x' = 127.5 + g_mc (x − 127.5) + 127.5 s_mc
+        x' = h + g_mc (x − h) + h s_mc
         ln g_mc ~ U(−contrast, contrast),  s_mc ~ U(−brightness, brightness)
 
     Channels differ, so that colours do. With both at 0 it is `dirichlet` with draws of its own."""
@@ -93,9 +91,12 @@ class FeatureShift(Dirichlet):
             for value in self.cameras(len(assignment.train), raw.shape[1], seed)
         )
 
+        scale = source.features.std
+        half = 127.5 if scale is None or scale.numel() > 1 else float(scale) / 2  # one number: what makes images 0..1
+
         def seen(client: int, x: Tensor) -> Tensor:
-            changed = _MIDDLE + gain[client] * (x.to(torch.float32) - _MIDDLE) + _UNIT * shift[client]
-            return changed.round().clamp(0, 255).to(torch.uint8)
+            changed = half + gain[client] * (x.to(torch.float32) - half) + half * shift[client]
+            return changed.round().clamp(0, 2 * half).to(torch.uint8)
 
         return replace(assignment, features=replace(source.features, raw=_changed(raw, assignment, seen)))
 

@@ -78,6 +78,7 @@ _BY_CLIENT = (
     ("adult", _SITES, "income above $50,000, by level of education"),
     ("tcga_brca", _SITES, "survival with breast cancer in six regions (TCGA, as in FLamby)"),
     ("rotterdam_gbsg", _SITES, "recurrence-free survival with breast cancer in two studies"),
+    ("mdsd_amazon4", _SITES, "8,000 reviews of four kinds of products, liked or not, as texts of a table"),
     ("breast_cancer", _SITES, "569 tumours (scikit-learn), five made-up sites; no download"),
     ("post_offices", _SITES, "1,797 digits (scikit-learn) at eight made-up post offices; no download"),
     ("sentiment140", "text:TweetOptions", "tweets by user, two sentiments, GloVe word vectors"),

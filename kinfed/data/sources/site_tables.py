@@ -201,6 +201,7 @@ SITE_TABLES = {
                   notes=("Canada has 3 events in all and Europe 9: their figures mean little",)),
         SiteTable("rotterdam_gbsg", "time_days", event="event",
                   notes=("gbsg says nothing of chemotherapy",)),
+        SiteTable("mdsd_amazon4", "label", ("rating", "title", "asin"), "text=text"),
     )
 }  # fmt: skip
 

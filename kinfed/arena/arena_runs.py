@@ -1,0 +1,241 @@
+"""Runs of methods in the arena, each in a folder of its own, and their verification.
+
+    run_entries(["mine.py:Mine"], "lite", "arena")       arena/mine/entry.json, and the references beside it
+    verify("arena/mine/entry.json", cells=4)             what was drawn, run again and compared
+
+A run that was stopped goes on with the next federation. Verifying draws cells (a federation with a seed) and one
+setting that was tried, runs them with the recorded settings, and compares bit for bit where processor and versions are
+those of the entry, and within the suite's tolerance elsewhere."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import comb
+from pathlib import Path
+from typing import Any
+
+from kinfed.algorithms import ALGORITHMS, Algorithm
+from kinfed.arena.contest import SeededFederation, best_trial, drawn_settings, enter, refused
+from kinfed.arena.entries import Code, Entry, FederationScores, read_entry, this_machine
+from kinfed.arena.suites import CURRENT, Suite, SuiteFederation, suite
+from kinfed.core import plugins, storage
+from kinfed.errors import ConfigError, DataError
+
+Say = Callable[[str], None]
+ENTRY = "entry.json"
+
+
+def run_entries(
+    targets: Sequence[str], subset: str = "lite", out: Path | str = "arena", *, suite_name: str = CURRENT,
+    say: Say = lambda sentence: None,
+) -> list[Path]:  # fmt: skip
+    """Entries of these methods, names or file.py:Class, and of the references that are not in the folder yet."""
+    whole = suite(suite_name)
+    whole.federations(subset)  # refuses an unknown one
+    methods = [_method(target) for target in targets]
+    files = []
+    for name, code in [*((name, None) for name in whole.references if name not in dict(methods)), *methods]:
+        files.append(_run_entry(name, code, whole, subset, Path(out), say))
+    return files
+
+
+def _run_entry(method: str, code: Code | None, whole: Suite, subset: str, out: Path, say: Say) -> Path:
+    folder = out / method
+    storage.make_folder(folder)
+    file, machine, about = folder / ENTRY, this_machine(), {"suite": whole.digest(subset), "subset": subset}
+    made_of = {**about, "machine": machine, "code": None if code is None else code.digest}
+    if file.exists():
+        entry = read_entry(file)
+        own = None if entry.code is None else entry.code.digest
+        if {
+            "suite": entry.suite_digest,
+            "subset": entry.subset,
+            "machine": dict(entry.machine),
+            "code": own,
+        } == made_of:
+            return file
+        raise ConfigError(
+            f"{file} is of another subset, suite, version, processor or code; choose another folder (--out)"
+        )
+    scores: dict[str, FederationScores] = {}
+    for one in whole.federations(subset):
+        part = folder / f"{one.name}.json"
+        record = storage.read_json(part, "a part of an entry") if part.exists() else {}
+        if record.get("of") == made_of:
+            scores[one.name] = FederationScores.from_json(record["scores"])
+            continue
+        scores[one.name] = enter(method, one, whole.budgets[subset])
+        storage.write_json(part, {"of": made_of, "scores": scores[one.name].to_json()})
+        say(f"{method} in {one.name}: {_result(scores[one.name], one)}")
+    title = ALGORITHMS[method].title
+    Entry(method, title, whole.name, whole.digest(subset), subset, scores, machine, code).write(file)
+    for one in whole.federations(subset):
+        (folder / f"{one.name}.json").unlink()
+    return file
+
+
+def _result(scores: FederationScores, one: SuiteFederation) -> str:
+    if scores.refused:
+        return f"cannot run ({scores.refused})"
+    means = [cell.mean for cell in scores.cells.values()]
+    known = [mean for mean in means if mean is not None]
+    if len(known) < len(means):
+        return "diverged"
+    return f"{one.metric} {sum(known) / len(known):.4f}, {scores.processor_seconds:.1f} s of processor time"
+
+
+def _method(target: str) -> tuple[str, Code | None]:
+    """Name of a registered method, or of a class in a file, which is registered where it is not."""
+    path, _, kind = target.partition(".py:")
+    if not kind:
+        if ALGORITHMS[target] and not ALGORITHMS.is_own(target):
+            raise ConfigError(
+                f"{target} is a plugin's method; name its file, so that its code is in the entry: file.py:Class"
+            )
+        return target, None
+    file = Path(f"{path}.py")
+    return _registered(plugins.load(file), kind, file), Code(
+        f"{file.name}:{kind}", plugins.digest_of(file), file.read_text("utf-8")
+    )
+
+
+def _registered(module: Any, kind: str, file: Path) -> str:
+    target = getattr(module, kind, None)
+    if not isinstance(target, type) or not issubclass(target, Algorithm):
+        raise ConfigError(f"{file} has no method {kind}: a class that is a kinfed.author.Algorithm")
+    name = ALGORITHMS.name_of(target)
+    if name is None:
+        name = kind.lower()
+        ALGORITHMS.register(name, target, title=kind)
+    return name
+
+
+# ---- verification ----
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was run again, and where it differs."""
+
+    entry: Entry
+    drawn: tuple[str, ...]
+    differences: tuple[str, ...]
+    exact: bool  # compared bit for bit
+    all_cells: int
+
+    @property
+    def holds(self) -> bool:
+        return not self.differences
+
+    def catches(self, share: float) -> float:
+        """The chance that such a draw meets one of the cells, where a share of them is forged."""
+        forged, drawn = round(share * self.all_cells), len(self.drawn)
+        return 1 - comb(self.all_cells - forged, drawn) / comb(self.all_cells, drawn)
+
+
+def verify(
+    file: Path | str, cells: int = 4, *, draw: int | None = None, plugin: Path | None = None, trust_code: bool = False,
+    say: Say = lambda sentence: None,
+) -> Verification:  # fmt: skip
+    """Run a drawn part of an entry again. `draw` repeats a draw; otherwise it is a new one, which nobody foresees."""
+    import numpy as np
+
+    entry = read_entry(file)
+    whole = suite(entry.suite)
+    with tempfile.TemporaryDirectory() as folder:
+        _admit(entry, plugin, trust_code, Path(folder))
+    everything = [(one, seed) for one in whole.federations(entry.subset) for seed in whole.budgets[entry.subset].seeds]
+    generator = np.random.default_rng(secrets.randbits(64) if draw is None else draw)
+    chosen = generator.permutation(len(everything))[:cells].tolist()
+    exact = dict(entry.machine) == this_machine()
+    drawn, wrong = [], []
+    for place in chosen:
+        one, seed = everything[place]
+        name = f"{one.name}, seed {seed}"
+        found = _cell_differences(entry, SeededFederation(one, seed), exact, whole.tolerance)
+        say(f"{name}: {found or 'the same'}")
+        drawn.append(name)
+        wrong += [f"{name}: {found}"] if found else []
+    one, number = everything[chosen[0]][0], int(generator.integers(1 << 16))
+    if found := _trial_difference(entry, one, whole, number, exact):
+        wrong.append(f"{one.name}: {found}")
+    return Verification(entry, tuple(drawn), tuple(wrong), exact, len(everything))
+
+
+def _admit(entry: Entry, plugin: Path | None, trust_code: bool, folder: Path) -> None:
+    """Load the code of an entry: a file that the verifier names, or what is in the entry, if that is trusted."""
+    if entry.code is None:
+        if entry.method not in ALGORITHMS or not ALGORITHMS.is_own(entry.method):
+            raise DataError(f"the entry is of {entry.method}, which is no method of kinfed's, and has no code")
+        return
+    name, _, kind = entry.code.target.partition(":")
+    if plugin is None and not trust_code:
+        raise ConfigError(
+            f"the entry is of code that is not kinfed's ({name}, digest {entry.code.digest}), and verifying runs it. Name "
+            "a file that you have read (--plugin FILE), or run what is in the entry (--trust-code)"
+        )
+    file = plugin
+    if file is None:
+        file = folder / Path(name).name
+        file.write_text(entry.code.text, "utf-8")
+    module = plugins.load(file)
+    if plugins.digest_of(file) != entry.code.digest:
+        raise DataError(
+            f"{file.name} is not the code that the entry was made with: its digest is {plugins.digest_of(file)}"
+        )
+    if _registered(module, kind, file) != entry.method:
+        raise DataError(f"{entry.code.target} is not the method {entry.method}")
+
+
+def _cell_differences(entry: Entry, place: SeededFederation, exact: bool, tolerance: float) -> str:
+    """How a cell differs from what the entry says; "" if it does not."""
+    scores = entry.federations[place.spec.name]
+    if scores.refused:
+        return (
+            "" if refused(entry.method, place) else f"the entry says it cannot run here ({scores.refused}), and it can"
+        )
+    said = scores.cells[place.seed]
+    if said.gradients > place.budget and said.rounds > 1:
+        return f"{said.gradients:,} gradients, more than the {place.budget:,} of the budget"
+    own = place.judged(entry.method, best_trial(scores.trials, place.spec.metric).settings)
+    if exact:
+        if own == said:
+            return ""
+        if (own.rounds, own.gradients) != (said.rounds, said.gradients):
+            return f"{own.rounds} rounds and {own.gradients:,} gradients, not {said.rounds} and {said.gradients:,}"
+        clients = sum(a != b for a, b in zip(own.scores or (), said.scores or (), strict=False))
+        return f"other scores of {clients} clients: {place.spec.metric} {_shown(own.mean)}, not {_shown(said.mean)}"
+    if own.mean is None or said.mean is None:
+        return "" if own.mean == said.mean else f"{place.spec.metric} {_shown(own.mean)}, not {_shown(said.mean)}"
+    distance = abs(place.spec.skill(own.mean, place.seed) - place.spec.skill(said.mean, place.seed))
+    if distance <= tolerance and len(own.scores or ()) == len(said.scores or ()):
+        return ""
+    return f"{place.spec.metric} {_shown(own.mean)}, not {_shown(said.mean)}: {distance:.3f} of skill apart, {tolerance} allowed"
+
+
+def _trial_difference(entry: Entry, one: SuiteFederation, whole: Suite, number: int, exact: bool) -> str:
+    """How the settings that were tried in a federation differ from those that are drawn there; one of them is run."""
+    scores, budget = entry.federations[one.name], whole.budgets[entry.subset]
+    if scores.refused:
+        return ""
+    expected = list(drawn_settings(entry.method, one, budget))
+    if [trial.settings for trial in scores.trials] != expected:
+        return "the settings that were tried are not those that the suite draws"
+    said = scores.trials[number % len(expected)]
+    own = SeededFederation(one, budget.seeds[0]).validated(entry.method, said.settings)
+    if own == said or (not exact and _close(own.value, said.value, one, whole.tolerance)):
+        return ""
+    return f"settings {said.settings or 'as configured'} have {_shown(own.value)} on validation rows, not {_shown(said.value)}"
+
+
+def _close(own: float | None, said: float | None, one: SuiteFederation, tolerance: float) -> bool:
+    if own is None or said is None:
+        return own == said
+    return abs(one.skill(own, 0) - one.skill(said, 0)) <= tolerance
+
+
+def _shown(value: float | None) -> str:
+    return "diverged" if value is None else f"{value:.6f}"

@@ -1,0 +1,186 @@
+"""Entries of the arena: one method's scores by federation, seed and client, in a file that can be checked and run again.
+
+    entry = read_entry("entry.json")          refused where it is damaged, incomplete, or contradicts itself
+
+Nothing that a reader concludes is in the file: pages and boards compute it from the scores."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from kinfed.arena.suites import Suite, suite
+from kinfed.core import storage
+from kinfed.errors import ConfigError, DataError
+from kinfed.records import run_versions
+
+_FORMAT, _VERSION = "kinfed-arena-entry", 1
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Settings that were tried on validation rows."""
+
+    settings: dict[str, Any]  # none: as configured
+    value: float | None  # of the federation's metric; none: refused or diverged
+    rounds: int
+    gradients: int
+    reason: str = ""  # why there is no value
+
+
+@dataclass(frozen=True)
+class CellScores:
+    """One federation under one seed."""
+
+    rounds: int
+    gradients: int  # as the engine counted them
+    scores: tuple[float | None, ...] | None  # by client; none of all: diverged; of one: undefined on its test rows
+
+    @property
+    def mean(self) -> float | None:
+        known = [score for score in self.scores or () if score is not None]
+        return sum(known) / len(known) if known else None
+
+
+@dataclass(frozen=True)
+class FederationScores:
+    """A method in one federation."""
+
+    trials: tuple[Trial, ...] = ()
+    cells: Mapping[int, CellScores] = field(default_factory=dict)  # by seed
+    refused: str = ""  # why the method cannot run here
+    processor_seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> FederationScores:
+        trials = tuple(Trial(**trial) for trial in record["trials"])
+        cells = {
+            int(seed): CellScores(cell["rounds"], cell["gradients"], _scores(cell["scores"]))
+            for seed, cell in record["cells"].items()
+        }
+        return cls(trials, cells, str(record["refused"]), float(record["processor_seconds"]))
+
+
+@dataclass(frozen=True)
+class Code:
+    """The code of a method that is not kinfed's own."""
+
+    target: str  # file.py:Class
+    digest: str  # of the file, and of those beside it that it imports
+    text: str  # of the file
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method in a subset of a suite."""
+
+    method: str
+    title: str
+    suite: str
+    suite_digest: str
+    subset: str
+    federations: Mapping[str, FederationScores]
+    machine: Mapping[str, str]
+    code: Code | None = None
+
+    @property
+    def processor_seconds(self) -> float:
+        return sum(one.processor_seconds for one in self.federations.values())
+
+    def to_json(self) -> dict[str, Any]:
+        values = {"format": _FORMAT, "version": _VERSION, **asdict(self)}
+        return {**values, "digest": self.digest}
+
+    @property
+    def digest(self) -> str:
+        """Of everything but times."""
+        timeless = {name: replace(one, processor_seconds=0.0) for name, one in self.federations.items()}
+        content = storage.to_json(storage.plain(asdict(replace(self, federations=timeless))))
+        return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+    def write(self, file: Path) -> None:
+        storage.write_json(file, self.to_json())
+
+
+def read_entry(file: Path | str) -> Entry:
+    """The entry in a file, if it is whole and agrees with its suite and itself."""
+    record = storage.read_json(Path(file), "the entry of a method")
+    if record.get("format") != _FORMAT or record.get("version") != _VERSION:
+        raise DataError(f"{file} is no entry of this version of the arena; it says {record.get('format')!r}")
+    try:
+        code = None if record["code"] is None else Code(**record["code"])
+        scores = {name: FederationScores.from_json(one) for name, one in record["federations"].items()}
+        names = ("method", "title", "suite", "suite_digest", "subset")
+        entry = Entry(
+            **{name: str(record[name]) for name in names}, federations=scores, machine=record["machine"], code=code
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{file} is no entry: {error!r}") from error
+    if entry.digest != record.get("digest"):
+        raise DataError(
+            f"{file} was changed after it was made: its digest is {entry.digest}, not {record.get('digest')}"
+        )
+    if contradiction := contradictions(entry, suite(entry.suite)):
+        raise DataError(f"{file} is no entry that stands: {contradiction}")
+    return entry
+
+
+def contradictions(entry: Entry, whole: Suite) -> str:
+    """The first thing that an honest entry cannot have, as far as it can be told without running anything; "" if none."""
+    federations, budget = whole.federations(entry.subset), whole.budgets[entry.subset]
+    if entry.suite_digest != whole.digest(entry.subset):
+        return f"it was made with another {whole.name} (digest {entry.suite_digest}, not {whole.digest(entry.subset)})"
+    if set(entry.federations) != {one.name for one in federations}:
+        return f"{entry.subset} has the federations {', '.join(one.name for one in federations)}, and it has others"
+    for one in federations:
+        scores = entry.federations[one.name]
+        if scores.refused:
+            if scores.cells:
+                return f"in {one.name} it is refused and has scores"
+            continue
+        if tuple(scores.cells) != budget.seeds:
+            return f"in {one.name} it has seeds {', '.join(map(str, scores.cells))}; all of {list(budget.seeds)} count"
+        if not 1 <= len(scores.trials) <= budget.trials or scores.trials[0].settings:
+            return f"in {one.name} it was tuned with {len(scores.trials)} trials; {budget.trials} are allowed"
+        if any(not 1 <= cell.rounds <= one.rounds for cell in scores.cells.values()):
+            return f"in {one.name} it has more rounds than {one.rounds}"
+    return ""
+
+
+def this_machine() -> dict[str, str]:
+    """What decides the bits of results."""
+    versions = run_versions()
+    packages = {
+        name: str(version) for name, version in versions["versions"].items() if name in ("torch", "numpy", "numba")
+    }
+    return {"processor": processor_name(), "kinfed": str(versions["kinfed"]), **packages}
+
+
+def processor_name() -> str:
+    """The model of the processor, as the system calls it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return model or platform.machine()
+
+
+def _scores(values: Sequence[float | None] | None) -> tuple[float | None, ...] | None:
+    return None if values is None else tuple(None if value is None else float(value) for value in values)
+
+
+def refuse_other_suite(entries: Sequence[Entry]) -> None:
+    """One board is of one suite and subset."""
+    kinds = {(entry.suite, entry.subset) for entry in entries}
+    if len(kinds) > 1:
+        raise ConfigError(
+            f"these entries are of {' and '.join(sorted(' '.join(kind) for kind in kinds))}; give those of one"
+        )

@@ -1,0 +1,98 @@
+"""`kinfed arena`: run a method on a frozen suite, verify an entry, make the board."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from kinfed.cli.parameters import CommandGroup
+from kinfed.cli.terminal import say
+
+arena = CommandGroup(
+    help="A frozen suite that anybody can enter, and entries that anybody can verify.", no_args_is_help=True
+)
+Folder = Annotated[Path, Option("--out", "-o", help="Folder of entries; what is there is not run again.")]
+
+
+@arena.command()
+def run(
+    methods: Annotated[list[str], Argument(help="Methods by name, or of a file of your own: mine.py:Mine.")],
+    subset: Annotated[str, Option(help="lite, core or full.")] = "lite",
+    out: Folder = Path("arena"),
+) -> None:
+    """Run methods on a subset of the suite, with the references that they are compared with, and write their entries.
+
+    Repeat the command to go on where it stopped.
+    """
+    from kinfed.arena import entry_page, run_entries
+    from kinfed.report import write_page
+
+    begin = time.perf_counter()
+    try:
+        files = run_entries(methods, subset, out, say=say)
+    except KeyboardInterrupt:
+        again = f"kinfed arena run {shlex.join(methods)} --subset {subset} --out {shlex.quote(str(out))}"
+        say(f"stopped; federations that are done are saved. To continue: {again}")
+        raise typer.Exit(130) from None
+    for file in files[-len(methods) :]:
+        page = entry_page(file, out)
+        write_page(file.with_suffix(".html"), page.html)
+        for sentence in page.sentences:
+            say(sentence)
+        say(f"entry    {file}")
+        say(f"page     {file.with_suffix('.html')}")
+    say(f"took     {time.perf_counter() - begin:.0f} s")
+
+
+@arena.command()
+def verify(
+    entry: Annotated[Path, Argument(help="entry.json")],
+    cells: Annotated[int, Option(min=1, help="How many federations with a seed are drawn and run again.")] = 4,
+    draw: Annotated[int | None, Option(help="Repeat a draw by its number; without, nobody can foresee it.")] = None,
+    plugin: Annotated[Path | None, Option(help="The method's file, which you have read.")] = None,
+    trust_code: Annotated[bool, Option("--trust-code", help="Run the code that is in the entry.")] = False,
+) -> None:
+    """Run a drawn part of an entry again and compare: bit for bit on the same kind of processor with the same versions.
+
+    An entry that does not hold is refused with exit status 1.
+    """
+    from kinfed.arena import verify as verify_entry
+
+    begin = time.perf_counter()
+    found = verify_entry(entry, cells, draw=draw, plugin=plugin, trust_code=trust_code, say=say)
+    how = (
+        "bit for bit" if found.exact else "within the tolerance of the suite: processor or versions are not the entry's"
+    )
+    say(f"compared {how}: {len(found.drawn)} of {found.all_cells} cells, and one setting that was tried")
+    say(
+        f"an entry with a tenth of its cells forged is caught so with a chance of {found.catches(0.1):.0%}, with half of them {found.catches(0.5):.0%}"
+    )
+    if not found.holds:
+        for difference in found.differences:
+            say(f"differs  {difference}")
+        say(f"refused  {entry} does not hold")
+        raise typer.Exit(1)
+    say(f"verified {entry}, in {time.perf_counter() - begin:.0f} s")
+
+
+@arena.command()
+def board(
+    entries: Annotated[Path, Argument(help="Folder with entries, at any depth.")],
+    out: Annotated[Path, Option("--out", "-o", help="The page, which needs nothing beside itself; or .md.")] = Path(
+        "board.html"
+    ),
+) -> None:
+    """Make the board of all entries in a folder: a page without a server."""
+    from kinfed.arena import arena_board
+    from kinfed.report import write_page
+
+    page = arena_board(entries)
+    write_page(out, page.markdown if out.suffix == ".md" else page.html)
+    for sentence in page.sentences:
+        say(sentence)
+    say(f"wrote    {out}")
