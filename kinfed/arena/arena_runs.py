@@ -174,8 +174,8 @@ def _admit(entry: Entry, plugin: Path | None, trust_code: bool, folder: Path) ->
     name, _, kind = entry.code.target.partition(":")
     if plugin is None and not trust_code:
         raise ConfigError(
-            f"the entry is of code that is not kinfed's ({name}, digest {entry.code.digest}), and verifying runs it. Name "
-            "a file that you have read (--plugin FILE), or run what is in the entry (--trust-code)"
+            f"the entry is of code that is not kinfed's ({name}, digest {entry.code.digest}), and verifying runs it. "
+            "Name a file that you have read (--plugin FILE), or run what is in the entry (--trust-code)"
         )
     file = plugin
     if file is None:
@@ -213,7 +213,8 @@ def _cell_differences(entry: Entry, place: SeededFederation, exact: bool, tolera
     distance = abs(place.spec.skill(own.mean, place.seed) - place.spec.skill(said.mean, place.seed))
     if distance <= tolerance and len(own.scores or ()) == len(said.scores or ()):
         return ""
-    return f"{place.spec.metric} {_shown(own.mean)}, not {_shown(said.mean)}: {distance:.3f} of skill apart, {tolerance} allowed"
+    apart = f"{distance:.3f} of skill apart, {tolerance} allowed"
+    return f"{place.spec.metric} {_shown(own.mean)}, not {_shown(said.mean)}: {apart}"
 
 
 def _trial_difference(entry: Entry, one: SuiteFederation, whole: Suite, number: int, exact: bool) -> str:
@@ -228,7 +229,8 @@ def _trial_difference(entry: Entry, one: SuiteFederation, whole: Suite, number: 
     own = SeededFederation(one, budget.seeds[0]).validated(entry.method, said.settings)
     if own == said or (not exact and _close(own.value, said.value, one, whole.tolerance)):
         return ""
-    return f"settings {said.settings or 'as configured'} have {_shown(own.value)} on validation rows, not {_shown(said.value)}"
+    what = said.settings or "as configured"
+    return f"settings {what} have {_shown(own.value)} on validation rows, not {_shown(said.value)}"
 
 
 def _close(own: float | None, said: float | None, one: SuiteFederation, tolerance: float) -> bool:

@@ -1,4 +1,4 @@
-"""Entries of the arena: one method's scores by federation, seed and client, in a file that can be checked and run again.
+"""Entries of the arena: one method's scores by federation, seed and client, to be checked and run again by anybody.
 
     entry = read_entry("entry.json")          refused where it is damaged, incomplete, or contradicts itself
 
@@ -133,7 +133,7 @@ def read_entry(file: Path | str) -> Entry:
 
 
 def contradictions(entry: Entry, whole: Suite) -> str:
-    """The first thing that an honest entry cannot have, as far as it can be told without running anything; "" if none."""
+    """The first thing that an honest entry cannot have, as far as can be told without running anything; "" if none."""
     federations, budget = whole.federations(entry.subset), whole.budgets[entry.subset]
     if entry.suite_digest != whole.digest(entry.subset):
         return f"it was made with another {whole.name} (digest {entry.suite_digest}, not {whole.digest(entry.subset)})"

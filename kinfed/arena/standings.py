@@ -7,7 +7,7 @@ diverges there, leaves its clients with what they learn alone, or without a mode
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean

@@ -9,6 +9,7 @@ import typer
 from typer import Option
 
 from kinfed.cli import (
+    arena_command,
     audit_command,
     deploy_command,
     doctor_command,
@@ -82,6 +83,7 @@ watch_commands.add_to(deploy_command.deploy)
 app.add_typer(deploy_command.deploy, name="deploy")
 app.add_typer(vault_command.vault, name="vault")
 app.add_typer(audit_command.audit, name="audit")
+app.add_typer(arena_command.arena, name="arena")
 
 
 def main() -> None:

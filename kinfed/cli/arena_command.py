@@ -69,9 +69,8 @@ def verify(
         "bit for bit" if found.exact else "within the tolerance of the suite: processor or versions are not the entry's"
     )
     say(f"compared {how}: {len(found.drawn)} of {found.all_cells} cells, and one setting that was tried")
-    say(
-        f"an entry with a tenth of its cells forged is caught so with a chance of {found.catches(0.1):.0%}, with half of them {found.catches(0.5):.0%}"
-    )
+    chances = " and ".join(f"{share:.0%} with {found.catches(share):.0%}" for share in (0.1, 0.25, 0.5))
+    say(f"chances to catch forged cells with such a draw, by their share: {chances}")
     if not found.holds:
         for difference in found.differences:
             say(f"differs  {difference}")
