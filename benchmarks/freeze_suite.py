@@ -1,6 +1,6 @@
 """Write digests and baselines of a suite's federations into its file; those that are there stay as they are.
 
-    python benchmarks/freeze_suite.py arena-1
+    python benchmarks/freeze_suite.py mine.toml
 
 A frozen suite is not written anew: this is for a suite that is being made. Federations whose data are not here are left
 without, and are refused where somebody asks for them."""
@@ -16,7 +16,7 @@ from kinfed.errors import MissingDataError
 
 
 def main(name: str) -> None:
-    file = Path(kinfed.arena.__file__).parent / f"{name}.toml"
+    file = Path(name) if name.endswith(".toml") else Path(kinfed.arena.__file__).parent / f"{name}.toml"
     text = file.read_text("utf-8")
     whole = suite(name)
     seeds = whole.budgets["full"].seeds

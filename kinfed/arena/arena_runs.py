@@ -159,8 +159,9 @@ def verify(
         say(f"{name}: {found or 'the same'}")
         drawn.append(name)
         wrong += [f"{name}: {found}"] if found else []
+    wrong += _undrawn_settings(entry, whole)
     one, number = everything[chosen[0]][0], int(generator.integers(1 << 16))
-    if found := _trial_difference(entry, one, whole, number, exact):
+    if not wrong and (found := _trial_difference(entry, one, whole, number, exact)):
         wrong.append(f"{one.name}: {found}")
     return Verification(entry, tuple(drawn), tuple(wrong), exact, len(everything))
 
@@ -217,15 +218,23 @@ def _cell_differences(entry: Entry, place: SeededFederation, exact: bool, tolera
     return f"{place.spec.metric} {_shown(own.mean)}, not {_shown(said.mean)}: {apart}"
 
 
+def _undrawn_settings(entry: Entry, whole: Suite) -> list[str]:
+    """The federations in which other settings were tried than the suite draws."""
+    wrong = []
+    for one in whole.federations(entry.subset):
+        scores = entry.federations[one.name]
+        drawn = list(drawn_settings(entry.method, one, whole.budgets[entry.subset]))
+        if not scores.refused and [trial.settings for trial in scores.trials] != drawn:
+            wrong.append(f"{one.name}: the settings that were tried are not those that the suite draws")
+    return wrong
+
+
 def _trial_difference(entry: Entry, one: SuiteFederation, whole: Suite, number: int, exact: bool) -> str:
-    """How the settings that were tried in a federation differ from those that are drawn there; one of them is run."""
+    """How a setting that was tried in a federation differs when it is tried again; "" if it does not."""
     scores, budget = entry.federations[one.name], whole.budgets[entry.subset]
     if scores.refused:
         return ""
-    expected = list(drawn_settings(entry.method, one, budget))
-    if [trial.settings for trial in scores.trials] != expected:
-        return "the settings that were tried are not those that the suite draws"
-    said = scores.trials[number % len(expected)]
+    said = scores.trials[number % len(scores.trials)]
     own = SeededFederation(one, budget.seeds[0]).validated(entry.method, said.settings)
     if own == said or (not exact and _close(own.value, said.value, one, whole.tolerance)):
         return ""

@@ -15,7 +15,7 @@ from itertools import groupby
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from kinfed.analysis import MetricStyle, average, interval, leader, metric_style, single_run
+from kinfed.analysis import MetricStyle, average, interval, leader, metric_style, rankings, single_run
 from kinfed.arena.plan import Cell
 from kinfed.engine import METRICS
 from kinfed.errors import ConfigError, DataError
@@ -152,7 +152,10 @@ def _figure(by_seed: Mapping[int, float], style: MetricStyle, mark: str) -> Tabl
 
 def _rank(label: str, columns: list[Values], style: MetricStyle) -> TableCell:
     """A method's mean rank over the columns that have it, with the interval over them."""
-    by_column = [{seed: _place(label, values, seed, style) for seed in values.get(label, {})} for values in columns]
+    by_column = [
+        {seed: rankings.places(_of_seed(values, seed), style.lower_is_better)[label] for seed in values.get(label, {})}
+        for values in columns
+    ]
     by_column = [places for places in by_column if places]
     if not by_column:
         return TableCell("–")
@@ -162,15 +165,9 @@ def _rank(label: str, columns: list[Values], style: MetricStyle) -> TableCell:
     return TableCell(text if likely is None else f"{text} [{max(likely.low, 1):.1f}, {likely.high:.1f}]")
 
 
-def _place(label: str, values: Values, seed: int, style: MetricStyle) -> float:
-    """The rank among the methods that have this seed, 1 the best; equal methods share the mean of their places, and
-    what has diverged is last."""
-    sign = -1.0 if style.lower_is_better else 1.0
-    scores = {name: by_seed[seed] for name, by_seed in values.items() if seed in by_seed}
-    scores = {name: sign * score if finite(score) else -math.inf for name, score in scores.items()}
-    better = sum(score > scores[label] for score in scores.values())
-    equal = sum(score == scores[label] for score in scores.values())
-    return better + (equal + 1) / 2
+def _of_seed(values: Values, seed: int) -> dict[str, float]:
+    """The methods that have this seed."""
+    return {name: by_seed[seed] for name, by_seed in values.items() if seed in by_seed}
 
 
 def _costs(label: str, runs: list[RunRecord]) -> list[TableCell]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -61,6 +62,8 @@ class SuiteFederation:
 
     def federation(self, seed: int) -> Federation:
         """All clients of a seed, split in three, as the suite has them; refused where they are not."""
+        if seed >= len(self.digests):
+            raise ConfigError(f"{self.name} has no digest for seed {seed} in its suite (benchmarks/freeze_suite.py)")
         data = self.unchecked(seed)
         if data.digest() != self.digests[seed]:
             raise DataError(
@@ -118,8 +121,8 @@ class Suite:
 
 @cache
 def suite(name: str = CURRENT) -> Suite:
-    """The suite of that name."""
-    file = files("kinfed.arena").joinpath(f"{name}.toml")
+    """The suite of that name; or of a file of one's own, name.toml, whose entries are no entries of the arena."""
+    file = Path(name) if name.endswith(".toml") else files("kinfed.arena").joinpath(f"{name}.toml")
     if not file.is_file():
         raise ConfigError(f"there is no suite {name!r} in this version of kinfed; there is {CURRENT}")
     values = tomllib.loads(file.read_text("utf-8"))
@@ -127,7 +130,7 @@ def suite(name: str = CURRENT) -> Suite:
     federations = [_federation(common, entry) for entry in values["federations"]]
     budgets = {name: Budget(tuple(entry["seeds"]), entry["trials"]) for name, entry in values["budgets"].items()}
     return Suite(
-        values["name"], values["tolerance"], budgets, tuple(values["references"]), tuple(federations)
+        name, values["tolerance"], budgets, tuple(values["references"]), tuple(federations)
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ def run(
     methods: Annotated[list[str], Argument(help="Methods by name, or of a file of your own: mine.py:Mine.")],
     subset: Annotated[str, Option(help="lite, core or full.")] = "lite",
     out: Folder = Path("arena"),
+    suite: Annotated[str, Option(help="Name of the suite, or a file of your own.")] = "arena-1",
 ) -> None:
     """Run methods on a subset of the suite, with the references that they are compared with, and write their entries.
 
@@ -34,7 +35,7 @@ def run(
 
     begin = time.perf_counter()
     try:
-        files = run_entries(methods, subset, out, say=say)
+        files = run_entries(methods, subset, out, suite_name=suite, say=say)
     except KeyboardInterrupt:
         again = f"kinfed arena run {shlex.join(methods)} --subset {subset} --out {shlex.quote(str(out))}"
         say(f"stopped; federations that are done are saved. To continue: {again}")

@@ -8,9 +8,9 @@ import pytest
 from command_line import kinfed
 
 from kinfed import study
-from kinfed.analysis import metric_style
+from kinfed.analysis import metric_style, rankings
 from kinfed.arena import StudyPlan, open_study
-from kinfed.arena.study_table import _marks, _place, _rank
+from kinfed.arena.study_table import _marks, _rank
 from kinfed.errors import ConfigError, DataError, StorageError
 from kinfed.runs import Interrupted
 
@@ -181,7 +181,8 @@ def test_bold_is_what_the_best_does_not_lead_clearly():
 
 
 def test_ranks_share_ties_and_put_what_diverged_last():
-    assert [_place(name, VALUES, 0, ACCURACY) for name in "abcd"] == [1.5, 4, 3, 1.5]
-    assert [_place(name, VALUES, 1, ACCURACY) for name in "abcd"] == [2, 3, 1, 4]
+    first, second = ({name: by_seed[seed] for name, by_seed in VALUES.items()} for seed in (0, 1))
+    assert list(rankings.places(first).values()) == [1.5, 4, 3, 1.5]
+    assert list(rankings.places(second).values()) == [2, 3, 1, 4]
     assert _rank("a", [VALUES], ACCURACY).text.startswith("1.5 [")
     assert _rank("nobody", [VALUES], ACCURACY).text == "–"
