@@ -3,7 +3,6 @@ from kinfed.analysis import rankings as rankings
 from kinfed.analysis.comparison import Comparison as Comparison
 from kinfed.analysis.comparison import Method as Method
 from kinfed.analysis.comparison import MetricStyle as MetricStyle
-from kinfed.analysis.comparison import Slot as Slot
 from kinfed.analysis.comparison import cautions as cautions
 from kinfed.analysis.comparison import compare as compare
 from kinfed.analysis.comparison import display_name as display_name

@@ -13,7 +13,7 @@ rank is over federations like these.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean
 
 import numpy as np
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from kinfed.analysis.statistics import Interval
 
 DRAWS = 2000
+Table = NDArray[np.float64]
 Scores = Mapping[str, Mapping[str, Mapping[int, float]]]  # by method, federation and seed; higher is better
 
 
@@ -43,28 +44,12 @@ def mean_ranks(scores: Scores) -> dict[str, float]:
 def rank_intervals(scores: Scores, confidence: float = 0.95, draws: int = DRAWS) -> dict[str, Interval]:
     """Mean ranks with percentile intervals: federations are drawn with replacement, and within each its seeds, the same
     for all methods."""
-    means, generator = _means(scores), np.random.default_rng(0)
-    _, blocks, seeds = means.shape
-    drawn = np.empty((draws, len(means)))
-    for number in range(draws):
-        block = generator.integers(blocks, size=blocks)
-        seed = generator.integers(seeds, size=(blocks, seeds))
-        drawn[number] = _ranks(means[:, block[:, None], seed].mean(2)).mean(1)
-    return _intervals(list(scores), _ranks(means.mean(2)).mean(1), drawn, confidence, blocks)
+    return _intervals(scores, lambda means: _ranks(means.mean(2)).mean(1), confidence, draws)
 
 
-def mean_intervals(
-    values: Mapping[str, Mapping[str, Mapping[int, float]]], confidence: float = 0.95, draws: int = DRAWS
-) -> dict[str, Interval]:
+def mean_intervals(values: Scores, confidence: float = 0.95, draws: int = DRAWS) -> dict[str, Interval]:
     """Means over federations and seeds, such as regrets, with percentile intervals by the same draws."""
-    table, generator = _means(values), np.random.default_rng(0)
-    _, blocks, seeds = table.shape
-    drawn = np.empty((draws, len(table)))
-    for number in range(draws):
-        block = generator.integers(blocks, size=blocks)
-        seed = generator.integers(seeds, size=(blocks, seeds))
-        drawn[number] = table[:, block[:, None], seed].mean((1, 2))
-    return _intervals(list(values), table.mean((1, 2)), drawn, confidence, blocks)
+    return _intervals(values, lambda table: table.mean((1, 2)), confidence, draws)
 
 
 def critical_difference(methods: int, federations: int, confidence: float = 0.95) -> float:
@@ -100,7 +85,7 @@ def rank_correlation(one: Mapping[str, float], other: Mapping[str, float]) -> fl
     return float(np.corrcoef([first[name] for name in names], [second[name] for name in names])[0, 1])
 
 
-def _means(scores: Scores) -> NDArray[np.float64]:
+def _means(scores: Scores) -> Table:
     """[methods, federations, seeds]; all methods have the federations and seeds of the first."""
     first = next(iter(scores.values()))
     rows = [[[one[block][seed] for seed in seeds] for block, seeds in first.items()] for one in scores.values()]
@@ -108,16 +93,26 @@ def _means(scores: Scores) -> NDArray[np.float64]:
     return np.where(np.isfinite(table), table, -np.inf)
 
 
-def _ranks(means: NDArray[np.float64]) -> NDArray[np.float64]:
+def _ranks(means: Table) -> Table:
     """[methods, federations] places among the methods."""
     better = (means[None] > means[:, None]).sum(1)
     equal = (means[None] == means[:, None]).sum(1)
-    return better + (equal + 1) / 2
+    return np.asarray(better + (equal + 1) / 2, np.float64)
 
 
 def _intervals(
-    names: Sequence[str], values: NDArray[np.float64], drawn: NDArray[np.float64], confidence: float, number: int
+    scores: Scores, statistic: Callable[[Table], Table], confidence: float, draws: int
 ) -> dict[str, Interval]:
-    tail = 50 * (1 - confidence)
+    """A statistic [methods] of all scores, with percentile intervals over federations and seeds drawn anew."""
+    table, generator = _means(scores), np.random.default_rng(0)
+    methods, blocks, seeds = table.shape
+    drawn = np.empty((draws, methods))
+    for number in range(draws):
+        block = generator.integers(blocks, size=(blocks, 1))
+        drawn[number] = statistic(table[:, block, generator.integers(seeds, size=(blocks, seeds))])
+    value, tail = statistic(table), 50 * (1 - confidence)
     low, high = np.percentile(drawn, [tail, 100 - tail], axis=0)
-    return {name: Interval(float(values[i]), float(low[i]), float(high[i]), number) for i, name in enumerate(names)}
+    bounds = zip(value.tolist(), low.tolist(), high.tolist(), strict=True)
+    return {
+        name: Interval(mean, below, above, blocks) for name, (mean, below, above) in zip(scores, bounds, strict=True)
+    }

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kinfed.algorithms import ALGORITHMS, Algorithm
-from kinfed.arena.contest import SeededFederation, best_trial, drawn_settings, enter, refused
+from kinfed.arena.contest import SeededFederation, best_trial, drawn_settings, enter, refusal, tried
 from kinfed.arena.entries import Code, Entry, FederationScores, read_entry, this_machine
 from kinfed.arena.suites import CURRENT, Suite, SuiteFederation, suite
 from kinfed.core import plugins, storage
@@ -195,9 +195,9 @@ def _cell_differences(entry: Entry, place: SeededFederation, exact: bool, tolera
     """How a cell differs from what the entry says; "" if it does not."""
     scores = entry.federations[place.spec.name]
     if scores.refused:
-        return (
-            "" if refused(entry.method, place) else f"the entry says it cannot run here ({scores.refused}), and it can"
-        )
+        if refusal(tried(entry.method, place.spec, suite(entry.suite).budgets[entry.subset])):
+            return ""
+        return f"the entry says that it cannot run here ({scores.refused}), and it can"
     said = scores.cells[place.seed]
     if said.gradients > place.budget and said.rounds > 1:
         return f"{said.gradients:,} gradients, more than the {place.budget:,} of the budget"

@@ -33,6 +33,7 @@ from kinfed.errors import ConfigError, KinfedError
 from kinfed.newcomers import RunInMemory, adopt, learn_alone
 from kinfed.runs import ClientTable, Experiment, MethodResult, MethodRun, check_run
 
+DIVERGED = "diverged"
 PROBE = 2  # rounds, from which the number that a budget allows is computed
 Settings = Mapping[str, Any]
 
@@ -82,7 +83,8 @@ class SeededFederation:
 
     def run(self, method: str, settings: Settings, rounds: int, split: str) -> tuple[MethodResult, Work, RunConfig]:
         """Train for so many rounds and judge on a split."""
-        config, count, by_round = self.config(method, settings, rounds), GradientCount(), []
+        config, count = self.config(method, settings, rounds), GradientCount()
+        by_round: list[int] = []
         experiment = Experiment(config, self.data)
         check_run(experiment.inputs)
         config = experiment.config
@@ -108,11 +110,11 @@ class SeededFederation:
         """Mean over clients on validation rows; none where the method refuses the settings, or diverged."""
         try:
             result, work, _ = self.run_within(method, settings, "val")
-        except ConfigError as error:
+        except KinfedError as error:
             return Trial(dict(settings), None, 0, 0, str(error))
         value = result.personal.get(f"{self.spec.metric}_mean", math.nan)
         lost = result.diverged or not math.isfinite(value)
-        return Trial(dict(settings), None if lost else value, result.rounds, work.total, "diverged" if lost else "")
+        return Trial(dict(settings), None if lost else value, result.rounds, work.total, DIVERGED if lost else "")
 
     def judged(self, method: str, settings: Settings) -> CellScores:
         """The test scores of all clients, or of those that joined afterwards."""
@@ -151,23 +153,24 @@ class SeededFederation:
 def enter(method: str, spec: SuiteFederation, budget: Budget) -> FederationScores:
     """Tune and judge a method in one federation; why not, where it cannot run there."""
     start = time.process_time()
-    first = SeededFederation(spec, budget.seeds[0])
-    refusal = refused(method, first)
-    if refusal:
-        return FederationScores(refused=refusal)
-    trials = tuple(first.validated(method, settings) for settings in drawn_settings(method, spec, budget))
+    trials = tried(method, spec, budget)
+    if reason := refusal(trials):
+        return FederationScores(refused=reason)
     chosen = best_trial(trials, spec.metric)
     cells = {seed: SeededFederation(spec, seed).judged(method, chosen.settings) for seed in budget.seeds}
     return FederationScores(trials, cells, processor_seconds=time.process_time() - start)
 
 
-def refused(method: str, place: SeededFederation) -> str:
-    """Why a method cannot run in a federation as configured; "" if it can."""
-    try:
-        place.run(method, {}, 1, "val")
-    except KinfedError as error:
-        return str(error)
-    return ""
+def tried(method: str, spec: SuiteFederation, budget: Budget) -> tuple[Trial, ...]:
+    """All settings on the validation rows of the first seed."""
+    first = SeededFederation(spec, budget.seeds[0])
+    return tuple(first.validated(method, settings) for settings in drawn_settings(method, spec, budget))
+
+
+def refusal(trials: tuple[Trial, ...]) -> str:
+    """Why a method runs with none of the settings; "" if it does with any."""
+    refused = all(trial.value is None and trial.reason != DIVERGED for trial in trials)
+    return trials[0].reason if refused else ""
 
 
 def drawn_settings(method: str, spec: SuiteFederation, budget: Budget) -> Iterator[dict[str, Any]]:

@@ -122,19 +122,18 @@ class Standings:
         scores = self.by_method[method].federations[one.name]
         if scores.refused:
             return self.client_skills(self.references[0], one)
-        lost = {
-            seed: [0.0] * len(self._judged(one, seed)) for seed, cell in scores.cells.items() if cell.scores is None
-        }
-        skills = {}
+        skills: dict[tuple[int, int], float] = {}
         for seed, cell in scores.cells.items():
-            own = cell.scores if cell.scores is not None else None
-            values = lost[seed] if own is None else [None if s is None else one.skill(s, seed) for s in own]
-            skills |= {(seed, client): value for client, value in enumerate(values) if value is not None}
+            if cell.scores is None:  # diverged: no better than without a model
+                skills |= {(seed, client): 0.0 for client in range(self._clients(one, seed))}
+            else:
+                own = enumerate(cell.scores)
+                skills |= {(seed, client): one.skill(value, seed) for client, value in own if value is not None}
         return skills
 
-    def _judged(self, one: SuiteFederation, seed: int) -> Sequence[float | None]:
-        """The scores of clients that train alone, which has one for every client that is judged."""
-        return self.by_method[self.references[0]].federations[one.name].cells[seed].scores or ()
+    def _clients(self, one: SuiteFederation, seed: int) -> int:
+        """How many clients are judged: training alone has a score for each."""
+        return len(self.by_method[self.references[0]].federations[one.name].cells[seed].scores or ())
 
     def hurt(self, method: str) -> Hurt:
         losses, clients = [], 0

@@ -10,7 +10,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -135,6 +135,5 @@ def suite(name: str = CURRENT) -> Suite:
 
 
 def _federation(common: Mapping[str, Any], entry: Mapping[str, Any]) -> SuiteFederation:
-    one = SuiteFederation(**{name: value for name, value in entry.items() if name not in ("digests", "baselines")})
     frozen = {name: tuple(entry.get(name, ())) for name in ("digests", "baselines")}
-    return replace(one, settings={**common, **one.settings}, **frozen)
+    return SuiteFederation(**{**entry, **frozen, "settings": {**common, **entry["settings"]}})

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kinfed.analysis import Method, MetricStyle, Slot, slots
+from kinfed.analysis import Method, MetricStyle, slots
 
 MINUS, NARROW_SPACE = "\u2212", "\u202f"
 BACKGROUND = "#ffffff"
@@ -62,7 +62,7 @@ def styles(algorithms: Iterable[str]) -> list[Style]:
     return [_style(slot) for slot in slots(list(algorithms))]
 
 
-def _style(slot: Slot) -> Style:
+def _style(slot: tuple[int | None, int]) -> Style:
     hue, turn = slot
     if hue is None:
         return Style(LOCAL, DASHES[(2 + turn) % len(DASHES)], _SYMBOLS[turn % len(_SYMBOLS)])
