@@ -3,7 +3,7 @@ from kinfed.arena.arena_pages import arena_board as arena_board
 from kinfed.arena.arena_pages import entry_page as entry_page
 from kinfed.arena.arena_runs import run_entries as run_entries
 from kinfed.arena.arena_runs import verify as verify
-from kinfed.arena.entries import Entry as Entry
+from kinfed.arena.entries import ArenaEntry as ArenaEntry
 from kinfed.arena.entries import read_entry as read_entry
 from kinfed.arena.plan import StudyPlan as StudyPlan
 from kinfed.arena.standings import Standings as Standings

@@ -9,14 +9,14 @@ from statistics import fmean
 
 from kinfed.analysis import Interval, rankings
 from kinfed.arena.arena_runs import ENTRY
-from kinfed.arena.entries import Entry, read_entry
+from kinfed.arena.entries import ArenaEntry, read_entry
 from kinfed.arena.standings import Standings
 from kinfed.errors import DataError
 from kinfed.report import TableCell, TableColumn, TextTable, render
 from kinfed.report.drawing import MUTED, Figure, Trace, axis, dots, duration, layout, line, plural
 
 PACKAGE = "kinfed.arena"
-OWN = "kin"  # kinfed's own method: what speaks against it is said first
+OWN = "kin"  # kinfed's own method: what speaks against it is told first
 MOST_GROUPED = 12  # methods of a picture with a bar for every group that is not told apart
 BAR, DOT = "#2598e6", "#17468f"
 
@@ -41,10 +41,10 @@ class ArenaPage:
 
     @property
     def markdown(self) -> str:
-        said = "\n".join(f"- {sentence}" for sentence in self.sentences)
+        sentences = "\n".join(f"- {sentence}" for sentence in self.sentences)
         tables = "\n".join(f"## {table.title}\n\n{table.markdown()}" for table in self.tables)
         notes = "\n\n".join(self.notes)
-        return f"# {self.title}\n\n{said}\n\n{tables}\n{notes}\n"
+        return f"# {self.title}\n\n{sentences}\n\n{tables}\n{notes}\n"
 
 
 def entry_page(file: Path, folder: Path) -> ArenaPage:
@@ -72,7 +72,7 @@ def arena_board(folder: Path | str) -> ArenaPage:
     return ArenaPage(title, tuple(findings(standings)), tables, rank_figure(standings), _notes(standings, None))
 
 
-def _references(entry: Entry) -> tuple[str, ...]:
+def _references(entry: ArenaEntry) -> tuple[str, ...]:
     from kinfed.arena.suites import suite
 
     return suite(entry.suite).references
@@ -85,18 +85,18 @@ def strengths(standings: Standings, method: str) -> list[str]:
     """What a method is good for, by axis: where it leads the best reference, where it cannot be told from it, and where
     it is behind."""
     title, kinds = standings.by_method[method].title, _axes_by_outcome(standings, method)
-    said = []
+    sentences = []
     if kinds["ahead"]:
-        said.append(f"{title} is ahead of the best reference with {'; '.join(kinds['ahead'])}.")
+        sentences.append(f"{title} is ahead of the best reference with {'; '.join(kinds['ahead'])}.")
     if kinds["level"]:
-        said.append(f"{title} is not told apart from it with {', '.join(kinds['level'])}.")
+        sentences.append(f"{title} is not told apart from it with {', '.join(kinds['level'])}.")
     if kinds["behind"]:
-        said.append(f"{title} is behind it with {'; '.join(kinds['behind'])}.")
+        sentences.append(f"{title} is behind it with {'; '.join(kinds['behind'])}.")
     if not kinds["ahead"]:
-        said.insert(0, f"There is no axis on which {title} is shown to be better than the best reference.")
+        sentences.insert(0, f"There is no axis on which {title} is shown to be better than the best reference.")
     hurt = standings.hurt(method)
     if method != standings.references[0]:
-        said.append(
+        sentences.append(
             f"{hurt.share:.0%} of clients have a worse model than they learn alone, by {hurt.points:.3f} of skill on "
             "average."
         )
@@ -104,8 +104,8 @@ def strengths(standings: Standings, method: str) -> list[str]:
         f"{name} ({one.refused})" for name, one in standings.by_method[method].federations.items() if one.refused
     ]
     if refused:
-        said.append(f"It cannot run in {'; '.join(refused)}: its clients count as training alone there.")
-    return said
+        sentences.append(f"It cannot run in {'; '.join(refused)}: its clients count as training alone there.")
+    return sentences
 
 
 def _axes_by_outcome(standings: Standings, method: str) -> dict[str, list[str]]:
@@ -130,33 +130,33 @@ def findings(standings: Standings) -> list[str]:
     ranks, regret = standings.plain_ranks, standings.regret
     order = sorted(ranks, key=lambda name: ranks[name])
     ahead = [name for name in order if ranks[name] < ranks[OWN]]
-    said = []
+    sentences = []
     if ahead:
         shown = ", ".join(_title(standings, name) for name in ahead[:8]) + (", …" if len(ahead) > 8 else "")
-        said.append(
+        sentences.append(
             f"Against {OWN}, kinfed's own method: {plural(len(ahead), 'method')} of {len(order)} rank before it: "
             f"{shown}."
         )
     behind = _axes_by_outcome(standings, OWN)["behind"]
     if behind:
-        said.append(f"Against {OWN}: it is behind the best of the references with {'; '.join(behind)}.")
+        sentences.append(f"Against {OWN}: it is behind the best of the references with {'; '.join(behind)}.")
     hurt = standings.hurt(OWN)
-    said.append(f"Against {OWN}: {hurt.share:.0%} of clients have a worse model than they learn alone.")
+    sentences.append(f"Against {OWN}: {hurt.share:.0%} of clients have a worse model than they learn alone.")
     first = order[0]
     critical = rankings.critical_difference(len(order), len(standings.federations))
     level = sum(ranks[name] - ranks[first] < critical for name in order) - 1
-    said.append(
+    sentences.append(
         f"{_title(standings, first)} has the best mean rank, {ranks[first]:.1f} of {len(order)}; "
         f"{plural(level, 'method')} cannot be told apart from it (critical difference {critical:.1f} with "
         f"{len(standings.federations)} federations)."
     )
     better = [name for name in order if regret[name].high < 0]
     shown = ", ".join(_title(standings, name) for name in better) or "none"
-    said.append(f"Ahead of the best reference on average over federations, with an interval below zero: {shown}.")
+    sentences.append(f"Ahead of the best reference on average over federations, with an interval below zero: {shown}.")
     for name, places in standings.by_axis().items():
         best = sorted(order, key=lambda method: -fmean(_skills_in(standings, method, places)))[:3]
-        said.append(f"Best with {name}: {', '.join(_title(standings, method) for method in best)}.")
-    return [*said, *stability(standings)]
+        sentences.append(f"Best with {name}: {', '.join(_title(standings, method) for method in best)}.")
+    return [*sentences, *stability(standings)]
 
 
 def stability(standings: Standings) -> list[str]:
@@ -170,7 +170,7 @@ def stability(standings: Standings) -> list[str]:
         for seed in seeds
     ]
     pairs = [rankings.rank_correlation(a, b) for i, a in enumerate(by_seed) for b in by_seed[i + 1 :]]
-    said = [
+    sentences = [
         f"Ranks by single seeds correlate with each other with {fmean(pairs):.2f} (Spearman, mean over pairs of seeds)."
     ]
     usual, tuned = (_validation_ranks(standings, best) for best in (False, True))
@@ -178,11 +178,11 @@ def stability(standings: Standings) -> list[str]:
         fmean(abs(usual[name] - tuned[name]) for name in usual),
         rankings.rank_correlation(usual, tuned),
     )
-    said.append(
+    sentences.append(
         f"Ranks on validation rows as configured and after tuning correlate with {correlation:.2f}; tuning moved a "
         f"method by {moved:.1f} places on average."
     )
-    return said
+    return sentences
 
 
 def _validation_ranks(standings: Standings, tuned: bool) -> dict[str, float]:
@@ -211,7 +211,7 @@ def _costs(standings: Standings, method: str) -> list[str]:
     ]
 
 
-def _notes(standings: Standings, entry: Entry | None) -> tuple[str, ...]:
+def _notes(standings: Standings, entry: ArenaEntry | None) -> tuple[str, ...]:
     first, budget = standings.entries[0], len(standings.federations)
     notes = [
         "Skill is 0 without a model and 1 without an error, from the mean over clients of the federation's metric on "

@@ -19,7 +19,7 @@ from typing import Any
 
 from kinfed.algorithms import ALGORITHMS, Algorithm
 from kinfed.arena.contest import SeededFederation, best_trial, drawn_settings, enter, refusal, tried
-from kinfed.arena.entries import Code, Entry, FederationScores, read_entry, this_machine
+from kinfed.arena.entries import ArenaEntry, Code, FederationScores, read_entry, this_machine
 from kinfed.arena.suites import CURRENT, Suite, SuiteFederation, suite
 from kinfed.core import plugins, storage
 from kinfed.errors import ConfigError, DataError
@@ -71,7 +71,7 @@ def _run_entry(method: str, code: Code | None, whole: Suite, subset: str, out: P
         storage.write_json(part, {"of": made_of, "scores": scores[one.name].to_json()})
         say(f"{method} in {one.name}: {_result(scores[one.name], one)}")
     title = ALGORITHMS[method].title
-    Entry(method, title, whole.name, whole.digest(subset), subset, scores, machine, code).write(file)
+    ArenaEntry(method, title, whole.name, whole.digest(subset), subset, scores, machine, code).write(file)
     for one in whole.federations(subset):
         (folder / f"{one.name}.json").unlink()
     return file
@@ -120,7 +120,7 @@ def _registered(module: Any, kind: str, file: Path) -> str:
 class Verification:
     """What was run again, and where it differs."""
 
-    entry: Entry
+    entry: ArenaEntry
     drawn: tuple[str, ...]
     differences: tuple[str, ...]
     exact: bool  # compared bit for bit
@@ -155,18 +155,18 @@ def verify(
     for place in chosen:
         one, seed = everything[place]
         name = f"{one.name}, seed {seed}"
-        found = _cell_differences(entry, SeededFederation(one, seed), exact, whole.tolerance)
-        say(f"{name}: {found or 'the same'}")
+        difference = _cell_differences(entry, SeededFederation(one, seed), exact, whole.tolerance)
+        say(f"{name}: {difference or 'the same'}")
         drawn.append(name)
-        wrong += [f"{name}: {found}"] if found else []
+        wrong += [f"{name}: {difference}"] if difference else []
     wrong += _undrawn_settings(entry, whole)
     one, number = everything[chosen[0]][0], int(generator.integers(1 << 16))
-    if not wrong and (found := _trial_difference(entry, one, whole, number, exact)):
-        wrong.append(f"{one.name}: {found}")
+    if not wrong and (difference := _trial_difference(entry, one, whole, number, exact)):
+        wrong.append(f"{one.name}: {difference}")
     return Verification(entry, tuple(drawn), tuple(wrong), exact, len(everything))
 
 
-def _admit(entry: Entry, plugin: Path | None, trust_code: bool, folder: Path) -> None:
+def _admit(entry: ArenaEntry, plugin: Path | None, trust_code: bool, folder: Path) -> None:
     """Load the code of an entry: a file that the verifier names, or what is in the entry, if that is trusted."""
     if entry.code is None:
         if entry.method not in ALGORITHMS or not ALGORITHMS.is_own(entry.method):
@@ -191,34 +191,38 @@ def _admit(entry: Entry, plugin: Path | None, trust_code: bool, folder: Path) ->
         raise DataError(f"{entry.code.target} is not the method {entry.method}")
 
 
-def _cell_differences(entry: Entry, place: SeededFederation, exact: bool, tolerance: float) -> str:
+def _cell_differences(entry: ArenaEntry, place: SeededFederation, exact: bool, tolerance: float) -> str:
     """How a cell differs from what the entry says; "" if it does not."""
     scores = entry.federations[place.spec.name]
     if scores.refused:
         if refusal(tried(entry.method, place.spec, suite(entry.suite).budgets[entry.subset])):
             return ""
         return f"the entry says that it cannot run here ({scores.refused}), and it can"
-    said = scores.cells[place.seed]
-    if said.gradients > place.budget and said.rounds > 1:
-        return f"{said.gradients:,} gradients, more than the {place.budget:,} of the budget"
+    recorded = scores.cells[place.seed]
+    if recorded.gradients > place.budget and recorded.rounds > 1:
+        return f"{recorded.gradients:,} gradients, more than the {place.budget:,} of the budget"
     own = place.judged(entry.method, best_trial(scores.trials, place.spec.metric).settings)
     if exact:
-        if own == said:
+        if own == recorded:
             return ""
-        if (own.rounds, own.gradients) != (said.rounds, said.gradients):
-            return f"{own.rounds} rounds and {own.gradients:,} gradients, not {said.rounds} and {said.gradients:,}"
-        clients = sum(a != b for a, b in zip(own.scores or (), said.scores or (), strict=False))
-        return f"other scores of {clients} clients: {place.spec.metric} {_shown(own.mean)}, not {_shown(said.mean)}"
-    if own.mean is None or said.mean is None:
-        return "" if own.mean == said.mean else f"{place.spec.metric} {_shown(own.mean)}, not {_shown(said.mean)}"
-    distance = abs(place.spec.skill(own.mean, place.seed) - place.spec.skill(said.mean, place.seed))
-    if distance <= tolerance and len(own.scores or ()) == len(said.scores or ()):
+        if (own.rounds, own.gradients) != (recorded.rounds, recorded.gradients):
+            return (
+                f"{own.rounds} rounds and {own.gradients:,} gradients, not {recorded.rounds} and {recorded.gradients:,}"
+            )
+        clients = sum(a != b for a, b in zip(own.scores or (), recorded.scores or (), strict=False))
+        return f"other scores of {clients} clients: {place.spec.metric} {_shown(own.mean)}, not {_shown(recorded.mean)}"
+    if own.mean is None or recorded.mean is None:
+        return (
+            "" if own.mean == recorded.mean else f"{place.spec.metric} {_shown(own.mean)}, not {_shown(recorded.mean)}"
+        )
+    distance = abs(place.spec.skill(own.mean, place.seed) - place.spec.skill(recorded.mean, place.seed))
+    if distance <= tolerance and len(own.scores or ()) == len(recorded.scores or ()):
         return ""
     apart = f"{distance:.3f} of skill apart, {tolerance} allowed"
-    return f"{place.spec.metric} {_shown(own.mean)}, not {_shown(said.mean)}: {apart}"
+    return f"{place.spec.metric} {_shown(own.mean)}, not {_shown(recorded.mean)}: {apart}"
 
 
-def _undrawn_settings(entry: Entry, whole: Suite) -> list[str]:
+def _undrawn_settings(entry: ArenaEntry, whole: Suite) -> list[str]:
     """The federations in which other settings were tried than the suite draws."""
     wrong = []
     for one in whole.federations(entry.subset):
@@ -229,23 +233,23 @@ def _undrawn_settings(entry: Entry, whole: Suite) -> list[str]:
     return wrong
 
 
-def _trial_difference(entry: Entry, one: SuiteFederation, whole: Suite, number: int, exact: bool) -> str:
+def _trial_difference(entry: ArenaEntry, one: SuiteFederation, whole: Suite, number: int, exact: bool) -> str:
     """How a setting that was tried in a federation differs when it is tried again; "" if it does not."""
     scores, budget = entry.federations[one.name], whole.budgets[entry.subset]
     if scores.refused:
         return ""
-    said = scores.trials[number % len(scores.trials)]
-    own = SeededFederation(one, budget.seeds[0]).validated(entry.method, said.settings)
-    if own == said or (not exact and _close(own.value, said.value, one, whole.tolerance)):
+    recorded = scores.trials[number % len(scores.trials)]
+    own = SeededFederation(one, budget.seeds[0]).validated(entry.method, recorded.settings)
+    if own == recorded or (not exact and _close(own.value, recorded.value, one, whole.tolerance)):
         return ""
-    what = said.settings or "as configured"
-    return f"settings {what} have {_shown(own.value)} on validation rows, not {_shown(said.value)}"
+    what = recorded.settings or "as configured"
+    return f"settings {what} have {_shown(own.value)} on validation rows, not {_shown(recorded.value)}"
 
 
-def _close(own: float | None, said: float | None, one: SuiteFederation, tolerance: float) -> bool:
-    if own is None or said is None:
-        return own == said
-    return abs(one.skill(own, 0) - one.skill(said, 0)) <= tolerance
+def _close(own: float | None, recorded: float | None, one: SuiteFederation, tolerance: float) -> bool:
+    if own is None or recorded is None:
+        return own == recorded
+    return abs(one.skill(own, 0) - one.skill(recorded, 0)) <= tolerance
 
 
 def _shown(value: float | None) -> str:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms import tuning_space
-from kinfed.arena.entries import CellScores, FederationScores, Trial
+from kinfed.arena.entries import CellScores, FederationScores, TriedSetting
 from kinfed.arena.suites import Budget, SuiteFederation
 from kinfed.config import RunConfig
 from kinfed.core import Range, rng
@@ -39,7 +39,7 @@ Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Work:
+class GradientWork:
     """Gradients of single examples."""
 
     by_round: tuple[int, ...]
@@ -81,8 +81,10 @@ class SeededFederation:
         config = self.spec.config(self.seed, with_data=False)
         return replace(config, algorithms=algorithms, rounds=rounds, save_models=bool(self.spec.newcomers))
 
-    def run(self, method: str, settings: Settings, rounds: int, split: str) -> tuple[MethodResult, Work, RunConfig]:
-        """Train for so many rounds and judge on a split."""
+    def run(
+        self, method: str, settings: Settings, rounds: int, split: str
+    ) -> tuple[MethodResult, GradientWork, RunConfig]:
+        """Train for `rounds` and judge on a split."""
         config, count = self.config(method, settings, rounds), GradientCount()
         by_round: list[int] = []
         experiment = Experiment(config, self.data)
@@ -94,10 +96,10 @@ class SeededFederation:
             for _ in trial.rounds():
                 by_round.append(count.examples - sum(by_round))
             result = trial.finish()
-        return result, Work(tuple(by_round), count.examples), config
+        return result, GradientWork(tuple(by_round), count.examples), config
 
-    def run_within(self, method: str, settings: Settings, split: str) -> tuple[MethodResult, Work, RunConfig]:
-        """As many rounds as the budget allows."""
+    def run_within(self, method: str, settings: Settings, split: str) -> tuple[MethodResult, GradientWork, RunConfig]:
+        """Train for the rounds that the budget allows and judge on a split."""
         _, probe, _ = self.run(method, settings, min(PROBE, self.spec.rounds), split)
         rounds = min(self.spec.rounds, probe.rounds_within(self.budget))
         while True:
@@ -106,15 +108,17 @@ class SeededFederation:
                 return result, work, config
             rounds = max(1, min(rounds - 1, rounds * self.budget // work.total))
 
-    def validated(self, method: str, settings: Settings) -> Trial:
-        """Mean over clients on validation rows; none where the method refuses the settings, or diverged."""
+    def validated(self, method: str, settings: Settings) -> TriedSetting:
+        """Mean over clients on validation rows; no value if the method refuses the settings, or diverges."""
         try:
             result, work, _ = self.run_within(method, settings, "val")
         except KinfedError as error:
-            return Trial(dict(settings), None, 0, 0, str(error))
+            return TriedSetting(dict(settings), None, 0, 0, str(error))
         value = result.personal.get(f"{self.spec.metric}_mean", math.nan)
         lost = result.diverged or not math.isfinite(value)
-        return Trial(dict(settings), None if lost else value, result.rounds, work.total, DIVERGED if lost else "")
+        return TriedSetting(
+            dict(settings), None if lost else value, result.rounds, work.total, DIVERGED if lost else ""
+        )
 
     def judged(self, method: str, settings: Settings) -> CellScores:
         """The test scores of all clients, or of those that joined afterwards."""
@@ -161,13 +165,13 @@ def enter(method: str, spec: SuiteFederation, budget: Budget) -> FederationScore
     return FederationScores(trials, cells, processor_seconds=time.process_time() - start)
 
 
-def tried(method: str, spec: SuiteFederation, budget: Budget) -> tuple[Trial, ...]:
+def tried(method: str, spec: SuiteFederation, budget: Budget) -> tuple[TriedSetting, ...]:
     """All settings on the validation rows of the first seed."""
     first = SeededFederation(spec, budget.seeds[0])
     return tuple(first.validated(method, settings) for settings in drawn_settings(method, spec, budget))
 
 
-def refusal(trials: tuple[Trial, ...]) -> str:
+def refusal(trials: tuple[TriedSetting, ...]) -> str:
     """Why a method runs with none of the settings; "" if it does with any."""
     refused = all(trial.value is None and trial.reason != DIVERGED for trial in trials)
     return trials[0].reason if refused else ""
@@ -191,7 +195,7 @@ def _drawn(range_: Range, draw: float) -> float | int:
     return round(value) if range_.whole else float(f"{value:.3g}")
 
 
-def best_trial(trials: tuple[Trial, ...], metric: str) -> Trial:
+def best_trial(trials: tuple[TriedSetting, ...], metric: str) -> TriedSetting:
     """The best on validation rows; of equals the first."""
     sign = 1.0 if METRICS.named(metric).higher_is_better else -1.0
     return max(trials, key=lambda trial: -math.inf if trial.value is None else sign * trial.value)

@@ -10,19 +10,20 @@ import hashlib
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from kinfed.arena.suites import Suite, suite
 from kinfed.core import storage
 from kinfed.errors import ConfigError, DataError
-from kinfed.records import run_versions
 
 _FORMAT, _VERSION = "kinfed-arena-entry", 1
 
 
 @dataclass(frozen=True)
-class Trial:
+class TriedSetting:
     """Settings that were tried on validation rows."""
 
     settings: dict[str, Any]  # none: as configured
@@ -50,7 +51,7 @@ class CellScores:
 class FederationScores:
     """A method in one federation."""
 
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[TriedSetting, ...] = ()
     cells: Mapping[int, CellScores] = field(default_factory=dict)  # by seed
     refused: str = ""  # why the method cannot run here
     processor_seconds: float = 0.0
@@ -60,7 +61,7 @@ class FederationScores:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> FederationScores:
-        trials = tuple(Trial(**trial) for trial in record["trials"])
+        trials = tuple(TriedSetting(**trial) for trial in record["trials"])
         cells = {
             int(seed): CellScores(cell["rounds"], cell["gradients"], _scores(cell["scores"]))
             for seed, cell in record["cells"].items()
@@ -78,7 +79,7 @@ class Code:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ArenaEntry:
     """A method in a subset of a suite."""
 
     method: str
@@ -100,7 +101,7 @@ class Entry:
 
     @property
     def digest(self) -> str:
-        """Of everything but times."""
+        """Digest of everything but times."""
         timeless = {name: replace(one, processor_seconds=0.0) for name, one in self.federations.items()}
         content = storage.to_json(storage.plain(asdict(replace(self, federations=timeless))))
         return hashlib.sha256(content.encode()).hexdigest()[:32]
@@ -109,7 +110,7 @@ class Entry:
         storage.write_json(file, self.to_json())
 
 
-def read_entry(file: Path | str) -> Entry:
+def read_entry(file: Path | str) -> ArenaEntry:
     """The entry in a file, if it is whole and agrees with its suite and itself."""
     record = storage.read_json(Path(file), "the entry of a method")
     if record.get("format") != _FORMAT or record.get("version") != _VERSION:
@@ -118,7 +119,7 @@ def read_entry(file: Path | str) -> Entry:
         code = None if record["code"] is None else Code(**record["code"])
         scores = {name: FederationScores.from_json(one) for name, one in record["federations"].items()}
         names = ("method", "title", "suite", "suite_digest", "subset")
-        entry = Entry(
+        entry = ArenaEntry(
             **{name: str(record[name]) for name in names}, federations=scores, machine=record["machine"], code=code
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -132,7 +133,7 @@ def read_entry(file: Path | str) -> Entry:
     return entry
 
 
-def contradictions(entry: Entry, whole: Suite) -> str:
+def contradictions(entry: ArenaEntry, whole: Suite) -> str:
     """The first thing that an honest entry cannot have, as far as can be told without running anything; "" if none."""
     federations, budget = whole.federations(entry.subset), whole.budgets[entry.subset]
     if entry.suite_digest != whole.digest(entry.subset):
@@ -156,28 +157,27 @@ def contradictions(entry: Entry, whole: Suite) -> str:
 
 def this_machine() -> dict[str, str]:
     """What decides the bits of results."""
-    versions = run_versions()
-    packages = {
-        name: str(version) for name, version in versions["versions"].items() if name in ("torch", "numpy", "numba")
-    }
-    return {"processor": processor_name(), "kinfed": str(versions["kinfed"]), **packages}
+    packages = [name for name in ("kinfed", "torch", "numpy", "numba") if find_spec(name) is not None]
+    return {"processor": processor_name(), **{name: version(name) for name in packages}}
 
 
 def processor_name() -> str:
-    """The model of the processor, as the system calls it."""
+    """The processor, as far as it decides bits: what the system calls it, with family and model."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return model or platform.machine()
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if "model name" not in facts:
+        return platform.machine()
+    return f"{facts['model name']} (family {facts.get('cpu family')}, model {facts.get('model')})"
 
 
 def _scores(values: Sequence[float | None] | None) -> tuple[float | None, ...] | None:
     return None if values is None else tuple(None if value is None else float(value) for value in values)
 
 
-def refuse_other_suite(entries: Sequence[Entry]) -> None:
+def refuse_other_suite(entries: Sequence[ArenaEntry]) -> None:
     """One board is of one suite and subset."""
     kinds = {(entry.suite, entry.subset) for entry in entries}
     if len(kinds) > 1:

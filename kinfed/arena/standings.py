@@ -13,7 +13,7 @@ from functools import cached_property
 from statistics import fmean
 
 from kinfed.analysis import Interval, interval, rankings
-from kinfed.arena.entries import Entry
+from kinfed.arena.entries import ArenaEntry
 from kinfed.arena.suites import SuiteFederation, suite
 from kinfed.errors import ConfigError
 
@@ -33,7 +33,7 @@ class Hurt:
 class Standings:
     """Entries of one subset, the references among them."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[ArenaEntry, ...]
 
     def __post_init__(self) -> None:
         kinds = {(entry.suite, entry.subset) for entry in self.entries}
@@ -55,7 +55,7 @@ class Standings:
         return suite(self.entries[0].suite).references
 
     @cached_property
-    def by_method(self) -> dict[str, Entry]:
+    def by_method(self) -> dict[str, ArenaEntry]:
         return {entry.method: entry for entry in self.entries}
 
     @cached_property
@@ -118,7 +118,7 @@ class Standings:
         return axes
 
     def client_skills(self, method: str, one: SuiteFederation) -> dict[tuple[int, int], float]:
-        """By seed and client, on the scale of the federation's mean."""
+        """Skills by seed and client, on the scale of the federation's mean."""
         scores = self.by_method[method].federations[one.name]
         if scores.refused:
             return self.client_skills(self.references[0], one)

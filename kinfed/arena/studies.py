@@ -25,6 +25,7 @@ from kinfed.runs import NullObserver, Observer, experiment
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+    import pyarrow as pa
 
     from kinfed.arena.study_table import StudyTable
 
@@ -63,6 +64,25 @@ class StudyResult:
         from kinfed.arena.study_table import sweep_figure
 
         return as_plotly(sweep_figure(self, metric))
+
+    def client_rounds(self) -> pa.Table:
+        """Every client's metrics in every evaluated round of all cells, for figures of one's own: a row for each cell,
+        method, seed, round and client. The study must have been run with client_rounds = true."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        parts = []
+        for cell in self.crossed:
+            for file in sorted((self.folder / CELLS / cell.folder).glob("client-rounds/*.parquet")):
+                names = {"federation": cell.federation, "model": cell.model, "value": cell.value}
+                columns = {
+                    name: pa.repeat(pa.scalar(value), pq.read_metadata(file).num_rows) for name, value in names.items()
+                }
+                own = pq.read_table(file)
+                parts.append(pa.table({**columns, **{name: own[name] for name in own.column_names}}))
+        if not parts:
+            raise ConfigError(f"{self.folder} has no rounds of clients; run the study with client_rounds = true")
+        return pa.concat_tables(parts, promote_options="permissive")
 
     def __str__(self) -> str:
         return self.table().text()

@@ -109,7 +109,7 @@ class Suite:
         return tuple(one for one in self.all_federations if one.subset in names)
 
     def digest(self, subset: str) -> str:
-        """Of everything that decides the scores of an entry in this subset."""
+        """Digest of everything that decides the scores of an entry in this subset."""
         content = [
             self.name,
             self.references,

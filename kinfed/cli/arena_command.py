@@ -65,15 +65,17 @@ def verify(
     from kinfed.arena import verify as verify_entry
 
     begin = time.perf_counter()
-    found = verify_entry(entry, cells, draw=draw, plugin=plugin, trust_code=trust_code, say=say)
+    verification = verify_entry(entry, cells, draw=draw, plugin=plugin, trust_code=trust_code, say=say)
     how = (
-        "bit for bit" if found.exact else "within the tolerance of the suite: processor or versions are not the entry's"
+        "bit for bit"
+        if verification.exact
+        else "within the tolerance of the suite: processor or versions are not the entry's"
     )
-    say(f"compared {how}: {len(found.drawn)} of {found.all_cells} cells, and one setting that was tried")
-    chances = " and ".join(f"{share:.0%} with {found.catches(share):.0%}" for share in (0.1, 0.25, 0.5))
+    say(f"compared {how}: {len(verification.drawn)} of {verification.all_cells} cells, and one setting that was tried")
+    chances = " and ".join(f"{share:.0%} with {verification.catches(share):.0%}" for share in (0.1, 0.25, 0.5))
     say(f"chances to catch forged cells with such a draw, by their share: {chances}")
-    if not found.holds:
-        for difference in found.differences:
+    if not verification.holds:
+        for difference in verification.differences:
             say(f"differs  {difference}")
         say(f"refused  {entry} does not hold")
         raise typer.Exit(1)

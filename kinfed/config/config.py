@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # plugins the content counts, not the place.
 NON_RESULT_SETTINGS = (
     "plugins", "workers", "data", "checkpoint_every", "state", "save_models", "pool", "ray_address", "ray_gpus",
-    "accept",
+    "accept", "client_rounds",
 )  # fmt: skip
 # Settings that came later: by default they leave the identity of a run as it was before there were any.
 LATER_SETTINGS = ("person_column", "order_column", "encoding", "user_at_nodes", "user_conspirators", "models")

@@ -183,6 +183,7 @@ class EvaluationSettings:
     eval_clients: int | None = option(None, "Evaluate a fixed sample of this many clients (default: all).", ge=1)
     checkpoint_every: int | None = option(None, "Rounds between checkpoints (default: 20 seconds between them).", ge=1)
     save_models: bool = option(True, "Save the personal models of evaluated clients at the end.")
+    client_rounds: bool = option(False, "Keep every client's metrics of every evaluated round, as Parquet.")
 
 
 @dataclass(frozen=True)

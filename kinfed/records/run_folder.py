@@ -301,6 +301,24 @@ class RunFolder(JobFolder):
         storage.make_folder(path.parent)
         storage.write_json(path, value, indent=indent)
 
+    def write_client_round(self, algorithm: str, seed: int, round: int, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Every client's metrics after a round, one row each: client-rounds/, which readers of Parquet take as one
+        table."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self._require_lock()
+        path = client_round_path(self.path, algorithm, seed, round)
+        storage.make_folder(path.parent)
+        buffer = io.BytesIO()
+        pq.write_table(pa.table(dict(columns)), buffer)
+        storage.write_atomically(path, buffer.getvalue())
+
+    def forget_client_round(self, algorithm: str, seed: int, round: int) -> None:
+        """Remove what `write_client_round` wrote of a round, if anything."""
+        self._require_lock()
+        client_round_path(self.path, algorithm, seed, round).unlink(missing_ok=True)
+
     def write_models(
         self, algorithm: str, seed: int, personal: Tensor, server: ServerModels | None, took_part: Tensor
     ) -> None:
@@ -317,6 +335,10 @@ class RunFolder(JobFolder):
         storage.make_folder(path.parent)
         storage.remove_drafts(path.parent)
         storage.write_tensors(path, tensors, {"algorithm": algorithm, "seed": str(seed)})
+
+
+def client_round_path(folder: Path, algorithm: str, seed: int, round: int) -> Path:
+    return folder / "client-rounds" / f"{storage.file_name(f'{algorithm}-{seed}')}-{round:06d}.parquet"
 
 
 def _append(file: int, data: bytes, durably: bool = False) -> None:

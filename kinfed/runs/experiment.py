@@ -213,7 +213,7 @@ class Experiment:
             result = MethodRun(
                 label, loop, ClientTable.from_federation(self.inputs.federation(seed)), config.rounds,
                 eval_every=config.eval_every, checkpoint_every=config.checkpoint_every, keep_models=config.save_models,
-                folder=folder, observer=self.observer, should_stop=self.should_stop,
+                client_rounds=config.client_rounds, folder=folder, observer=self.observer, should_stop=self.should_stop,
                 fold=None if config.folds is None else self.inputs.fold, alone=self._alone,
             ).execute()  # fmt: skip
         self._alone = result.alone

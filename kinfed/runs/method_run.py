@@ -27,7 +27,7 @@ from kinfed.errors import KinfedError
 from kinfed.pools import Evaluation
 from kinfed.records import RoundRecord, RunFolder, has_diverged
 from kinfed.runs.observer import NullObserver, Observer
-from kinfed.runs.results import ClientTable, EvaluationMetrics, MethodResult, took_part
+from kinfed.runs.results import ClientTable, EvaluationMetrics, MethodResult, client_round_columns, took_part
 from kinfed.server import Loop, RoundReport
 
 CHECKPOINT_SECONDS = 20.0  # what a killed run loses at most, or a round; states of many clients take long to write
@@ -69,6 +69,7 @@ class MethodRun:
     eval_every: int = 0  # rounds between evaluations; the last round is always evaluated
     checkpoint_every: int | None = None  # rounds between checkpoints; None: CHECKPOINT_SECONDS between them
     split: str = "test"  # that models are evaluated on
+    client_rounds: bool = False  # every client's metrics of every evaluated round, in the folder
     keep_models: bool = False  # personal models of the last round, in the result and in the folder
     folder: RunFolder | None = None  # None: nothing is written
     observer: Observer = field(default_factory=NullObserver)
@@ -198,6 +199,7 @@ class MethodRun:
             return
         nothing = {"personal": None, "server": None, "all_clients": None, "method": self._figures(None, None)}
         extra = extra | {_NOT_EVALUATED: self.folder.mark_with_last(last | nothing)}
+        self.folder.forget_client_round(self.label, self.seed, last["round"])
         self.folder.checkpoints.save(self._checkpoint, self.loop.completed, self.loop.state(), extra)
         self.folder.replace_last(last | nothing)
 
@@ -231,6 +233,9 @@ class MethodRun:
             self._rounds.append(record)
         else:
             self.folder.append_round(record.to_json((self.label, self.seed, self.fold)))
+            if self.client_rounds and evaluation is not None and self.fold is None:
+                columns = client_round_columns(self.label, self.seed, report.round, evaluation, self.clients)
+                self.folder.write_client_round(self.label, self.seed, report.round, columns)
         return metrics
 
     def _evaluation_due(self, round: int) -> bool:

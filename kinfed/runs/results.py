@@ -107,6 +107,23 @@ class MethodResult(FinalRecord):
         return TrialRecord(self.label, self.seed, self.journal, clients, self, finished=True)
 
 
+def client_round_columns(
+    label: str, seed: int, round: int, evaluation: Evaluation, clients: ClientTable
+) -> dict[str, list[Any]]:
+    """Metrics of every evaluated client after a round, by column: one entry per client, None without a value."""
+    ids, length = evaluation.ids, len(evaluation.ids)
+    columns: dict[str, list[Any]] = {
+        "algorithm": [label] * length, "seed": [seed] * length, "round": [round] * length,
+        "client": [clients.names[k] for k in ids.tolist()], "n_train": clients.n_train[ids].tolist(),
+        "n_test": clients.n_test[ids].tolist(), "took_part": took_part(evaluation).tolist(),
+    }  # fmt: skip
+    for kind, score in (("personal", evaluation.personal), ("server", evaluation.server_model)):
+        if score is not None:
+            columns[f"{kind}_loss"] = _per_example(score, "loss", length)
+            columns |= {f"{kind}_{name}": _numbers(score.metric(name), length) for name in score.sums}
+    return columns
+
+
 def _numbers(values: Tensor | None, length: int) -> list[float | None]:
     return [None] * length if values is None else [None if value != value else value for value in values.tolist()]
 

