@@ -58,6 +58,13 @@ class Standings:
     def by_method(self) -> dict[str, ArenaEntry]:
         return {entry.method: entry for entry in self.entries}
 
+    def title(self, method: str) -> str:
+        return self.by_method[method].title
+
+    def skills_in(self, method: str, federations: Sequence[str]) -> list[float]:
+        """Skill in some federations, seed by seed."""
+        return [skill for place in federations for skill in self.skills[method][place].values()]
+
     @cached_property
     def skills(self) -> dict[str, dict[str, BySeed]]:
         """Skill by method, federation and seed."""

@@ -193,13 +193,7 @@ def _notes(study: StudyResult, metric: str) -> list[str]:
             f"Every method was tuned in every column with {plural(plan.trials, 'trial')} on validation data (seeds "
             f"{', '.join(map(str, plan.tuning_seeds))}); methods without options to tune had one."
         )
-    missing = [
-        f"{label} in {cell.folder}{_seeds_text(absent)}"
-        for cell, run in study.cells
-        for label in cell.labels
-        if (absent := _absent(cell, run, label))
-    ]
-    if missing:
+    if missing := list(filter(None, (_missing(cell, run) for cell, run in study.cells))):
         notes.append(f"Not finished: {'; '.join(missing)}.")
     work: dict[str, list[str]] = {}
     for cell, run in study.cells:
@@ -209,6 +203,19 @@ def _notes(study: StudyResult, metric: str) -> list[str]:
         place = "" if len(cells) == len(study.cells) else f" in {', '.join(cells)}"
         notes.append(f"{sentence}{place}.")
     return notes
+
+
+def _missing(cell: Cell, run: RunRecord | None) -> str:
+    """What of a cell is not finished; "" if nothing is."""
+    absent = {label: seeds for label in cell.labels if (seeds := _absent(cell, run, label))}
+    if not absent:
+        return ""
+    seeds = next(iter(absent.values()))
+    if len(absent) == len(cell.labels) and all(own == list(cell.seeds) for own in absent.values()):
+        return cell.folder
+    if all(own == seeds for own in absent.values()):
+        return f"{', '.join(absent)} in {cell.folder}{_seeds_text(seeds)}"
+    return f"{', '.join(label + _seeds_text(own) for label, own in absent.items())} in {cell.folder}"
 
 
 def _absent(cell: Cell, run: RunRecord | None, label: str) -> list[int]:

@@ -1,0 +1,130 @@
+"""Conclusions from the arena in sentences: what a method is good for, what a board says, how stable ranks are."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from kinfed.analysis import rankings
+from kinfed.arena.standings import Standings
+from kinfed.report.drawing import duration, plural
+
+OWN = "kin"  # kinfed's own method: what speaks against it is told first
+
+
+def strengths(standings: Standings, method: str) -> list[str]:
+    """What a method is good for, by axis: where it leads the best reference, where it cannot be told from it, and where
+    it is behind."""
+    title, kinds = standings.by_method[method].title, _axes_by_outcome(standings, method)
+    sentences = []
+    if kinds["ahead"]:
+        sentences.append(f"{title} is ahead of the best reference with {'; '.join(kinds['ahead'])}.")
+    if kinds["level"]:
+        sentences.append(f"{title} is not told apart from it with {', '.join(kinds['level'])}.")
+    if kinds["behind"]:
+        sentences.append(f"{title} is behind it with {'; '.join(kinds['behind'])}.")
+    if not kinds["ahead"]:
+        sentences.insert(0, f"There is no axis on which {title} is shown to be better than the best reference.")
+    hurt = standings.hurt(method)
+    if method != standings.references[0]:
+        sentences.append(
+            f"{hurt.share:.0%} of clients have a worse model than they learn alone, by {hurt.points:.3f} of skill on "
+            "average."
+        )
+    refused = [
+        f"{name} ({one.refused})" for name, one in standings.by_method[method].federations.items() if one.refused
+    ]
+    if refused:
+        sentences.append(f"It cannot run in {'; '.join(refused)}: its clients count as training alone there.")
+    return sentences
+
+
+def _axes_by_outcome(standings: Standings, method: str) -> dict[str, list[str]]:
+    kinds: dict[str, list[str]] = {"ahead": [], "level": [], "behind": []}
+    for name, places in standings.by_axis().items():
+        regret = standings.regret_in(method, places)
+        if regret is None or regret.low <= 0 <= regret.high:
+            kinds["level"].append(name)
+        else:
+            better = ", ".join(sorted({standings.title(standings.best_references[place]) for place in places}))
+            amount = f"{abs(regret.mean):.3f} of skill"
+            kinds["ahead" if regret.high < 0 else "behind"].append(f"{name} ({amount}; best reference: {better})")
+    return kinds
+
+
+def findings(standings: Standings) -> list[str]:
+    """What the board says; first what speaks against kinfed's own method."""
+    ranks, regret = standings.plain_ranks, standings.regret
+    order = sorted(ranks, key=lambda name: ranks[name])
+    ahead = [name for name in order if ranks[name] < ranks[OWN]]
+    sentences = []
+    if ahead:
+        shown = ", ".join(standings.title(name) for name in ahead[:8]) + (", …" if len(ahead) > 8 else "")
+        sentences.append(
+            f"Against {OWN}, kinfed's own method: {plural(len(ahead), 'method')} of {len(order)} rank before it: "
+            f"{shown}."
+        )
+    behind = _axes_by_outcome(standings, OWN)["behind"]
+    if behind:
+        sentences.append(f"Against {OWN}: it is behind the best of the references with {'; '.join(behind)}.")
+    hurt = standings.hurt(OWN)
+    sentences.append(f"Against {OWN}: {hurt.share:.0%} of clients have a worse model than they learn alone.")
+    first = order[0]
+    critical = rankings.critical_difference(len(order), len(standings.federations))
+    level = sum(ranks[name] - ranks[first] < critical for name in order) - 1
+    sentences.append(
+        f"{standings.title(first)} has the best mean rank, {ranks[first]:.1f} of {len(order)}; "
+        f"{plural(level, 'method')} cannot be told apart from it (critical difference {critical:.1f} with "
+        f"{len(standings.federations)} federations)."
+    )
+    better = [name for name in order if regret[name].high < 0]
+    shown = ", ".join(standings.title(name) for name in better) or "none"
+    sentences.append(f"Ahead of the best reference on average over federations, with an interval below zero: {shown}.")
+    for name, places in standings.by_axis().items():
+        best = sorted(order, key=lambda method: -fmean(standings.skills_in(method, places)))[:3]
+        sentences.append(f"Best with {name}: {', '.join(standings.title(method) for method in best)}.")
+    return [*sentences, *stability(standings)]
+
+
+def stability(standings: Standings) -> list[str]:
+    """How far ranks depend on the seed, and on whether methods are tuned."""
+    one = standings.federations[0]
+    seeds = list(standings.skills[standings.references[0]][one.name])
+    by_seed = [
+        rankings.mean_ranks(
+            {m: {p: {seed: own[seed]} for p, own in places.items()} for m, places in standings.skills.items()}
+        )
+        for seed in seeds
+    ]
+    pairs = [rankings.rank_correlation(a, b) for i, a in enumerate(by_seed) for b in by_seed[i + 1 :]]
+    sentences = [
+        f"Ranks by single seeds correlate with each other with {fmean(pairs):.2f} (Spearman, mean over pairs of seeds)."
+    ]
+    usual, tuned = (_validation_ranks(standings, best) for best in (False, True))
+    correlation = rankings.rank_correlation(usual, tuned)
+    moved = fmean(abs(usual[name] - tuned[name]) for name in usual)
+    sentences.append(
+        f"Ranks on validation rows as configured and after tuning correlate with {correlation:.2f}; tuning moved a "
+        f"method by {moved:.1f} places on average."
+    )
+    return sentences
+
+
+def _validation_ranks(standings: Standings, tuned: bool) -> dict[str, float]:
+    """Mean ranks by what tuning saw: of the configured setting, or of the best."""
+    alone = standings.by_method[standings.references[0]]
+    scores: dict[str, dict[str, dict[int, float]]] = {}
+    for name, entry in standings.by_method.items():
+        for one in standings.federations:
+            own = entry.federations[one.name]
+            trials = alone.federations[one.name].trials if own.refused else own.trials
+            skills = [0.0 if trial.value is None else one.skill(trial.value, 0) for trial in trials]
+            scores.setdefault(name, {})[one.name] = {0: max(skills) if tuned else skills[0]}
+    return rankings.mean_ranks(scores)
+
+
+def costs(standings: Standings, method: str) -> list[str]:
+    own, usual = (duration(standings.by_method[name].processor_seconds) for name in (method, "fedavg"))
+    return [
+        f"It took {standings.work(method):.2f} times FedAvg's gradients, as counted, in "
+        f"{own} of processor time with tuning (FedAvg {usual})."
+    ]
