@@ -117,7 +117,7 @@ def _registered(module: Any, kind: str, file: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Verification:
+class EntryCheck:
     """What was run again, and where it differs."""
 
     entry: ArenaEntry
@@ -139,7 +139,7 @@ class Verification:
 def verify(
     file: Path | str, cells: int = 4, *, draw: int | None = None, plugin: Path | None = None, trust_code: bool = False,
     say: Say = lambda sentence: None,
-) -> Verification:  # fmt: skip
+) -> EntryCheck:  # fmt: skip
     """Run a drawn part of an entry again. `draw` repeats a draw; otherwise it is a new one, which nobody foresees."""
     import numpy as np
 
@@ -163,7 +163,7 @@ def verify(
     one, number = everything[chosen[0]][0], int(generator.integers(1 << 16))
     if not wrong and (difference := _trial_difference(entry, one, whole, number, exact)):
         wrong.append(f"{one.name}: {difference}")
-    return Verification(entry, tuple(drawn), tuple(wrong), exact, len(everything))
+    return EntryCheck(entry, tuple(drawn), tuple(wrong), exact, len(everything))
 
 
 def _admit(entry: ArenaEntry, plugin: Path | None, trust_code: bool, folder: Path) -> None:
