@@ -85,8 +85,18 @@ class Method:
 
     @property
     def complete_trials(self) -> tuple[TrialRecord, ...]:
-        """The trials that averages are taken over: those as far as the farthest, so that no average mixes rounds."""
-        return tuple(trial for trial in self.trials if trial.round == self.final_round)
+        """The trials that averages are taken over: those as far as the farthest, so that no average mixes rounds, and
+        those in which the method has learnt all that it will."""
+        return tuple(trial for trial in self.trials if trial.round == self.final_round or self._has_ended(trial))
+
+    @property
+    def knows_its_end(self) -> bool:
+        """Whether the method has ended by itself before the last round, with every seed: more rounds change nothing."""
+        return all(map(self._has_ended, self.trials))
+
+    def _has_ended(self, trial: TrialRecord) -> bool:
+        planned, private = self.run.last_planned_round, trial.final.privacy or trial.final.user_privacy
+        return trial.finished and not private and planned is not None and trial.round < planned
 
     @property
     def participation(self) -> dict[int, tuple[int, int]]:
@@ -158,11 +168,9 @@ def metric_style(name: str) -> MetricStyle:
 
 
 def headline_of(config: Mapping[str, Any], present: Collection[str]) -> str:
-    """The metric that a run was configured to be judged by, or accuracy, RMSE or loss, whichever it has."""
+    """The metric that a run was configured to be judged by, else what its kind of problem is judged by, else loss."""
     name = config.get("metric")
-    chosen = METRICS.find(name) if isinstance(name, str) else None
-    names = [] if chosen is None else [chosen.name]
-    return next((name for name in (*names, "accuracy", "rmse") if name in present), "loss")
+    return METRICS.headline_among(present, name if isinstance(name, str) else None) or "loss"
 
 
 @dataclass(frozen=True)
@@ -207,7 +215,8 @@ class Comparison:
 
     @property
     def same_final_round(self) -> bool:
-        return len({method.final_round for method in self.methods}) <= 1
+        """Whether all methods have had the same rounds, but for those that had no use for more."""
+        return len({method.final_round for method in self.methods if not method.knows_its_end}) <= 1
 
     @property
     def same_seeds(self) -> bool:

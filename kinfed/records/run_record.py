@@ -270,9 +270,7 @@ class RunRecord:
 
 def headline_text(metrics: Mapping[str, float], name: str | None = None) -> str:
     """The metric of that name, or what a problem is usually judged by, in a line about progress; "" without any."""
-    chosen = None if name is None else METRICS.find(name)
-    names = ("" if chosen is None else chosen.name, "accuracy", "rmse", "loss")
-    headline = next((name for name in names if name in metrics), None)
+    headline = METRICS.headline_among(metrics, name) or ("loss" if "loss" in metrics else None)
     if headline is None:
         return ""
     metric = METRICS.find(headline)

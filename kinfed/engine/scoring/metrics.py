@@ -24,7 +24,7 @@ needed: pages name and describe metrics, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -243,6 +243,14 @@ class MetricRegistry(Registry[Callable[[Any], Any]]):
         metrics = [metric for name in self if (metric := self.named(name)).of == "examples" and not metric.needs_start]
         fitting = {metric.name: metric for metric in metrics if problem.kind in metric.kinds}
         return list((fitting | ({} if headline is None else {headline.name: headline})).values())
+
+    def headline_among(self, figures: Collection[str], name: str | None) -> str | None:
+        """The figure that a line or a page is about: the metric of that name, else what a kind of problem is judged by
+        that has it; None if there is neither."""
+        chosen = None if name is None else self.find(name)
+        usual = reversed(dict.fromkeys(HEADLINES.values()))  # ordered classes have an accuracy, too
+        names = (*([] if chosen is None else [chosen.name]), *usual)
+        return next((one for one in names if one in figures), None)
 
     def headline(self, problem: Problem, name: str | None) -> Metric:
         """The metric of that name, else the problem's own, by which a run's methods are compared; it must fit."""
