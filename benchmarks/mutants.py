@@ -9,7 +9,8 @@ A mutant is one change of one line: a comparison that lets its boundary in or ou
 left out, a sum that is a difference, a smallest that is a largest, a number that is one more. Its tests are those of
 its room, and those elsewhere that import its module, without those that start other processes: all of them run once,
 and what they execute is recorded; then a mutant needs only the tests that execute its statement, the fastest first. It
-is killed if one of them fails (or takes ten times as long), and survives otherwise.
+is killed if one of them fails (or takes ten times the processor time), and survives otherwise. One whose tests hang is
+`hung`, which is as good, and may be a busy machine's doing: try it again.
 
 mutants.toml beside this file lists named mutants, which are attacks that worked once: each takes one defence away, and
 `tests` are the files that are to notice; and survivors with the reason why nothing can tell them from the original. A
@@ -23,8 +24,10 @@ import argparse
 import ast
 import hashlib
 import json
+import math
 import os
 import re
+import resource
 import signal
 import sys
 import tempfile
@@ -43,7 +46,10 @@ LIST = Path(__file__).with_suffix(".toml")
 ROOMS = ("privacy", "updates", "deploy/node", "deploy/secure", "deploy/server", "deploy/transport", "analysis")
 MARKERS = "not ray and not flower and not browser and not documents"
 LEAST_SECONDS, PATIENCE = 30.0, 10.0  # of a mutant's tests: at least, and so many times what they take without it
-MOST_SECONDS = 60.0  # of the tests of one mutant, as they take without it
+MOST_SECONDS = 60.0  # of the tests of one mutant, as they take without it; all of the processor, but for
+HANGING = 1200.0  # seconds without an end
+
+NOTICED = ("killed", "hung")
 
 SWAPS: dict[type[ast.AST], str] = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in",
@@ -74,7 +80,7 @@ class Mutant:
 @dataclass
 class Verdict:
     mutant: Mutant
-    outcome: str  # killed, survived, untested
+    outcome: str  # killed, hung, survived, untested
     seconds: float
     by: str = ""  # the first test that failed
 
@@ -293,7 +299,7 @@ class Watch:
         return self._line
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self.seen, self.began = {}, time.monotonic()
+        self.seen, self.began = {}, time.process_time()
         threading.settrace(self._call)
         sys.settrace(self._call)
 
@@ -304,7 +310,7 @@ class Watch:
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         sys.settrace(None)
         lines = {path: sorted(some) for path, some in self.seen.items()}
-        self.tests[nodeid] = {"seconds": time.monotonic() - self.began, "lines": lines}
+        self.tests[nodeid] = {"seconds": time.process_time() - self.began, "lines": lines}
 
     def pytest_sessionfinish(self) -> None:
         self.out.write_text(json.dumps({"tests": self.tests, "failed": sorted(self.failed)}))
@@ -314,7 +320,6 @@ class Watch:
 class Running:
     mutant: Mutant
     began: float
-    limit: float
     log: Path
 
 
@@ -335,30 +340,34 @@ def judged(mutants: list[Mutant], jobs: int, survey_file: str) -> Iterator[Verdi
                     continue
                 log = Path(folder) / f"{len(waiting)}.log"
                 limit = PATIENCE * max(LEAST_SECONDS, sum(survey.seconds.get(name, 0.0) for name in tests))
-                running[start([*tests, "-x"], log, mutant)] = Running(mutant, time.monotonic(), limit, log)
+                running[start([*tests, "-x"], log, mutant, seconds=limit)] = Running(mutant, time.monotonic(), log)
             for pid, one in list(running.items()):
                 seconds = time.monotonic() - one.began
                 ended, status = os.waitpid(pid, os.WNOHANG)
-                if not ended and seconds > one.limit:
+                outcome = "killed" if status else "survived"
+                if not ended and seconds > HANGING:
                     os.killpg(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
-                    ended, status = pid, 1
+                    ended, outcome = pid, "hung"
                 if ended:
                     del running[pid]
-                    verdict = Verdict(one.mutant, "killed" if status else "survived", seconds, first_failure(one.log))
+                    verdict = Verdict(one.mutant, outcome, seconds, first_failure(one.log))
                     print(f"{verdict.outcome:9} {seconds:5.1f} s  {one.mutant.key}", flush=True)
                     yield verdict
             time.sleep(0.05)
 
 
-def start(tests: list[str], log: Path, mutant: Mutant | None, *plugins: object) -> int:
-    """A process of its own group that runs the tests on the mutant."""
+def start(tests: list[str], log: Path, mutant: Mutant | None, *plugins: object, seconds: float = 0.0) -> int:
+    """A process of its own group that runs the tests on the mutant, in so many seconds of the processor at most."""
     if pid := os.fork():
         return pid
     os.setpgid(0, 0)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    if seconds:
+        used = time.process_time()
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used + seconds), resource.RLIM_INFINITY))
     code = 2
     try:
         import pytest
@@ -397,14 +406,14 @@ def report(verdicts: list[Verdict], reasons: dict[str, str]) -> int:
         rooms.setdefault("named" if verdict.mutant.why else verdict.mutant.path, []).append(verdict)
     print(f"\n{'':48} mutants  killed  listed  survived")
     for name, some in sorted(rooms.items()):
-        survivors = [one for one in some if one.outcome != "killed"]
+        survivors = [one for one in some if one.outcome not in NOTICED]
         listed = sum(one.mutant.key in reasons for one in survivors)
         killed = len(some) - len(survivors)
         print(f"{name:48} {len(some):7} {killed:7} {listed:7} {len(survivors) - listed:9}")
-    new = [one for one in verdicts if one.outcome != "killed" and one.mutant.key not in reasons]
+    new = [one for one in verdicts if one.outcome not in NOTICED and one.mutant.key not in reasons]
     for one in new:
         print(f"\n{one.outcome}: {one.mutant.key}" + (f"\n  {one.mutant.why}" if one.mutant.why else ""))
-    stale = [one.mutant.key for one in verdicts if one.outcome == "killed" and one.mutant.key in reasons]
+    stale = [one.mutant.key for one in verdicts if one.outcome in NOTICED and one.mutant.key in reasons]
     for key in stale:
         print(f"\nlisted as a survivor, and killed: take it out of {LIST.name}: {key}")
     print(f"\n{len(verdicts)} mutants, {sum(one.seconds for one in verdicts):.0f} s of tests, {len(new)} not noticed")
