@@ -206,3 +206,14 @@ def test_a_flower_with_other_names_does_no_task(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "install_from_fab", None)
     with pytest.raises(PoolError, match="nothing is run"):
         client_task()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the file")
+def test_the_process_of_a_task_ends_before_all_others_if_memory_runs_out() -> None:
+    code = (
+        "from types import SimpleNamespace as N; from kinfed.deploy.programs import task_programs as t\n"
+        "show = lambda: print(open('/proc/self/oom_score_adj').read())\n"
+        "t.metadata = N(entry_points=lambda **_: [N(load=lambda: show)]); t._flower_program('flwr-clientapp')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1000"

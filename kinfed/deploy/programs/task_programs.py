@@ -85,19 +85,11 @@ def client_task() -> None:
     """Do what `flwr-clientapp` does with sys.argv: answer one message, by kinfed."""
     from kinfed.deploy.programs.flower import client_app
 
-    _die_first()
     module = import_module("flwr.supernode.runtime.run_clientapp")
     _replace(module, "install_from_fab", lambda content, **_: check_app(content))
     _replace(module, "get_load_client_app_fn", lambda **_: lambda *_app: client_app)
     with json_lines("node", "flwr"):
         _flower_program(CLIENT_PROGRAM)
-
-
-def _die_first() -> None:
-    """If memory runs out, let the system end this process and no other of the machine: a run may name a model that no
-    memory holds."""
-    with contextlib.suppress(OSError):  # only Linux has the file
-        Path("/proc/self/oom_score_adj").write_text("1000", "ascii")
 
 
 def server_task() -> None:
@@ -135,10 +127,13 @@ def _replace(module: Any, name: str, value: Any) -> None:
 
 
 def _flower_program(name: str) -> None:
-    """Call Flower's program; nothing that an app asks for is installed, and no memory is written to a disk."""
+    """Call Flower's program; nothing that an app asks for is installed, and no memory is written to a disk. If memory
+    runs out, the system ends this process and no other of the machine: a run may name a model that no memory holds."""
     import resource  # not on Windows, where no node runs
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):  # only Linux has the file
+        Path("/proc/self/oom_score_adj").write_text("1000", "ascii")
     sys.argv = [argument for argument in sys.argv if argument != "--allow-runtime-dependency-installation"]
     (entry,) = metadata.entry_points(group="console_scripts", name=name)
     entry.load()()
