@@ -177,7 +177,7 @@ def test_an_answer_comes_back_as_it_was(tmp_path: Path) -> None:
     assert entry.answer("evaluate", "q") is None
 
 
-@pytest.mark.parametrize("run", ["secrets", "books", ""])
+@pytest.mark.parametrize("run", ["secrets", "books", "Secrets", ""])
 def test_a_run_cannot_take_the_place_of_secrets_or_books(tmp_path: Path, run: str) -> None:
     with pytest.raises(StorageError, match="a run cannot be called"):
         Vault(tmp_path).entry(run, "a")

@@ -47,7 +47,7 @@ class Vault:
         self.counter = Path(counter).expanduser() if counter else self.folder.parent
 
     def entry(self, run: str, client: str) -> VaultEntry:
-        if not run or run in (_SECRETS, _LOGS, AUDIT_FOLDER):
+        if not run or run.casefold() in (_SECRETS, _LOGS, AUDIT_FOLDER):  # some file systems know no capitals
             raise StorageError(f"a run cannot be called {run!r}: the vault has a folder of its own under that name")
         return VaultEntry(self.folder / storage.file_name(run) / storage.file_name(client), run, client)
 
