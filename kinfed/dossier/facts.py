@@ -49,7 +49,9 @@ def collect_facts(folder: Path | str, by: str | None = None, vaults: Sequence[Pa
                      "files": envelope["files"]},
     }  # fmt: skip
     facts |= _of_fit(path, kind) if kind in (FIT, SEARCH) else _of_run(path, kind)
-    books = [sent_messages.ledger_facts(Vault(vault)) for vault in vaults]
+    nodes = [Vault(vault) for vault in vaults]
+    facts["transfers"] = sent_messages.transfer_facts(path, nodes) if kind in APART else None
+    books = [sent_messages.ledger_facts(vault) for vault in nodes]
     facts["ledgers"] = {client: page for book in books for client, page in book.items()}
     if by is not None:
         facts["gaps"] = _gaps(path, kind, by)

@@ -11,6 +11,12 @@ from kinfed.report import TextTable
 from kinfed.tabular import Wording
 
 Facts = dict[str, Any]
+KINDS = {  # of messages, as audit logs call them
+    "hello": "greeting", "sums": "statistics of columns", "train": "update", "evaluate": "figures of an evaluation",
+    "judge": "figures of tries", "weigh": "advantages of tries", "settle": "what the site takes, and its gain",
+    "together": "answers of several runs at once", "share": "shares for a secure sum", "mask": "masked update",
+    "confirm": "confirmation of a secure sum", "unmask": "shares of masks",
+}  # fmt: skip
 
 
 def leaving(facts: Facts) -> DossierSection:
@@ -47,6 +53,9 @@ def leaving(facts: Facts) -> DossierSection:
         tables.append(
             ("How often each site was asked for an update, by the schedule that follows from the seed.", calls)
         )
+    if facts["transfers"] is not None:
+        texts += _log_sentences(facts["transfers"])
+        tables.append(("Messages that came from each site, by the server's audit log.", _transfer_table(facts)))
     for client, page in facts["ledgers"].items():
         texts.append(_ledger_sentence(client, page))
         if page["runs"]:
@@ -90,6 +99,30 @@ def _call_table(facts: Facts) -> TextTable | None:
         return None
     rows = [[one["name"], *(f"{method['calls'][one['name']]:,}" for method in known)] for one in facts["sites"]]
     return TextTable.of("Calls", columns("Site", *(method["label"] for method in known)), rows)
+
+
+def _log_sentences(transfers: Facts) -> list[str]:
+    """Sentences on the audit logs of the server and the nodes, and whether they agree."""
+    sentences = [
+        f"The server's audit log, {transfers['head'].partition(':')[0]} lines of which each names the digest of the "
+        "one before, is whole."
+    ]
+    for client, log in transfers["nodes"].items():
+        lines = number_of(int(log["head"].partition(":")[0]), "line")
+        sentences.append(f"The own audit log of {client}, {lines}, is whole, " + (
+            "and has every message that came from there." if not log["lacks"] else
+            f"and lacks {number_of(log['lacks'], 'message')} that the server says came from there: ask both."
+        ))  # fmt: skip
+    return sentences
+
+
+def _transfer_table(facts: Facts) -> TextTable:
+    sites = facts["transfers"]["sites"]
+    rows = [
+        [site, KINDS.get(kind, kind), f"{one['messages']:,}", f"{one['bytes']:,}"]
+        for site in sorted(sites) for kind, one in sorted(sites[site].items())
+    ]  # fmt: skip
+    return TextTable.of("Messages", columns("Site", "What", "Messages", "Bytes", texts=["What"]), rows)
 
 
 def _released(page: Facts) -> TextTable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from kinfed.algorithms import AnyAlgorithm, sample_update
 from kinfed.config import RunConfig
 from kinfed.data import Population, TablePreprocessing
-from kinfed.deploy import Roster, Vault, made_up_cohort, sent_fields
+from kinfed.deploy import Roster, Vault, audit_log, made_up_cohort, sent_fields
 from kinfed.engine import Architectures
 from kinfed.errors import KinfedError
 from kinfed.newcomers import FinishedRun
@@ -100,6 +101,26 @@ def statistics_bytes(record: Mapping[str, Any] | None) -> int:
     columns became."""
     learnt = None if record is None else TablePreprocessing.from_json(record)
     return 0 if learnt is None or learnt.learns_nothing else learnt.message_bytes
+
+
+def transfer_facts(folder: Path, nodes: Iterable[Vault]) -> Facts | None:
+    """Messages that came from every site, by kind, as the server's audit log has them, and whether the nodes' own logs
+    agree; None without a log. A log that was changed is refused."""
+    server = audit_log.AuditLog(folder / audit_log.TRANSFERS)
+    entries = server.read()
+    if not entries:
+        return None
+    sites: dict[str, dict[str, Facts]] = {}
+    for entry in entries:
+        if entry.get("event") == audit_log.CAME:
+            counts = sites.setdefault(entry["client"], {}).setdefault(entry["kind"], {"messages": 0, "bytes": 0})
+            counts["messages"], counts["bytes"] = counts["messages"] + 1, counts["bytes"] + entry["bytes"]
+    own = {log.client: vault.audit_log(log.client) for vault in nodes for log in vault.privacy_logs()}
+    agreeing = {
+        client: {"head": str(log.verify()), "lacks": len(audit_log.unmatched(log, server, client))}
+        for client, log in own.items()
+    }
+    return {"head": str(server.verify()), "sites": sites, "nodes": agreeing}
 
 
 def ledger_facts(vault: Vault) -> dict[str, Facts]:

@@ -21,13 +21,14 @@ THREATS = {
     PLAIN: Threat(
         "plain",
         "name, group, columns, shape and numbers of examples; every update exactly, from which single training "
-        "examples can often be rebuilt; exact figures of evaluations, from which rows that models are evaluated on "
-        'can be solved for; with scaling = "standard" exact sums, or statistics and categories of columns',
+        "examples can often be rebuilt; numbers of the method's own of each client; exact figures of evaluations, from "
+        'which rows that models are evaluated on can be solved for; with scaling = "standard" exact sums, or '
+        "statistics and categories of columns",
         "the server with the data, in effect",
     ),
     PRIVATE: Threat(
         "example-level privacy asked for by the run (dp-noise, dp-epsilon)",
-        "updates with noise made at the node. Figures of test rows are exact",
+        "updates with noise made at the node. Figures of test rows are exact, and so are numbers of the method's own",
         "the run to ask for it; nobody with the noise",
     ),
     SEARCH: Threat(

@@ -146,6 +146,21 @@ def test_messages_of_a_deployment_are_those_that_nodes_sent(private: tuple[Path,
         assert facts["ledgers"][name]["epsilon"]["training rows"] == pytest.approx(epsilon)
 
 
+def test_audit_logs_are_counted_compared_and_must_be_whole(private: tuple[Path, Loopback], tmp_path: Path) -> None:
+    run, net = private
+    transfers = collect_facts(run, vaults=vaults(run))["transfers"]
+    for name in SITES:
+        answered = [one.kind for one in net.messages if one.packet.header.get("name") == name]
+        counts = {kind: one["messages"] for kind, one in transfers["sites"][name].items() if kind != "hello"}
+        assert counts == {kind: answered.count(kind) for kind in set(answered)}
+        assert transfers["nodes"][name]["lacks"] == 0
+    other = shutil.copytree(run, tmp_path / "run")
+    log = other / "transfers.jsonl"
+    log.write_text(log.read_text("utf-8").replace('"train"', '"tra1n"', 1), "utf-8")
+    with pytest.raises(StorageError, match="does not follow from the line before"):
+        collect_facts(other)
+
+
 def test_a_search_counts_all_of_its_runs(searched: Path) -> None:
     facts = collect_facts(searched)
     lines = [json.loads(line) for line in (searched / "rounds.jsonl").read_text().splitlines()]
