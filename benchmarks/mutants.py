@@ -13,9 +13,9 @@ is killed if one of them fails (or takes ten times the processor time), and surv
 `hung`, which is as good, and may be a busy machine's doing: try it again.
 
 mutants.toml beside this file lists named mutants, which are attacks that worked once: each takes one defence away, and
-`tests` are the files that are to notice; and survivors with the reason why nothing can tell them from the original. A
-survivor that is not listed makes the command fail. Processes are forked from one that has imported torch, so that a
-mutant costs its tests and little else.
+`tests` are the files, or single tests, that are to notice; and survivors with the reason why nothing can tell them from
+the original. A survivor that is not listed makes the command fail. Processes are forked from one that has imported
+torch, so that a mutant costs its tests and little else.
 """
 
 from __future__ import annotations
