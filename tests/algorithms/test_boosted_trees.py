@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from kinfed.engine.trees import LocalTrees, TreeLoss, Trees
 from kinfed.engine.trees.tree_bins import codes_of, flat_rows
 from kinfed.engine.trees.tree_growth import ClientRows, TreeGrowth
 from kinfed.errors import ConfigError
+from kinfed.newcomers import adopt
 from kinfed.server.loop import Loop
 from kinfed.updates import SecureSettings, SecureSum
 
@@ -294,6 +296,35 @@ def test_the_fast_preset_takes_fewer_rounds() -> None:
         server: Any = loop.server
         assert rounds <= loop.algorithm.rounds_in(5) == 199
     assert int(server.phase) == DONE > GROW
+
+
+@pytest.mark.parametrize(("method", "options"), [
+    ("trees_fast", {"trees": 8, "min_rows": 20}), ("random_trees", {"steps": 15, "trees": 10, "depth": 4}),
+])  # fmt: skip
+def test_thousands_of_tiny_sites_learn_and_one_that_was_not_there_takes_over(
+    method: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Sites of one to three rows: the shared trees are nearly all that they have. A new one has 45 rows."""
+    draw, K = np.random.default_rng(1), 1500
+    site = np.repeat(np.arange(K), 1 + np.arange(K) % 3)
+    x = draw.normal(size=(len(site), 2)).astype(np.float32)
+
+    def target(x: Array, level: Array | float) -> Array:
+        jump = 3.0 * ((x[:, 0] > 0) & (x[:, 1] > 0))
+        return np.asarray(jump + level + 0.1 * draw.normal(size=len(x)), np.float32)
+
+    data = Federation.from_arrays(x, target(x, 0.3 * draw.normal(size=K)[site]), site)
+    result = kinfed.run(
+        federation=data, algorithms={method: options}, model="mlr", rounds=1, seeds=(0,), participation=1.0,
+        progress=False, out=str(tmp_path / "run"),
+    ).result()  # fmt: skip
+    assert result.personal["rmse"] < 0.75  # 1.3 without features
+    fresh = draw.normal(size=(60, 2)).astype(np.float32)
+    newcomer = Federation.from_arrays(fresh, target(fresh, 4.0), np.zeros(60))
+    adoption = adopt(tmp_path / "run", newcomer)
+    assert adoption.adopted is not None
+    assert adoption.server is not None
+    assert adoption.adopted.loss < adoption.server.loss
 
 
 def test_clients_that_lack_classes_keep_finite_scores_and_learn() -> None:
