@@ -21,7 +21,7 @@ def markdown_page(reproduction: Reproduction, judged: Sequence[Verdict]) -> str:
     lines = [f"# {recipe.title}", "", f"{recipe.paper.citation}: {recipe.reproduces}. {recipe.about}", ""]
     lines += [provenance_text(reproduction), ""]
     if reproduction.missing:
-        lines += [f"**Not on this page:** {'; '.join(reproduction.missing.values())}.", ""]
+        lines += [f"**Not on this page:** {'; '.join(reproduction.gaps_in_words)}.", ""]
     if stand_in := recipe.stand_ins.get(reproduction.scale):
         lines += [f"**Stand-in:** {stand_in}", ""]
     lines += _readings_section(reproduction)

@@ -51,19 +51,31 @@ class Reproduction:
     @cached_property
     def missing(self) -> dict[str, str]:
         """Parts of the scale without figures that the recipe as it is now would give, and why."""
+        return {name: f"the part {name} {reason}" for name, reason in self._reasons.items()}
+
+    @property
+    def gaps_in_words(self) -> list[str]:
+        """`missing` for a page: parts that lack for the same reason in one sentence."""
+        parts: dict[str, list[str]] = {}
+        for name, reason in self._reasons.items():
+            parts.setdefault(reason, []).append(name)
+        return [
+            f"{'the part' if len(names) == 1 else 'each of the parts'} {', '.join(names)} {reason}"
+            for reason, names in parts.items()
+        ]
+
+    @cached_property
+    def _reasons(self) -> dict[str, str]:
+        """Why a part has no figures, to follow its name."""
         reasons = {}
         for part in self.recipe.parts(self.scale):
             record = self.parts.get(part.name)
             if record is None and part.optional:
-                reasons[part.name] = (
-                    f"the part {part.name} has not been measured: it runs only where its data is available"
-                )
+                reasons[part.name] = "has not been measured: it runs only where its data is available"
             elif record is None:
-                reasons[part.name] = f"the part {part.name} has not been measured yet"
+                reasons[part.name] = "has not been measured yet"
             elif record.settings != settings_hash(part):
-                reasons[part.name] = (
-                    f"the part {part.name} was measured on {record.date} with other settings than the recipe has now"
-                )
+                reasons[part.name] = f"was measured on {record.date} with other settings than the recipe has now"
         return reasons
 
     @cached_property

@@ -78,7 +78,7 @@ def _page(
         figures=True,
         recipe=recipe,
         stand_in=recipe.stand_ins.get(scale),
-        missing=list(reproduction.missing.values()),
+        missing=reproduction.gaps_in_words,
         contents=contents,
         verdict_table=verdict_table(judged),
         choices=choices_table(grids),
