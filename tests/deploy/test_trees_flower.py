@@ -31,7 +31,7 @@ pytestmark = [
 
 NAMES = ["a", "b", "c"]
 PATIENCE = float(os.environ.get("KINFED_TEST_DEADLINE", "60"))  # seconds; more on a machine that is busy otherwise
-OPTIONS = {"trees": 3, "depth": 3, "bins": 16, "min_rows": 5, "folds": 1}
+OPTIONS = {"trees": 2, "depth": 2, "bins": 16, "min_rows": 5, "folds": 1}
 
 
 def write_table(path: Path, names: list[str]) -> Path:

@@ -59,6 +59,8 @@ Array = np.ndarray[Any, Any]
 
 BINS = 32
 HALF = 0.5  # between 0 and 1
+EDGES = np.sort(np.append(ndtri(np.linspace(0, 1, BINS)[1:-1]), HALF)).astype(np.float32)  # of every feature
+_HALF = 1 + int(np.searchsorted(EDGES, HALF))  # the bin that ends there
 FEWEST = 1e-3  # share of a client's curvature: leaves with less say nothing
 
 
@@ -69,7 +71,6 @@ class Server(Tree):
     value: Tensor  # [T, L, C] float32, of R trees a round
     columns: Tensor  # [p]: as many as there are features
     outputs: Tensor  # [] int64 of a model
-    tau: Tensor  # [C] float64 of intercepts
 
 
 Down = Server  # a row for every client
@@ -130,9 +131,8 @@ class RandomTrees(AveragingAlgorithm[Server, Client, Down, Up]):
     def init_server(self, task: Task, population: Population) -> Server:
         loss = TreeLoss.of_task(task)
         C, leaves = loss.scores, 2**self.depth
-        tau = torch.full((C,), self.prior * loss.least_share, dtype=torch.float64)
         key, outputs = population.key("random trees").clone(), torch.tensor(loss.outputs)
-        return Server(key, torch.zeros(C), torch.zeros(0, leaves, C), torch.zeros(0), outputs, tau)
+        return Server(key, torch.zeros(C), torch.zeros(0, leaves, C), torch.zeros(0), outputs)
 
     def rounds_in(self, rounds: int) -> int:
         return 1 + self.steps  # the first is for the constant
@@ -167,8 +167,7 @@ class RandomTrees(AveragingAlgorithm[Server, Client, Down, Up]):
         rows, own = self._rows(data)
         C, features = loss.scores, own.codes.shape[1]
         score = self._scores(order, own)
-        tau = order.tau.numpy()[None]
-        b = newton_step(loss, own, score, rows.weight, client.b.numpy()[:, None], tau)
+        b = newton_step(loss, own, score, rows.weight, client.b.numpy()[:, None], self._tau(loss))
         weight = rows.weight[:, 0] / np.maximum(own.sums(rows.weight[:, 0]), 1e-30)[own.owner].astype(np.float32)
         gradient = (loss.gradients(score + b[own.owner], rows.y)[:, 0] * weight[:, None]).astype(np.float64)
         young = self.structure(order.key, len(order.value), self.trees, features)
@@ -185,11 +184,14 @@ class RandomTrees(AveragingAlgorithm[Server, Client, Down, Up]):
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         loss, order = TreeLoss.of_task(task), down.map(lambda tensor: tensor[0])
         rows, own = self._rows(data)
-        b = intercepts(loss, own, self._scores(order, own), rows.weight, order.tau.numpy()[None])
+        b = intercepts(loss, own, self._scores(order, own), rows.weight, self._tau(loss))
         return self._models(order, order.base.numpy() + b[:, 0], own.codes.shape[1])
 
     def server_models(self, server: Server) -> ServerModels:
         return ServerModels(self._models(server, server.base.numpy()[None], len(server.columns)))
+
+    def _tau(self, loss: TreeLoss) -> Array:
+        return np.full((1, loss.scores), self.prior * loss.least_share)
 
     def _models(self, order: Server, base: Array, features: int) -> Tensor:
         edges = np.tile(EDGES, (len(order.columns) and features, 1))
@@ -208,7 +210,3 @@ class RandomTrees(AveragingAlgorithm[Server, Client, Down, Up]):
 
     def figures(self, server: Server) -> dict[str, Any]:
         return {"trees": len(server.value)}
-
-
-EDGES = np.sort(np.append(ndtri(np.linspace(0, 1, BINS)[1:-1]), HALF)).astype(np.float32)  # of every feature
-_HALF = 1 + int(np.searchsorted(EDGES, HALF))  # the bin that ends there
