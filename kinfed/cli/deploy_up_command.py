@@ -38,10 +38,18 @@ TEXTS = {
 
 
 Health = Annotated[
-    str, Option(help="Answer /health and /metrics at this port of this machine, or at host:port (default: nowhere).")
+    str,
+    Option(
+        envvar="KINFED_HEALTH",
+        help="Answer /health and /metrics at this port of this machine, or at host:port (default: nowhere).",
+    ),
 ]
-Alert = Annotated[str, Option(help="Command, or http(s) address, that is told when a trouble begins and ends.")]
-Log = Annotated[str, Option(help="text, or json: a line of JSON for everything that is said.")]
+Alert = Annotated[
+    str, Option(envvar="KINFED_ALERT", help="Command, or http(s) address, that is told when a trouble begins and ends.")
+]
+Log = Annotated[
+    str, Option(envvar="KINFED_LOG_FORMAT", help="text, or json: a line of JSON for everything that is said.")
+]
 Cold = Annotated[bool, Option("--cold", help="Start a Python for every message.")]
 
 

@@ -21,7 +21,6 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import torch
-from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from kinfed.core import NoOptions, option
@@ -278,6 +277,10 @@ def encoded_values(column: pa.ChunkedArray, folder: Path, where: str) -> list[by
 def _pixels(image: bytes | Path | None, row: int, where: str) -> np.ndarray[Any, Any]:
     if image is None:
         raise DataError(f"{where}: the image in row {row} is missing")
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ModuleNotFoundError:  # of the installation for nodes, which has no images
+        raise DataError(f"{where}: reading images needs pillow: pip install pillow") from None
     try:
         with Image.open(io.BytesIO(image) if isinstance(image, bytes) else image) as opened:
             if opened.mode in ("I", "F") or opened.mode.startswith("I;"):

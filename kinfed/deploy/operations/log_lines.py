@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +24,7 @@ from typing import Any
 VARIABLE, JSON = "KINFED_LOG", "json"
 AUDIT_LOGGER = "kinfed.audit"  # of entries of the audit log, each in the attribute `entry` of its record
 _place: ContextVar[Mapping[str, Any]] = ContextVar("place", default={})  # noqa: B039 (a Mapping is not changed)
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")  # of terminals
 _NAMES = {"client": "site"}  # fields of entries by other names
 
 
@@ -50,6 +52,7 @@ def say_json(source: str) -> Callable[[str], None]:
 
 def rewritten(line: str, source: str) -> str:
     """A line that another program has printed; one that is a line of JSON already stays as it is."""
+    line = ESCAPES.sub("", line)
     if line.startswith("{"):
         try:
             if "time" in json.loads(line):

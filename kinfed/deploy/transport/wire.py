@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import re
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from kinfed.algorithms import Algorithm
 from kinfed.core import MASKED_BY, Tree, count_bits, storage, unpacked
+from kinfed.deploy.operations.log_lines import ESCAPES
 from kinfed.errors import KinfedError
 
 FORMAT = 4  # of messages; both sides refuse any other
@@ -38,14 +38,13 @@ _DTYPES = {"float32", "float64", "float16", "int64", "int32", "int16", "int8", "
 
 Arrays = dict[str, Tensor]
 
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")  # of terminals
 _MARKUP = str.maketrans("[]<>", "()()")
 LONGEST_TEXT = 300
 
 
 def plain_text(text: str, most: int = LONGEST_TEXT) -> str:
     """A node's text for a log or a terminal: one line without escape codes and markup, not too long."""
-    text = _ESCAPES.sub("", text[: 10 * most])
+    text = ESCAPES.sub("", text[: 10 * most])
     text = "".join(c if c.isprintable() else " " for c in text).translate(_MARKUP)
     text = " ".join(text.split())
     return text if len(text) <= most else text[: most - 3] + "..."
