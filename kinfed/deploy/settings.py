@@ -26,6 +26,7 @@ from kinfed.data import Problem, example_weights
 from kinfed.engine import METRICS, MODELS, make_objective
 from kinfed.errors import ConfigError, DataError, unknown_name
 from kinfed.tabular import FitSettings, Try
+from kinfed.version import __version__
 
 STANDARD, NONE = "standard", "none"
 FIT = "fit"  # in place of a method: a search over many (kinfed.deploy.server.fit_server)
@@ -147,9 +148,12 @@ class Deployment:
     def parse(cls, table: Mapping[str, Any]) -> Deployment:
         values = {key.replace("-", "_"): value for key, value in table.items()}
         _refuse_exclusions(values)  # first: among them are settings that no deployment has
-        if unknown := sorted(values.keys() - set(SETTINGS)):
-            raise unknown_name("setting of the deployment", unknown[0], SETTINGS)
         values = {name: value for name, value in values.items() if value != ""}
+        if unknown := sorted(values.keys() - set(SETTINGS)):
+            raise ConfigError(
+                f"{unknown_name('setting of the deployment', unknown[0], SETTINGS)}. Or a newer kinfed has made this "
+                f'app: set {unknown[0]} to "" there, or install its version here too (this is {__version__})'
+            )
         own = {name: value for name, value in values.items() if name in declared(cls)}
         deployment = cls(**own, run_settings={name: values[name] for name in values.keys() - own.keys()})
         deployment.check()

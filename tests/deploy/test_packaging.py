@@ -53,6 +53,7 @@ def test_a_node_needs_all_but_plots_hub_and_images() -> None:
     assert flower < set(PROJECT["optional-dependencies"]["node"])
 
 
+@pytest.mark.timeout(400)
 def test_a_node_imports_nothing_of_what_is_left_out() -> None:
     names = sorted({"pillow": "PIL"}.get(package, package) for package in LEFT_OUT)
     code = (

@@ -140,7 +140,7 @@ class Gate:
 
     @cached_property
     def ledger(self) -> PrivacyLog:
-        return self.vault.privacy_log(self.client)
+        return self.vault.privacy_log(self.settings.owner)
 
     # ---- what leaves ----
 

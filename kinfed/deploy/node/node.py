@@ -29,14 +29,24 @@ from kinfed.deploy.node.node_settings import NodeSettings, Refused
 from kinfed.deploy.node.requests import Preparation, prepare, stored_state, with_weights
 from kinfed.deploy.node.vault_entry import VaultEntry
 from kinfed.deploy.operations.audit_log import LEFT, REFUSED
+from kinfed.deploy.operations.checks import version_advice
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport import wire
-from kinfed.deploy.transport.wire import MessageError, Packet, message_types, sent_tensors, tree_of, unbundled
+from kinfed.deploy.transport.wire import (
+    MessageError,
+    Packet,
+    message_types,
+    plain_text,
+    sent_tensors,
+    tree_of,
+    unbundled,
+)
 from kinfed.engine import module_for
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.privacy import EVALUATION, TRAINING, Record, new_nonce, recorded
 from kinfed.serving import ModelInputs
 from kinfed.updates import SecureSum, user_level
+from kinfed.version import __version__
 
 if TYPE_CHECKING:
     from kinfed.deploy.secure.secure_session import SecureSession
@@ -95,6 +105,7 @@ class Node:
     def _answer(self, kind: str, order: Packet) -> Released:
         if kind == wire.HELLO:
             nonce = order.require("nonce", str)
+            check_version(str(order.header.get("kinfed", "")))
             greetings = [self._passed(name, lambda client: client.hello(nonce, self.number)) for name in self.clients]
             return Released.together("clients", greetings)
         name = order.require("name", str)
@@ -156,7 +167,7 @@ class NodeClient:
         """The client's greeting, signed, with the shape of its data: counts, not contents."""
         from kinfed.deploy.transport.client_keys import sign_greeting
 
-        greeting = {"name": self.name, "group": self.settings.group, **self.shape_of_data()}
+        greeting = {"kinfed": __version__, "name": self.name, "group": self.settings.group, **self.shape_of_data()}
         where, key = self._identity()
         return self.gate.release(wire.HELLO, Packet(sign_greeting(key, where, greeting, nonce, node)), "a greeting")
 
@@ -349,6 +360,12 @@ class NodeClient:
             "model": model.name, "inputs": inputs.to_json(),
         }  # fmt: skip
         entry.keep_model(module_for(prepared.task, row.detach()).state_dict(), metadata)
+
+
+def check_version(server: str) -> None:
+    """Refuse a server of another minor version than this node's."""
+    if advice := version_advice(plain_text(server, 20)):
+        raise Refused(advice)
 
 
 def asked_server_model(order: Packet) -> Tensor | None:

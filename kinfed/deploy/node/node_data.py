@@ -205,8 +205,8 @@ def _with_own_roles(node: NodeSettings, rows: LabelledRows, named: tuple[bool, b
     if named == (True, True) or (named[0] and not validation):
         return rows, ""
     log = Vault(node.vault, node.counter)
-    log.privacy_log(node.client)  # before the secret
-    draws = log.secret(node.client).places(_row_digests(node))  # [n] in [0, 1)
+    log.privacy_log(node.owner)  # before the secret
+    draws = log.secret(node.owner).places(_row_digests(node))  # [n] in [0, 1)
     is_test = draws < test if rows.is_test is None else rows.is_test
     is_val = rows.is_val if named[1] else ~is_test & (draws >= 1 - (1 - test) * validation)
     if named[1]:

@@ -138,6 +138,10 @@ class NodeSettings:
         "", "Folder for the number of private answers, by which a vault that is set back is noticed (default: the one "
         "that the vault is in).",
     )  # fmt: skip
+    ledger: str = option(
+        "", "Name of the ledger, and of the secret that draws roles of rows (default: the client's). The same one in "
+        "the files of several federations lets them share one vault and one epsilon.",
+    )  # fmt: skip
     key: str = option("", "The node's private key, which the client belongs to (default: one in the vault).")
     threads: int = option(1, "Cores to train with.", ge=1)
     peers: str = option("", "Folder with <client>.pub of all clients, whose keys secure sums then insist on.")
@@ -186,6 +190,11 @@ class NodeSettings:
         values: dict[str, Any] = {name: str(value) for name, value in table.items() if str(value) != ""}
         own, rules = ({name: values[name] for name in declared(kind) if name in values} for kind in (cls, NodeRules))
         return cls(**own, rules=NodeRules(**rules), extra=dict(table))
+
+    @property
+    def owner(self) -> str:
+        """The name of the ledger, under all federations that know the client."""
+        return self.ledger or self.client
 
     @property
     def drawn_roles(self) -> tuple[float, float] | None:

@@ -180,13 +180,17 @@ def minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-def version_advice(theirs: str, ours: str = __version__, *, of: str = "the server", here: str = "this node") -> str:
+def version_advice(
+    theirs: str, ours: str = __version__, *, of: str = "the server", here: str = "this node",
+    theirs_is_node: bool = False,
+) -> str:  # fmt: skip
     """A sentence if two versions do not fit together; "" if they do, or if the other one is not known."""
     if not theirs or minor(theirs) == minor(ours):
         return ""
+    at_node = ours if theirs_is_node else theirs
     return (
         f"{of} has kinfed {theirs} and {here} {ours}, which do not fit together: install the same minor version on "
-        f"both (pip install 'kinfed[node]=={minor(theirs)}.*' at the node), then start both again"
+        f"both (at the node kinfed=={minor(at_node)}.* with the extra node), then start both again"
     )
 
 

@@ -73,7 +73,7 @@ def _kept(settings: NodeSettings) -> list[Condition]:
         return [Condition("vault", OK, f"{vault.folder} is new: nothing of {client} has left yet")]
     try:
         head = vault.audit_log(client).verify()
-        page = vault.privacy_log(client).read()
+        page = vault.privacy_log(settings.owner).read()
     except KinfedError as error:
         return [
             Condition("vault", WRONG, str(error), "restore the vault from its newest copy; until then nothing leaves")

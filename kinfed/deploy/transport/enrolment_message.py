@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from kinfed.deploy.operations.checks import version_advice
 from kinfed.deploy.transport.wire import MessageError, Packet, plain_text
 
 LONGEST_NAME = 100  # characters
@@ -33,6 +34,9 @@ class Greeting:
         name, group = (_name(packet.require(key, str), key) for key in ("name", "group"))
         if not name:
             raise MessageError("a client without a name")
+        version = plain_text(str(header.get("kinfed", "")), 20)
+        if advice := version_advice(version, of=name, here="the server", theirs_is_node=True):
+            raise MessageError(advice)
         counts = _whole_numbers(packet, "counts", 0, largest_count)
         shape = _whole_numbers(packet, "shape", 1, MOST_NUMBERS)
         if len(counts) != 3 or len(shape) > 8 or prod(shape) > MOST_NUMBERS:

@@ -24,6 +24,7 @@ from kinfed.core import Silence
 from kinfed.deploy.operations.audit_log import CAME, REFUSED, SENT
 from kinfed.deploy.transport.enrolment_message import Greeting, read_greetings
 from kinfed.deploy.transport.wire import HELLO, MessageError, Packet, plain_text
+from kinfed.version import __version__
 
 POLL_SECONDS = 0.5  # between looks for answers; each is two requests, which cost a superlink some milliseconds
 HELLO_SECONDS = 300.0  # how long a greeting may stay without an answer before it is sent again
@@ -298,7 +299,10 @@ class Exchange:
         }
         busy = awaited | self.clients.keys() | self.troubles.keys()
         new = [_Open(node, now, secrets.token_hex(16)) for node in sorted(online - busy)]
-        messages = [Sent(one.node, HELLO, Packet({"kind": HELLO, "nonce": one.nonce}), HELLO_SECONDS) for one in new]
+        messages = [
+            Sent(one.node, HELLO, Packet({"kind": HELLO, "nonce": one.nonce, "kinfed": __version__}), HELLO_SECONDS)
+            for one in new
+        ]
         for one, message in zip(new, self.transport.send(messages) if messages else [], strict=True):
             if message:
                 self._greeted[message] = one
