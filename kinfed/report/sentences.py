@@ -100,7 +100,7 @@ def headline(runs: Iterable[RunRecord]) -> str:
     """Title of the page: the data, and how many methods and clients met on it."""
     runs = list(runs)
     datasets = list(dict.fromkeys(brief(run.config.get("dataset") or run.label) for run in runs))
-    methods = len({(run.label, name) for run in runs for name in run.algorithms})
+    methods = len({name for run in runs for name in run.algorithms})
     clients = {_clients(run) for run in runs}
     text = f"{' and '.join(datasets)}: {plural(methods, 'method')}"
     only = next(iter(clients))

@@ -156,6 +156,11 @@ class FitResult:
         choices = ", ".join(f"{name} for {count}" for name, count in chosen.most_common())
         return f"<FitResult {self.table}: {len(self.sites)} sites, {self.metric}; {choices}>"
 
+    def __str__(self) -> str:
+        from kinfed.tabular.site_page import short_table
+
+        return f"{self!r}\n{short_table(self, len(self.sites)).text()}"
+
     @property
     def known_metric(self) -> Metric:
         return METRICS.named(self.metric)

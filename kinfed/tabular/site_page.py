@@ -23,9 +23,7 @@ def write_page(result: FitResult, folder: Path) -> Path:
 
 def page(result: FitResult, folder: Path) -> str:
     words, table = Wording(result), short_name(result.table)
-    heading = f"A model for {'the site' if len(result.sites) == 1 else f'each of {len(result.sites)} sites'}"
-    if result.apart == "site":
-        heading = f"The model of {result.sites[0].site}"
+    heading = _heading(result)
     command = "kinfed deploy fit" if result.apart else "kinfed fit"
     sites = "The site" if result.apart == "site" else "Every site"
     chosen = [one for one in result.contenders if takers(result, one.name)]
@@ -50,6 +48,16 @@ def page(result: FitResult, folder: Path) -> str:
         server=str(server_path(folder).relative_to(folder)) if len(result.sites) > 1 else "", apart=result.apart,
         newcomer=words.newcomer(), adopt=adopt_command(result),
     )  # fmt: skip
+
+
+def _heading(result: FitResult) -> str:
+    if result.apart == "site":
+        return f"The model of {result.sites[0].site}"
+    if len(result.sites) == 1:
+        return "A model for the site"
+    if all((site.shares or {site.chosen: 1.0}).keys() == {ONE_MODEL} for site in result.sites):
+        return f"One model for all {len(result.sites)} sites"
+    return f"A model for each of {len(result.sites)} sites"
 
 
 def _details(site: SiteRecord, words: Wording) -> str:
