@@ -74,8 +74,8 @@ def agents() -> str:
     commands = parts[0].partition("\n")[2].strip()
     return "\n".join([
         "# For agents", "",
-        "Made from CONTRIBUTING.md by docs/generate/agent_files.py; what holds for people holds here. llms.txt maps the",
-        "documentation, docs/glossary.md has the words, and every room's `__init__.pyi` the names others may use.", "",
+        "Made from CONTRIBUTING.md by docs/generate/agent_files.py; what holds for people holds here. llms.txt maps",
+        "the documentation, docs/glossary.md has the words, and every room's `__init__.pyi` the names others may use.", "",
         "## Commands", "", commands, "", *(f"## {part.strip()}" for part in wanted), "",
     ])  # fmt: skip
 

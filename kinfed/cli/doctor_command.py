@@ -17,6 +17,7 @@ EXTRAS = {
     "dp": "epsilon of differential privacy",
     "tune": "kinfed tune",
     "ray": "rounds on several machines (--pool ray)",
+    "node": "what a node or server of a deployment needs: flower and dp",
     "flower": "real clients (kinfed deploy)",
     "text": "tokenizers of pretrained encoders",
     "audio": "recordings (data set wakeword)",
