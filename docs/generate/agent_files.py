@@ -72,12 +72,12 @@ def agents() -> str:
     parts = re.split(r"^## ", contributing, flags=re.M)
     wanted = [part for part in parts if part.startswith("What a change needs")]
     commands = parts[0].partition("\n")[2].strip()
-    return "\n".join([
-        "# For agents", "",
-        "Made from CONTRIBUTING.md by docs/generate/agent_files.py; what holds for people holds here. llms.txt maps",
-        "the documentation, docs/glossary.md has the words, and every room's `__init__.pyi` the names others may use.", "",
-        "## Commands", "", commands, "", *(f"## {part.strip()}" for part in wanted), "",
-    ])  # fmt: skip
+    made_of = (
+        "Made from CONTRIBUTING.md by docs/generate/agent_files.py; what holds for people holds here. llms.txt maps\n"
+        "the documentation, docs/glossary.md has the words, and every room's `__init__.pyi` the names others may use."
+    )
+    parts = ["# For agents", made_of, "## Commands", commands, *(f"## {part.strip()}" for part in wanted)]
+    return "\n\n".join(parts) + "\n"
 
 
 def files() -> dict[Path, str]:
