@@ -91,6 +91,7 @@ def main() -> None:
     parser.add_argument("--named", action="store_true", help="only the bugs that mutants.toml names")
     parser.add_argument("--share", type=float, default=1.0, help="of the generated mutants")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--tests", default="", help="files of tests, with commas between, in place of the nearest")
     parser.add_argument("--survey", default="", help="file for what the tests execute, to be used again")
     arguments = parser.parse_args()
     listed = tomllib.loads(LIST.read_text())
@@ -100,7 +101,7 @@ def main() -> None:
         files = sorted({file for place in places for file in python_files(ROOT / place)})
         mutants += [mutant for file in files for mutant in generated_mutants(file) if mutant.drawn(arguments.share)]
     preload()
-    verdicts = list(judged(mutants, arguments.jobs, arguments.survey))
+    verdicts = list(judged(mutants, arguments.jobs, arguments.survey, arguments.tests))
     sys.exit(report(verdicts, {entry["mutant"]: entry["reason"] for entry in listed.get("survivor", [])}))
 
 
@@ -250,9 +251,9 @@ class Survey:
     lines: dict[str, dict[str, set[int]]] = field(default_factory=dict)  # of modules by test and path
 
     @classmethod
-    def of(cls, paths: list[str], out: Path) -> Survey:
-        """`out`: where it is kept; one that is there already is taken."""
-        files, log = tests_near(paths), out.with_suffix(".log")
+    def of(cls, paths: list[str], files: list[str], out: Path) -> Survey:
+        """`files`: of tests; `out`: where it is kept, and taken from if it is there already."""
+        log = out.with_suffix(".log")
         if not paths or not files:
             return cls()
         if not out.exists():
@@ -323,12 +324,13 @@ class Running:
     log: Path
 
 
-def judged(mutants: list[Mutant], jobs: int, survey_file: str) -> Iterator[Verdict]:
+def judged(mutants: list[Mutant], jobs: int, survey_file: str, files: str) -> Iterator[Verdict]:
     running: dict[int, Running] = {}
     waiting = list(reversed(mutants))
     with tempfile.TemporaryDirectory() as folder:
         paths = sorted({mutant.path for mutant in mutants if not mutant.tests})
-        survey = Survey.of(paths, Path(survey_file or f"{folder}/survey.json"))
+        near = files.split(",") if files else tests_near(paths)
+        survey = Survey.of(paths, near, Path(survey_file or f"{folder}/survey.json"))
         while waiting or running:
             while waiting and len(running) < jobs:
                 mutant = waiting.pop()
