@@ -11,6 +11,8 @@ import pytest
 from kinfed.deploy.programs import fleet_gate
 from kinfed.deploy.programs.fleet_gate import FleetGate
 
+httpx = pytest.importorskip("httpx", reason="the extra flower is not installed")
+
 
 def asked(path: bytes, method: str = "POST", scheme: str = "http") -> int:
     """The status with which the door itself answers, 0 where it passes the request on."""
@@ -63,3 +65,29 @@ def test_a_body_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asyncio.run(read(4, 6)) == 10
     with pytest.raises(fleet_gate._TooLarge):
         asyncio.run(read(4, 7))
+
+
+def test_a_request_that_breaks_off_is_dropped_without_a_word() -> None:
+    """It was passed on as whole, and every one wrote a page of errors into the server's log."""
+    messages = iter([{"type": "http.request", "body": b"half", "more_body": True}, {"type": "http.disconnect"}])
+
+    async def receive() -> MutableMapping[str, Any]:
+        return next(messages)
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        raise AssertionError(message)
+
+    async def ask() -> None:
+        gate = FleetGate(1, __file__)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=Reading(), base_url="https://superlink") as gate._client:
+            await gate._pass_on({"path": "/v1/fleet/heartbeat", "headers": [(b"content-length", b"8")]}, receive, send)
+
+    asyncio.run(ask())
+
+
+class Reading(httpx.AsyncBaseTransport):
+    """A superlink that reads requests to their end."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        await request.aread()
+        return httpx.Response(200)

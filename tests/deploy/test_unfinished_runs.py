@@ -83,6 +83,24 @@ def test_a_run_that_died_is_started_again_and_no_other(tmp_path: Path, asked: Pa
     assert sorted(notes(folder)) == ["7", "8"]
 
 
+def test_a_server_lives_on_where_flower_does_not_say_what_became_of_a_run(
+    tmp_path: Path, asked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine `flwr list` took more than a minute, and that ended the server. The run is looked at again."""
+    with pytest.raises(MemoryError), unfinished(tmp_path / "notes", 7, {"method": "ditto", "out": str(tmp_path)}):
+        raise MemoryError
+    with socket.create_server(("127.0.0.1", 0)) as superlink:
+        port = superlink.getsockname()[1]
+        resumer = Resumer(tmp_path / "notes", tmp_path / "home", port, tmp_path / "ca.crt", lambda _: None)
+        with monkeypatch.context() as patch:
+            patch.setattr(unfinished_runs, "LIST_SECONDS", -1.0)
+            resumer.watch()
+        assert notes(tmp_path / "notes") == ["7"]
+        assert not resumer._starting
+        resumer.watch()
+        assert resumer._starting.popitem()[1].wait() == 0
+
+
 def test_nothing_is_started_while_nobody_listens(tmp_path: Path, asked: Path) -> None:
     with pytest.raises(MemoryError), unfinished(tmp_path / "notes", 7, {"method": "ditto", "out": str(tmp_path / "o")}):
         raise MemoryError

@@ -67,6 +67,8 @@ class FleetGate:
             answer = await self._client.send(request, stream=True)
         except _TooLarge:
             return await _say(send, 413)
+        except _Gone:
+            return None
         except httpx.HTTPError:
             return await _say(send, 503)
         try:
@@ -81,6 +83,10 @@ class FleetGate:
 
 class _TooLarge(Exception):
     pass
+
+
+class _Gone(Exception):
+    """Whoever asked has gone away before the end of the request."""
 
 
 def _refusal(scope: Scope) -> int:
@@ -98,7 +104,7 @@ async def _body(receive: Receive) -> AsyncIterator[bytes]:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            return
+            raise _Gone
         piece = message.get("body", b"")
         size += len(piece)
         if size > LARGEST_BODY:

@@ -25,11 +25,12 @@ from filelock import FileLock, Timeout
 from kinfed.core import storage
 from kinfed.deploy.programs.app_folder import make_app
 from kinfed.deploy.programs.processes import flower_program, is_listening
-from kinfed.errors import KinfedError
+from kinfed.errors import KinfedError, PoolError
 
 CONNECTION = "kinfed-server"  # the superlink's name in the configuration of `flwr`
 ENDED_RUN = "ended-"  # what the note of a run begins with when it has ended
 LOOK_SECONDS, FIRST_PAUSE, LONGEST_PAUSE = 5.0, 20.0, 600.0  # between looks; before a run is started again
+LIST_SECONDS = 60.0  # that `flwr list` may take
 
 
 @contextlib.contextmanager
@@ -112,9 +113,10 @@ def _is_held(out: Path) -> bool:
 
 
 def _was_stopped(run: str) -> bool:
-    """Say whether the operator has stopped the run, as Flower knows it."""
-    listed = subprocess.run(
-        [flower_program("flwr"), "list", CONNECTION, "--run-id", run, "--format", "json"], capture_output=True,
-        text=True, timeout=60, check=False,
-    )  # fmt: skip
+    """Say whether the operator has stopped the run, as Flower knows it; PoolError if it does not say."""
+    command = [flower_program("flwr"), "list", CONNECTION, "--run-id", run, "--format", "json"]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=LIST_SECONDS, check=False)
+    except subprocess.TimeoutExpired:  # a busy machine; the server looks again
+        raise PoolError(f"flwr list has not answered within {LIST_SECONDS:g} s") from None
     return "finished:stopped" in listed.stdout
