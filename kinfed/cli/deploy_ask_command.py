@@ -45,11 +45,13 @@ def describe_panels() -> Iterator[OptionPanel]:
 
 
 def fit_panels() -> Iterator[OptionPanel]:
+    from kinfed.config import RunConfig
     from kinfed.tabular import FitSettings
 
     yield table_panel("label_column", "task", "split_column")
     names = ("algorithms", "models", "metric", "trials", "folds", "rounds", "steps", "test_fraction", "seed")
     yield OptionPanel("Search", FitSettings, names)
+    yield OptionPanel("Privacy", RunConfig, ("dp_noise", "dp_epsilon", "dp_budget", "dp_clip", "dp_delta"))
 
 
 def evaluate_panels() -> Iterator[OptionPanel]:
@@ -96,14 +98,15 @@ def fit(
 
     columns = dict(context.obj)
     typed = {name: columns.pop(name) for name in list(columns) if name in FitSettings.__dataclass_fields__}
+    private = {name: columns.pop(name) for name in list(columns) if name.startswith("dp_")}
     deploy: Any = "certified" if certified else "chosen"
     search = FitSettings(**{"rounds": SEARCH_ROUNDS, **typed, "deploy": deploy})
     if (nodes := _nodes(at, certs, sites, tables, seconds)) is not None:
         of_target = {name: text for name, text in (("classes", classes), ("target", target)) if text}
-        show_gains(nodes.fit(search, out, **_described(columns), **of_target), MOST_SENTENCES)
+        show_gains(nodes.fit(search, out, **_described(columns), **of_target, **private), MOST_SENTENCES)
         say(f"page     {out / PAGE}, for all; every site has its model and a page of its own in its vault")
         return
-    trial = Trial(out, fit_plan(_some(tables), columns, search), seconds, warm=not cold, resume=resume)
+    trial = Trial(out, fit_plan(_some(tables), columns, search, **private), seconds, warm=not cold, resume=resume)
     parts = run_trial(trial)
     show_gains(FitResult.read(trial.run_folder), MOST_SENTENCES)
     say(f"page     {trial.run_folder / PAGE}, for all; it holds one sentence per site")

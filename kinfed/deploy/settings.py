@@ -191,17 +191,34 @@ class Deployment:
             if changed := [name for name in SEARCH if getattr(self, name) != self.__dataclass_fields__[name].default]:
                 raise ConfigError(f'{changed[0]} is of a search; set method = "fit", or leave it out')
             return
-        if used := self._protections:
+        if used := [name for name in self._protections if not name.startswith("dp_")]:
             raise ConfigError(
-                f"{used[0]}: a search chooses by exact figures of every site and trains a hundred models, which no "
-                "privacy of one run covers; choose a method by fit on data that need none, and deploy that one"
+                f"{used[0]}: a search chooses by figures of every single site, which sums of all and noise for whole "
+                "clients would hide; choose a method by fit under dp_noise, or on data that need none, and deploy it"
             )
+        if self._protections:
+            self._check_private_search()
         if self.scaling != STANDARD:
             raise ConfigError('a search learns what columns become in every fold; leave scaling at "standard"')
         if self.options.strip():
             raise ConfigError("options are of one method; a search tries its own (trials)")
         if self.run_settings.get("participation", 1) != 1:
             raise ConfigError("every site takes part in every round of a search; leave out participation")
+
+    def _check_private_search(self) -> None:
+        """Refuse what noise on gradients and figures cannot protect."""
+        if not self.problem.classifies or not self.problem.has_classes:
+            raise ConfigError(
+                "dp_noise: errors of numbers have no bound that noise could hide; a search for classes has"
+            )
+        if self.deploy != "chosen":
+            raise ConfigError(
+                'dp_noise: what a site takes is known to all, and test rows may not decide it; deploy = "chosen"'
+            )
+        if self.run_settings.get("class_weights"):
+            raise ConfigError(
+                "dp_noise: a search chooses by log loss, of classes without weights; leave out class_weights"
+            )
 
     @property
     def _protections(self) -> list[str]:

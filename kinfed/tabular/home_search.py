@@ -82,6 +82,11 @@ class HomeSearch:
             sums[tried] = float(numerator[0]), float(denominator[0])
         return sums
 
+    def bounded_losses(self, outputs: Tensor, largest: float) -> Tensor:
+        """[V] log losses on the validated rows in units of the largest that counts."""
+        truth = torch.from_numpy(judged_training(outputs, self.data, self.places).truth)
+        return (-truth.clamp_min(1e-300).log() / largest).clamp(0, 1)
+
     def advantages(
         self, metric: Metric, outputs: Mapping[str, Tensor], number: int, replicates: int
     ) -> tuple[Floats, Floats]:  # fmt: skip

@@ -12,12 +12,17 @@ the message is done, so that a message that comes again is answered as before.
     the gain on test rows      with its interval, of what the site takes                                settle
 
 The last message brings what the site takes. The model and a page with all of the site's figures stay in the vault.
+
+Under differential privacy (dp_noise, dp_epsilon) every run is private and has its price in the ledger, update by
+update; before the first of them all that the search will cost is held against the owner's epsilon. Columns are learnt
+from all training rows at once, if the owner gives such sums; figures of tries are sums of bounded losses with the
+owner's noise, at a price; the gain on test rows stays.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -29,17 +34,20 @@ from torch import Tensor
 
 from kinfed.algorithms import deployed_models
 from kinfed.core import Nothing, storage
-from kinfed.data import Federation, ValueMoments
+from kinfed.data import SPLITS, Federation, ValueMoments
+from kinfed.deploy.node.gate import LARGEST_LOSS, Noise, at_rate
 from kinfed.deploy.node.node import NodeClient, asked_server_model
 from kinfed.deploy.node.node_data import ClientData, load_client_data
 from kinfed.deploy.node.node_settings import NodeSettings, Refused
-from kinfed.deploy.node.requests import Preparation, enrolment_of, prepare
+from kinfed.deploy.node.private_figures import FIGURES, ONE_ANSWER, PrivateFigures
+from kinfed.deploy.node.requests import Preparation, enrolment_of, prepare, stored_state
 from kinfed.deploy.node.search_states import MODELS, KeptRuns, SearchRunEntry
 from kinfed.deploy.node.vault_entry import MODEL, VaultEntry
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport import wire
 from kinfed.deploy.transport.wire import MessageError, Packet
 from kinfed.engine import Metric
+from kinfed.privacy import EVALUATION, Events, merge, planned_costs, recorded
 from kinfed.runs import build_task
 from kinfed.serving import ModelPipeline
 from kinfed.tabular import (
@@ -71,7 +79,11 @@ class FitClient(NodeClient):
 
     @cached_property
     def own(self) -> ClientData:
-        return load_client_data(self.settings, self.deployment)
+        own = load_client_data(self.settings, self.deployment)
+        if self.is_private and own.roles is None and not own.names_rows(self.deployment):
+            rows = {name: own.federation.split(name).rows for name in SPLITS}
+            return replace(own, roles=storage.checksum(rows))  # of the whole search: its parts divide training rows
+        return own
 
     def home(self, order: Packet) -> HomeSearch:
         folds = order.require("folds", int)
@@ -80,6 +92,10 @@ class FitClient(NodeClient):
         if self._home is None or self._home.folds != folds:
             self._home = HomeSearch.of(self.own.federation, folds, self.deployment.seed)
         return self._home
+
+    @property
+    def is_private(self) -> bool:
+        return self.deployment.run.privacy is not None
 
     def part(self, order: Packet) -> ClientData:
         """The client's rows in the part of the search that an order is of."""
@@ -121,10 +137,29 @@ class FitClient(NodeClient):
             entry = self.vault.entry(of_runs[0].require("run", str), self.name)
             self.kept = KeptRuns(entry, of_runs[0].require("round", int), accepted)
             self.kept.open()
+            if self.is_private and of_runs[0].header["kind"] == wire.TRAIN and self.kept.round == 1:
+                self._hold_plan(of_runs)
         with self.gate.counted_together():
             yield
             if self.kept is not None:
                 self.kept.close(self.results)
+
+    def rate(self, order: Packet, batch: int) -> float:
+        """The chance of a row to be in a sample, in the part with the fewest training rows."""
+        home = self.home(order)
+        fewest = min(int(home.part(number)[0].count[0]) for number in range(home.folds + 1))
+        return min(batch / max(fewest, 1), 1.0)
+
+    def _hold_plan(self, orders: Sequence[Packet]) -> None:
+        """Hold all that runs which begin with these orders will cost against the owner's epsilon."""
+        total: Events = ()
+        for order in orders:
+            algorithm = self.run_of(order).algorithm
+            rounds, (after,) = planned_costs(algorithm, self.part(order).federation.train.count)
+            each, rate = () if rounds is None else rounds[0], self.rate(order, algorithm.training.batch)
+            whole = merge(merge((), each, algorithm.rounds_in(self.search.rounds)), after)
+            total = merge(total, at_rate(whole, rate))
+        self.gate.hold_plan(orders[0].require("noise", float), total, FIGURES)
 
     def run_of(self, order: Packet) -> RunClient:
         """The client in one of the runs of the search, as settings make it: a server names runs and defines none."""
@@ -147,11 +182,11 @@ class FitClient(NodeClient):
         home, own = self.home(order), self.own
         if own.table is None:
             raise Refused(f"a search takes a table with columns, and the data of {self.name} are none")
-        parts = []
+        parts, whole = [], own.statistics() if self.is_private else None
         for number in range(home.folds + 1):
             train, test = home.part(number)
             data = replace(own, federation=replace(own.federation, train=train, test=test))
-            statistics = data.statistics()
+            statistics = data.statistics() if whole is None else whole
             self.gate.check_categories(statistics.columns_with_categories)
             divided = data.federation.with_validation(self.deployment.common_validation, self.deployment.seed)
             parts.append({
@@ -174,10 +209,26 @@ class FitClient(NodeClient):
                 self.results[_key("validated", name, number)] = joined
         for name in [name for name in self.results if name.startswith("fold/")]:
             del self.results[name]
+        if self.is_private:
+            return self._at_price(wire.JUDGE, order, home, outputs)
         figures = home.figures(metric, outputs)
         record = [[name, number, *sums] for (name, number), sums in figures.items()]
         header = self._reply_header(order) | {"figures": record}
         return self.gate.release(wire.JUDGE, Packet(header), "two numbers per try", order.require("run", str))
+
+    def _at_price(self, kind: str, order: Packet, home: HomeSearch, outputs: Mapping[Any, Tensor]) -> Packet:
+        """Figures of these models on validated rows, with noise and a price."""
+        losses = {one: home.bounded_losses(output, LARGEST_LOSS) for one, output in outputs.items()}
+        private, entry = PrivateFigures(losses), self.vault.entry(order.require("run", str), self.name)
+
+        def noised(noise: Noise) -> Packet:
+            if kind == wire.JUDGE:
+                return Packet(self._reply_header(order) | {"figures": private.figures(noise)})
+            said = private.advantages(noise, self.settings.rules.evaluation_noise)
+            return Packet(self._reply_header(order), {"advantages": said})
+
+        data = {"losses": [storage.checksum({"losses": one}) for one in losses.values()]}
+        return self.gate.at_price(kind, order, entry, ONE_ANSWER, noised, data=data)
 
     def _tried(self) -> list[tuple[str, int]]:
         names = {tuple(name.split("/")[1:3]) for name in self.results if name.startswith("fold/")}
@@ -189,6 +240,8 @@ class FitClient(NodeClient):
         replicates = order.require("replicates", int)
         if not 100 <= replicates <= 1000:
             raise MessageError(f"a bootstrap has 100 to 1000 replicates; the message says {replicates}")
+        if self.is_private:
+            return self._at_price(wire.WEIGH, order, home, outputs)
         seen, covariance = home.advantages(self._metric(), outputs, order.require("number", int), replicates)
         groups = {"advantages": {"seen": torch.from_numpy(seen), "covariance": torch.from_numpy(covariance)}}
         return self.gate.release(
@@ -219,6 +272,9 @@ class FitClient(NodeClient):
             "test_gain": [None if np.isnan(number) else number for number in outcome.test_gain],
             "gain": asdict(outcome.gain), "gain_chosen": asdict(outcome.gain_chosen),
         }  # fmt: skip
+        if self.is_private:  # test rows are told of on the site's own page alone
+            nothing = dict.fromkeys(header["gain"])
+            header |= {"test_gain": [None, None], "gain": nothing, "gain_chosen": nothing}
         return self.gate.release(wire.SETTLE, Packet(header), "its gain on test rows", entry.run)
 
     def _keep_taken(self, entry: VaultEntry, order: Packet, taken: str, number: int, theta: Tensor) -> None:
@@ -267,12 +323,17 @@ class RunClient(NodeClient):
         self.gate.within(fit.gate)
 
     def _prepare(self, kind: str, order: Packet) -> Preparation:
+        if self.fit.is_private:
+            self.gate.least_rate = self.fit.rate(order, self.algorithm.training.batch)
         return prepare(self.gate, kind, order, self.run, self.fit.prepared(order, self.deployment))
 
     def _entry(self, order: Packet) -> Any:
         number, method, part = (order.header[name] for name in ("try", "method", "part"))
         if self.fit.kept is None:
             raise MessageError("a request of one run of a search, which has to come with those of the others")
+        if self.fit.is_private:  # answers that have a price are kept one by one
+            whole = self.fit.kept.entry
+            return VaultEntry(whole.folder / "runs" / f"{number}-{method}-{part}", whole.run, whole.client)
         return SearchRunEntry(self.fit.kept, f"{number}/{method}/{part}/")
 
     def evaluate(self, order: Packet) -> Packet:
@@ -282,13 +343,17 @@ class RunClient(NodeClient):
             self._entry(order),
             order.require("accepted", int),
         )
-        client, _, lost = prepared.state(entry, accepted)
-        server = asked_server_model(order)
-        cohort = prepared.cohort(order.require("round", int))
-        models = deployed_models(
-            self.algorithm, prepared.task, client, prepared.down, cohort,
-            trained=torch.tensor([accepted > 0 and not lost]), server_model=server,
-        )  # fmt: skip
+        server, cohort = asked_server_model(order), prepared.cohort(order.require("round", int))
+        with self.gate.locked_if_private(), entry.locked():
+            client, moments, lost = prepared.state(entry, accepted)
+            request = self.gate.request(prepared, entry, stored_state(client, moments))
+            task, protected = request.protect(prepared.task, cohort)
+            with recorded(task, EVALUATION) as record:
+                models = deployed_models(
+                    self.algorithm, task, client, prepared.down, protected,
+                    trained=torch.tensor([accepted > 0 and not lost]), server_model=server,
+                )  # fmt: skip
+            request.settle(record)
         number, part, results = order.require("try", int), order.require("part", int), self.fit.results
         for one in contenders_of(self.deployment.method):
             theta = server if one.model == "server" else next(iter(models.values()))

@@ -7,8 +7,9 @@
     keys, shares            those of a secure sum (kinfed.deploy.secure)                none: they tell nothing alone
     masked update           least_clients, peers; noise of its own under user_epsilon   under user-level noise of the
                                                                                         nodes, of the whole client
-    all of a search         evaluate names test; refused where the owner protects       none: it is exact
-                            anything (min_noise, epsilon, user_epsilon, secure sums)
+    all of a search         evaluate names test; refused where the owner protects       none: it is exact; under dp_
+                            anything, but under dp_ settings of its run: then updates   of updates, and of figures
+                            are private, figures noised, and those of tests stay        that of all rows
     description of a table  describe, smallest_count; under privacy noised counts of    under privacy, of all rows
                             gaps alone, refused where only secure sums leave; or
                             sums = "yes"
@@ -67,7 +68,7 @@ from kinfed.deploy.node.privacy_log import (
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.node.vault_entry import VaultEntry, now
 from kinfed.deploy.settings import STANDARD, Deployment
-from kinfed.deploy.transport.wire import DESCRIBE, EVALUATE, EXACT, MASK, TRAIN, Arrays, MessageError, Packet, bundled
+from kinfed.deploy.transport.wire import EVALUATE, EXACT, MASK, SCORE, TRAIN, Arrays, MessageError, Packet, bundled
 from kinfed.engine import Score, Task, task_for
 from kinfed.errors import ConfigError, KinfedError, ModelError, StorageError
 from kinfed.privacy import Event, Events, Privacy, PrivateTask, Record, merge, new_nonce, planned_costs
@@ -127,6 +128,7 @@ class Gate:
     def __init__(self, settings: NodeSettings, deployment: Deployment) -> None:
         self.settings, self.deployment = settings, deployment
         self.client, self.rules, self.algorithm = settings.client, settings.rules, deployment.algorithm
+        self.least_rate = 0.0  # at which samples count at least; a search gives its parts one rate
         self._together: Counter[tuple[str, str]] | None = None
         self.spent: dict[str, tuple[float, float]] = {}  # epsilon and the owner's limit, by what a new price is for
 
@@ -241,10 +243,32 @@ class Gate:
 
     def check_search(self) -> None:
         """Refuse a search where the owner wants anything protected: exact figures of all rows, in divisions that the
-        server chooses, leave in it, and exact sums of the rows outside of every fold. Their differences are rows."""
-        if self.rules.protects:
+        server chooses, leave in it, and exact sums of the rows outside of every fold. Their differences are rows. Under
+        differential privacy figures get noise, sums are those of all training rows, and all of it has a price."""
+        rules, private = self.rules, self.deployment.run.privacy is not None
+        if rules.hides_client or rules.require_secure_aggregation or (rules.demands_privacy and not private):
             raise Refused(f"{self.client} gives no exact figures of its rows, by which a search chooses")
-        self.check_split("test")
+        if not private:
+            self.check_split("test")
+
+    def hold_plan(self, noise: float, events: Events, figures: Events) -> None:
+        """Refuse a search that would cost more than the owner allows before any of it is spent: all that its runs take
+        at most, and its figures."""
+        rules = self.rules
+        if not rules.evaluation_noise:
+            raise Refused(f"the owner of {self.client} keeps figures (evaluation_noise = 0), by which a search chooses")
+        if math.isinf(rules.epsilon):
+            return
+        with self.ledger.locked():
+            by_noise = dict(self.ledger.read().spent())
+        by_noise[rules.evaluation_noise] = merge(by_noise.get(rules.evaluation_noise, ()), figures)
+        epsilon = _epsilon(tuple(by_noise.items()), noise, events, rules.delta)
+        if epsilon > rules.epsilon:
+            raise Refused(
+                f"the owner of {self.client} allows no more than epsilon {rules.epsilon:g} (delta {rules.delta:g}), "
+                f"and this search would take it to {epsilon:.3g}; nothing was spent. Take fewer tries, methods, folds "
+                "or rounds, or more noise"
+            )
 
     def check_model(self, digest: str, run: str) -> None:
         """Refuse to train a model for a secure sum from which another run has had an update, under whatever server: one
@@ -331,7 +355,7 @@ class Gate:
         """An answer of noised sums [..., n], none of which a row changes by more than one: `make` is given the noise,
         of the owner's deviation in units of √n, and `events` has one release for each of the others. It is priced
         before it is made, and the same question gets the same answer. `data` is what it depends on beside the order."""
-        rules, booked = self.rules, COUNTS if kind == DESCRIBE else SCORES
+        rules, booked = self.rules, SCORES if kind == SCORE else COUNTS
         noise = rules.evaluation_noise
         if not noise:
             raise Refused(f"the owner of {self.client} keeps such figures (evaluation_noise = 0)")
@@ -472,7 +496,7 @@ class PrivateRequest(PlainRequest):
 
     def settle(self, record: Record | None) -> None:
         assert record is not None  # of a private task
-        cost = record.ledger().events_of(int(self.order.require("number", int)))
+        cost = at_rate(record.ledger().events_of(int(self.order.require("number", int))), self.gate.least_rate)
         if cost:  # else nothing was computed from training examples
             epsilon = self._check_budget(cost)
             self._enter(self.kind, self.noise, cost)
@@ -532,7 +556,7 @@ class PrivateRequest(PlainRequest):
         """The most that an answer of this kind can cost, as far as the method says."""
         round, after = planned_costs(self.prepared.deployment.algorithm, self.prepared.data.train.count)
         events = round if kind == TRAIN else after
-        return () if events is None else events[0]
+        return () if events is None else at_rate(events[0], self.gate.least_rate)
 
     def _check_budget(self, events: Events) -> float | None:
         """Epsilon of training rows with these events, where the owner set a limit; Refused beyond it."""
@@ -546,6 +570,15 @@ class PrivateRequest(PlainRequest):
             events = merge(events, self._declared(EVALUATE))
             _hold(spent, self.noise, events, self.privacy.delta, limit, f"the run promises {client}")
         return epsilon
+
+
+def at_rate(events: Events, rate: float) -> Events:
+    """The events with samples that every row joins with this chance at least: they cost no less, and few kinds of
+    samples are accounted in a moment."""
+    total: Events = ()
+    for one in events:
+        total = merge(total, (replace(one, q=max(one.q, rate)),))
+    return total
 
 
 def _noise_of(draws: Callable[[Tensor, Tensor], Tensor], noise: float) -> Noise:

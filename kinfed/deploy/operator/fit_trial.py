@@ -7,6 +7,7 @@ Every site gets a file with its own rows, and a node that reads no other. The sp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,13 @@ from kinfed.errors import ConfigError
 from kinfed.tabular import FitSettings, load_sites
 
 
-def fit_plan(tables: Sequence[str], columns: Mapping[str, Any], search: FitSettings) -> TrialPlan:
-    """Plan a trial of a search. `columns`: options of the table."""
+def fit_plan(tables: Sequence[str], columns: Mapping[str, Any], search: FitSettings, **private: Any) -> TrialPlan:
+    """Plan a trial of a search. `columns`: options of the table; `private`: settings of differential privacy, under
+    which the owners of all sites give sums of their columns."""
     source = load_sites(list(tables) if len(tables) > 1 else tables[0], columns, None, search.seed)
-    settings = {"method": FIT, **search_target(source.problem), **search_settings(search)}
-    return _plan(tables, columns, list(source.owner_names or ()), settings)
+    settings = {"method": FIT, **search_target(source.problem), **search_settings(search), **private}
+    plan = _plan(tables, columns, list(source.owner_names or ()), settings)
+    return replace(plan, node={"sums": "yes"}) if private else plan
 
 
 def question_plan(

@@ -19,10 +19,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from kinfed.algorithms import check_algorithm_settings, privacy_profile, sample_update
+from kinfed.algorithms import check_algorithm_settings, sample_update
 from kinfed.config import RunConfig
 from kinfed.core import storage
 from kinfed.data import Population
@@ -33,13 +32,12 @@ from kinfed.deploy.server.fit_server import FitServer
 from kinfed.deploy.server.membership import note_members, present, widen_checkpoint, with_newcomers
 from kinfed.deploy.server.node_pool import NodePool, made_up_cohort
 from kinfed.deploy.server.question_server import QuestionServer
-from kinfed.deploy.server.server_privacy import SecretSchedule, make_user_level, notes
+from kinfed.deploy.server.server_privacy import SecretSchedule, make_example_budget, make_user_level, notes
 from kinfed.deploy.server.status import DONE, RUNNING, STOPPED, WAITING, StatusWriter
-from kinfed.deploy.settings import STANDARD, Deployment
+from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.exchange import Exchange, Transport
 from kinfed.engine import ModuleTask, Task
 from kinfed.errors import ConfigError, KinfedError
-from kinfed.privacy import PrivacyBudget, make_budget, seeded_noise
 from kinfed.records import FolderInUse, RunFiles, RunFolder, headline_text
 from kinfed.runs import ClientTable, MethodResult, MethodRun, Metrics, NullObserver, build_task
 from kinfed.server import Loop, RoundReport
@@ -212,7 +210,7 @@ def _make_loop(
 ) -> tuple[NodePool, Loop]:
     config, algorithm = deployment.run, deployment.algorithm
     population = roster.population(deployment.seed, config.participation)
-    budget = None if config.privacy is None else _make_budget(deployment, roster, task, exchange.say)
+    budget = None if config.privacy is None else make_example_budget(deployment, roster, task, exchange.say)
     task = task if budget is None else budget.task
     check_algorithm_settings(algorithm, task, population)  # before a round is tried out
     server = algorithm.init_server(task, population)
@@ -248,33 +246,6 @@ def _make_pool(
     secure.check_update(deployment.method, algorithm, up, deployment.run.schedule.size(len(roster.names)))
     exchange.say(f"secure sums: no update leaves a node but masked, in a sum of {secure.least} clients at least")
     return SecureNodePool(secure, deployment, run, roster, exchange, task, up)
-
-
-def _make_budget(deployment: Deployment, roster: Roster, task: Task, say: Say) -> PrivacyBudget:
-    config, algorithm, label = deployment.run, deployment.algorithm, deployment.method
-    privacy, count = config.privacy, roster.counts[:, 0]
-    assert privacy is not None
-    privacy.check_method(label, algorithm, count)
-    profile = privacy_profile(algorithm, count)
-    if profile is None or profile.per_round is None:
-        raise ConfigError(
-            f"{label} sets no limit on the gradients per round, so the privacy spent by a client that does not answer "
-            "could not be counted; limit its local steps, for example with l_max"
-        )
-    if "needs validation" in algorithm.traits and not bool((roster.counts[:, 1] > 0).all()):
-        raise ConfigError(f"{label} judges models on validation examples, and a client has none")
-    for note in privacy.notes(label, algorithm, count):
-        say(note)
-    if deployment.scaling == STANDARD:
-        say(f"{label}: not covered by epsilon: sums of features over each client's training examples")
-    num_clients, seed = len(roster.names), deployment.seed
-    if (
-        config.user_privacy is not None and not config.user_at_nodes
-    ):  # who will be called is a secret: plan for everybody in every round
-        calls = torch.full((num_clients,), config.rounds)
-    else:
-        calls = config.schedule.calls(seed, range(1, config.rounds + 1), num_clients)
-    return make_budget(privacy, algorithm, task, seeded_noise(seed), count, calls)
 
 
 @dataclass(frozen=True)

@@ -39,12 +39,14 @@ from kinfed.deploy.server.search_answers import (
     read_settled,
     read_statistics,
 )  # fmt: skip
+from kinfed.deploy.server.search_cost import price_of
+from kinfed.deploy.server.server_privacy import make_example_budget
 from kinfed.deploy.server.status import RUNNING, StatusWriter
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.exchange import Exchange
 from kinfed.deploy.transport.node_request import NodeRequest
 from kinfed.deploy.transport.wire import JUDGE, SETTLE, SUMS, WEIGH, Packet
-from kinfed.engine import ModuleTask
+from kinfed.engine import ModuleTask, Task
 from kinfed.errors import ConfigError
 from kinfed.pools import Steps, in_step
 from kinfed.records import RunFolder
@@ -63,6 +65,7 @@ from kinfed.tabular import (
     write_page,
 )  # fmt: skip
 from kinfed.tabular import make_try as try_of
+from kinfed.updates import ExampleLevel, Stage
 
 CHECKPOINT = "fit"
 AUTO = "auto"  # in place of names of methods
@@ -105,10 +108,12 @@ class FitServer:
     alive: dict[RunKey, SearchRun] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)  # runs, and why
     journal: list[dict[str, Any]] = field(default_factory=list)
+    noise: float = 0.0  # of gradients
 
     def execute(self) -> FitResult:
         self.run, self.roster, self.settings, self.parts = self._enrolled()
         self.status.names = self.roster.names
+        self._price()
         self._make_runs()
         completed = self._resume()
         while not all(run.is_over for run in self.alive.values()):
@@ -147,10 +152,10 @@ class FitServer:
     def _learnt(self, roster: Roster, folds: int) -> tuple[list[Part], tuple[int, int]]:
         """What columns and targets become in every part, and the bytes that this took."""
         records: dict[str, list[SiteStatistics]] = {}
-        largest = self.deployment.largest_value
+        largest, private = self.deployment.largest_value, self.deployment.run.privacy is not None
 
         def take(name: str, answer: Packet) -> None:
-            records[name] = read_statistics(answer, folds, largest)
+            records[name] = read_statistics(answer, folds, largest, whole=private)
 
         orders = {name: Packet({"kind": SUMS, "name": name, "folds": folds}) for name in roster.names}
         self._all(self.exchange.request(SUMS, orders, self.deployment.wait, take), "learning columns")
@@ -163,9 +168,19 @@ class FitServer:
 
     # ---- runs ----
 
+    def _price(self) -> None:
+        """Say what a private search will cost, before a row is trained on; fewer tries fit a smaller budget."""
+        self.methods = methods_of(self.settings.algorithms, len(self.roster.names), self.deployment.problem.kind)
+        privacy = self.deployment.run.privacy
+        if privacy is None:
+            return
+        counts = [part.counts for part in self.parts]
+        price = price_of(self.deployment, self.settings, self.methods, counts, self.roster.names)
+        self.exchange.say(price.sentence(self.settings.trials, privacy.delta))
+        self.settings, self.noise = replace(self.settings, trials=price.trials), price.noise
+
     def _make_runs(self) -> None:
-        sites, kind = len(self.roster.names), self.deployment.problem.kind
-        self.methods = methods_of(self.settings.algorithms, sites, kind)
+        sites = len(self.roster.names)
         for number in range(self.settings.trials):
             for method in self.methods:
                 if not is_tried(number, method):
@@ -194,17 +209,25 @@ class FitServer:
         roster = replace(
             self.roster, counts=counts, shape=part.shape(), preprocessing=part.preprocessing, exchanged=(0, 0)
         )  # statistics of columns were sent once, for all runs
-        task: ModuleTask = build_task(deployment.run, roster.shape, deployment.problem)
+        plain: ModuleTask = build_task(deployment.run, roster.shape, deployment.problem)
+        task: Task = plain
         population, algorithm = roster.population(deployment.seed, 1.0), deployment.algorithm
         check_algorithm_settings(algorithm, task, population)
+        stages: list[Stage] = []
+        if deployment.run.privacy is not None:
+            if "needs validation" in algorithm.traits:
+                raise ConfigError("it judges models on validation rows, which other runs of a private search train on")
+            fixed = {**deployment.run_settings, "dp_noise": self.noise, "dp_epsilon": None, "dp_budget": None}
+            budget = make_example_budget(replace(deployment, run_settings=fixed), roster, task, lambda note: None)
+            task, stages = budget.task, [ExampleLevel(budget)]
         server = algorithm.init_server(task, population)
         cohort = made_up_cohort(roster, deployment.problem)
-        up = sample_update(algorithm, task, server, cohort, Population(len(roster.names), 0)).named()
+        up = sample_update(algorithm, plain, server, cohort, Population(len(roster.names), 0)).named()
         about = {
             "try": key.number, "method": key.method, "part": key.part, "folds": len(self.parts) - 1, "problem": record
         }  # fmt: skip
         pool = NodePool(deployment, self.run, roster, self.exchange, task, up, about)
-        loop = Loop(algorithm, task, pool, population, Schedule(1.0))
+        loop = Loop(algorithm, task, pool, population, Schedule(1.0), stages)
         return SearchRun(key, loop, pool, algorithm.rounds_in(self.settings.rounds))
 
     def _leave_out(self, method: str, number: int, reason: str) -> None:

@@ -73,21 +73,21 @@ def learnt_parts(of_sites: Sequence[Sequence[SiteStatistics]], problem: Problem,
     return parts
 
 
-def read_statistics(answer: Packet, folds: int, largest: float) -> list[SiteStatistics]:
-    """Statistics of every part at a site, with values up to `largest`."""
+def read_statistics(answer: Packet, folds: int, largest: float, *, whole: bool = False) -> list[SiteStatistics]:
+    """Statistics of every part at a site, with values up to `largest`; `whole`: those of every part are of all rows."""
     records = answer.require("parts", list)
     if len(records) != folds + 1:
         raise MessageError(f"statistics of {len(records)} parts; a search in {folds} folds has {folds + 1}")
-    return [_statistics_of(record, largest) for record in records]
+    return [_statistics_of(record, largest, records[-1] if whole else record) for record in records]
 
 
-def _statistics_of(record: Any, largest: float) -> SiteStatistics:
+def _statistics_of(record: Any, largest: float, of_rows: Any) -> SiteStatistics:
     try:
         columns = TableStatistics.from_json(record["statistics"])
         counts, validated = ([int(n) for n in record[name]] for name in ("counts", "validated"))
         if len(counts) != 3 or len(validated) != 3 or min(counts + validated) < 0:
             raise DataError("numbers of training, validation and test rows were asked for")
-        columns.check_size(counts[0], largest)
+        columns.check_size(int(of_rows["counts"][0]), largest)
         mean, square = (float(record["target"][name]) for name in ("mean", "square"))
         target = ValueMoments(int(record["target"]["count"]), mean, square)
     except (DataError, KeyError, TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""User-level privacy at a real server: its noise, its choice of clients, and the number of released sums.
+"""Privacy at a real server: the budget of examples, and user-level noise, choice of clients and released sums.
 
 In a simulation noise and samples are functions of the run's seed. At a real server whoever has the app's settings has
 the seed, and every node has. So here
@@ -15,17 +15,20 @@ books.
 """
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from kinfed.deploy.settings import Deployment
+from kinfed.algorithms import privacy_profile
+from kinfed.deploy.server.enrol import Roster
+from kinfed.deploy.settings import STANDARD, Deployment
 from kinfed.deploy.transport.wire import message_types, tree_of
 from kinfed.engine import Task
-from kinfed.privacy import fresh_noise
+from kinfed.errors import ConfigError
+from kinfed.privacy import PrivacyBudget, fresh_noise, make_budget, seeded_noise
 from kinfed.server import Schedule
 from kinfed.updates import UserLevel, user_level
 
@@ -90,3 +93,33 @@ def notes(deployment: Deployment, stage: UserLevel, num_clients: int) -> list[st
         f"{label}: user-level noise {stage.noise:.4g} on every sum, of {stage.expected:g} clients expected; "
         + ("every node adds a share of it" if stage.at_nodes else "the server adds it, and is trusted to"),
     ]
+
+
+def make_example_budget(
+    deployment: Deployment, roster: Roster, task: Task, say: Callable[[str], None]
+) -> PrivacyBudget:
+    """The private form of a run's task, and what is counted of it; ConfigError where the method has no epsilon."""
+    config, algorithm, label = deployment.run, deployment.algorithm, deployment.method
+    privacy, count = config.privacy, roster.counts[:, 0]
+    assert privacy is not None
+    privacy.check_method(label, algorithm, count)
+    profile = privacy_profile(algorithm, count)
+    if profile is None or profile.per_round is None:
+        raise ConfigError(
+            f"{label} sets no limit on the gradients per round, so the privacy spent by a client that does not answer "
+            "could not be counted; limit its local steps, for example with l_max"
+        )
+    if "needs validation" in algorithm.traits and not bool((roster.counts[:, 1] > 0).all()):
+        raise ConfigError(f"{label} judges models on validation examples, and a client has none")
+    for note in privacy.notes(label, algorithm, count):
+        say(note)
+    if deployment.scaling == STANDARD:
+        say(f"{label}: not covered by epsilon: sums of features over each client's training examples")
+    num_clients, seed = len(roster.names), deployment.seed
+    if (
+        config.user_privacy is not None and not config.user_at_nodes
+    ):  # who will be called is a secret: plan for everybody in every round
+        calls = torch.full((num_clients,), config.rounds)
+    else:
+        calls = config.schedule.calls(seed, range(1, config.rounds + 1), num_clients)
+    return make_budget(privacy, algorithm, task, seeded_noise(seed), count, calls)
