@@ -150,8 +150,8 @@ class Consortium:
     def ask(self, *words: str, out: str, kill_after: tuple[int, ...] = ()) -> float:
         """Run a command of `kinfed deploy` with `--at`; seconds that it took. After each of these rounds all processes
         are killed, and started again with the same command."""
-        command = [*KINFED, "deploy", *words, "--at", f"127.0.0.1:{self.control}", "--certs", str(self.folder / "certs"),
-                   "--sites", ",".join(self.names), "--out", out]  # fmt: skip
+        where = ["--at", f"127.0.0.1:{self.control}", "--certs", str(self.folder / "certs")]
+        command = [*KINFED, "deploy", *words, *where, "--sites", ",".join(self.names), "--out", out]
         began, log = time.monotonic(), self.folder / out / "log.txt"
         for rounds in (*kill_after, None):
             with (self.folder / f"{words[0]}.log").open("ab") as file:
