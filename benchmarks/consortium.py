@@ -17,6 +17,7 @@ Prints what it measured. `--epsilon` gives every owner that rule, and `--noise` 
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
 import shutil
@@ -123,12 +124,6 @@ class Consortium:
             process.wait()
         self.processes.clear()
 
-    def stop(self) -> None:
-        for process in reversed(self.processes):
-            process.terminate()
-        for process in self.processes:
-            process.wait(60)
-
     def _environment(self, home: str) -> dict[str, str]:
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         return os.environ | RUNS | {"FLWR_HOME": str(self.folder / home), "PATH": path}
@@ -189,7 +184,8 @@ class Consortium:
             **search | {"algorithms": ",".join(methods)},
         )  # fmt: skip
         wrong, figure, weight = differences(ours, self.models(), pooled, rows.slice(0, 50))
-        trips = [line for line in (self.folder / out / "log.txt").read_text().splitlines() if "round trips" in line]
+        lines = (self.folder / out / "log.txt").read_text().splitlines()
+        trips = [line for line in lines if "round trips" in line]
         print(f"  {trips[-1].partition(' ')[2]}; beside the pooled fit ({time.process_time() - began:.0f} s of processor "
               f"time): figures differ by {figure:.1e}, parameters by {weight:.1e}; other choices: {wrong or 'none'}")  # fmt: skip
         for site in ours.sites:
@@ -230,6 +226,7 @@ def main() -> int:
     print(f"load {os.getloadavg()[0]:.1f}; {chosen.table}: {', '.join(net.names)}", flush=True)
     began = time.monotonic()
     net.prepare()
+    atexit.register(net.kill)
     net.start()
     print(f"kits, keys, server and {len(net.names)} nodes: {time.monotonic() - began:.0f} s", flush=True)
     label = ["--label-column", net.label]
@@ -261,7 +258,6 @@ def main() -> int:
         for model in record["models"]:
             scores = {name: site["scores"][model].get(record["metric"]) for name, site in record["sites"].items()}
             print(f"  {model}: {scores}", flush=True)
-    net.stop()
     print(f"load {os.getloadavg()[0]:.1f}", flush=True)
     return 0
 
