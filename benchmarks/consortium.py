@@ -186,8 +186,8 @@ class Consortium:
         wrong, figure, weight = differences(ours, self.models(), pooled, rows.slice(0, 50))
         lines = (self.folder / out / "log.txt").read_text().splitlines()
         trips = [line for line in lines if "round trips" in line]
-        print(f"  {trips[-1].partition(' ')[2]}; beside the pooled fit ({time.process_time() - began:.0f} s of processor "
-              f"time): figures differ by {figure:.1e}, parameters by {weight:.1e}; other choices: {wrong or 'none'}")  # fmt: skip
+        print(f"  {trips[-1].partition(' ')[2]}; pooled fit: {time.process_time() - began:.0f} s of processor time")
+        print(f"  figures differ by {figure:.1e}, parameters by {weight:.1e}; other choices: {wrong or 'none'}")
         for site in ours.sites:
             print(f"  {site.site}: takes {site.chosen}, gain {site.gain.value} [{site.gain.low}, {site.gain.high}]")
 

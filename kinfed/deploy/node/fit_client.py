@@ -224,8 +224,8 @@ class FitClient(NodeClient):
         def noised(noise: Noise) -> Packet:
             if kind == wire.JUDGE:
                 return Packet(self._reply_header(order) | {"figures": private.figures(noise)})
-            said = private.advantages(noise, self.settings.rules.evaluation_noise)
-            return Packet(self._reply_header(order), {"advantages": said})
+            advantages = private.advantages(noise, self.settings.rules.evaluation_noise)
+            return Packet(self._reply_header(order), {"advantages": advantages})
 
         data = {"losses": [storage.checksum({"losses": one}) for one in losses.values()]}
         return self.gate.at_price(kind, order, entry, ONE_ANSWER, noised, data=data)

@@ -22,7 +22,7 @@ from kinfed.deploy.node.gate import at_rate
 from kinfed.deploy.node.private_figures import FIGURES
 from kinfed.deploy.settings import Deployment
 from kinfed.errors import ConfigError
-from kinfed.privacy import Events, epsilon_over_noises, merge, noise_for, planned_costs
+from kinfed.privacy import Events, merge, planned_costs
 from kinfed.tabular import FitSettings, is_tried, make_try
 
 USUAL_NOISE = 5.0  # evaluation_noise of an owner who says nothing
@@ -51,6 +51,8 @@ def price_of(
     names: Sequence[str],
 ) -> SearchPrice:  # fmt: skip
     """The price of a search, with as many tries as a budget allows; `counts` [K, 3] are the rows of every part."""
+    from kinfed.privacy import epsilon_over_noises, noise_for  # an optional package
+
     privacy = deployment.run.privacy
     assert privacy is not None
     for trials in range(settings.trials, 0, -1):

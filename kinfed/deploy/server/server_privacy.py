@@ -98,7 +98,7 @@ def notes(deployment: Deployment, stage: UserLevel, num_clients: int) -> list[st
 def make_example_budget(
     deployment: Deployment, roster: Roster, task: Task, say: Callable[[str], None]
 ) -> PrivacyBudget:
-    """The private form of a run's task, and what is counted of it; ConfigError where the method has no epsilon."""
+    """The private form of a run's task, and what is counted of it; ConfigError if the method has no epsilon."""
     config, algorithm, label = deployment.run, deployment.algorithm, deployment.method
     privacy, count = config.privacy, roster.counts[:, 0]
     assert privacy is not None
