@@ -80,7 +80,7 @@ def test_the_price_is_said_before_the_first_round_and_is_what_ledgers_hold_at_th
     assert (kinds.count("train"), kinds.count("counts")) == (RUNS, 2)
     # Nothing exact of rows: what leaves beside updates are sums with noise, and no figure of test rows.
     judged = next(unbundled(answer)[-1] for kind, answer in reversed(answers) if kind == "together")
-    assert all(sums[2] != round(sums[2], 0) for sums in judged.header["figures"])
+    assert len(judged.header["figures"]) == 3
     settled = next(answer for kind, answer in answers if kind == "settle")
     assert settled.header["test_gain"] == [None, None]
     assert set(settled.header["gain"].values()) == {None}
@@ -188,6 +188,11 @@ def test_a_row_adds_to_sums_no_more_than_their_noise_is_for() -> None:
         seen.append(sums.clone())
         return torch.zeros_like(sums)
 
+    plain, moved = (
+        PrivateFigures({(name, 0): row for name, row in losses.items()}).figures(lambda sums, by=by: by + 0 * sums)
+        for by in (0.0, 2.0)
+    )
+    assert [one[2] - other[2] for one, other in zip(moved, plain, strict=True)] == pytest.approx([10.0] * 3)
     others = torch.arange(20) != 7
     for some in (losses, {name: one[others] for name, one in losses.items()}):
         figures = PrivateFigures({(name, 0): row for name, row in some.items()}).figures(none)
