@@ -101,6 +101,7 @@ fedfomo | fedfomo.fedfomo:FedFomo | FedFomo | each client mixes the models that 
 fedfomo_ma | fedfomo.model_averages:FedFomoMA | FedFomo-MA | FedFomo judging averages with and without each model
 fedamp | fedamp:FedAMP | FedAMP | personal models held near a mix of similar models
 heurfedamp | fedamp:FedAMP | HeurFedAMP | FedAMP with weights by the cosine similarity of models
+pfedgraph | pfedgraph:PFedGraph | pFedGraph | own mixes of all models, by likeness and numbers of examples
 fedcac | fedcac:FedCAC | FedCAC | critical parameters from similar clients, all others from everyone
 pfedsim | pfedsim:PFedSim | pFedSim | FedAvg first; then personal heads, and bodies mixed by the similarity of heads
 lotteryfl | lotteryfl:LotteryFL | LotteryFL | sparse personal networks, pruned once they are good enough

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss, one_hot
+from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, log_softmax, mse_loss, one_hot
 
 from kinfed.testing.reference_case import ReferenceCase, Stage, descend, near, reference, slopes, total
 
@@ -103,6 +103,38 @@ def mrmtl(case: ReferenceCase, lam: float) -> Iterator[Stage]:
         w = torch.stack(list(theta.values())).mean(0)
         theta |= {m: case.train(m, theta[m], near(w, lam)) for m in active}
         yield {"server w": torch.stack(list(theta.values())).mean(0), "client theta": {m: theta[m] for m in active}}
+
+
+@reference("pfedgraph", alpha=0.3, lam=0.2)
+def pfedgraph(case: ReferenceCase, alpha: float, lam: float) -> Iterator[Stage]:
+    """Shares by bisection of the multiplier, as the condition of the program says: a = max(p − (d + μ)/(2α), 0)."""
+    w, models = case.start, dict[int, Tensor]()
+    shares: dict[int, dict[int, float]] = {}
+    for active in case.rounds:
+        size = {j: len(case.y[j]) / sum(len(case.y[k]) for k in models) for j in models}
+        new = {}
+        for m in active:
+            mine = shares.get(m, size)
+            mix = torch.stack([mine[j] * models[j] for j in models]).sum(0) if models else w
+            new[m] = case.train(m, mix, partial(_toward, lam, mix))
+        models |= new
+        p = {j: len(case.y[j]) / sum(len(case.y[k]) for k in models) for j in models}
+        for i in models:
+            d = {j: -float(cosine_similarity(models[i] - w, models[j] - w, dim=0)) for j in models}
+            d = {j: -1.0 if far < -0.9 else far for j, far in d.items()}
+            low, high = -10.0, 10.0
+            for _ in range(60):
+                middle = (low + high) / 2
+                shares[i] = {j: max(p[j] - (d[j] + middle) / (2 * alpha), 0.0) for j in models}
+                low, high = (middle, high) if sum(shares[i].values()) > 1 else (low, middle)
+        yield {
+            "server a": torch.tensor([[shares.get(i, p).get(j, 0.0) for j in range(3)] for i in range(3)]),
+            "client theta": {m: models[m] for m in active}, "numbers": (case.P, case.P + 1),
+        }  # fmt: skip
+
+
+def _toward(lam: float, mix: Tensor, x: Tensor) -> Tensor:
+    return -lam * cosine_similarity(x, mix, dim=0)
 
 
 # ---- own layers ----
