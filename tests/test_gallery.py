@@ -27,6 +27,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "compare_methods": {"rounds": 5, "seeds": (0,)},
     "own_table": {"rounds": 2, "seeds": (0,)},
     "own_method": {"rounds": 2, "seeds": (0,)},
+    "phones_and_servers": {"rounds": 2, "seeds": (0,)},
     "who_are_my_kin": {"rounds": 5},
     "new_client": {"rounds": 2, "sizes": (5, 40)},
     "classes_of_pixels": {"rounds": 1, "per_client": 4},

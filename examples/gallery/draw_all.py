@@ -21,7 +21,8 @@ PAGES = HERE.parents[1] / "docs" / "gallery"
 TIMES = PAGES / "seconds.json"
 ORDER = (
     "compare_methods", "own_table", "own_model", "own_method", "privacy_and_accuracy", "who_are_my_kin", "new_client",
-    "several_labels", "classes_of_pixels", "adapters_for_text", "next_letter", "three_nodes", "reproduce_a_table",
+    "phones_and_servers", "several_labels", "classes_of_pixels", "adapters_for_text", "next_letter", "three_nodes",
+    "reproduce_a_table",
 )  # fmt: skip
 STYLE = {
     "svg.fonttype": "none", "figure.constrained_layout.use": True, "font.size": 11, "axes.grid": True,

@@ -61,6 +61,9 @@ fedrep | fedrep:FedRep | FedRep | shared body and personal head, trained in turn
 fedbn | fedbn:FedBN | FedBN | personal normalization layers, everything else shared
 fedsa_lora | personal_adapters:PersonalAdapters | FedSA-LoRA | LoRA adapters: A shared, B personal
 ffa_lora | ffa_lora:FFALoRA | FFA-LoRA | LoRA adapters: A fixed, B shared
+fedex_lora | fedex_lora:FedExLoRA | FedEx-LoRA | LoRA adapters averaged exactly: a residual has what their means miss
+flora | flora:FLoRA | FLoRA | LoRA adapters of ranks by client, stacked: their products are added up exactly
+hetlora | hetlora:HetLoRA | HetLoRA | LoRA adapters of ranks by client, averaged by their norms
 feddpa | personal_adapters:PersonalAdapters | FedDPA | two LoRA adapters per layer, one shared and one personal
 fedlc | fedlc:FedLC | FedLC | FedAvg with logits calibrated by each client's class counts
 fedntd | fedntd:FedNTD | FedNTD | FedAvg that preserves the received model's predictions on other classes

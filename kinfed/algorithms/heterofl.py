@@ -26,15 +26,22 @@ training. Rows are equally wide here, so that a step is the work of the whole ne
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.common.masked_rows import MaskedDown, MaskedUp, mean_where_held, train_masked
+from kinfed.algorithms.common.masked_rows import (
+    Levels,
+    MaskedDown,
+    MaskedUp,
+    check_levels,
+    dealt_levels,
+    mean_where_held,
+    train_masked,
+)
 from kinfed.algorithms.common.one_model import Client, DeploysLastModel
 from kinfed.author import Cohort, ConfigError, Population, RoundInfo, Weights, example_counts, own_or_server, take_rows
-from kinfed.core import Tree, option, packed, rng, unpacked
+from kinfed.core import Tree, option, packed, unpacked
 from kinfed.engine import ParameterSlot, Task
 
 CHAINED = ("Linear", "Conv1d", "Conv2d", "Conv3d")
@@ -51,7 +58,7 @@ class Server(Tree):
 @dataclass(frozen=True)
 class HeteroFL(DeploysLastModel[Server, MaskedDown, MaskedUp]):
     rates: str = option("1,0.5,0.25", "r: shares of hidden units, dealt out to clients in equal parts; 1 is FedAvg")
-    by: Literal["chance", "group"] = option("chance", "rates are dealt out, or those of the clients' groups in order")
+    by: Levels = option("chance", "rates are dealt out, or those of the clients' groups in order")
     weights: Weights = option("equal", "weights of the average: equal (paper), or by N_m")
 
     traits = frozenset({"no momentum", "draws by client"})
@@ -74,19 +81,13 @@ class HeteroFL(DeploysLastModel[Server, MaskedDown, MaskedUp]):
 
     def check(self, task: Task, population: Population) -> None:
         width_mask(task.slots, 1.0)
-        if self.by == "group" and population.num_groups != len(self.shares()):
-            raise ConfigError(
-                f"HeteroFL's rates by group are one for each; got {self.rates!r} with {population.num_groups} groups"
-            )
+        check_levels("HeteroFL's rates", self.rates, len(self.shares()), self.by, population)
 
     def init_server(self, task: Task, population: Population) -> Server:
         shares = self.shares()
         bits = packed(torch.stack([width_mask(task.slots, share) for share in shares]))
-        if self.by == "group":
-            assert population.groups is not None  # as `check` says
-            return Server(task.init(population.seed), population.groups.clone(), bits)
-        order = rng.permutation(population.key("heterofl"), population.num_clients)
-        return Server(task.init(population.seed), order % len(shares), bits)
+        level = dealt_levels(len(shares), self.by, population, "heterofl")
+        return Server(task.init(population.seed), level, bits)
 
     def download(self, server: Server, ids: Tensor) -> MaskedDown:
         bits = take_rows(server.bits, server.level[ids])

@@ -114,8 +114,8 @@ def pfedgraph(case: ReferenceCase, alpha: float, lam: float) -> Iterator[Stage]:
         size = {j: len(case.y[j]) / sum(len(case.y[k]) for k in models) for j in models}
         new = {}
         for m in active:
-            mine = shares.get(m, size)
-            mix = torch.stack([mine[j] * models[j] for j in models]).sum(0) if models else w
+            own = shares.get(m, size)
+            mix = torch.stack([own[j] * models[j] for j in models]).sum(0) if models else w
             new[m] = case.train(m, mix, partial(_toward, lam, mix))
         models |= new
         p = {j: len(case.y[j]) / sum(len(case.y[k]) for k in models) for j in models}

@@ -35,9 +35,10 @@ def normalized_model(inputs: int = 4, classes: int = 3) -> nn.Module:
     )
 
 
-def adapted_model(*, freeze_a: bool = False, pair: bool = False) -> nn.Module:
+def adapted_model(*, freeze_a: bool = False, pair: bool = False, residual: bool = False) -> nn.Module:
     """The tiny model, its first two layers frozen with adapters of rank 2: 24 + 28 parameters, and 21 of the head."""
-    return lora(tiny_model(), targets="1,3", rank=2, alpha=4.0, train="5", freeze_a=freeze_a, pair=pair)
+    kinds = {"freeze_a": freeze_a, "pair": pair, "residual": residual}
+    return lora(tiny_model(), targets="1,3", rank=2, alpha=4.0, train="5", **kinds)
 
 
 def linear_model(outputs: int = 3) -> nn.Module:
@@ -51,6 +52,7 @@ MODELS: tuple[Callable[[], nn.Module], ...] = (
     adapted_model,
     functools.partial(adapted_model, freeze_a=True),
     functools.partial(adapted_model, pair=True),
+    functools.partial(adapted_model, residual=True),
 )
 
 

@@ -1,16 +1,34 @@
-"""Messages that hold some columns of a model, other ones for every client: what HeteroFL and LotteryFL have in common.
+"""Messages that hold some columns of a model, other ones for every client: what HeteroFL, LotteryFL, FLoRA and HetLoRA
+have in common.
 
 Rows have the full width, with zeros in columns that a client does not have. Only the others travel, and the mask in
 bits: that is what is counted. A column is averaged over the clients that have it, and stays where none has.
 """
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from kinfed.author import Batches, Task, Tree, each_step, mean_update, sgd, toward_zero
+from kinfed.author import Batches, ConfigError, Population, Task, Tree, each_step, mean_update, rng, sgd, toward_zero
 from kinfed.core import masked_by, unpacked
+
+Levels = Literal["chance", "group"]  # who has which of several sizes
+
+
+def check_levels(what: str, text: str, count: int, by: Levels, population: Population) -> None:
+    """Refuse sizes by group that are not one for each; `what` they are, as `text`."""
+    if by == "group" and population.num_groups != count:
+        raise ConfigError(f"{what} by group are one for each; got {text!r} with {population.num_groups} groups")
+
+
+def dealt_levels(count: int, by: Levels, population: Population, purpose: str) -> Tensor:
+    """[N] int64: which of `count` sizes a client has: that of its group, or dealt out in equal parts."""
+    if by == "group":
+        assert population.groups is not None  # as `check_levels` says
+        return population.groups.clone()
+    return rng.permutation(population.key(purpose), population.num_clients) % count
 
 
 @dataclass

@@ -40,6 +40,8 @@ def save_adapter(model: nn.Module, folder: Path | str, adapter: Literal["lora", 
     (rank, alpha), *others = {(layer.rank, layer.alpha) for layer in layers.values()}
     if others:
         raise ModelError("an adapter is saved where all layers have one rank and one alpha; these differ")
+    if any(layer.residual is not None and bool(layer.residual.any()) for layer in layers.values()):
+        raise ModelError("an adapter's file has no place for residuals, which these layers have; save the whole model")
     tensors: dict[str, Tensor] = {}
     for name, layer in layers.items():
         for part in ("A", "B"):

@@ -188,6 +188,7 @@ class TransformerOptions:
     lora_rank: int = option(0, "rank of adapters (query, value) on a frozen random encoder; 0: all is trained", ge=0)
     lora_freeze_a: bool = option(False, "train only the second matrix of every adapter (FFA-LoRA)")
     lora_pair: bool = option(False, "two adapters per layer, lora_* to share and personal_* to keep (FedDPA)")
+    lora_residual: bool = option(False, "a correction of every adapted layer that servers change (FedEx-LoRA, FLoRA)")
 
 
 def transformer(shape: tuple[int, ...], classes: int, **values: Any) -> nn.Module:
@@ -195,8 +196,10 @@ def transformer(shape: tuple[int, ...], classes: int, **values: Any) -> nn.Modul
     its random weights are for trying methods and as a control of pretrained ones."""
     options = TransformerOptions(**values)
     width, heads, patch, dropout = options.width, options.heads, options.patch, options.dropout
-    if (options.lora_freeze_a or options.lora_pair) and not options.lora_rank:
-        raise ModelError("model transformer: lora_freeze_a and lora_pair are of adapters; set lora_rank above 0")
+    if (options.lora_freeze_a or options.lora_pair or options.lora_residual) and not options.lora_rank:
+        raise ModelError(
+            "model transformer: lora_freeze_a, lora_pair and lora_residual are of adapters; set lora_rank above 0"
+        )
     if width % heads:
         raise ModelError(f"model transformer: {heads} heads cannot share a width of {width} evenly")
     embeddings: nn.Module
@@ -216,5 +219,7 @@ def transformer(shape: tuple[int, ...], classes: int, **values: Any) -> nn.Modul
     net = EncoderNet(embeddings, stack, nn.Linear(width, classes))
     if not options.lora_rank:
         return net
-    rank, freeze_a, pair = options.lora_rank, options.lora_freeze_a, options.lora_pair
-    return lora(net, "query,value", rank=rank, train="head", freeze_a=freeze_a, pair=pair)
+    return lora(
+        net, "query,value", rank=options.lora_rank, train="head", freeze_a=options.lora_freeze_a,
+        pair=options.lora_pair, residual=options.lora_residual,
+    )  # fmt: skip

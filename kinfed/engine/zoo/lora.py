@@ -10,6 +10,8 @@ E. Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022. Var
               Y. Sun et al., Improving LoRA in Privacy-preserving Federated Learning, ICLR 2024 (FFA-LoRA)
   pair        two adapters side by side, one to share and one to keep:  y = W x + b + s (B_s A_s + B_p A_p) x.
               Y. Yang et al., Dual-Personalizing Adapter for Federated Foundation Models, NeurIPS 2024 (FedDPA)
+  residual    a correction R [out, in], zero at first, that no gradient moves:  y = W x + b + s (B A + R) x.  Servers
+              put into it what averages of A and B miss of the average of their products (FedEx-LoRA, FLoRA)
 
 Parameters are called `<layer>.lora_A` and `<layer>.lora_B`, those of the second adapter `personal_A` and `personal_B`:
 "*.lora_*" and "*.personal_*" are patterns for what is shared and what stays with the clients.
@@ -43,13 +45,16 @@ class LoRALinear(ClientLinear):
     lora_B: Tensor
     personal_A: Tensor
     personal_B: Tensor
+    residual: Tensor | None
 
     rank: int
     alpha: float
     adapters: tuple[str, ...]
 
     @classmethod
-    def adapting(cls, layer: nn.Linear, rank: int, alpha: float, *, pair: bool = False) -> LoRALinear:
+    def adapting(
+        cls, layer: nn.Linear, rank: int, alpha: float, *, pair: bool = False, residual: bool = False
+    ) -> LoRALinear:
         """An adapted layer around the parameters of `layer`, which are frozen."""
         own = cls.from_linear(layer)
         own.rank, own.alpha, own.adapters = rank, alpha, (SHARED, PERSONAL) if pair else (SHARED,)
@@ -60,6 +65,7 @@ class LoRALinear(ClientLinear):
             b = torch.zeros(layer.out_features, rank, device=layer.weight.device)
             own.register_parameter(f"{adapter}_A", nn.Parameter(a))
             own.register_parameter(f"{adapter}_B", nn.Parameter(b))
+        own.register_parameter("residual", nn.Parameter(torch.zeros_like(layer.weight)) if residual else None)
         return own
 
     def forward(self, x: Tensor) -> Tensor:
@@ -67,7 +73,7 @@ class LoRALinear(ClientLinear):
         for adapter in self.adapters:
             a, b = getattr(self, f"{adapter}_A"), getattr(self, f"{adapter}_B")
             y = y.add(_product(_product(x, a), b), alpha=self.scaling)
-        return y
+        return y if self.residual is None else y.add(_product(x, self.residual.detach()), alpha=self.scaling)
 
     @property
     def scaling(self) -> float:
@@ -84,7 +90,7 @@ def _product(x: Tensor, matrix: Tensor) -> Tensor:
 
 def lora(
     model: nn.Module, targets: str | Sequence[str], *, rank: int = 8, alpha: float = 16.0,
-    train: str | Sequence[str] = "head*", freeze_a: bool = False, pair: bool = False,
+    train: str | Sequence[str] = "head*", freeze_a: bool = False, pair: bool = False, residual: bool = False,
 ) -> nn.Module:  # fmt: skip
     """Freeze the model, give its linear layers that `targets` name adapters, and train these and what `train` names.
     The model is changed in place and returned.
@@ -94,7 +100,8 @@ def lora(
     adapters alone are trained. Texts are split at commas. Every pattern must match something.
 
     An adapter of a layer W [out, in] is W + (alpha / rank) B A, with A [rank, in] and B [out, rank], zero at first.
-    `freeze_a` trains B alone (FFA-LoRA), `pair` gives every layer two, one to share and one to keep (FedDPA).
+    `freeze_a` trains B alone (FFA-LoRA), `pair` gives every layer two, one to share and one to keep (FedDPA),
+    `residual` a correction as large as W that only servers change (FedEx-LoRA, FLoRA).
 
     Example:
 
@@ -103,12 +110,12 @@ def lora(
         {'0.lora_A': [2, 8], '0.lora_B': [8, 2], '1.weight': [2, 8], '1.bias': [2]}
     """
     names = target_names(model, targets)
-    return adapt(model, names, rank=rank, alpha=alpha, train=train, freeze_a=freeze_a, pair=pair)
+    return adapt(model, names, rank=rank, alpha=alpha, train=train, freeze_a=freeze_a, pair=pair, residual=residual)
 
 
 def adapt(
     model: nn.Module, names: Sequence[str], *, rank: int, alpha: float, train: str | Sequence[str],
-    freeze_a: bool = False, pair: bool = False,
+    freeze_a: bool = False, pair: bool = False, residual: bool = False,
 ) -> nn.Module:  # fmt: skip
     """`lora` for linear layers by their whole names."""
     if rank < 1:
@@ -124,7 +131,7 @@ def adapt(
         layer = model.get_submodule(name)
         assert isinstance(layer, nn.Linear)
         if id(layer) not in layers:
-            layers[id(layer)] = LoRALinear.adapting(layer, rank, alpha, pair=pair)
+            layers[id(layer)] = LoRALinear.adapting(layer, rank, alpha, pair=pair, residual=residual)
         _replace(model, name, layers[id(layer)])
     if freeze_a:
         _make_constant(model)

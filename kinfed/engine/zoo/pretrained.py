@@ -42,6 +42,7 @@ class MiniLMOptions:
     lora_layers: int = option(0, "adapters in the last so many layers; 0: in all", ge=0)
     lora_freeze_a: bool = option(False, "train only the second matrix of every adapter (FFA-LoRA)")
     lora_pair: bool = option(False, "two adapters per layer, lora_* to share and personal_* to keep (FedDPA)")
+    lora_residual: bool = option(False, "a correction of every adapted layer that servers change (FedEx-LoRA, FLoRA)")
     train: str = option("head", "layers trained besides adapters: names or patterns, separated by commas")
     dtype: Literal["float32", "bfloat16", "float16"] = option("float32", "type in which frozen matrices are kept")
 
@@ -78,7 +79,7 @@ def _train_parts(net: EncoderNet, options: MiniLMOptions) -> nn.Module:
     if options.lora_rank:
         adapt(
             net, _adapted_names(net, options), rank=options.lora_rank, alpha=options.lora_alpha, train=options.train,
-            freeze_a=options.lora_freeze_a, pair=options.lora_pair,
+            freeze_a=options.lora_freeze_a, pair=options.lora_pair, residual=options.lora_residual,
         )  # fmt: skip
     else:
         freeze_but(net, options.train)
