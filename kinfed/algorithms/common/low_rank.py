@@ -33,19 +33,19 @@ def adapters_of(method: str, task: Task, *, residual: bool) -> list[Adapter]:
     """The trained adapters of a model; a ConfigError if it has none, or no residuals although they are needed."""
     slots = {slot.name: slot for slot in task.slots}
     layers = [name.removesuffix(".lora_A") for name in slots if name.endswith(".lora_A")]
-    found = [
+    adapters = [
         Adapter(layer, slots[f"{layer}.lora_A"], slots[f"{layer}.lora_B"], slots.get(f"{layer}.residual"))
         for layer in layers
     ]
-    if not found or (residual and any(adapter.R is None for adapter in found)):
-        lacking = "residuals, which it corrects," if found else "adapters of which both matrices are trained"
+    if not adapters or (residual and any(adapter.R is None for adapter in adapters)):
+        lacking = "residuals, which it corrects," if adapters else "adapters of which both matrices are trained"
         option = ", residual=True" if residual else ""
         setting = " and model.lora_residual=true" if residual else ""
         raise ConfigError(
             f"{method} needs {lacking} and the model has none; use kinfed.lora(model, targets{option}), or --model "
             f"minilm with lora_rank above 0{setting}"
         )
-    return found
+    return adapters
 
 
 def residual_columns(adapters: list[Adapter], width: int) -> Tensor:
