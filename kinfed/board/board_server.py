@@ -27,6 +27,7 @@ from kinfed.records import RunEntry, RunRecord, TrialRecord, find_runs, headline
 from kinfed.report import headline, learning_curves, render, report_page
 from kinfed.report.drawing import DARK, style_of
 
+STATUS = "status.json"  # of a deployment, which its server writes every few seconds
 HOST, PORT = "127.0.0.1", 8050
 _SEARCH_EVERY = 1.0  # seconds for which a search of the folder is good
 _HEADERS = {
@@ -110,6 +111,8 @@ class BoardRequest(BaseHTTPRequestHandler):
             return HTTPStatus.OK, _plotly(), "text/javascript", _POLICY
         if path == "/api/runs":
             return self._json([listed(entry) for entry in self.server.runs().values()])
+        if path.startswith("/both/"):
+            return self._both(path.removeprefix("/both/").split("/"))
         kind, _, name = path[1:].partition("/")
         entry = self.server.runs().get(unquote(name)) if kind in ("run", "live", "report") else None
         if entry is None:
@@ -120,6 +123,15 @@ class BoardRequest(BaseHTTPRequestHandler):
             run = load_run(entry.path.resolve(), entry.name)
             return HTTPStatus.OK, report_page([run], compare([run])).encode(), "text/html", "frame-ancestors 'none'"
         return self._page("live.html", title=entry.name, heading=entry.name, name=entry.name)
+
+    def _both(self, names: list[str]) -> tuple[HTTPStatus, bytes, str, str]:
+        """Two runs side by side, as one report."""
+        entries = [self.server.runs().get(unquote(name)) for name in names]
+        if len(entries) != 2 or None in entries:
+            return HTTPStatus.NOT_FOUND, b"name two runs of the list", "text/plain", _POLICY
+        runs = [load_run(entry.path.resolve(), entry.name) for entry in entries if entry is not None]
+        page = report_page(runs, compare(runs)).encode()
+        return HTTPStatus.OK, page, "text/html", "frame-ancestors 'none'"
 
     def _page(self, template: str, **values: Any) -> tuple[HTTPStatus, bytes, str, str]:
         return HTTPStatus.OK, render(template, package="kinfed.board", **values).encode(), "text/html", _POLICY
@@ -157,6 +169,7 @@ def listed(entry: RunEntry) -> dict[str, Any]:
     """A row of the list."""
     plain = ("name", "state", "dataset", "algorithms", "done", "planned", "problem")
     return {name: getattr(entry, name) for name in plain} | {
+        "kind": "deployment" if (entry.path / STATUS).is_file() else "run",
         "changed": datetime.fromtimestamp(entry.changed).strftime("%Y-%m-%d %H:%M"),
         "seeds": len(entry.settings.get("seeds") or ()),
         "rounds": entry.settings.get("rounds"),
@@ -177,7 +190,44 @@ def live_view(entry: RunEntry) -> dict[str, Any]:
         "figure": None if figure is None else figure.payload,
         "methods": [{"label": method.label, "color": style_of(method).color} for method in comparison.methods],
         "dark": DARK,
+        **_deployment(entry, run),
     }
+
+
+def _deployment(entry: RunEntry, run: RunRecord) -> dict[str, Any]:
+    """What a deployment's server last wrote of its sites: who is awaited, who is away, what is left of epsilon. Where
+    the choice of clients is secret, nobody is told who was asked."""
+    path = entry.path / STATUS
+    if not path.is_file():
+        return {"sites": []}
+    status = storage.read_json(path, "the status of a deployment")
+    secret = bool(status.get("secret_choice"))
+    sites = [
+        {
+            "name": str(name),
+            "connected": bool(site.get("connected")),
+            "awaited": "" if secret else _clock(site.get("awaited_since")),
+            "answered": "" if secret else _clock(site.get("last_answer")),
+            "error": str(site.get("last_error") or ""),
+        }
+        for name, site in dict(status.get("clients") or {}).items()
+    ]
+    awaited = [site["name"] for site in sites if site["awaited"]] if entry.state == "running" else []
+    doing = f"{status.get('doing', '')}; awaited: {', '.join(map(str, awaited)) or 'nobody'}"
+    return {"sites": sites, "doing": doing, "budget": _budget(run, status.get("epsilon_limit"))}
+
+
+def _budget(run: RunRecord, limit: float | None) -> str:
+    if limit is None:
+        return ""
+    figures = [one.method["privacy"] for trial in run.trials for one in trial.rounds if "privacy" in one.method]
+    return (
+        f"epsilon {figures[-1]['epsilon_max']:.3g} of {limit:g} is spent" if figures else f"epsilon {limit:g} at most"
+    )
+
+
+def _clock(text: Any) -> str:
+    return "" if not text else datetime.fromisoformat(str(text)).astimezone().strftime("%H:%M:%S")
 
 
 def _trial(trial: TrialRecord, run: RunRecord) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import torch
@@ -241,3 +242,29 @@ def test_a_browser_shows_it(server: BoardServer, tmp_path: Path, path: str) -> N
     else:
         assert "main-svg" in done.stdout
         assert ">running</span>" in done.stdout
+
+
+def test_a_deployment_shows_whom_it_awaits_and_what_is_left_of_epsilon(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "now", tmp_path / "study")
+    site = {"connected": True, "last_seen": None, "last_answer": None, "awaited_since": None, "last_error": ""}
+    waiting = site | {"connected": False, "awaited_since": "2026-11-19T05:00:00+00:00", "last_error": HOSTILE}
+    status = {"doing": "round 2 of 2", "clients": {"a": site, "b": waiting}, "epsilon_limit": 8.0}
+    (tmp_path / "study" / "status.json").write_text(to_json(status))
+    (entry,) = find_runs(tmp_path)
+    view = live_view(entry)
+    assert (view["kind"], view["doing"]) == ("deployment", "round 2 of 2; awaited: b")
+    assert view["budget"] == "epsilon 8 at most"
+    assert [(one["name"], one["connected"], bool(one["awaited"])) for one in view["sites"]] == [
+        ("a", True, False), ("b", False, True)
+    ]  # fmt: skip
+    (tmp_path / "study" / "status.json").write_text(to_json(status | {"secret_choice": True}))
+    assert [one["awaited"] for one in live_view(entry)["sites"]] == ["", ""]
+
+
+def test_two_runs_are_compared_side_by_side(server: BoardServer) -> None:
+    status, text, headers = ask(server, f"/both/study%2Fdone/{quote(HOSTILE, safe='')}")
+    assert status == 200
+    assert "frame-ancestors" in headers["Content-Security-Policy"]
+    assert HOSTILE not in text
+    for path in ("/both/study%2Fdone", "/both/study%2Fdone/nothing", "/both/a/b/c", "/both/"):
+        assert ask(server, path)[0] == 404

@@ -67,25 +67,68 @@
     const text = form.text.value.trim().toLowerCase();
     const shown = runs.filter((run) =>
       (!form.state.value || run.state === form.state.value)
+      && (!form.kind.value || run.kind === form.kind.value)
       && (!form.dataset_.value || run.dataset === form.dataset_.value)
       && (!form.algorithm.value || run.algorithms.includes(form.algorithm.value))
       && (!text || [run.name, run.dataset, ...run.algorithms].join(" ").toLowerCase().includes(text)));
     byId("count").textContent = `${shown.length} of ${runs.length}`;
     const body = byId("runs").tBodies[0];
+    const focused = document.activeElement?.dataset?.run; // rows are made anew; the keyboard stays where it was
     body.replaceChildren(...shown.map((run) => {
       const row = element("tr");
       const link = element("a", run.name);
       link.href = address("run", run.name);
+      link.dataset.run = run.name;
+      const box = element("input");
+      box.type = "checkbox";
+      box.checked = chosen.has(run.name);
+      box.disabled = run.state === "damaged";
+      box.setAttribute("aria-label", `Choose ${run.name}`);
+      box.addEventListener("change", () => choose(run.name));
+      cell(row, box);
       cell(row, link);
+      cell(row, run.kind, "wide");
       cell(row, element("span", run.state, `state ${run.state}`));
       cell(row, run.state === "damaged" ? run.problem : progress(run.done, run.planned));
       cell(row, run.dataset);
       cell(row, run.algorithms.slice(0, 8).join(", ") + (run.algorithms.length > 8 ? ", …" : ""));
-      cell(row, String(run.seeds), "figure");
+      cell(row, String(run.seeds), "figure wide");
       cell(row, run.best);
-      cell(row, run.changed);
+      cell(row, run.changed, "wide");
       return row;
     }));
+    if (focused) links().find((link) => link.dataset.run === focused)?.focus();
+    byId("compare").disabled = chosen.size !== 2;
+  }
+
+  const chosen = new Set(); // names of at most two runs
+  const links = () => [...byId("runs").tBodies[0].querySelectorAll("a")];
+
+  function choose(name) {
+    if (!chosen.delete(name)) {
+      if (chosen.size === 2) chosen.delete([...chosen][0]);
+      chosen.add(name);
+    }
+    byId("filters").dispatchEvent(new Event("input"));
+  }
+
+  function compareChosen() {
+    if (chosen.size === 2) location.href = `/both/${[...chosen].map(encodeURIComponent).join("/")}`;
+  }
+
+  function pressed(event) {
+    const typing = event.target.closest("input[type=search], select");
+    if (event.ctrlKey || event.metaKey || event.altKey || (typing && event.key !== "Escape")) return;
+    const all = links();
+    const at = all.indexOf(document.activeElement);
+    if (event.key === "/") byId("filters").text.focus();
+    else if (event.key === "Escape" && typing) (all[0] ?? document.body).focus();
+    else if (event.key === "j") all[Math.min(at + 1, all.length - 1)]?.focus();
+    else if (event.key === "k") all[Math.max(at - 1, 0)]?.focus();
+    else if (event.key === "x" && at >= 0) choose(all[at].dataset.run);
+    else if (event.key === "c") compareChosen();
+    else return;
+    event.preventDefault();
   }
 
   // One run
@@ -134,6 +177,17 @@
       cell(row, trial.figure);
       return row;
     }));
+    byId("sites").hidden = !run.sites.length;
+    byId("doing").textContent = [run.doing, run.budget].filter(Boolean).join(". ");
+    byId("sites").tBodies[0].replaceChildren(...run.sites.map((site) => {
+      const row = element("tr");
+      cell(row, site.name);
+      cell(row, element("span", site.connected ? "yes" : "no", `state ${site.connected ? "finished" : "damaged"}`));
+      cell(row, site.awaited || "–");
+      cell(row, site.answered || "–");
+      cell(row, site.error || "–");
+      return row;
+    }));
     if (run.figure) drawCurves(run.figure, run.dark);
   }
 
@@ -146,6 +200,8 @@
     let runs = [];
     form.addEventListener("input", () => showList(runs));
     form.addEventListener("submit", (event) => event.preventDefault());
+    byId("compare").addEventListener("click", compareChosen);
+    document.addEventListener("keydown", pressed);
     repeat(async () => { runs = await fetchJson("/api/runs"); showList(runs); });
   }
 })();
