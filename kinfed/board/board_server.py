@@ -201,20 +201,22 @@ def _deployment(entry: RunEntry, run: RunRecord) -> dict[str, Any]:
     if not path.is_file():
         return {"sites": []}
     status = storage.read_json(path, "the status of a deployment")
-    secret = bool(status.get("secret_choice"))
+    hides = bool(status.get("secret_choice"))
+    awaits = entry.state == "running" and not hides
     sites = [
         {
             "name": str(name),
             "connected": bool(site.get("connected")),
-            "awaited": "" if secret else _clock(site.get("awaited_since")),
-            "answered": "" if secret else _clock(site.get("last_answer")),
+            "awaited": _clock(site.get("awaited_since")) if awaits else "",
+            "answered": "" if hides else _clock(site.get("last_answer")),
             "error": str(site.get("last_error") or ""),
         }
         for name, site in dict(status.get("clients") or {}).items()
     ]
-    awaited = [site["name"] for site in sites if site["awaited"]] if entry.state == "running" else []
-    doing = f"{status.get('doing', '')}; awaited: {', '.join(map(str, awaited)) or 'nobody'}"
-    return {"sites": sites, "doing": doing, "budget": _budget(run, status.get("epsilon_limit"))}
+    awaited = ", ".join(str(site["name"]) for site in sites if site["awaited"])
+    doing = str(status.get("doing", "")) + (f"; awaited: {awaited}" if awaited else "")
+    title = f"{entry.name}: {', '.join(entry.algorithms)} at {len(sites)} sites"
+    return {"sites": sites, "title": title, "doing": doing, "budget": _budget(run, status.get("epsilon_limit"))}
 
 
 def _budget(run: RunRecord, limit: float | None) -> str:
