@@ -29,7 +29,7 @@ def leaf_of(x: np.ndarray, feature: np.ndarray, threshold: np.ndarray, depth: in
     place = 0
     for _ in range(depth):
         place = 2 * place + (1 if x[feature[place]] <= threshold[place] else 2)
-    return place - (2**depth - 1)
+    return int(place) - (2**depth - 1)
 
 
 def test_a_round_is_that_of_the_formulas() -> None:
@@ -40,7 +40,7 @@ def test_a_round_is_that_of_the_formulas() -> None:
         before = before.clone()
         loop.round()
         after: Any = loop.server
-        method: RandomTrees = loop.algorithm
+        method: Any = loop.algorithm
         b = loop.pool.states()["rows.b"].numpy()[:, 0]
     feature, split, _ = (one[0, 0] for one in method.structure(before.key, 0, 6, 3))
     threshold, lam = EDGES[split.astype(int) - 1], method.lam

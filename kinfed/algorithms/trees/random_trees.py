@@ -177,9 +177,11 @@ class RandomTrees(AveragingAlgorithm[Server, Client, Down, Up]):
         np.add.at(sums, (own.owner[:, None], np.arange(self.trees), leaf), gradient[:, None])
         level = own.sums(gradient)
         x = flat_rows(data.train.features, torch.from_numpy(rows.rows))
-        level[own.sums((~np.isfinite(x).all(1)).astype(np.float64)) > 0] = np.nan  # such a client has no update
-        parts = (torch.from_numpy(one.astype(np.float32).reshape(n, -1)) for one in (sums, level))
-        return Client(torch.from_numpy(b[:, 0])), Up(*parts, torch.zeros(n, features))
+        strays = np.asarray(~np.isfinite(x).all(1), np.float64)
+        level[own.sums(strays) > 0] = np.nan  # a client with values that are no numbers has no update
+        flat = torch.from_numpy(sums.astype(np.float32).reshape(n, -1))
+        up = Up(flat, torch.from_numpy(level.astype(np.float32)), torch.zeros(n, features))
+        return Client(torch.from_numpy(b[:, 0])), up
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         loss, order = TreeLoss.of_task(task), down.map(lambda tensor: tensor[0])
