@@ -188,6 +188,10 @@ def _notes(study: StudyResult, metric: str) -> list[str]:
         "underlined: the best of the others."
     )
     notes = [rule if len(seeds) > 1 else "One seed: no spread, and nothing is decided by it."]
+    if len(seeds) == 2:
+        notes.append(
+            "Two seeds: an interval reaches 12.7 standard errors to both sides, so that hardly a lead is clear."
+        )
     if plan.trials:
         notes.append(
             f"Every method was tuned in every column with {plural(plan.trials, 'trial')} on validation data (seeds "

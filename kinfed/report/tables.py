@@ -7,9 +7,9 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby, pairwise
 from typing import TYPE_CHECKING, Literal
 
 from kinfed.core import escape_formula
@@ -130,10 +130,14 @@ class TextTable:
             return rf"\textbf{{{text}}}" if cell.best else rf"\underline{{{text}}}" if cell.second else text
 
         columns = "".join("r" if column.kind == "figure" else "l" for column in self.columns)
-        lines = [[c.full_heading.translate(_LATEX) for c in self.columns], *(map(entry, row) for row in self.rows)]
+        groups = self.groups
+        names = [replace(c, group="") if groups else c for c in self.columns]  # they stand above their columns
+        lines = [[c.full_heading.translate(_LATEX) for c in names], *(map(entry, row) for row in self.rows)]
         head, *body = (" & ".join(line) + r" \\" for line in lines)
         begin = [f"% {' '.join(self.title.split())}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
-        return "\n".join([*begin, head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", ""])
+        return "\n".join(
+            [*begin, *_latex_groups(groups), head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", ""]
+        )
 
     def csv(self) -> str:
         return csv_text([column.heading for column in self.columns], (map(str, row) for row in self.rows))
@@ -158,7 +162,9 @@ class TextTable:
         table = Table(title=Text(self.title), title_justify="left", title_style="dim", box=box)
         for column in self.columns:
             # On a narrow terminal figures wrap: cut ones would be other figures.
-            table.add_column(Text(column.full_heading), justify="right" if column.kind == "figure" else "left")
+            table.add_column(
+                Text(column.full_heading), justify="right" if column.kind == "figure" else "left", overflow="fold"
+            )
         for row in self.rows:
             table.add_row(*(Text(str(cell), style=TONES.get(cell.tone, _emphasis(cell))) for cell in row))
         return table
@@ -178,6 +184,17 @@ def csv_text(headings: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
 
 def _markdown(text: str) -> str:
     return re.sub(r"[ \t\r\n]+", " ", text.replace("\\", "\\\\").replace("|", "\\|")).strip(" ")
+
+
+def _latex_groups(groups: Sequence[tuple[str, int]]) -> Iterator[str]:
+    """The line above the headings, and the rules below its names."""
+    if not groups:
+        return
+    names = (rf"\multicolumn{{{width}}}{{c}}{{{name.translate(_LATEX)}}}" for name, width in groups)
+    yield " & ".join(["", *names]) + r" \\"
+    ends = list(accumulate((width for _, width in groups), initial=1))
+    rules = zip(groups, pairwise(ends), strict=True)
+    yield " ".join(rf"\cmidrule(lr){{{first + 1}-{last}}}" for (name, _), (first, last) in rules if name)
 
 
 _LATEX = str.maketrans(
