@@ -34,7 +34,8 @@ from kinfed.newcomers import RunInMemory, adopt, learn_alone
 from kinfed.runs import ClientTable, Experiment, MethodResult, MethodRun, check_run
 
 DIVERGED = "diverged"
-PROBE = 2  # rounds, from which the number that a budget allows is computed
+PROBE = 2  # rounds, from which the number that a budget allows is first computed
+UNLIMITED = 1 << 30
 Settings = Mapping[str, Any]
 
 
@@ -42,13 +43,15 @@ Settings = Mapping[str, Any]
 class GradientWork:
     """Gradients of single examples."""
 
-    by_round: tuple[int, ...]
-    total: int  # with what is done after the last round
+    by_round: tuple[int, ...]  # the last one with what is done at the end
+    total: int
 
     def rounds_within(self, budget: int) -> int:
-        """How many rounds fit, if the others take as much as the dearest of these."""
-        after, dearest = self.total - sum(self.by_round), max(self.by_round)
-        return max(1, (budget - after) // dearest) if dearest else len(self.by_round)
+        """How many rounds fit, if further ones take what the newest took that was not the last."""
+        price = self.by_round[-2] if len(self.by_round) > 1 else self.by_round[-1]
+        if not price:
+            return UNLIMITED if self.total <= budget else 1
+        return max(1, len(self.by_round) + (budget - self.total) // price)
 
 
 @dataclass(frozen=True)
@@ -99,14 +102,19 @@ class SeededFederation:
         return result, GradientWork(tuple(by_round), count.examples), config
 
     def run_within(self, method: str, settings: Settings, split: str) -> tuple[MethodResult, GradientWork, RunConfig]:
-        """Train for the rounds that the budget allows and judge on a split."""
+        """Train for the rounds that the budget allows, within a tenth of them, and judge on a split."""
         _, probe, _ = self.run(method, settings, min(PROBE, self.spec.rounds), split)
-        rounds = min(self.spec.rounds, probe.rounds_within(self.budget))
-        while True:
-            result, work, config = self.run(method, settings, rounds, split)
-            if work.total <= self.budget or rounds == 1:
-                return result, work, config
-            rounds = max(1, min(rounds - 1, rounds * self.budget // work.total))
+        best, fits, too_many = None, 0, self.spec.rounds + 1
+        rounds = probe.rounds_within(self.budget)
+        while best is None or rounds > fits + fits // 10:
+            rounds = min(rounds, too_many - 1)
+            outcome = self.run(method, settings, rounds, split)
+            if outcome[1].total <= self.budget or rounds == 1:
+                best, fits = outcome, rounds
+            else:
+                too_many = rounds
+            rounds = min(outcome[1].rounds_within(self.budget), too_many - 1)
+        return best
 
     def validated(self, method: str, settings: Settings) -> TriedSetting:
         """Mean over clients on validation rows; no value if the method refuses the settings, or diverges."""

@@ -101,10 +101,12 @@ def test_no_method_takes_more_gradients_than_the_budget(own_suite, entries):
                 assert cell.rounds == (3 if name in ("local", "fedavg") else 2)  # of six clients, 20 gradients a step
 
 
-def test_rounds_within_a_budget_leave_what_the_end_takes():
+def test_rounds_within_a_budget_go_on_from_what_was_counted():
     assert GradientWork((10, 10), 20).rounds_within(55) == 5
-    assert GradientWork((10, 20), 45).rounds_within(100) == 4  # 15 at the end, 20 in the dearest round
-    assert GradientWork((0, 0), 0).rounds_within(5) == 2
+    assert GradientWork((10, 25), 35).rounds_within(65) == 5  # 15 of the last are for the end
+    assert GradientWork((90, 10, 10), 110).rounds_within(200) == 12  # a dear first round is paid once
+    assert GradientWork((10, 10, 10), 30).rounds_within(20) == 2
+    assert GradientWork((0, 0), 0).rounds_within(5) > 1000
 
 
 def test_new_clients_alone_are_judged_and_the_rest_trains(own_suite, entries):
