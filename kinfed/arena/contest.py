@@ -104,17 +104,18 @@ class SeededFederation:
     def run_within(self, method: str, settings: Settings, split: str) -> tuple[MethodResult, GradientWork, RunConfig]:
         """Train for the rounds that the budget allows, within a tenth of them, and judge on a split."""
         _, probe, _ = self.run(method, settings, min(PROBE, self.spec.rounds), split)
-        best, fits, too_many = None, 0, self.spec.rounds + 1
-        rounds = probe.rounds_within(self.budget)
-        while best is None or rounds > fits + fits // 10:
-            rounds = min(rounds, too_many - 1)
+        best: tuple[MethodResult, GradientWork, RunConfig] | None = None
+        fits, too_many = 0, self.spec.rounds + 1
+        rounds = min(probe.rounds_within(self.budget), self.spec.rounds)
+        while True:
             outcome = self.run(method, settings, rounds, split)
             if outcome[1].total <= self.budget or rounds == 1:
                 best, fits = outcome, rounds
             else:
                 too_many = rounds
             rounds = min(outcome[1].rounds_within(self.budget), too_many - 1)
-        return best
+            if best is not None and rounds <= fits + fits // 10:
+                return best
 
     def validated(self, method: str, settings: Settings) -> TriedSetting:
         """Mean over clients on validation rows; no value if the method refuses the settings, or diverges."""
