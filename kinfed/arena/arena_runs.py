@@ -137,7 +137,7 @@ class EntryCheck:
 
 
 def verify(
-    file: Path | str, cells: int = 4, *, draw: int | None = None, plugin: Path | None = None, trust_code: bool = False,
+    file: Path | str, cells: int = 8, *, draw: int | None = None, plugin: Path | None = None, trust_code: bool = False,
     say: Say = lambda sentence: None,
 ) -> EntryCheck:  # fmt: skip
     """Run a drawn part of an entry again. `draw` repeats a draw; otherwise it is a new one, which nobody foresees."""

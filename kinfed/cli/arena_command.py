@@ -53,7 +53,7 @@ def run(
 @arena.command()
 def verify(
     entry: Annotated[Path, Argument(help="entry.json")],
-    cells: Annotated[int, Option(min=1, help="How many federations with a seed are drawn and run again.")] = 4,
+    cells: Annotated[int, Option(min=1, help="How many federations with a seed are drawn and run again.")] = 8,
     draw: Annotated[int | None, Option(help="Repeat a draw by its number; without, nobody can foresee it.")] = None,
     plugin: Annotated[Path | None, Option(help="The method's file, which you have read.")] = None,
     trust_code: Annotated[bool, Option("--trust-code", help="Run the code that is in the entry.")] = False,
