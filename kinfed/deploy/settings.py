@@ -215,7 +215,7 @@ class Deployment:
             raise ConfigError(
                 'dp_noise: what a site takes is known to all, and test rows may not decide it; deploy = "chosen"'
             )
-        if self.run_settings.get("class_weights"):
+        if self.run_settings.get("class_weights", example_weights.NONE) != example_weights.NONE:
             raise ConfigError(
                 "dp_noise: a search chooses by log loss, of classes without weights; leave out class_weights"
             )

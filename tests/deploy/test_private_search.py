@@ -27,7 +27,7 @@ NAMES = ["east", "north", "west"]
 SETTINGS: dict[str, Any] = {
     "method": "fit", "clients": ",".join(NAMES), "classes": "no,yes", "label-column": "sick", "portfolio": "fedavg",
     "models": "mlr", "deadline": 60.0, "wait": 60.0, "trials": 1, "search-folds": 2, "rounds": 1, "steps": 3,
-    "batch": 8, "dp-noise": 4.0,
+    "batch": 8, "dp-noise": 4.0, "class-weights": "none",
 }  # fmt: skip
 RULES = {"epsilon": "50", "sums": "yes"}  # of the north; the others ask for noise
 RUNS = 2 * 3  # local and fedavg, in two folds and on all rows
@@ -169,7 +169,7 @@ def test_methods_that_cannot_be_private_are_left_out_with_the_reason(tmp_path: P
 
 @pytest.mark.parametrize(("settings", "text"), [
     ({"classes": "2", "target": "number"}, "errors of numbers"), ({"deploy": "certified"}, "test rows may not decide"),
-    ({"user-noise": 1.0, "dp-noise": ""}, "user_noise"),
+    ({"user-noise": 1.0, "dp-noise": ""}, "user_noise"), ({"class-weights": "yes=3,no=1"}, "classes without weights"),
 ])  # fmt: skip
 def test_searches_that_no_noise_protects_are_refused(tmp_path: Path, settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
