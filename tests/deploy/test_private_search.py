@@ -86,8 +86,9 @@ def test_the_price_is_said_before_the_first_round_and_is_what_ledgers_hold_at_th
     assert set(settled.header["gain"].values()) == {None}
     assert [site.gain.value for site in result.sites] == [None] * 3
     assert {one.name for one in result.contenders} == {"alone", "one_model", "fine_tuned"}
-    assert (tmp_path / "run" / "fit.html").exists()
-    assert all((Path(net.nodes_[k]["vault"])).rglob("fit.html") for k in net.nodes_)
+    pages = [tmp_path / "run" / "fit.html", *tmp_path.rglob("vault-*/**/fit.html")]
+    assert len(pages) == 4
+    assert all("Searched under differential privacy" in page.read_text("utf-8") for page in pages)
 
 
 def test_statistics_are_of_all_training_rows_whatever_the_fold(tmp_path: Path) -> None:

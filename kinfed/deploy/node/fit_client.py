@@ -39,7 +39,7 @@ from kinfed.deploy.node.gate import LARGEST_LOSS, Noise, at_rate
 from kinfed.deploy.node.node import NodeClient, asked_server_model
 from kinfed.deploy.node.node_data import ClientData, load_client_data
 from kinfed.deploy.node.node_settings import NodeSettings, Refused
-from kinfed.deploy.node.private_figures import FIGURES, ONE_ANSWER, PrivateFigures
+from kinfed.deploy.node.private_figures import FIGURES, ONE_ANSWER, SEARCHED, PrivateFigures
 from kinfed.deploy.node.requests import Preparation, enrolment_of, prepare, stored_state
 from kinfed.deploy.node.search_states import MODELS, KeptRuns, SearchRunEntry
 from kinfed.deploy.node.vault_entry import MODEL, VaultEntry
@@ -265,7 +265,8 @@ class FitClient(NodeClient):
         taken = outcome.taken
         with entry.locked():
             self._keep_taken(entry, order, taken, best[taken], stored[_key("theta", taken, best[taken])])
-            write_page(outcome.result, entry.folder)
+            notes = (SEARCHED,) if self.is_private else ()
+            write_page(replace(outcome.result, notes=notes), entry.folder)
         site = outcome.result.sites[0]
         header = self._reply_header(order) | {
             "taken": taken, "rows": [site.train_rows, site.validated_rows, site.test_rows],

@@ -19,6 +19,10 @@ from kinfed.privacy import Event, Events
 
 FIGURES: Events = (Event(1.0, 1, 2),)  # both answers
 ONE_ANSWER: Events = (Event(1.0, 1, 1),)
+SEARCHED = (
+    "Searched under differential privacy: updates and the figures that sites were compared by have noise, and gains on "
+    "test rows have not left the sites."
+)
 ALONE = "alone"  # as a search calls learning alone
 
 

@@ -26,6 +26,7 @@ import numpy as np
 from kinfed.algorithms import ALGORITHMS, check_algorithm_settings, sample_update
 from kinfed.core import storage, threads
 from kinfed.data import Population, TablePreprocessing
+from kinfed.deploy.node.private_figures import SEARCHED
 from kinfed.deploy.server.answer_checks import check_same_request
 from kinfed.deploy.server.enrol import Roster, TooFewClients, enrol_clients
 from kinfed.deploy.server.node_pool import NodePool, made_up_cohort
@@ -374,11 +375,12 @@ class FitServer:
         in_step([self._ask(SETTLE, answers, read_settled, own)])
         seconds = f"{self.trips} round trips"
         self.exchange.say(f"every site has its model and its page; {seconds}")
-        return consortium_result(
+        result = consortium_result(
             self.deployment.problem, self.settings, records, self.roster.names, choice,
             [answers[k] for k in range(len(self.roster.names))], self._reasons(),
             header["statistics_bytes"], header["target"],
         )  # fmt: skip
+        return result if self.deployment.run.privacy is None else replace(result, notes=(*result.notes, SEARCHED))
 
     def _reasons(self) -> dict[str, str]:
         """Methods of which no try was left, and why."""
