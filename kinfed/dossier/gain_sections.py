@@ -7,8 +7,9 @@ from typing import Any
 from kinfed.analysis import MetricStyle, metric_style
 from kinfed.dossier.facts import DEPLOYMENT
 from kinfed.dossier.group_gaps import FEWEST
-from kinfed.dossier.sections import DossierSection, columns, listed, number_of
+from kinfed.dossier.sections import DossierSection, columns
 from kinfed.report import TableCell, TextTable
+from kinfed.report.drawing import listed, plural, shown, signed
 from kinfed.tabular import FitResult, Wording
 
 Facts = dict[str, Any]
@@ -42,7 +43,7 @@ def _run_gains(facts: Facts) -> tuple[list[str], list[tuple[str, TextTable]]]:
         unsure = [one["site"] for one in method["sites"] if one["site"] not in (*better, *worse)]
         outcomes = {"better than alone": better, "worse than alone": worse, "not told from chance": unsure}
         parts = [
-            f"{what} at {number_of(len(sites), 'site')} ({listed(sites[:6])}{', ...' if len(sites) > 6 else ''})"
+            f"{what} at {plural(len(sites), 'site')} ({listed(sites[:6])}{', ...' if len(sites) > 6 else ''})"
             for what, sites in outcomes.items()
             if sites
         ]
@@ -61,21 +62,17 @@ def _site_table(method: Facts, style: MetricStyle) -> TextTable:
     for one in method["sites"]:
         known = one["low"] is not None
         interval = (one["low"], one["gain"], one["high"]) if known else None
-        ends = f"{_signed(one['low'], style)} to {_signed(one['high'], style)}" if known else "–"
+        ends = f"{signed(one['low'], style)} to {signed(one['high'], style)}" if known else "–"
         rows.append([
-            one["site"], f"{one['test']:,}", _shown(one["alone"], style), _shown(one["own"], style),
-            _signed(one["gain"], style), TableCell(ends, interval=interval, reach=reach),
+            one["site"], f"{one['test']:,}", _with_unit(one["alone"], style), _with_unit(one["own"], style),
+            signed(one["gain"], style), TableCell(ends, interval=interval, reach=reach),
         ])  # fmt: skip
     heads = ("Site", "Test rows", "Alone", "With others", "Gain", INTERVAL)
     return TextTable.of(method["label"], columns(*heads, texts=[INTERVAL]), rows)
 
 
-def _shown(value: float, style: MetricStyle) -> str:
-    return f"{style.scale * value:.{style.digits}f}{style.unit}"
-
-
-def _signed(value: float, style: MetricStyle) -> str:
-    return f"{style.scale * value:+.{style.digits}f}".replace("-", "−")
+def _with_unit(value: float, style: MetricStyle) -> str:
+    return f"{shown(value, style)}{style.unit}"
 
 
 def differences(facts: Facts) -> DossierSection | None:
@@ -98,14 +95,14 @@ def differences(facts: Facts) -> DossierSection | None:
 
 
 def _mean_sentence(label: str, mean: Facts, style: MetricStyle) -> str:
-    gap, where = mean["gap"], number_of(mean["sites"], "site")
+    gap, where = mean["gap"], plural(mean["sites"], "site")
     if gap is None:
         return f"{label}, {mean['group']}: {where} with enough rows of both sides, too few for a mean."
     points = " points" if style.in_percent else ""
     clear = "beyond chance" if gap["low"] > 0 or gap["high"] < 0 else "within chance"
-    ends = f"95 % interval {_signed(gap['low'], style)} to {_signed(gap['high'], style)}"
+    ends = f"95 % interval {signed(gap['low'], style)} to {signed(gap['high'], style)}"
     return (
-        f"{label}, {mean['group']}: a mean gap of {_signed(gap['value'], style)}{points} over {where}, {ends}; {clear}."
+        f"{label}, {mean['group']}: a mean gap of {signed(gap['value'], style)}{points} over {where}, {ends}; {clear}."
     )
 
 
@@ -116,12 +113,12 @@ def _gap_table(model: Facts, style: MetricStyle) -> TextTable:
     for entry in model["sites"]:
         gap, drawn = entry["gap"], TableCell("–")
         if gap is not None and gap["low"] is not None:
-            text = f"{_signed(gap['low'], style)} to {_signed(gap['high'], style)}"
+            text = f"{signed(gap['low'], style)} to {signed(gap['high'], style)}"
             drawn = TableCell(text, interval=(gap["low"], gap["value"], gap["high"]), reach=max(ends))
         rows.append([
             entry["site"], TableCell(entry["group"]), "–" if entry["rows"] is None else f"{entry['rows']:,}",
-            "–" if entry["value"] is None else _shown(entry["value"], style),
-            "–" if gap is None else _signed(gap["value"], style), drawn,
+            "–" if entry["value"] is None else _with_unit(entry["value"], style),
+            "–" if gap is None else signed(gap["value"], style), drawn,
         ])  # fmt: skip
     heads = ("Site", "Group", "Test rows", style.title, "Gap", INTERVAL)
     return TextTable.of(model["label"], columns(*heads, texts=["Group", INTERVAL]), rows)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from kinfed.dossier.facts import APART, FIT
-from kinfed.dossier.sections import DossierSection, columns, listed, number_of, size
+from kinfed.dossier.facts import APART, FIT, SEARCH
+from kinfed.dossier.sections import DossierSection, columns
 from kinfed.dossier.threats import NOT_PROTECTED, THREATS
 from kinfed.report import TextTable
+from kinfed.report.drawing import byte_size, listed, plural
 from kinfed.tabular import Wording
 
 Facts = dict[str, Any]
@@ -32,21 +33,21 @@ def leaving(facts: Facts) -> DossierSection:
     if facts["statistics"]:
         texts.append(
             f"Before the first round each site {verb} statistics of its columns (sums, counts and names of "
-            f"categories): {size(facts['statistics'] / max(sites, 1))} on average."
+            f"categories): {byte_size(facts['statistics'] / max(sites, 1))} on average."
         )
     texts += [sentence for method in facts["methods"] for sentence in _sentences(method, verb, facts["kind"])]
     if (search := facts["search"]) is not None:
         texts.append(
-            f"The search trained {number_of(search['runs'], 'run')} (tries, folds and all rows) in "
-            f"{number_of(search['rounds'], 'round')}; over all of them sites sent {size(search['bytes_up'])} and "
-            f"received {size(search['bytes_down'])}. Besides, for every try two numbers (its score on the site's "
+            f"The search trained {plural(search['runs'], 'run')} (tries, folds and all rows) in "
+            f"{plural(search['rounds'], 'round')}; over all of them sites sent {byte_size(search['bytes_up'])} and "
+            f"received {byte_size(search['bytes_down'])}. Besides, for every try two numbers (its score on the site's "
             "validation rows and how many these are), for every method its advantage over learning alone with the "
             "covariance of these, and at the end the gain on its test rows."
         )
     if (judged := facts["evaluations"]) is not None:
         texts.append(
-            f"For evaluations sites sent {size(judged['bytes_up'])} in all: sums of scores over their rows, and the "
-            f"method's figures of each site; they received {size(judged['bytes_down'])}."
+            f"For evaluations sites sent {byte_size(judged['bytes_up'])} in all: sums of scores over their rows, and "
+            f"the method's figures of each site; they received {byte_size(judged['bytes_down'])}."
         )
     tables = [("Fields of a site's message in a round.", _field_table(facts))] if facts["methods"] else []
     if (calls := _call_table(facts)) is not None:
@@ -67,13 +68,14 @@ def _sentences(method: Facts, verb: str, kind: str) -> list[str]:
     if not method["fields"]:
         return [f"{method['label']}: nothing; each site learns alone."]
     fields = listed([Wording.sent(field["name"]) for field in method["fields"]])
-    over = f" over {number_of(method['seeds'], 'seed')}" if method["seeds"] > 1 else ""
-    how_often = f"in every round that it was called in, of {number_of(method['rounds'], 'round')} in all"
-    text = f"{method['label']}: {how_often}, a site {verb} {fields}, {size(method['bytes_of_one'])} each time"
-    total = f"; {number_of(method['answers'], 'update')}{over}, {size(method['bytes_up'])} in all."
-    sentences = [text + ("." if kind == FIT else total)]
+    over = f" over {plural(method['seeds'], 'seed')}" if method["seeds"] > 1 else ""
+    how_often = f"in every round that it was called in, of {plural(method['rounds'], 'round')} in all"
+    text = f"{method['label']}: {how_often}, a site {verb} {fields}, {byte_size(method['bytes_of_one'])} each time"
+    total = f"; {plural(method['answers'], 'update')}{over}, {byte_size(method['bytes_up'])} in all."
+    whole = {FIT: ".", SEARCH: ", and as much in every other run of the search."}  # whose totals stand below
+    sentences = [text + whole.get(kind, total)]
     if method["lost"]:
-        sentences[-1] += f" {number_of(method['lost'], 'update')} more did not count: lost, late or refused."
+        sentences[-1] += f" {plural(method['lost'], 'update')} more did not count: lost, late or refused."
     if method["as_declared"] is True:
         sentences[-1] += " That is what the method declares that it sends, byte for byte."
     elif method["as_declared"] is False:
@@ -84,12 +86,14 @@ def _sentences(method: Facts, verb: str, kind: str) -> list[str]:
 
 
 def _field_table(facts: Facts) -> TextTable:
+    fields = [(method["label"], field) for method in facts["methods"] for field in method["fields"]]
+    sizes = ("numbers", "bytes") if any(field["bytes"] is not None for _, field in fields) else ()
     rows = [
-        [method["label"], field["name"], Wording.sent(field["name"]),
-         *("–" if field[what] is None else f"{field[what]:,}" for what in ("numbers", "bytes"))]
-        for method in facts["methods"] for field in method["fields"]
+        [label, field["name"], Wording.sent(field["name"]),
+         *("–" if field[what] is None else f"{field[what]:,}" for what in sizes)]
+        for label, field in fields
     ]  # fmt: skip
-    heads = ("Method", "Field", "What it is", "Numbers", "Bytes")
+    heads = ("Method", "Field", "What it is", *(what.capitalize() for what in sizes))
     return TextTable.of("Fields", columns(*heads, texts=heads[1:3]), rows)
 
 
@@ -108,10 +112,10 @@ def _log_sentences(transfers: Facts) -> list[str]:
         "one before, is whole."
     ]
     for client, log in transfers["nodes"].items():
-        lines = number_of(int(log["head"].partition(":")[0]), "line")
+        lines = plural(int(log["head"].partition(":")[0]), "line")
         sentences.append(f"The own audit log of {client}, {lines}, is whole, " + (
             "and has every message that came from there." if not log["lacks"] else
-            f"and lacks {number_of(log['lacks'], 'message')} that the server says came from there: ask both."
+            f"and lacks {plural(log['lacks'], 'message')} that the server says came from there: ask both."
         ))  # fmt: skip
     return sentences
 
@@ -136,7 +140,7 @@ def _ledger_sentence(client: str, page: Facts) -> str:
     spent = listed([f"{_epsilon(value)} of {name}" for name, value in page["epsilon"].items() if value != 0.0])
     cost = f"their cost so far is {spent}" if spent else "nothing has been spent"
     return (
-        f"By the own ledger of {client}, over all runs and servers, {number_of(page['priced'], 'answer')} had a price "
+        f"By the own ledger of {client}, over all runs and servers, {plural(page['priced'], 'answer')} had a price "
         f"in ε; {cost}. Its owner's rules: {rules or 'none'}."
     )
 

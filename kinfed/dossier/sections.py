@@ -1,5 +1,4 @@
-"""A section of a dossier, the phrases that all sections share, and the first and last section: what was done, with
-what, and the digests of it."""
+"""A section of a dossier, and the first and last of them: what was done, with what, and the digests of it."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ from typing import Any
 
 from kinfed.dossier.facts import APART, DEPLOYMENT, FIT, RUN, SEARCH
 from kinfed.report import TableColumn, TextTable
+from kinfed.report.drawing import plural
 
 Facts = dict[str, Any]
 KINDS = {
@@ -32,32 +32,18 @@ def columns(name: str, *others: str, texts: Collection[str] = ()) -> list[TableC
     return [TableColumn(name, "name"), *(TableColumn(one, "text" if one in texts else "figure") for one in others)]
 
 
-def number_of(count: float, noun: str) -> str:
-    """1 site, 1,204 rows."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def listed(things: list[str], word: str = "and") -> str:
-    """a, b and c."""
-    return f" {word} ".join([", ".join(things[:-1]), things[-1]] if len(things) > 1 else things)
-
-
-def size(count: float) -> str:
-    """Bytes in the unit that people read."""
-    if count < 1000:
-        return number_of(round(count), "byte")
-    return f"{count / 1e3:.3g} kB" if count < 1e6 else f"{count / 1e6:.3g} MB"
-
-
 def summary(facts: Facts) -> list[str]:
     """The first sentences: what happened to the rows, and how much left a site."""
     sites, apart = len(facts["sites"]), facts["kind"] in APART
     rows = sum(one["train"] + one["validation"] + one["test"] for one in facts["sites"])
-    where = "No row has left the site that holds it." if apart else (
+    where = (
+        "No row was sent from the site that holds it; what can be worked out from what was sent is said under the "
+        "guarantees."
+    ) if apart else (
         "All rows were in one place: nothing was protected from whoever ran it. What is said of messages is what sites "
         "would have sent."
     )  # fmt: skip
-    return [f"{number_of(sites, 'site')} with {number_of(rows, 'row')} in all. {where}"]
+    return [f"{plural(sites, 'site')} with {plural(rows, 'row')} in all. {where}"]
 
 
 def purpose(facts: Facts) -> DossierSection:
@@ -69,7 +55,7 @@ def purpose(facts: Facts) -> DossierSection:
     )
     if facts["columns"]:
         texts.append(
-            f"{number_of(len(facts['columns']), 'column')} of the table were known by name to whoever ran it: "
+            f"{plural(len(facts['columns']), 'column')} of the table were known by name to whoever ran it: "
             f"{', '.join(facts['columns'])}."
         )
     several = any(method["seeds"] > 1 for method in facts["methods"])
@@ -101,7 +87,7 @@ def identity(facts: Facts) -> DossierSection:
         texts.append(f"Taken up again with kinfed {later['kinfed']} ({others}).")
     texts.append(
         f"The seal of the folder is {own['seal']}; it covers the configuration ({own['fingerprint']}) and the digests "
-        f"below of {number_of(len(own['files']), 'file')}. A seal finds edits by whoever does not seal anew; it is no "
+        f"below of {plural(len(own['files']), 'file')}. A seal finds edits by whoever does not seal anew; it is no "
         "signature and says nothing of who computed."
     )
     digests = [["data and code: " + name, digest] for name, digest in own["contents"].items()]

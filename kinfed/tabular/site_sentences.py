@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kinfed.analysis import MetricStyle, metric_style
-from kinfed.report.drawing import format_number, plural, shown, signed
+from kinfed.report.drawing import byte_size, format_number, listed, plural, shown, signed
 from kinfed.tabular.fit_result import ContenderRecord, Estimate, FitResult, SiteRecord
 from kinfed.tabular.portfolio import ALONE, FINE_TUNED, INTERCEPT, ONE_MODEL, RECALIBRATED
 from kinfed.theory import certificates
@@ -322,7 +322,7 @@ class Wording:
     def leaves(self, contender: ContenderRecord) -> str:
         """All that would leave a site that takes this, where sites really train apart."""
         once = (
-            f"Once, {size(self.result.statistics_bytes)} of sums, counts and names of categories of its columns"
+            f"Once, {byte_size(self.result.statistics_bytes)} of sums, counts and names of categories of its columns"
             if self.result.statistics_bytes
             else "Nothing before the first round"
         )
@@ -330,7 +330,7 @@ class Wording:
             return f"{once}; then nothing."
         sent = listed([self.sent(name) for name in contender.sends])
         rounds = self.result.settings["rounds"]
-        message = f"{once}; then {size(contender.bytes_up)} in each of {rounds} rounds: {sent}. Never a row."
+        message = f"{once}; then {byte_size(contender.bytes_up)} in each of {rounds} rounds: {sent}. Never a row."
         return f"{message} {HANDED_ON}" if contender.hands_on else message
 
     @staticmethod
@@ -429,14 +429,3 @@ def percent(share: float) -> str:
 
 def some(names: Sequence[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
-
-
-def listed(things: Sequence[str], word: str = "and") -> str:
-    """a, b and c."""
-    return f" {word} ".join([*([", ".join(things[:-1])] if len(things) > 1 else []), *things[-1:]])
-
-
-def size(count: int) -> str:
-    if count < 1000:
-        return f"{count} bytes"
-    return f"{count / 1e3:.3g} kB" if count < 1e6 else f"{count / 1e6:.3g} MB"

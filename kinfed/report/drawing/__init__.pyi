@@ -12,8 +12,10 @@ from kinfed.report.drawing.looks import DARK as DARK
 from kinfed.report.drawing.looks import HUES as HUES
 from kinfed.report.drawing.looks import MUTED as MUTED
 from kinfed.report.drawing.looks import Style as Style
+from kinfed.report.drawing.looks import byte_size as byte_size
 from kinfed.report.drawing.looks import duration as duration
 from kinfed.report.drawing.looks import format_number as format_number
+from kinfed.report.drawing.looks import listed as listed
 from kinfed.report.drawing.looks import plural as plural
 from kinfed.report.drawing.looks import shown as shown
 from kinfed.report.drawing.looks import signed as signed

@@ -8,7 +8,7 @@ from the background; beyond seven methods line dashes and markers tell apart tho
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kinfed.analysis import Method, MetricStyle, slots
@@ -93,6 +93,18 @@ def signed(value: float, style: MetricStyle) -> str:
 def plural(n: int, noun: str) -> str:
     """1 client, 2 clients."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}".replace(",", NARROW_SPACE)
+
+
+def listed(things: Sequence[str], word: str = "and") -> str:
+    """a, b and c."""
+    return f" {word} ".join([*([", ".join(things[:-1])] if len(things) > 1 else []), *things[-1:]])
+
+
+def byte_size(count: float) -> str:
+    """Bytes in the unit that people read: 292 bytes, 5.94 kB."""
+    if count < 1000:
+        return f"{count:.0f} bytes"
+    return f"{count / 1e3:.3g} kB" if count < 1e6 else f"{count / 1e6:.3g} MB"
 
 
 def duration(seconds: float) -> str:
