@@ -21,6 +21,7 @@ from kinfed.deploy.transport.exchange import Sent
 from kinfed.deploy.transport.wire import Packet, unbundled
 from kinfed.errors import ConfigError
 from kinfed.privacy import epsilon_over_noises
+from kinfed.serving import ModelPipeline
 from kinfed.tabular import FitResult
 
 NAMES = ["east", "north", "west"]
@@ -88,6 +89,9 @@ def test_the_price_is_said_before_the_first_round_and_is_what_ledgers_hold_at_th
     assert {one.name for one in result.contenders} == {"alone", "one_model", "fine_tuned"}
     pages = [tmp_path / "run" / "fit.html", *tmp_path.rglob("vault-*/**/fit.html")]
     assert len(pages) == 4
+    for node in net.nodes_.values():
+        model = ModelPipeline.read(Vault(node["vault"]).model_path())
+        assert len(model.predict({"a": [0.1], "b": [0.2]})) == 1
     assert all("Searched under differential privacy" in page.read_text("utf-8") for page in pages)
 
 

@@ -43,7 +43,7 @@ from kinfed.deploy.node.private_figures import FIGURES, ONE_ANSWER, SEARCHED, Pr
 from kinfed.deploy.node.requests import Preparation, enrolment_of, prepare, stored_state
 from kinfed.deploy.node.search_states import MODELS, KeptRuns, SearchRunEntry
 from kinfed.deploy.node.vault_entry import MODEL, VaultEntry
-from kinfed.deploy.settings import Deployment
+from kinfed.deploy.settings import FIT, Deployment
 from kinfed.deploy.transport import wire
 from kinfed.deploy.transport.wire import MessageError, Packet
 from kinfed.engine import Metric
@@ -290,6 +290,8 @@ class FitClient(NodeClient):
             wire.SETTLE, order, self.settings, client.deployment, own, enrolment, data, task, Nothing()
         )
         client.keep_model(entry, prepared, theta, order.require("round", int))
+        if self.is_private:  # states of its runs are apart, and a vault lists what has one
+            entry.keep(order.require("round", int), {"theta": theta}, 0, FIT)
         path = entry.folder / "models" / "sites" / f"{storage.file_name(self.name, any_letters=True)}.safetensors"
         storage.make_folder(path.parent)
         ModelPipeline.read(entry.folder / MODEL).save(path)
