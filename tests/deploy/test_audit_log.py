@@ -12,10 +12,12 @@ from loopback import Loopback, write_nodes
 from typer.testing import CliRunner
 
 from kinfed.cli.app import app
+from kinfed.deploy.node.node import Node
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.operations.audit_log import CAME, LEFT, REFUSED, SENT, AuditHead, AuditLog, unmatched
 from kinfed.deploy.server.deployment_server import serve
 from kinfed.deploy.settings import Deployment
+from kinfed.deploy.transport.wire import Packet
 from kinfed.errors import KinfedError, StorageError
 
 NAMES = ("a", "b", "c")
@@ -143,3 +145,15 @@ def test_the_command_shows_verifies_and_compares(tmp_path: Path) -> None:
     other = CliRunner().invoke(app, ["audit", "verify", vault, "--server", run])
     assert other.exit_code == 1
     assert "line" in other.output
+
+
+def test_a_server_cannot_end_the_log_with_long_words(tmp_path: Path) -> None:
+    network = deploy(tmp_path)
+    node = Node.of(network.nodes_[100], network.run_config)
+    order = {"name": "a", "run": "x" * 200_000, "round": 10**400, "accepted": 0, "effort": 1.0}
+    for _ in range(2):
+        with pytest.raises(KinfedError):
+            node.answer("train", Packet(order))
+    log, _ = logs(tmp_path)
+    assert log.verify().lines == 6
+    assert max(map(len, log.path.read_bytes().splitlines())) < 4_000

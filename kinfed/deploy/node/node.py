@@ -91,7 +91,10 @@ class Node:
         """Append a line to the log of the client of a message, or of all. What cannot be noted does not leave."""
         name = str(order.header.get("name"))
         whose = [self.clients[name]] if name in self.clients else list(self.clients.values())
-        place: dict[str, Any] = {key: order.header[key] for key in ("run", "round", "split") if key in order.header}
+        # A server's words are cut: a line that is too long to be read again would end the log.
+        place: dict[str, Any] = {
+            key: _short(order.header[key]) for key in ("run", "round", "split") if key in order.header
+        }
         for client in whose:
             price = {"epsilon": dict(client.gate.spent)} if client.gate.spent else {}
             to = {"to": os.environ[SERVER_NAME]} if SERVER_NAME in os.environ else {}
@@ -360,6 +363,10 @@ class NodeClient:
             "model": model.name, "inputs": inputs.to_json(),
         }  # fmt: skip
         entry.keep_model(module_for(prepared.task, row.detach()).state_dict(), metadata)
+
+
+def _short(value: Any) -> Any:
+    return value if isinstance(value, int) and abs(value) < 1 << 63 else plain_text(str(value), 100)
 
 
 def check_version(server: str) -> None:

@@ -37,7 +37,7 @@ from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.operations import checks
 from kinfed.deploy.operations.alerts import check_hook
 from kinfed.deploy.operations.log_lines import JSON, VARIABLE, rewritten, say_json
-from kinfed.deploy.programs.health_page import parse_listen
+from kinfed.deploy.programs.health_page import ALERT, parse_listen
 from kinfed.deploy.programs.processes import end_group, flower_environment, flower_program, free_port, start_group
 from kinfed.deploy.programs.task_programs import CLIENT_PROGRAM, SERVER_PROGRAM, UNFINISHED
 from kinfed.deploy.programs.unfinished_runs import Resumer
@@ -91,7 +91,10 @@ class Watching:
         """The program that answers and tells, where one is asked for. `about`: as its module says."""
         if not self.health and not self.alert:
             return []
-        argument = json.dumps({**about, "listen": self.health, "alert": self.alert}, default=str)
+        os.environ[ALERT] = (
+            self.alert
+        )  # not an argument: an address may hold a secret, and everybody can list arguments
+        argument = json.dumps({**about, "listen": self.health}, default=str)
         command = [sys.executable, "-m", "kinfed.deploy.programs.health_page", argument]
         return [Supervised("health page", lambda: command, SERVER_RESTART_SECONDS, lambda: _HEALTH_ENDED)]
 
@@ -135,7 +138,7 @@ def run_service(
 
 class _Process:
     def __init__(self, program: Supervised, programs: Path, say: Say, json_lines: bool) -> None:
-        self._program, self._programs, self._say, self._json = program, programs, say, json_lines
+        self._program, self._programs, self._say = program, programs, say
         self._process: subprocess.Popen[bytes] | None = None
         self._start_at = 0.0
         self._output = _Output(program.name) if json_lines else None

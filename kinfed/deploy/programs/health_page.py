@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 import threading
 import time
@@ -31,6 +32,7 @@ from kinfed.errors import ConfigError, KinfedError
 from kinfed.version import __version__
 
 LOOK_SECONDS = 15.0  # between looks for troubles to tell
+ALERT = "KINFED_ALERT"  # the variable with the hook that is told of troubles
 LOOPBACK = "127.0.0.1"
 
 
@@ -117,7 +119,8 @@ def main() -> None:
     if about.get("listen"):
         server = HealthServer(parse_listen(about["listen"]), pages)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-    alerts = Alerts(about["alert"], about["side"], about["name"], say) if about.get("alert") else None
+    hook = os.environ.get(ALERT, "")
+    alerts = Alerts(hook, about["side"], about["name"], say) if hook else None
     while True:
         time.sleep(LOOK_SECONDS)
         if alerts is not None:
