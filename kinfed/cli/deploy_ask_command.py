@@ -20,6 +20,7 @@ from kinfed.errors import ConfigError
 if TYPE_CHECKING:
     from kinfed.deploy import Sites
 
+TEXTS = {**FIT_TEXTS, "dp_budget": "Largest epsilon of a search under dp_noise: as many tries as cost no more."}
 SEARCH_ROUNDS = 20  # by default: each is a message to every site
 TRIAL, NODES = "On one machine", "Of nodes that run"
 Tables = Annotated[
@@ -181,4 +182,4 @@ def add_to(group: CommandGroup) -> None:
     group.command()(forget)
     for command, panels, after in ((describe, describe_panels, "tables"), (fit, fit_panels, "tables"),
                                    (evaluate, evaluate_panels, "models")):  # fmt: skip
-        group.command(cls=DeclaredCommand.of(panels, texts=FIT_TEXTS, after=after, default_form=" ({})."))(command)
+        group.command(cls=DeclaredCommand.of(panels, texts=TEXTS, after=after, default_form=" ({})."))(command)
