@@ -258,9 +258,13 @@ def sends() -> dict[str, str]:
 TWO = Problem.of_classes(2)
 
 
+ADAPTERS = ("fedsa_lora", "feddpa", "fedex_lora", "flora", "hetlora")
+
+
 def adapted() -> nn.Module:
-    """With the two adapters that some methods look for."""
-    return lora(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2)), targets="0", rank=1, train="1", pair=True)
+    """With the two adapters and the residuals that some methods look for."""
+    net = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2))
+    return lora(net, targets="0", rank=1, train="1", pair=True, residual=True)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -272,7 +276,7 @@ def test_updates_hold_nothing_but_what_the_list_says(name: str) -> None:
         return
     model = "mlp" if name == "heterofl" else "mlr"  # it narrows hidden layers
     problem = Problem("survival", shape=(2,), periods=(1.0, 2.0), hazards=(0.1, 0.2)) if name == "cox" else TWO
-    build = adapted if name in ("fedsa_lora", "feddpa") else lambda: build_model(model, roster.shape, 2, {})
+    build = adapted if name in ADAPTERS else lambda: build_model(model, roster.shape, 2, {})
     task = make_task(build, objective=make_objective(problem))
     server = algorithm.init_server(task, roster.population(0, 1.0))
     cohort = made_up_cohort(roster, problem)

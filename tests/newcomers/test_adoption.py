@@ -29,7 +29,8 @@ from kinfed.runs.experiment import run
 
 CLIENTS, CONTEXTS, CLASSES, WIDTH = 9, 3, 4, 6
 REFUSED = {"local", "fedavg_data", "mocha", "pfedhn", "apple", "fedbe", "fedmd", "ktpfl"}
-OTHER_MODELS = {"mocha", "ffa_lora", "lmm", "glmm", "cox"}  # linear ones, and one with adapters
+# Linear ones, and those with adapters.
+OTHER_MODELS = {"mocha", "ffa_lora", "fedex_lora", "flora", "hetlora", "lmm", "glmm", "cox"}
 
 
 def tiny() -> nn.Module:
