@@ -41,6 +41,18 @@ def test_pixels_by_hand() -> None:
                     assert float((found - after.clamp(0, 255)).abs().max()) <= 0.5 + 1e-3
 
 
+def test_images_of_another_scale_stay_on_it() -> None:
+    """Digits are 0..16, with 8 in the middle."""
+    scaled = Features((source().features.raw % 17).to(torch.uint8), None, torch.tensor(16.0))
+    digits = Source("digits", scaled, torch.arange(240) % 4, Problem.of_classes(4))
+    options = {"alpha": 0.5, "min_size": 5, "contrast": 0.0}
+    data = make_federation(digits, "feature_shift", 5, options, 0)
+    _, shift = FeatureShift(**options).cameras(5, 3, 0)
+    for client, rows in enumerate(data.train.lists()):
+        after = scaled.raw[rows].double() + 8 * shift[client].double().view(1, 3, 1, 1)
+        assert float((data.features.raw[rows].double() - after.clamp(0, 16)).abs().max()) <= 0.5 + 1e-3
+
+
 def test_without_shift_the_pixels_are_the_sources_and_the_rows_the_same() -> None:
     plain, shifted = shared_out({"contrast": 0.0, "brightness": 0.0}), shared_out({})
     assert torch.equal(plain.features.raw, source().features.raw)

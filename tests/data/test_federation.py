@@ -426,3 +426,14 @@ def test_cut_missing_and_foreign_files_are_refused(tmp_path):
         record.write_text(broken)
         with pytest.raises(StorageError, match=message):
             Federation.load(tmp_path)
+
+
+def test_some_clients_keep_their_rows_names_and_groups() -> None:
+    x, owner = np.arange(24, dtype=np.float32).reshape(12, 2), np.repeat(["a", "b", "c"], 4)
+    whole = Federation.from_arrays(x, np.arange(12) % 2, owner, groups={"a": "u", "b": "v", "c": "u"})
+    part = whole.take(torch.tensor([2, 0]))
+    assert part.names == ["c", "a"]
+    assert part.train[0].tolist() == whole.train[2].tolist()
+    assert part.test[1].tolist() == whole.test[0].tolist()
+    assert part.groups is not None
+    assert part.groups.tolist() == [0, 0]
