@@ -55,19 +55,7 @@ def findings(standings: Standings) -> list[str]:
     """What the board says; first what speaks against kinfed's own method."""
     ranks, regret = standings.plain_ranks, standings.regret
     order = sorted(ranks, key=lambda name: ranks[name])
-    ahead = [name for name in order if ranks[name] < ranks[OWN]]
-    sentences = []
-    if ahead:
-        shown = ", ".join(standings.title(name) for name in ahead[:8]) + (", …" if len(ahead) > 8 else "")
-        sentences.append(
-            f"Against {OWN}, kinfed's own method: {plural(len(ahead), 'method')} of {len(order)} rank before it: "
-            f"{shown}."
-        )
-    behind = _axes_by_outcome(standings, OWN)["behind"]
-    if behind:
-        sentences.append(f"Against {OWN}: it is behind the best of the references with {'; '.join(behind)}.")
-    hurt = standings.hurt(OWN)
-    sentences.append(f"Against {OWN}: {hurt.share:.0%} of clients have a worse model than they learn alone.")
+    sentences = _against_own(standings, order) if OWN in ranks else []
     first = order[0]
     critical = rankings.critical_difference(len(order), len(standings.federations))
     level = sum(ranks[name] - ranks[first] < critical for name in order) - 1
@@ -83,6 +71,25 @@ def findings(standings: Standings) -> list[str]:
         best = sorted(order, key=lambda method: -fmean(standings.skills_in(method, places)))[:3]
         sentences.append(f"Best with {name}: {', '.join(standings.title(method) for method in best)}.")
     return [*sentences, *stability(standings)]
+
+
+def _against_own(standings: Standings, order: list[str]) -> list[str]:
+    """What speaks against kinfed's own method."""
+    ranks = standings.plain_ranks
+    sentences = []
+    ahead = [name for name in order if ranks[name] < ranks[OWN]]
+    if ahead:
+        shown = ", ".join(standings.title(name) for name in ahead[:8]) + (", …" if len(ahead) > 8 else "")
+        sentences.append(
+            f"Against {OWN}, kinfed's own method: {plural(len(ahead), 'method')} of {len(order)} rank before it: "
+            f"{shown}."
+        )
+    behind = _axes_by_outcome(standings, OWN)["behind"]
+    if behind:
+        sentences.append(f"Against {OWN}: it is behind the best of the references with {'; '.join(behind)}.")
+    hurt = standings.hurt(OWN)
+    sentences.append(f"Against {OWN}: {hurt.share:.0%} of clients have a worse model than they learn alone.")
+    return sentences
 
 
 def stability(standings: Standings) -> list[str]:

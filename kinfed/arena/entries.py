@@ -17,7 +17,7 @@ from typing import Any
 
 from kinfed.arena.suites import Suite, suite
 from kinfed.core import storage
-from kinfed.errors import ConfigError, DataError
+from kinfed.errors import DataError
 
 _FORMAT, _VERSION = "kinfed-arena-entry", 1
 
@@ -175,12 +175,3 @@ def processor_name() -> str:
 
 def _scores(values: Sequence[float | None] | None) -> tuple[float | None, ...] | None:
     return None if values is None else tuple(None if value is None else float(value) for value in values)
-
-
-def refuse_other_suite(entries: Sequence[ArenaEntry]) -> None:
-    """One board is of one suite and subset."""
-    kinds = {(entry.suite, entry.subset) for entry in entries}
-    if len(kinds) > 1:
-        raise ConfigError(
-            f"these entries are of {' and '.join(sorted(' '.join(kind) for kind in kinds))}; give those of one"
-        )

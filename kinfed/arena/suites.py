@@ -126,6 +126,10 @@ def suite(name: str = CURRENT) -> Suite:
     if not file.is_file():
         raise ConfigError(f"there is no suite {name!r} in this version of kinfed; there is {CURRENT}")
     values = tomllib.loads(file.read_text("utf-8"))
+    if values["references"][0] != "local" or "fedavg" not in values["references"]:
+        raise ConfigError(
+            "references of a suite begin with local and have fedavg, whose work is the measure of others'"
+        )
     common = values["settings"]
     federations = [_federation(common, entry) for entry in values["federations"]]
     budgets = {name: Budget(tuple(entry["seeds"]), entry["trials"]) for name, entry in values["budgets"].items()}
