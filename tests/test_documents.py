@@ -226,6 +226,11 @@ def test_the_page_about_tables_does_what_it_shows(
     names: dict[str, object] = {"__name__": "tables"}
     for block in blocks("docs/tables.md", "python"):
         exec(compile(block.replace("rounds=10, trials=2", f"{SMALLER}"), "tables.md", "exec"), names)
+    for line in blocks("docs/dossier.md", "")[0].strip().splitlines():
+        app(shlex.split(line.replace("--by sex", "--by group"))[1:], standalone_mode=False)
+    assert "verified" in capsys.readouterr().out
+    for block in blocks("docs/dossier.md", "python"):
+        exec(compile(block, "dossier.md", "exec"), names)
 
 
 SMALLER = "rounds=2, trials=1, models='mlr', algorithms='fedprox'"
