@@ -211,6 +211,9 @@ def _of_fit(path: Path, kind: str) -> Facts:
     record = storage.read_json(path / "fit.json", "the result of kinfed fit")
     sites = [{"name": one["site"], "train": one["train_rows"], "validation": 0, "test": one["test_rows"]}
              for one in record["sites"]]  # fmt: skip
+    config = JobFiles(path).settings
+    private = config.get("dp_noise") is not None or config.get("dp_epsilon") is not None
+    mode = threats.PLAIN if kind == FIT else threats.PRIVATE if private else threats.SEARCH
     settings, taken = record["settings"], {one["chosen"] for one in record["sites"]}
     methods = []
     for one in record["contenders"]:
@@ -226,7 +229,7 @@ def _of_fit(path: Path, kind: str) -> Facts:
             "seeds": 1, "answers": rounds * len(sites), "lost": 0, "bytes_of_one": one["bytes_up"],
             "bytes_up": one["bytes_up"] * rounds * len(sites), "bytes_down": None, "as_declared": declared,
             "calls": None, "hands_on": one["hands_on"],
-            "guarantee": {"mode": threats.SEARCH if kind == SEARCH else threats.PLAIN},
+            "guarantee": {"mode": mode, "in_ledgers": private},
         })  # fmt: skip
     searched = None
     if kind == SEARCH:

@@ -165,6 +165,8 @@ def guarantees(facts: Facts) -> DossierSection:
             f"{', '.join(dict.fromkeys(labels))}: the mode is {threat.mode}. What the server learns of a site: "
             f"{threat.learns}. What the site trusts: {threat.trusts}."
         )
+    if any(method["guarantee"].get("in_ledgers") for method in facts["methods"]):
+        texts.append("What the whole search has cost each site in ε is in the site's own ledger (--vault).")
     for method in facts["methods"]:
         texts += _promises(method)
     if not by_mode:
