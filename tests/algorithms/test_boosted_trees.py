@@ -299,7 +299,7 @@ def test_the_fast_preset_takes_fewer_rounds() -> None:
 
 
 @pytest.mark.parametrize(("method", "options"), [
-    ("trees_fast", {"trees": 8, "min_rows": 20}), ("random_trees", {"steps": 15, "trees": 10, "depth": 4}),
+    ("trees_fast", {"trees": 8, "min_rows": 20}), ("random_trees", {"turns": 15, "trees": 10, "depth": 4}),
 ])  # fmt: skip
 def test_thousands_of_tiny_sites_learn_and_one_that_was_not_there_takes_over(
     method: str, options: dict[str, Any], tmp_path: Path

@@ -14,7 +14,7 @@ from kinfed.algorithms.trees.random_trees import EDGES, RandomTrees
 from kinfed.errors import ConfigError
 
 SITES, EACH = 5, 30
-SMALL: dict[str, Any] = {"steps": 4, "trees": 6, "depth": 3}
+SMALL: dict[str, Any] = {"turns": 4, "trees": 6, "depth": 3}
 
 
 def federation(sites: int = SITES, seed: int = 0) -> Federation:
@@ -85,7 +85,7 @@ def test_bytes_are_those_of_leaves_and_features() -> None:
 
 def test_it_learns_an_interaction_and_levels_in_its_own_number_of_rounds() -> None:
     result = kinfed.run(
-        federation=federation(), algorithms={"random_trees": {"steps": 30}, "fedavg": {}}, model="mlr", rounds=3,
+        federation=federation(), algorithms={"random_trees": {"turns": 30}, "fedavg": {}}, model="mlr", rounds=3,
         seeds=(0,), participation=1.0, progress=False,
     )  # fmt: skip
     trees, linear = result.result("random_trees"), result.result("fedavg")
@@ -99,7 +99,7 @@ def test_noise_for_whole_clients_leaves_something_and_histograms_are_refused() -
         "federation": federation(200), "model": "mlr", "rounds": 3, "seeds": (0,), "participation": 1.0,
         "progress": False, "user_noise": 2.0, "user_clip": 1.0, "user_delta": 1e-3,
     }  # fmt: skip
-    options = {"steps": 10, "trees": 10, "depth": 3}
+    options = {"turns": 10, "trees": 10, "depth": 3}
     noisy = kinfed.run(algorithms={"random_trees": options}, **settings).result("random_trees")
     assert np.isfinite(noisy.personal["rmse"])
     assert noisy.personal["r2"] > 0.3

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import kinfed
-from kinfed.deploy.node import gate
+from kinfed.deploy.node import gated_requests
 from kinfed.deploy.node.gate import LARGEST_LOSS, Released, Withheld, error_outside
 from kinfed.deploy.node.node import Node, NodeClient
 from kinfed.deploy.node.node_data import load_client_data
@@ -171,7 +171,7 @@ def test_evaluations_do_not_tell_a_row_and_are_in_the_ledger(config: dict[str, A
 
 
 def test_the_noise_of_figures_is_what_the_ledger_says(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "_bounded_sums", lambda *_: torch.tensor([25.0, 25.0], dtype=torch.float64))
+    monkeypatch.setattr(gated_requests, "_bounded_sums", lambda *_: torch.tensor([25.0, 25.0], dtype=torch.float64))
     config |= {"evaluation_noise": "1", "test_fraction": "0.5"}  # clamping to the rows that there are plays no part
     answers = [ask(config, "evaluate", {}, run=f"r{number}").group("personal") for number in range(60)]
     right = torch.cat([answer["correct"] for answer in answers]) - 25
@@ -188,7 +188,7 @@ def test_no_row_moves_a_figure_by_more_than_one(config: dict[str, Any]) -> None:
     task = kinfed.engine.make_task(lambda: kinfed.engine.build_model("mlr", (FEATURES,), 3))
     for value in (0.0, 1e30, -1e30, float("inf"), float("nan")):
         theta = torch.full((1, PARAMETERS), value)
-        sums = gate._bounded_sums(task, theta, split)
+        sums = gated_requests._bounded_sums(task, theta, split)
         assert bool((sums >= 0).all())
         assert bool((sums <= 1).all()), (value, sums)
 
@@ -253,11 +253,11 @@ def test_an_answer_that_avoids_the_gate_is_not_sent(config: dict[str, Any], monk
 
 
 def test_only_the_gate_lets_answers_out() -> None:
-    """`Released` is made in one file, and only in methods that write the ledger first."""
+    """`Released` is made in two files, and only in methods that write the ledger first."""
     root = Path(kinfed.__file__).parent
     files = {path for path in root.rglob("*.py") if re.search(r"\bReleased(\.of)?\(", path.read_text("utf-8"))}
-    assert files == {root / "deploy" / "node" / "gate.py"}
-    text = (root / "deploy" / "node" / "gate.py").read_text("utf-8")
+    assert files == {root / "deploy" / "node" / name for name in ("gate.py", "gated_requests.py")}
+    text = "".join(path.read_text("utf-8") for path in files)
     # At a price (twice), the same again, by a rule, by a rule among answers of one message that are counted before.
     assert len(re.findall(r"\bReleased\.of\(", text)) == 5
     assert re.findall(r"\bReleased\(.*", text) == ["Released(Packet):"]  # the class

@@ -90,7 +90,7 @@ class Up(Tree):
 
 @dataclass(frozen=True)
 class RandomTrees(AveragingAlgorithm[Server, Client, Down, Up]):
-    steps: int = option(40, "rounds", ge=1, le=1000)
+    turns: int = option(40, "rounds in which trees are added", ge=1, le=1000)
     trees: int = option(20, "R: trees of a round", ge=1, le=1000)
     depth: int = option(5, "levels of a tree", ge=2, le=8)
     rate: float = option(0.7, "η: share of the mean of a round's trees that is taken", gt=0, le=1)
@@ -135,7 +135,7 @@ class RandomTrees(AveragingAlgorithm[Server, Client, Down, Up]):
         return Server(key, torch.zeros(C), torch.zeros(0, leaves, C), torch.zeros(0), outputs)
 
     def rounds_in(self, rounds: int) -> int:
-        return 1 + self.steps  # the first is for the constant
+        return 1 + self.turns  # the first is for the constant
 
     def step(self, server: Server, mean: Up, round: RoundInfo) -> Server:
         task = round.server_task

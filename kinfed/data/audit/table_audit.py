@@ -224,11 +224,18 @@ def _class_findings(parts: TableParts) -> list[Finding]:
 def _encoding_findings(parts: TableParts) -> list[Finding]:
     texts = (value for cells in parts.cells.values() for value in cells.values[:1000])
     every = [*parts.cells, *parts.names[:MOST_NAMES], *(parts.problem.class_names or ()), *texts]
-    misread = [text for text in every if _MISREAD.search(text)]
-    if not misread:
+    matches = [match for text in every if (match := _MISREAD.search(text))]
+    if not matches:
         return []
-    shown = some(map(repr, misread), 3)
+    shown = some((repr(_surroundings(match)) for match in matches), 3)
     return [Finding("encoding", f"texts look as if they were read in the wrong encoding: {shown} (--encoding)")]
+
+
+def _surroundings(match: re.Match[str], reach: int = 15) -> str:
+    """What matched, with a few letters on both sides: cells may be whole letters."""
+    begin, end = max(match.start() - reach, 0), match.end() + reach
+    before, after = "..." if begin else "", "..." if end < len(match.string) else ""
+    return f"{before}{match.string[begin:end]}{after}"
 
 
 def _size_findings(parts: TableParts) -> list[Finding]:

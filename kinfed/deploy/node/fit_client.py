@@ -36,6 +36,7 @@ from kinfed.algorithms import deployed_models
 from kinfed.core import Nothing, storage
 from kinfed.data import SPLITS, Federation, ValueMoments
 from kinfed.deploy.node.gate import LARGEST_LOSS, Noise, at_rate
+from kinfed.deploy.node.gated_requests import gated_request
 from kinfed.deploy.node.node import NodeClient, asked_server_model
 from kinfed.deploy.node.node_data import ClientData, load_client_data
 from kinfed.deploy.node.node_settings import NodeSettings, Refused
@@ -349,7 +350,7 @@ class RunClient(NodeClient):
         server, cohort = asked_server_model(order), prepared.cohort(order.require("round", int))
         with self.gate.locked_if_private(), entry.locked():
             client, moments, lost = prepared.state(entry, accepted)
-            request = self.gate.request(prepared, entry, stored_state(client, moments))
+            request = gated_request(self.gate, prepared, entry, stored_state(client, moments))
             task, protected = request.protect(prepared.task, cohort)
             with recorded(task, EVALUATION) as record:
                 models = deployed_models(

@@ -20,7 +20,8 @@
                                                                                         leave under user_epsilon
     refusal, error          no text that may quote examples, no path of the machine     none
 
-`Node.answer` sends a `Released` answer and no other, and only `Gate.release` and `Gate.released_errors` make one.
+`Node.answer` sends a `Released` answer and no other, and only `Gate.release`, `Gate.released_errors` and requests at a
+price (kinfed.deploy.node.gated_requests) make one.
 
 Under differential privacy
 
@@ -50,8 +51,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kinfed.core import storage
-from kinfed.data import SPLITS, Cohort, Split
+from kinfed.data import SPLITS
 from kinfed.deploy.node.node_settings import NodeSettings, Refused
 from kinfed.deploy.node.privacy_log import (
     COUNTS,
@@ -68,14 +68,13 @@ from kinfed.deploy.node.privacy_log import (
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.node.vault_entry import VaultEntry, now
 from kinfed.deploy.settings import STANDARD, Deployment
-from kinfed.deploy.transport.wire import EVALUATE, EXACT, MASK, SCORE, TRAIN, Arrays, MessageError, Packet, bundled
-from kinfed.engine import Score, Task, task_for
+from kinfed.deploy.transport.wire import MASK, SCORE, MessageError, Packet, bundled
 from kinfed.errors import ConfigError, KinfedError, ModelError, StorageError
-from kinfed.privacy import Event, Events, Privacy, PrivateTask, Record, merge, new_nonce, planned_costs
+from kinfed.privacy import Event, Events, merge, new_nonce
 from kinfed.updates import user_level
 
 if TYPE_CHECKING:
-    from kinfed.deploy.node.requests import Preparation
+    pass
 
 SPARE_BYTES = 1 << 16  # on a disk, beside what an answer is known to take
 LARGEST_LOSS = 5.0  # of one row, in figures of an evaluation that get noise
@@ -262,7 +261,7 @@ class Gate:
         with self.ledger.locked():
             by_noise = dict(self.ledger.read().spent())
         by_noise[rules.evaluation_noise] = merge(by_noise.get(rules.evaluation_noise, ()), figures)
-        epsilon = _epsilon(tuple(by_noise.items()), noise, events, rules.delta)
+        epsilon = epsilon_with(tuple(by_noise.items()), noise, events, rules.delta)
         if epsilon > rules.epsilon:
             raise Refused(
                 f"the owner of {self.client} allows no more than epsilon {rules.epsilon:g} (delta {rules.delta:g}), "
@@ -312,11 +311,11 @@ class Gate:
         client, rules, privacy = self.client, self.rules, self.deployment.run.user_privacy
         if rules.hides_client:
             spent, who = page.spent(kinds=WHOLE_CLIENT), f"the owner of {client} allows as a whole"
-            epsilon = _hold(spent, noise, _ONE_SUM, rules.delta, rules.user_epsilon, who)
+            epsilon = hold(spent, noise, _ONE_SUM, rules.delta, rules.user_epsilon, who)
             self.spent["client"] = epsilon, rules.user_epsilon
         if privacy is not None and privacy.epsilon is not None:
             spent, who = page.spent(run, WHOLE_CLIENT), f"the run promises {client} as a whole"
-            _hold(spent, noise, _ONE_SUM, privacy.delta, privacy.epsilon, who)
+            hold(spent, noise, _ONE_SUM, privacy.delta, privacy.epsilon, who)
 
     def check_categories(self, columns: list[str]) -> None:
         """`columns` hold categories, whose names would be sent. Permission to give sums does not cover them."""
@@ -371,7 +370,7 @@ class Gate:
             for name, rows in (("training", TRAINING_ROWS), ("held-out", HELD_OUT_ROWS)):
                 if booked in rows and not math.isinf(rules.epsilon):
                     who = f"the owner of {self.client} allows"
-                    epsilon = _hold(page.spent(kinds=rows), noise, events, rules.delta, rules.epsilon, who)
+                    epsilon = hold(page.spent(kinds=rows), noise, events, rules.delta, rules.epsilon, who)
                     self.spent[name] = epsilon, rules.epsilon
             self.ledger.note(rules.named(), page.roles)
             self.ledger.enter(Answered(digest, entry.run, booked, 0, noise, events, now()))
@@ -380,15 +379,6 @@ class Gate:
             entry.keep_answer(kind, digest, answer)
         return Released.of(answer, f"noise {noise:g}, at a price")
 
-    # ---- answers from examples ----
-
-    def request(self, prepared: Preparation, entry: VaultEntry, state: Mapping[str, Tensor]) -> PlainRequest:
-        """The request of a client that starts from this state."""
-        privacy = self.deployment.run.privacy
-        return (
-            PlainRequest(self, prepared) if privacy is None else PrivateRequest(self, prepared, privacy, entry, state)
-        )
-
     def locked_if_private(self) -> AbstractContextManager[None]:
         return nullcontext() if self.deployment.run.privacy is None else self.ledger.locked()
 
@@ -396,180 +386,6 @@ class Gate:
         """The ledger's lock for a masked update, which may have a price; to be taken before that of the vault's entry,
         as private requests do."""
         return self.ledger.locked() if kind == MASK else nullcontext()
-
-
-@dataclass
-class PlainRequest:
-    """A request that is answered without privacy, from when it is read until its answer leaves."""
-
-    gate: Gate
-    prepared: Preparation
-
-    def stored(self) -> Packet | None:
-        """The answer, if it has been given before."""
-        return None
-
-    def protect(self, task: Task, cohort: Cohort) -> tuple[Task, Cohort]:
-        """The task and data that the answer is computed with. In a secure sum batches are the node's secret: drawn by
-        the run's seed they are the same in two runs, whose sums then differ by one client if one client differs."""
-        gate, order = self.gate, self.prepared.order
-        if gate.deployment.run.secure is None or not gate.algorithm.sends or self.prepared.kind != TRAIN:
-            return task, cohort
-        gate.check_model(storage.checksum(order.group("down")), order.require("run", str))
-        draws = gate.vault.secret(gate.client).draws(bytes.fromhex(order.digest()), new_nonce())
-        return task, draws.with_secret_sampling(cohort)
-
-    def settle(self, record: Record | None) -> None:
-        """Called after the answer is computed, and before anything is stored or sent."""
-
-    def scores(self, models: Mapping[str, Tensor], split: Split) -> tuple[dict[str, Arrays], str]:
-        """Figures of models on a split, by name, and on what terms they leave."""
-        task, rules = self.prepared.task, self.gate.rules
-        if rules.hides_client and not rules.exact_scores:
-            return {}, f"the owner of {self.gate.client} keeps figures of evaluations (user_epsilon)"
-        return {name: _sums(task_for(task, theta).evaluate(theta, split)) for name, theta in models.items()}, EXACT
-
-    def keep(self, answer: Packet) -> None:
-        """Store an answer that may be asked for again."""
-
-    def leave(self, answer: Packet, rule: str) -> Released:
-        """Let an answer out: the kept one, or what takes its place in a secure sum."""
-        return self.gate.release(self.prepared.kind, answer, rule, self.prepared.order.require("run", str))
-
-
-@dataclass
-class PrivateRequest(PlainRequest):
-    """Hold the lock of the client's ledger from before one is made until its answer has left."""
-
-    privacy: Privacy
-    entry: VaultEntry
-    state: Mapping[str, Tensor]  # that the client starts from
-
-    def __post_init__(self) -> None:
-        prepared, client = self.prepared, self.gate.client
-        self.client, self.kind, self.order, self.rules = client, prepared.kind, prepared.order, self.gate.rules
-        self.log = self.gate.ledger
-        self.noise = float(self.order.require("noise", float))
-        self._has_price = False
-        page = self.log.read()
-        rows = {name: prepared.data.split(name).rows for name in SPLITS}
-        roles = prepared.own.roles
-        if roles is None:
-            roles = "" if prepared.own.names_rows(prepared.deployment) else storage.checksum(rows)
-        if roles and page.roles and roles != page.roles:
-            raise Refused(
-                f"{client} has trained privately with another division of its rows into training, "
-                "validation and test rows; rows that training has used would be evaluated. Use the same seed, "
-                "test_fraction and validation, or name the rows in the data (split in --node-config)"
-            )
-        self._page = self.log.note(self.rules.named(), roles or page.roles)
-        self.digest = self._digest(rows)
-
-    def _digest(self, rows: Mapping[str, Tensor]) -> str:
-        """Digest of all that the answer depends on. The number of rounds is not of it: a run may be prolonged."""
-        features, prepared = self.prepared.data.features, self.prepared
-        scale = {"mean": features.mean, "std": features.std}
-        tensors = {"raw": features.raw, "labels": prepared.data.labels, **rows}
-        data = storage.checksum(tensors | {name: torch.as_tensor(t) for name, t in scale.items() if t is not None})
-        run, settings = prepared.deployment.run.dump() | {"rounds": 0}, dataclasses.asdict(prepared.settings)
-        parts = [self.kind, self.order.digest(), run, settings, data, storage.checksum(self.state)]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
-
-    # ---- the contract of a request ----
-
-    def stored(self) -> Packet | None:
-        if not self._page.knows(self.digest):
-            self._check_budget(self._declared(self.kind))
-            self._check_room()
-            return None
-        answer = self.entry.answer(self.kind, self.digest)
-        if answer is None:
-            raise Refused(
-                f"{self.client} has answered this question before and no longer has the answer; computing "
-                "it again would reveal more than epsilon says"
-            )
-        return answer
-
-    def protect(self, task: Task, cohort: Cohort) -> tuple[Task, Cohort]:
-        draws = self.gate.vault.secret(self.client).draws(bytes.fromhex(self.digest), new_nonce())
-        return PrivateTask(task, self.privacy.clip, self.noise, draws.noise), draws.with_secret_sampling(cohort)
-
-    def settle(self, record: Record | None) -> None:
-        assert record is not None  # of a private task
-        cost = at_rate(record.ledger().events_of(int(self.order.require("number", int))), self.gate.least_rate)
-        if cost:  # else nothing was computed from training examples
-            epsilon = self._check_budget(cost)
-            self._enter(self.kind, self.noise, cost)
-            if epsilon is not None:
-                self.gate.spent["training"] = epsilon, self.rules.epsilon
-
-    def scores(self, models: Mapping[str, Tensor], split: Split) -> tuple[dict[str, Arrays], str]:
-        """Exact, unless the owner demands privacy: then how many rows are right and the sum of bounded losses, with
-        noise, for the personal model and the server's, as long as the owner's epsilon allows it for these rows."""
-        if self.rules.hides_client or not self.rules.noises_scores:
-            return super().scores(models, split)
-        models = {name: theta for name, theta in models.items() if not name.startswith("other.")}
-        noise, cost = self.rules.evaluation_noise, (Event(1.0, 1, len(models)),)
-        if not noise:
-            return {}, f"the owner of {self.client} keeps figures of evaluations (evaluation_noise = 0)"
-        if not math.isinf(self.rules.epsilon):
-            spent = _epsilon(self._page.spent(kinds=HELD_OUT_ROWS), noise, cost, self.rules.delta)
-            if spent > self.rules.epsilon:
-                return {}, f"figures would take the rows that {self.client} evaluates on beyond its owner's epsilon"
-            self.gate.spent["held-out"] = spent, self.rules.epsilon
-        self._enter(SCORES, noise, cost)
-        draws = self.gate.vault.secret(self.client).draws(bytes.fromhex(self.digest), new_nonce())
-        count = int(split.count[0])
-        groups = {}
-        for number, (name, theta) in enumerate(models.items()):
-            sums = _bounded_sums(task_for(self.prepared.task, theta), theta, split)  # [2], each of one row at most 1
-            sums = sums + math.sqrt(2) * noise * draws.noise(torch.tensor([number]), sums[None])[0]
-            # Whole rows and hundredths: no digit beyond the noise leaves.
-            correct, loss = sums[0].round().clamp(0, count), (100 * sums[1]).round().clamp(0, 100 * count) / 100
-            groups[name] = {
-                "correct": correct[None], "loss": LARGEST_LOSS * loss[None], "count": split.count.clone(),
-            }  # fmt: skip
-        return groups, f"noise {noise:g}"
-
-    def keep(self, answer: Packet) -> None:
-        if self._has_price:
-            self.entry.keep_answer(self.kind, self.digest, answer)
-
-    def leave(self, answer: Packet, rule: str) -> Released:
-        """The ledger has the price already, or else gets the rule."""
-        return Released.of(answer, f"{rule}, at a price") if self._has_price else super().leave(answer, rule)
-
-    # ---- budget ----
-
-    def _enter(self, kind: str, noise: float, cost: Events) -> None:
-        run, round = self.order.require("run", str), self.order.require("round", int)
-        self.log.enter(Answered(self.digest, run, kind, round, noise, cost, now()))
-        self._has_price = True
-
-    def _check_room(self) -> None:
-        """Nothing is paid for an answer that the disk could not hold: two states, the answer, a model, the ledger."""
-        state = sum(tensor.numel() * tensor.element_size() for tensor in self.state.values())
-        ledger = self.log.path.stat().st_size
-        self.entry.check_room(2 * state + 2 * self.order.nbytes + 2 * ledger + SPARE_BYTES)
-
-    def _declared(self, kind: str) -> Events:
-        """The most that an answer of this kind can cost, as far as the method says."""
-        round, after = planned_costs(self.prepared.deployment.algorithm, self.prepared.data.train.count)
-        events = round if kind == TRAIN else after
-        return () if events is None else at_rate(events[0], self.gate.least_rate)
-
-    def _check_budget(self, events: Events) -> float | None:
-        """Epsilon of training rows with these events, where the owner set a limit; Refused beyond it."""
-        client, rules, limit, epsilon = self.client, self.rules, self.privacy.limit, None
-        if not math.isinf(rules.epsilon):
-            spent, who = self._page.spent(), f"the owner of {client} allows"
-            epsilon = _hold(spent, self.noise, events, rules.delta, rules.epsilon, who)
-        if self.kind == TRAIN and limit is not None:
-            # As the server plans it: with one personal model to be made and published at the end.
-            spent = self._page.spent(self.order.require("run", str), [TRAIN])
-            events = merge(events, self._declared(EVALUATE))
-            _hold(spent, self.noise, events, self.privacy.delta, limit, f"the run promises {client}")
-        return epsilon
 
 
 def at_rate(events: Events, rate: float) -> Events:
@@ -589,8 +405,9 @@ def _noise_of(draws: Callable[[Tensor, Tensor], Tensor], noise: float) -> Noise:
     return of
 
 
-def _hold(spent: ByNoise, noise: float, events: Events, delta: float, limit: float, who: str) -> float:
-    epsilon = _epsilon(spent, noise, events, delta)
+def hold(spent: ByNoise, noise: float, events: Events, delta: float, limit: float, who: str) -> float:
+    """Epsilon with these events; `Refused` beyond the limit, in the name of `who` set it."""
+    epsilon = epsilon_with(spent, noise, events, delta)
     if epsilon > limit:
         raise Refused(
             f"{who} no more than epsilon {limit:g} (delta {delta:g}), and an answer would take it to {epsilon:g}; "
@@ -599,32 +416,13 @@ def _hold(spent: ByNoise, noise: float, events: Events, delta: float, limit: flo
     return epsilon
 
 
-def _epsilon(spent: ByNoise, noise: float, events: Events, delta: float) -> float:
+def epsilon_with(spent: ByNoise, noise: float, events: Events, delta: float) -> float:
     """Epsilon of all that was spent together with these events under this noise."""
     from kinfed.privacy import epsilon_over_noises
 
     by_noise = dict(spent)
     by_noise[noise] = merge(by_noise.get(noise, ()), events)
     return epsilon_over_noises(tuple(sorted(by_noise.items())), delta)
-
-
-def _sums(score: Score) -> Arrays:
-    plain = {"correct": score.correct, "loss": score.loss, "count": score.count}
-    errors = {} if score.error is None else {"error": score.error}
-    return plain | errors | {f"sums.{name}": sums for name, sums in score.sums.items()}
-
-
-@torch.no_grad()
-def _bounded_sums(task: Task, theta: Tensor, split: Split) -> Tensor:
-    """float64 [2]: how many rows are right, and the sum of losses in units of the largest that counts."""
-    total = torch.zeros(2, dtype=torch.float64)
-    for _, batch in split.in_order():
-        z, here = task.logits(theta, batch.x), batch.weight > 0
-        losses = task.objective.losses(z, batch.y).nan_to_num(LARGEST_LOSS, LARGEST_LOSS).clamp(0, LARGEST_LOSS)
-        if task.classifies:
-            total[0] += ((z.argmax(-1) == batch.y) & here).sum().cpu()
-        total[1] += torch.where(here, losses, 0.0).sum().cpu() / LARGEST_LOSS
-    return total
 
 
 def error_outside(error: Exception, client: str, paths: Mapping[str, str]) -> Exception:

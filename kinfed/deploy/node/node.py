@@ -24,6 +24,7 @@ from kinfed.algorithms import averaged_rows, deployed_models
 from kinfed.core import storage
 from kinfed.data import SPLITS, LoopMemory, Moments, with_memory
 from kinfed.deploy.node.gate import Gate, Released, Withheld, error_outside
+from kinfed.deploy.node.gated_requests import gated_request
 from kinfed.deploy.node.node_data import load_client_data
 from kinfed.deploy.node.node_settings import NodeSettings, Refused
 from kinfed.deploy.node.requests import Preparation, prepare, stored_state, with_weights
@@ -219,7 +220,7 @@ class NodeClient:
             self.gate.check_share(self._share(order), entry.run)
             before = prepared.state(entry, accepted)
             client, moments, lost = before
-            request = self.gate.request(prepared, entry, stored_state(client, moments))
+            request = gated_request(self.gate, prepared, entry, stored_state(client, moments))
             if (answer := request.stored()) is not None:
                 return request.leave(*self._sent(order, entry, answer))
             task, cohort = request.protect(prepared.task, prepared.cohort(round, effort))
@@ -307,7 +308,7 @@ class NodeClient:
         with self.gate.locked_if_private(), entry.locked():
             self._check_order(round, entry.model_round)
             client, moments, lost = prepared.state(entry, accepted)
-            request = self.gate.request(prepared, entry, stored_state(client, moments))
+            request = gated_request(self.gate, prepared, entry, stored_state(client, moments))
             if (answer := request.stored()) is not None:
                 return request.leave(answer, "the same figures again")
             task, cohort = request.protect(prepared.task, prepared.cohort(round))
