@@ -102,7 +102,7 @@ class Suite:
     all_federations: tuple[SuiteFederation, ...]
 
     def federations(self, subset: str) -> tuple[SuiteFederation, ...]:
-        """Those of a subset; a larger one has all of the smaller ones."""
+        """Federations of a subset; a larger one has all of the smaller ones."""
         if subset not in self.budgets:
             raise unknown_name("subset of the suite", subset, self.budgets)
         names = SUBSETS[: SUBSETS.index(subset) + 1]

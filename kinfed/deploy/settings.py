@@ -289,7 +289,7 @@ class Deployment:
 
     @property
     def question(self) -> str:
-        """What is asked in place of a method; "": nothing."""
+        """The question that is asked in place of a method; "": none."""
         return self.method.strip() if self.method.strip() in QUESTIONS else ""
 
     def of_try(self, chosen: Try, problem: Mapping[str, Any] | None) -> Deployment:

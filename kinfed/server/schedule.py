@@ -91,7 +91,7 @@ class Schedule(Participation):
         return self.present(self._drawn(seed, round, num_clients))
 
     def present(self, ids: Tensor) -> Tensor:
-        """Those of these clients that are members."""
+        """Keep the clients that are members."""
         return ids if self.members is None else ids[torch.isin(ids, self.members)]
 
     def _drawn(self, seed: int, round: int, num_clients: int) -> Tensor:

@@ -50,7 +50,7 @@ def check_reference(name: str, method: Method | None = None, *, within: float = 
 
 
 def _gaps(state: Mapping[str, Tensor], wanted: Stage) -> Iterator[tuple[str, float]]:
-    """What is compared, and how far it is from what a reference wants."""
+    """A compared quantity, and how far it is from what a reference wants."""
     for key, value in wanted.items():
         owner, _, field = key.partition(" ")
         if owner == "server":

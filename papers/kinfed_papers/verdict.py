@@ -50,7 +50,7 @@ def by_chance(judged: Sequence[Verdict]) -> float:
 
 
 def firm_verdicts(judged: Sequence[Verdict], level: float = 0.05) -> list[Verdict]:
-    """Those that hold or do not, with an error of at most `level` for all of them together (Holm's correction over all
+    """Decided verdicts, with an error of at most `level` for all of them together (Holm's correction over all
     that rest on intervals). A claim that holds is as sure as its least sure margin; one that does not had as many
     chances as margins; both had as many as draws."""
     decided = [verdict for verdict in judged if verdict.status in DECIDED]

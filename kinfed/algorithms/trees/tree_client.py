@@ -119,7 +119,7 @@ def linear_step(
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What is asked of rows that a fold leaves out: losses of candidates, then of their weights."""
+    """Questions to rows that a fold leaves out: losses of candidates, then of their weights."""
 
     loss: TreeLoss
     order: Down

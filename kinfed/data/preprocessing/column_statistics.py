@@ -119,7 +119,7 @@ class TableStatistics:
     def of_table(
         cls, table: pa.Table, names: Iterable[str], columns: Mapping[str, Kind], where: str
     ) -> TableStatistics:
-        """Those of some columns of a whole table."""
+        """Statistics of some columns of a whole table."""
         return ReadTable.read(table, names, columns, where).collect()[0]
 
     @classmethod

@@ -155,7 +155,7 @@ def _models_of(order: Packet, folder: str) -> dict[str, ModelPipeline]:
 
 
 def _with_own_files(about: dict[str, Any], folder: str) -> dict[str, Any]:
-    """What is said of a model, and of the parts of a mixture, with files of this machine alone."""
+    """The description of a model and of the parts of a mixture, with files of this machine alone."""
     try:
         inputs, parts = json.loads(about["inputs"]), json.loads(about.get("parts", "[]"))
         inputs["options"] = own_files(about["model"], inputs["options"], folder)

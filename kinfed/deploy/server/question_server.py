@@ -1,4 +1,4 @@
-"""What is asked of sites beside training: what tables are like ("describe"), and how models do there ("evaluate").
+"""Requests to sites beside training: what tables are like ("describe"), and how models do there ("evaluate").
 
     <out>/deployment.json                 the clients
     <out>/describe.json, describe.html    rows, gaps, means and categories by site, and what looks like other units
