@@ -10,7 +10,7 @@ import dataclasses
 import re
 import sys
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -65,7 +65,8 @@ def reference() -> str:
     )
     for name, entry in ALGORITHMS.items():
         own = [doc for doc in entry.describe_options() if doc.name not in declared(Algorithm)]
-        paragraphs = [_agreement(name), _decisions(entry.target), _options_table(own).rstrip() if own else ""]
+        table = _options_table(own).rstrip() if own else ""
+        paragraphs = [_agreement(name), _decisions(entry.target), _published(entry.facts), table]
         if any(paragraphs):
             parts.append("\n\n".join([f"\n### `{name}`: {entry.title}", *filter(None, paragraphs)]) + "\n")
     for kind, heading in KINDS:
@@ -93,6 +94,14 @@ def _decisions(target: type) -> str:
     """Where the method deviates from its paper or fills a gap, as the head of its file says it."""
     text = sys.modules[target.__module__].__doc__ or ""
     return " ".join(next((part for part in text.split("\n\n") if _DECISIONS.match(part)), "").split())
+
+
+def _published(facts: Mapping[str, Any]) -> str:
+    """What `as_published` changes, and what no option does."""
+    options = ", ".join(f"`{name}={value}`" for name, value in facts.get("published", {}).items())
+    words = facts.get("unpublished")
+    changed = f"With `as_published`: {options}." if options else ""
+    return " ".join(filter(None, [changed, f"Not as published, whatever the options: {words}." if words else ""]))
 
 
 def _settings_table() -> str:

@@ -2,14 +2,16 @@
 
     name | module:Class | title | summary          (an indented line goes on with the one before)
 
-PRESETS has the options that make a variant, SPACES what `kinfed tune` varies where that is not what the options
-declare, DATA the functions that change the data before training."""
+PRESETS has the options that make a variant, PUBLISHED those that the paper has where the defaults are others (the
+setting `as_published`), UNPUBLISHED in words what no option makes as the paper has it, SPACES what `kinfed tune` varies
+where that is not what the options declare, DATA the functions that change the data before training."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from collections.abc import Mapping
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from kinfed.core import Range, Registry, convert_options, declared, imported
@@ -154,6 +156,33 @@ PRESETS: dict[str, dict[str, Any]] = {
     "selffl_control": _SELFFL_NONE,
     "selffl_exact": {"posterior": "exact"},
 }
+_SELFFL_PAPER = {"r_max": inf, "reduction": "sum"}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "apfl": {"alpha_every_step": True},
+    "apple": {"core_step": "paper"},
+    "fedamp": {"relative": False, "self_weight": 0.0},
+    "fedbn": {"weights": "equal"},
+    "l2sgd": {"geometric": True},
+    "pfedfda": {"ridge": 1e-4},
+    "qffl": {"curvature": "step"},
+    "selffl": _SELFFL_PAPER,
+    "selffl_init": _SELFFL_PAPER,
+    "selffl_steps": _SELFFL_PAPER,
+    "selffl_agg": _SELFFL_PAPER,
+    "selffl_augmented": _SELFFL_PAPER,
+}
+UNPUBLISHED = {
+    "apple": "relations begin at 1/N instead of shares of examples, and the penalty has the factor 1/2",
+    "cgpfl": "models of contexts move by `pull`, because the printed step has a factor that is never given",
+    "feddpa": "own adapters count fully for every input; the paper weighs them by its nearness to training inputs",
+    "fedlc": "the softmax has all classes; the printed loss leaves the true one out and has no lower bound",
+    "fedmd": "every round uses all public examples; the paper draws some of them",
+    "fedproto": "the squared distance of features takes the place of the distance, and prototypes are plain means",
+    "heterofl": "hidden outputs are not scaled, all classes are in the loss, and statistics are averaged in training",
+    "mocha": "the loss of a client is a mean over its examples; the paper writes a sum",
+    "pfedgraph": "the client's term is the cosine with the mix itself, not with that of normalized models",
+    "qffl": "clients are drawn uniformly; the paper draws them by their shares of examples",
+}
 _ENVELOPE = {"lr": Range(1e-3, 0.05), "lam": Range(1.0, 20.0)}  # lr * lam must not exceed 1
 SPACES = {
     "fedavgm": {"lr": LEARNING_RATE, "beta1": Range(0.0, 0.99, log=False), "server_lr": Range(0.1, 2.0)},
@@ -176,6 +205,7 @@ DATA = {"fedavg_data": "kinfed.algorithms.fedavg_data:share_examples"}
 for _row in re.sub(r"\n +", " ", METHODS).strip().split("\n"):
     _name, _location, _title, _summary = _row.split(" | ")
     _facts: dict[str, Any] = {"title": _title, "summary": _summary} | ({"data": DATA[_name]} if _name in DATA else {})
+    _facts |= {"published": PUBLISHED.get(_name, {}), "unpublished": UNPUBLISHED.get(_name, "")}
     _location = f"kinfed.algorithms.{_location}"
     ALGORITHMS.register(_name, _location, preset=PRESETS.get(_name), space=SPACES.get(_name), **_facts)
 

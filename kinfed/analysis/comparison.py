@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from kinfed.algorithms import ALGORITHMS
-from kinfed.config import NON_RESULT_SETTINGS, flat_settings
+from kinfed.config import NON_RESULT_SETTINGS, flat_settings, is_as_published
 from kinfed.data import Description
 from kinfed.engine import METRICS
 from kinfed.records import KINDS, Baseline, Kind, RunRecord, TrialRecord
@@ -253,7 +253,7 @@ def single_run(run: RunRecord, start: int = 0) -> Comparison:
 def _methods(runs: Sequence[RunRecord], start: int) -> tuple[Method, ...]:
     """Labels are unique: where several runs have a method of one name, it carries that of its run."""
     pairs = [(run, algorithm) for run in runs for algorithm in run.algorithms]
-    names = [display_name(algorithm) for _, algorithm in pairs]
+    names = [_name_in_tables(run, algorithm) for run, algorithm in pairs]
     places = slots([family(run, algorithm) for run, algorithm in pairs])
     methods = []
     for index, ((run, algorithm), name, slot) in enumerate(zip(pairs, names, places, strict=True), start):
@@ -294,6 +294,12 @@ def family(run: RunRecord, algorithm: str) -> str:
 def display_name(algorithm: str) -> str:
     """The name as papers write it, for methods known by one."""
     return ALGORITHMS[algorithm].title if algorithm in ALGORITHMS else algorithm
+
+
+def _name_in_tables(run: RunRecord, algorithm: str) -> str:
+    """The name, with a mark where the run has switched to the options of the paper."""
+    switched = run.config.get("as_published") and is_as_published(options_of(run, algorithm))
+    return display_name(algorithm) + (" (as published)" if switched else "")
 
 
 def same_data(one: RunRecord, other: RunRecord) -> bool:

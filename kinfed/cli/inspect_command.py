@@ -60,6 +60,8 @@ def list_(
             say(f"  --set {owner(kind, what)}.{option.name}={option.default}")
             if option.text:
                 say(f"      {option.text}" + (f" ({option.bounds})" if option.bounds else ""), style="dim")
+        if kind == "algorithms":
+            _say_published(what)
         return
     if what == "models":
         console.print(_model_table())
@@ -79,6 +81,17 @@ def list_(
             say("")
     if what is None:
         say("kinfed list NAME shows the options of a method, data set, partition or model.")
+
+
+def _say_published(name: str) -> None:
+    """Say what --as-published changes, and in what the method differs from its paper all the same."""
+    from kinfed.config import in_words
+
+    facts = registry_of("algorithm")[name].facts
+    if facts.get("published"):
+        say(f"  --as-published: {in_words(facts['published'])}")
+    if facts.get("unpublished"):
+        say(f"  not as published, whatever the options: {facts['unpublished']}")
 
 
 def _model_table() -> Table:

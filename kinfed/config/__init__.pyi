@@ -17,5 +17,7 @@ from kinfed.config.preset_files import in_words as in_words
 from kinfed.config.preset_files import preset_families as preset_families
 from kinfed.config.preset_files import preset_methods as preset_methods
 from kinfed.config.presets import PresetUse as PresetUse
+from kinfed.config.published import is_as_published as is_as_published
+from kinfed.config.published import published_notes as published_notes
 from kinfed.config.setting_groups import DEFAULTS as DEFAULTS
 from kinfed.config.setting_groups import HEADINGS as HEADINGS

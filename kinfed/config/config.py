@@ -18,6 +18,7 @@ from kinfed.config import setting_groups as groups
 from kinfed.config.config_fields import Named, as_named, recordable
 from kinfed.config.excludes import Where, refuse_exclusions
 from kinfed.config.presets import with_preset
+from kinfed.config.published import with_published
 from kinfed.config.setting_groups import DEFAULT_ALGORITHMS, DEFAULT_MODEL, DEFAULT_STEPS, DEFAULTS
 from kinfed.core import convert, declared, plugins
 from kinfed.data import LocalTraining, TrainingSettings
@@ -36,7 +37,9 @@ NON_RESULT_SETTINGS = (
     "accept", "client_rounds",
 )  # fmt: skip
 # Settings that came later: by default they leave the identity of a run as it was before there were any.
-LATER_SETTINGS = ("person_column", "order_column", "encoding", "user_at_nodes", "user_conspirators", "models")
+LATER_SETTINGS = (
+    "person_column", "order_column", "encoding", "user_at_nodes", "user_conspirators", "models", "as_published",
+)  # fmt: skip
 _OF_ONE_POOL = ("ray_address", "ray_gpus", "workers", "state")  # mean nothing, or something else, on another pool
 
 
@@ -61,6 +64,8 @@ class RunConfig(
         epochs the default number of steps applies, and is written down."""
         if unknown := settings.keys() - declared(RunConfig).keys():
             raise unknown_name("setting", min(unknown), declared(RunConfig))
+        if convert(RunConfig, "as_published", settings.get("as_published") or False):
+            settings = dict(with_published(settings, DEFAULT_ALGORITHMS))
         values = dict(with_preset(settings, DEFAULT_ALGORITHMS, DEFAULT_MODEL))
         if values.get("steps") is None and values.get("epochs") is None:
             values["steps"] = DEFAULT_STEPS

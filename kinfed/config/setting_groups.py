@@ -97,6 +97,9 @@ class MethodSettings:
         None, "Settings of methods for the model's family: tuned, or tuned:cnn (kinfed list presets).",
         registry="preset",
     )  # fmt: skip
+    as_published: bool = option(
+        False, "Methods as their papers have them, where their defaults are others; options that you set win."
+    )
 
 
 @dataclass(frozen=True)

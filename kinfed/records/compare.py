@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.config import NON_RESULT_SETTINGS
+from kinfed.config import DEFAULTS, NON_RESULT_SETTINGS
 from kinfed.core import storage
 from kinfed.errors import StorageError
 from kinfed.records.run_files import RunFiles, client_rows, read_journal
@@ -50,7 +50,8 @@ def growth_differences(
         before["backend"] = now["backend"]
     fixed = [name for name in now if name not in (*GROWING, *NON_RESULT_SETTINGS)]
     before["preset"], now["preset"] = (_choice_of_preset(config.get("preset")) for config in (before, now))
-    changes += differences({name: before.get(name) for name in fixed}, {name: now[name] for name in fixed})
+    there = {name: before.get(name, DEFAULTS[name]) for name in fixed}  # a setting may have come later
+    changes += differences(there, {name: now[name] for name in fixed})
     digests = envelope.get("contents", {})
     changes += [f"other {name}" for name in sorted(digests.keys() & contents.keys()) if digests[name] != contents[name]]
     if not changes and (FUSED_CONTENT in digests) != (FUSED_CONTENT in contents):

@@ -19,7 +19,7 @@ from kinfed.analysis import (
     options_of,
     summarize_gains,
 )
-from kinfed.config import PresetUse
+from kinfed.config import PresetUse, published_notes
 from kinfed.data import Description
 from kinfed.records import Kind, RunRecord
 from kinfed.report.drawing.looks import format_number, plural, shown
@@ -63,6 +63,8 @@ def facts(run: RunRecord) -> dict[str, str]:
     entries["Methods"] = ", ".join(methods)
     if isinstance(use := config.get("preset"), Mapping):
         entries["Preset"] = "; ".join(PresetUse(**use).notes())
+    if config.get("as_published"):
+        entries["As published"] = "; ".join(published_notes({name: options_of(run, name) for name in run.algorithms}))
     return {label: text for label, text in entries.items() if text and text != "None"}
 
 

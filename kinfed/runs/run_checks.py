@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from kinfed.algorithms import check_algorithm_settings, check_architectures, prepare_data
-from kinfed.config import METHOD, OPTIONAL, split_choice
+from kinfed.config import METHOD, OPTIONAL, published_notes, split_choice
 from kinfed.data import Description, augmentation, describe, findings
 from kinfed.engine import METRICS, Architectures, would_compile
 from kinfed.errors import ConfigError, KinfedError
@@ -153,7 +153,8 @@ def run_notes(inputs: RunInputs) -> list[str]:
     config, seed = inputs.config, inputs.config.seeds[0]
     data, privacy, user_privacy = inputs.federation(seed), config.privacy, config.user_privacy
     notes = [
-        *left_out_notes(inputs), *([] if config.preset is None else config.preset.notes()), *data.notes,
+        *left_out_notes(inputs), *([] if config.preset is None else config.preset.notes()),
+        *(published_notes(config.algorithms) if config.as_published else ()), *data.notes,
         _note_on_rare_classes(inputs, seed), _note_on_calls(inputs, data.num_clients), _note_on_sample(inputs, seed),
         _note_on_architectures(inputs, seed),
     ]  # fmt: skip

@@ -224,8 +224,9 @@ def deployment_settings(config: RunConfig, federation: Federation, names: list[s
     options = {key: value for key, value in chosen.items() if key != "method"}
     if label != chosen["method"]:
         raise ConfigError(f"a deployment calls its method by its name; got {label!r} for {chosen['method']!r}")
+    known = (*SETTINGS, *DATA_SETTINGS, *NON_RESULT_SETTINGS, "algorithms", "seeds", "preset", "as_published")
     for name in config.changed:
-        if name not in (*SETTINGS, *DATA_SETTINGS, *NON_RESULT_SETTINGS, "algorithms", "seeds", "preset"):
+        if name not in known:
             raise ConfigError(f"{name} is no setting of a deployment; leave it out")
     values = {name: getattr(config, name) for name in SETTINGS if name in RUN_DEFAULTS and name != "clients"}
     named = {name: values[name] for name in ("model", "robust") if isinstance(values[name], Named)}
