@@ -169,7 +169,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "selffl_init": _SELFFL_PAPER,
     "selffl_steps": _SELFFL_PAPER,
     "selffl_agg": _SELFFL_PAPER,
-    "selffl_augmented": _SELFFL_PAPER,
+    "selffl_augmented": {"r_max": inf},
 }
 UNPUBLISHED = {
     "apple": "relations begin at 1/N instead of shares of examples, and the penalty has the factor 1/2",
@@ -182,6 +182,7 @@ UNPUBLISHED = {
     "mocha": "the loss of a client is a mean over its examples; the paper writes a sum",
     "pfedgraph": "the client's term is the cosine with the mix itself, not with that of normalized models",
     "qffl": "clients are drawn uniformly; the paper draws them by their shares of examples",
+    "selffl_augmented": "the gradient of a batch is its mean; the paper writes a sum with the same rate",
 }
 _ENVELOPE = {"lr": Range(1e-3, 0.05), "lam": Range(1.0, 20.0)}  # lr * lam must not exceed 1
 SPACES = {

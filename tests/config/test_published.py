@@ -17,8 +17,8 @@ from kinfed.config.config_reading import make_config
 from kinfed.config.published import is_as_published, published_notes
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.errors import ConfigError
+from kinfed.records.compare import growth_differences, same_results
 from kinfed.records.reader import load_run
-from kinfed.records.run_files import RunFiles
 from kinfed.report.sentences import facts
 
 SMALL = {"clients": 4, "rounds": 1, "steps": 1, "seeds": [0], "model": "mlr", "participation": 1.0}
@@ -94,22 +94,26 @@ def test_a_name_that_nothing_has_is_refused() -> None:
 
 
 def test_a_run_computes_and_marks_what_the_options_alone_compute(tmp_path: Path) -> None:
-    marked = kinfed.run(**SMALL, algorithms="qffl,fedavg", as_published=True, out=tmp_path / "marked")
-    plain = kinfed.run(**SMALL, algorithms={"qffl": {"curvature": "step"}, "fedavg": {}}, out=tmp_path / "plain")
-    assert [result.record()["rows"] for result in marked.results] == [r.record()["rows"] for r in plain.results]
-    run = load_run(tmp_path / "marked")
+    settings = {**SMALL, "steps": 3}  # with one step both lengths are the same
+    kinfed.run(**settings, algorithms="qffl,fedavg", as_published=True, out=tmp_path / "marked")
+    kinfed.run(**settings, algorithms={"qffl": {"curvature": "step"}, "fedavg": {}}, out=tmp_path / "plain")
+    kinfed.run(**settings, algorithms="qffl,fedavg", out=tmp_path / "default")
+    assert same_results(tmp_path / "marked", tmp_path / "plain", config=False) == []
+    assert same_results(tmp_path / "marked", tmp_path / "default", config=False)
+    run = load_run(tmp_path / "marked", "a")
     assert [method.label for method in single_run(run).methods] == ["q-FFL (as published)", "FedAvg"]
     assert facts(run)["As published"].startswith("qffl is as published, with curvature=step")
-    assert "As published" not in facts(load_run(tmp_path / "plain"))
+    assert "As published" not in facts(load_run(tmp_path / "plain", "b"))
 
 
-def test_a_run_of_before_the_setting_grows(tmp_path: Path) -> None:
-    kinfed.run(**SMALL, algorithms="fedavg", out=tmp_path / "a")
-    file = RunFiles(tmp_path / "a").path / "config.json"
-    envelope = json.loads(file.read_text("utf-8"))
-    del envelope["config"]["as_published"]
-    file.write_text(json.dumps(envelope), "utf-8")
-    assert command("run", "--resume", "--out", tmp_path / "a", "--seeds", "0,1", cwd=tmp_path).returncode == 0
+def test_a_run_of_before_the_setting_grows() -> None:
+    then, now = RunConfig(algorithms="qffl").dump(), RunConfig(algorithms="qffl,fedavg")
+    del then["as_published"]
+    assert growth_differences({"config": then}, now.dump(), {}, None) == []
+    switched = RunConfig(algorithms="qffl,fedavg", as_published=True)
+    changes = growth_differences({"config": then}, switched.dump(), {}, None)
+    assert any(change.startswith("qffl.curvature") for change in changes)
+    assert any(change.startswith("as_published") for change in changes)
 
 
 def test_the_list_says_what_changes(tmp_path: Path) -> None:
