@@ -94,6 +94,7 @@ ifca | ifca:IFCA | IFCA | K models; each client trains the one that fits it best
 hypcluster | ifca:IFCA | HypCluster | IFCA with averages by number of examples
 cfl | cfl:CFL | CFL | one model, split whenever its clients pull apart
 flhc | flhc:FLHC | FL+HC | FedAvg, then FedAvg inside clusters of similar updates
+floco | floco:Floco | Floco | heads as the corners of a simplex; each client has a region of it
 fedem | fedem:FedEM | FedEM | K shared models; each client predicts with its own mixture of them
 mocha | mocha:Mocha | MOCHA | linear models and their relations, in the dual (the convex original)
 mocha_deep | mocha_deep:MochaDeep | MOCHA, deep variant |
