@@ -5,7 +5,7 @@ Grinwald, Wiesner, Nakajima: Federated Learning over Connected Modes, NeurIPS 20
     head of a point:   h(α) = Σ_i α_i h_i,    α on the simplex
     client m:          min  E f_m(body, h(α)),   α ~ R_m:  a new point at every step;  h_i moves by its share α_i
     server:            body and h_i by examples
-    after round τ:     c_m = the point of the simplex nearest to κ_m / z, by principal components κ_m of the changes of
+    after round τ, once:    c_m = the point of the simplex nearest to κ_m / z, by principal components κ_m of the changes of
                        clients' corners; z such that the energy Σ |c_m − c_j|⁻² is least
     regions:           R_m = all of the simplex up to round τ, then {α: |α − c_m|_1 ≤ ρ}
 
@@ -30,17 +30,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm
-from kinfed.algorithms.common.averaging import Weights, check_memory
+from kinfed.algorithms.base import Algorithm, RoundInfo, ServerModels
+from kinfed.algorithms.common.averaging import Weights, check_memory, example_counts, mean_update
 from kinfed.algorithms.common.partial import SharesPart
 from kinfed.algorithms.common.simplex import nearest_shares
-from kinfed.author import (
-    Cohort, Nothing, Population, Range, RoundInfo, ServerModels, Task, Tree, each_step, example_counts, mean_update,
-    option, rng, toward_zero,
-)  # fmt: skip
+from kinfed.author import Cohort, Nothing, Population, Range, Task, Tree, each_step, option, rng, toward_zero
 
 WHOLE = 2.0  # no two points of the simplex are farther apart in L1
 LEAST = 1e-4  # distance that the energy counts
+ROUNDING = 1e-6  # of the largest change: components below say nothing
 
 
 @dataclass
@@ -52,6 +50,7 @@ class Server(Tree):
     known: Tensor  # [N] bool: has sent one
     center: Tensor  # [N, M] c_m
     radius: Tensor  # [N] ρ, or that of the whole simplex
+    placed: Tensor  # [] bool: regions have been given
 
 
 @dataclass
@@ -75,9 +74,7 @@ class Floco(SharesPart[Server, Nothing, Down, Up], Algorithm[Server, Nothing, Do
     tau: int = option(
         10, "τ: the round after which clients have regions of their own", ge=1, tune=Range(2, 20, whole=True)
     )
-    rho: float = option(
-        0.2, "ρ: L1 radius of a region; 0 is its centre alone", ge=0, le=WHOLE, tune=Range(0.02, 1.0)
-    )  # fmt: skip
+    rho: float = option(0.2, "ρ: L1 radius of a region; 0 is its centre alone", ge=0, le=2, tune=Range(0.02, 1.0))
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
     max_gb: float = option(4.0, "refuse changes that take more than so many gigabytes of the server's memory", gt=0)
 
@@ -98,11 +95,13 @@ class Floco(SharesPart[Server, Nothing, Down, Up], Algorithm[Server, Nothing, Do
         return Server(
             split.take_shared(starts[0]).clone(), corners, task.head.mask, corners.new_zeros(n, corners.numel()),
             torch.zeros(n, dtype=torch.bool), corners.new_full((n, M), 1 / M), corners.new_full((n,), WHOLE),
+            torch.tensor(False),
         )  # fmt: skip
 
     def download(self, server: Server, ids: Tensor) -> Down:
-        everyone = (tensor.expand(len(ids), *tensor.shape) for tensor in (server.shared, server.corners))
-        return Down(*everyone, server.center[ids], server.radius[ids])
+        n = len(ids)
+        shared, corners = server.shared.expand(n, -1), server.corners.expand(n, -1, -1)
+        return Down(shared, corners, server.center[ids], server.radius[ids])
 
     def client_update(self, task: Task, client: Nothing, down: Down, data: Cohort) -> tuple[Nothing, Up]:
         split, batches = self.split(task), data.train.batches(self.training)
@@ -123,12 +122,12 @@ class Floco(SharesPart[Server, Nothing, Down, Up], Algorithm[Server, Nothing, Do
         corners = server.corners + mean_update(flat, up.count).view_as(server.corners)
         shared = server.shared + mean_update(up.delta, up.count)
         new = replace(server, shared=shared, corners=corners, change=change, known=known)
-        if round.number != self.tau:
+        if round.number < self.tau or bool(server.placed):
             return new
         center, radius = server.center.clone(), server.radius.clone()
         center[known] = places(change[known], self.corners).to(center)
         radius[known] = self.rho
-        return replace(new, center=center, radius=radius)
+        return replace(new, center=center, radius=radius, placed=torch.tensor(True))
 
     def personalize(self, task: Task, client: Nothing, down: Down, data: Cohort) -> Tensor:
         return self.split(task).join(mix(down.center, down.corners), down.shared)
@@ -161,11 +160,12 @@ def drawn(key: Tensor, center: Tensor, radius: Tensor) -> Tensor:
 def places(change: Tensor, M: int) -> Tensor:
     """c [n, M] float64 of changes [n, M H]."""
     x = change.to("cpu", torch.float64)
+    least = ROUNDING * x.norm(dim=1).max()
     x = x - x.mean(0)
     square, directions = torch.linalg.eigh(x @ x.T)
     kappa = (directions * square.clamp_min(0).sqrt()).flip(1)[:, :M]  # scores of the first M principal components
     kappa = kappa * torch.sign(kappa.gather(0, kappa.abs().argmax(0, keepdim=True)))  # whose signs nothing else says
-    kappa = torch.nn.functional.pad(kappa, (0, M - kappa.shape[1]))
+    kappa = torch.nn.functional.pad(torch.where(kappa.abs() > least, kappa, 0.0), (0, M - kappa.shape[1]))
     largest = kappa.abs().max().clamp_min(1e-300)
     scales = torch.logspace(-2, 1, 200, dtype=torch.float64)
     choices = [nearest_shares(kappa / (largest * z)) for z in scales]
