@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -103,11 +104,14 @@ def test_points_stay_in_their_region() -> None:
     close(alpha.mean(0), torch.full((3,), 1 / 3), 0.02)  # of the last, the whole simplex
 
 
-@pytest.mark.parametrize("work", ["steps", "epochs"])
+DECAY = LocalTraining(batch=5, steps=4, weight_decay=0.05, lr_decay=0.9)
+
+
+@pytest.mark.parametrize("work", [DECAY, WORKS["epochs"]])
 @pytest.mark.parametrize("weights", ["examples", "equal"])
-def test_one_corner_is_fedavg(work: str, weights: str) -> None:
-    ours = run(Floco(WORKS[work], corners=1, tau=2, weights=weights))  # type: ignore[arg-type]
-    theirs = run(FedAvg(WORKS[work], weights=weights))  # type: ignore[arg-type]
+def test_one_corner_is_fedavg(work: LocalTraining, weights: Literal["examples", "equal"]) -> None:
+    ours = run(Floco(work, corners=1, tau=2, weights=weights))
+    theirs = run(FedAvg(work, weights=weights))
     close(ours["server loss"], theirs["server loss"], 1e-5)
     close(torch.cat([ours["server.shared"], ours["server.corners"][0]]), theirs["server.w"], 1e-5)
 
