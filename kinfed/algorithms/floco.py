@@ -5,7 +5,7 @@ Grinwald, Wiesner, Nakajima: Federated Learning over Connected Modes, NeurIPS 20
     head of a point:   h(α) = Σ_i α_i h_i,    α on the simplex
     client m:          min  E f_m(body, h(α)),   α ~ R_m:  a new point at every step;  h_i moves by its share α_i
     server:            body and h_i by examples
-    after round τ, once:    c_m = the point of the simplex nearest to κ_m / z, by principal components κ_m of the changes of
+    once, after τ:     c_m = the point of the simplex nearest to κ_m / z, by principal components κ_m of the changes of
                        clients' corners; z such that the energy Σ |c_m − c_j|⁻² is least
     regions:           R_m = all of the simplex up to round τ, then {α: |α − c_m|_1 ≤ ρ}
 
