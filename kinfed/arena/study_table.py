@@ -9,7 +9,7 @@ ranks say how stable ranks are over these columns, not over all data there could
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean
@@ -46,8 +46,8 @@ class StudyTable:
         return "\n".join([self.table.markdown(), *(f"{note}  " for note in self.notes), ""])
 
     def latex(self) -> str:
-        """A tabular for the packages booktabs, with the footnotes as comments."""
-        return "".join(f"% {note}\n" for note in self.notes) + self.table.latex()
+        """A tabular for the package booktabs, with the footnotes below it."""
+        return self.table.latex(self.notes)
 
     def csv(self) -> str:
         return self.table.csv()
@@ -75,7 +75,8 @@ def study_table(study: StudyResult, metric: str | None = None, *, costs: bool = 
     everything = [value for _, values in columns for by_seed in values.values() for value in by_seed.values()]
     style = metric_style(metric).for_values([value for value in everything if finite(value)])
     heads = [TableColumn("Method", "name"), *(_heading(study, cell, style) for cell, _ in columns)]
-    rows = [[TableCell(label)] for label in labels]
+    titles = {method.algorithm: method.label for _, run in begun for method in single_run(run).methods}
+    rows = [[TableCell(titles.get(label, label))] for label in labels]
     for _, values in columns:
         marks = _marks(values, style)
         for label, row in zip(labels, rows, strict=True):
@@ -152,6 +153,7 @@ def _figure(by_seed: Mapping[int, float], style: MetricStyle, mark: str) -> Tabl
 
 def _rank(label: str, columns: list[Values], style: MetricStyle) -> TableCell:
     """A method's mean rank over the columns that have it, with the interval over them."""
+    last = max(len(values) for values in columns)
     by_column = [
         {seed: rankings.places(_of_seed(values, seed), style.lower_is_better)[label] for seed in values.get(label, {})}
         for values in columns
@@ -162,7 +164,9 @@ def _rank(label: str, columns: list[Values], style: MetricStyle) -> TableCell:
     means = {number: fmean(places.values()) for number, places in enumerate(by_column)}
     likely = interval(means if len(means) > 1 else by_column[0])
     text = f"{fmean(means.values()):.1f}"
-    return TableCell(text if likely is None else f"{text} [{max(likely.low, 1):.1f}, {likely.high:.1f}]")
+    if likely is None:
+        return TableCell(text)
+    return TableCell(f"{text} [{max(likely.low, 1):.1f}, {min(likely.high, last):.1f}]")
 
 
 def _of_seed(values: Values, seed: int) -> dict[str, float]:
@@ -194,8 +198,8 @@ def _notes(study: StudyResult, metric: str) -> list[str]:
         )
     if plan.trials:
         notes.append(
-            f"Every method was tuned in every column with {plural(plan.trials, 'trial')} on validation data (seeds "
-            f"{', '.join(map(str, plan.tuning_seeds))}); methods without options to tune had one."
+            f"Every method was tuned in every column with {plural(plan.trials, 'trial')} on validation data"
+            f"{_seeds_text(plan.tuning_seeds)}; methods without options to tune had one."
         )
     if missing := list(filter(None, (_missing(cell, run) for cell, run in study.cells))):
         notes.append(f"Not finished: {'; '.join(missing)}.")
@@ -227,7 +231,7 @@ def _absent(cell: Cell, run: RunRecord | None, label: str) -> list[int]:
     return [seed for seed in cell.seeds if seed not in done]
 
 
-def _seeds_text(seeds: list[int]) -> str:
+def _seeds_text(seeds: Sequence[int]) -> str:
     return f" (seeds {', '.join(map(str, seeds))})" if len(seeds) > 1 else f" (seed {seeds[0]})"
 
 

@@ -122,8 +122,8 @@ class TextTable:
         head, *body = ("| " + " | ".join(line) + " |" for line in lines)
         return "\n".join([head, "|" + "|".join(rules) + "|", *body, ""])
 
-    def latex(self) -> str:
-        """A tabular for the package booktabs."""
+    def latex(self, notes: Sequence[str] = ()) -> str:
+        """A tabular for the package booktabs, with notes below it."""
 
         def entry(cell: TableCell) -> str:
             text = str(cell).translate(_LATEX)
@@ -135,12 +135,11 @@ class TextTable:
         lines = [[c.full_heading.translate(_LATEX) for c in names], *(map(entry, row) for row in self.rows)]
         head, *body = (" & ".join(line) + r" \\" for line in lines)
         begin = [f"% {' '.join(self.title.split())}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
-        return "\n".join(
-            [*begin, *_latex_groups(groups), head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", ""]
-        )
+        end = [r"\bottomrule", r"\end{tabular}", *_latex_notes(notes), ""]
+        return "\n".join([*begin, *_latex_groups(groups), head, r"\midrule", *body, *end])
 
     def csv(self) -> str:
-        return csv_text([column.heading for column in self.columns], (map(str, row) for row in self.rows))
+        return csv_text([column.full_heading for column in self.columns], (map(str, row) for row in self.rows))
 
     def text(self, width: int = 120) -> str:
         """The table as a terminal of this width shows it."""
@@ -195,6 +194,12 @@ def _latex_groups(groups: Sequence[tuple[str, int]]) -> Iterator[str]:
     ends = list(accumulate((width for _, width in groups), initial=1))
     rules = zip(groups, pairwise(ends), strict=True)
     yield " ".join(rf"\cmidrule(lr){{{first + 1}-{last}}}" for (name, _), (first, last) in rules if name)
+
+
+def _latex_notes(notes: Sequence[str]) -> Iterator[str]:
+    if notes:
+        paragraphs = "\\par\n".join(note.translate(_LATEX) for note in notes)
+        yield rf"\par\smallskip\parbox{{\linewidth}}{{\footnotesize {paragraphs}}}"
 
 
 _LATEX = str.maketrans(

@@ -94,8 +94,10 @@ def test_the_table_in_every_form(tmp_path):
     assert kinfed("study", "s.toml", "--out", "out", cwd=tmp_path).returncode == 0
     shown = kinfed("table", "out", "--form", "csv", cwd=tmp_path).stdout.splitlines()
     assert shown[0] == "Method,batch 5,batch 10,rank"
-    assert shown[1].startswith("local,")
-    assert r"\begin{tabular}{lrrl}" in kinfed("table", "out", "--form", "latex", cwd=tmp_path).stdout
+    assert shown[1].startswith("Local,")
+    latex = kinfed("table", "out", "--form", "latex", cwd=tmp_path).stdout
+    assert r"\begin{tabular}{lrrl}" in latex
+    assert r"95 \% for all rivals of a column together" in latex.partition(r"\end{tabular}")[2]
     assert "| Method | batch 5 |" in kinfed("table", "out", "--form", "markdown", cwd=tmp_path).stdout
     assert "MB" in kinfed("table", "out", "--costs", cwd=tmp_path).stdout
     assert kinfed("table", "out", "--out", "t.html", cwd=tmp_path).returncode == 0
@@ -103,7 +105,7 @@ def test_the_table_in_every_form(tmp_path):
     assert "unknown metric" in kinfed("table", "out", "--metric", "nonsense", cwd=tmp_path).stderr
     result = open_study(tmp_path / "out")
     assert [trace["x"] for trace in json.loads(result.plot().to_json())["data"] if trace.get("showlegend")]
-    assert "local" in str(result)
+    assert "Local" in str(result)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_latex_escapes_what_has_a_meaning_there() -> None:
 
 def test_csv_has_the_texts() -> None:
     rows = list(csv.reader(io.StringIO(TABLE.csv())))
-    assert rows[0] == ["Method", "Accuracy", "Loss", "Seconds", "Remark"]
+    assert rows[0] == ["Method", "Personal: Accuracy (%)", "Personal: Loss", "Cost: Seconds", "Cost: Remark"]
     assert rows[1] == ["a|b_c", "61.5 ± 2.9", "−0.2", "3", "<b>yes</b>"]
 
 
