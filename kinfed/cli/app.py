@@ -10,22 +10,20 @@ from typer import Option
 
 from kinfed.cli import (
     arena_command,
-    audit_command,
-    deploy_command,
     doctor_command,
     dossier_command,
     fit_command,
     inspect_command,
+    models_command,
     predict_command,
     results_command,
     run_command,
     study_command,
     tune_command,
-    vault_command,
 )
-from kinfed.cli import deploy_ask_command as question_commands
-from kinfed.cli import deploy_up_command as site_commands
-from kinfed.cli import deploy_watch_command as watch_commands
+from kinfed.cli.deployment.audit_command import audit
+from kinfed.cli.deployment.deploy_group import deploy
+from kinfed.cli.deployment.vault_command import vault
 from kinfed.cli.installed import OpenGroup, PapersCommand
 from kinfed.cli.parameters import CommandGroup, SettingsCommand
 from kinfed.errors import KinfedError, StorageError
@@ -66,23 +64,20 @@ app.command()(study_command.table)
 app.command("list")(inspect_command.list_)
 app.command(cls=SettingsCommand.taking(*inspect_command.DESCRIBE_SETTINGS))(inspect_command.describe)
 for command in (
-    results_command.report, results_command.export, results_command.adopt, results_command.gain,
-    results_command.coefficients, results_command.forget,
-    results_command.compare, results_command.runs, results_command.board, results_command.watch,
-    results_command.insure,
+    results_command.report, models_command.export, models_command.adopt, results_command.gain,
+    results_command.coefficients, models_command.forget,
+    results_command.compare, results_command.runs, results_command.board, models_command.watch,
+    models_command.insure,
 ):  # fmt: skip
-    app.command(cls=results_command.AdoptCommand if command is results_command.adopt else None)(command)
+    app.command(cls=models_command.AdoptCommand if command is models_command.adopt else None)(command)
 for name in ("reproduce", "bench"):
     app.command(name, cls=PapersCommand, help="In the package kinfed-papers, which is not installed.")(lambda: None)
 app.command()(predict_command.predict)
 app.command()(doctor_command.doctor)
 app.add_typer(dossier_command.dossier, name="dossier")
-site_commands.add_to(deploy_command.deploy)
-question_commands.add_to(deploy_command.deploy)
-watch_commands.add_to(deploy_command.deploy)
-app.add_typer(deploy_command.deploy, name="deploy")
-app.add_typer(vault_command.vault, name="vault")
-app.add_typer(audit_command.audit, name="audit")
+app.add_typer(deploy, name="deploy")
+app.add_typer(vault, name="vault")
+app.add_typer(audit, name="audit")
 app.add_typer(arena_command.arena, name="arena")
 
 

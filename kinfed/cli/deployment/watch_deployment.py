@@ -1,4 +1,4 @@
-"""`kinfed deploy status` and `doctor`: how a deployment goes, and what is wrong with it."""
+"""`kinfed deploy status`, `doctor` and `messages`: how a deployment goes, what is wrong with it, what leaves a node."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from kinfed.cli.parameters import CommandGroup, Plugins, TrustPlugins, trust_recorded
+from kinfed.cli.parameters import Plugins, TrustPlugins, trust_recorded
 from kinfed.cli.terminal import console, plain_table, say
 from kinfed.errors import ConfigError
 
@@ -90,6 +90,19 @@ def doctor(
         raise typer.Exit(1)
 
 
-def add_to(group: CommandGroup) -> None:
-    for command in (status, doctor):
-        group.command()(command)
+def messages(
+    method: Annotated[list[str] | None, Argument(help="Methods (default: all, those of plugins too).")] = None,
+    plugin: Plugins = None,
+) -> None:
+    """What leaves a node in every round, by method: the fields of its updates; (some) only with some options."""
+    from kinfed.algorithms import ALGORITHMS, make_algorithm
+    from kinfed.data import LocalTraining
+    from kinfed.deploy import not_for_nodes, sent_fields
+
+    table = plain_table("method", "sends")
+    for name in method or ALGORITHMS:
+        algorithm = make_algorithm(name, LocalTraining(), {})
+        fields = [field if always else f"({field})" for field, always in sent_fields(algorithm).items()]
+        reason = not_for_nodes(algorithm)
+        table.add_row(name, f"refused: {reason}" if reason else ", ".join(fields) or "nothing")
+    console.print(table)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from kinfed.cli.deploy_up_command import Cold, run_trial
+from kinfed.cli.deployment.start_deployment import Cold, run_trial
 from kinfed.cli.fit_command import MOST_SENTENCES, show_gains
 from kinfed.cli.fit_command import TEXTS as FIT_TEXTS
-from kinfed.cli.parameters import CommandGroup, DeclaredCommand, OptionPanel
+from kinfed.cli.parameters import OptionPanel
 from kinfed.cli.terminal import say
 from kinfed.errors import ConfigError
 
@@ -176,10 +176,3 @@ def _some(tables: list[str] | None) -> list[str]:
     if not tables:
         raise ConfigError("whose rows? Name a table, or the nodes that run (--at, --sites)")
     return tables
-
-
-def add_to(group: CommandGroup) -> None:
-    group.command()(forget)
-    for command, panels, after in ((describe, describe_panels, "tables"), (fit, fit_panels, "tables"),
-                                   (evaluate, evaluate_panels, "models")):  # fmt: skip
-        group.command(cls=DeclaredCommand.of(panels, texts=TEXTS, after=after, default_form=" ({})."))(command)

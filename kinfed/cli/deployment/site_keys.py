@@ -1,4 +1,4 @@
-"""`kinfed deploy`: an app folder, certificates, keys of sites, and what a method sends."""
+"""`kinfed deploy certs`, `key`, `enrol`, `members` and `revoke`: who is believed."""
 
 from __future__ import annotations
 
@@ -9,24 +9,18 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from kinfed.cli.parameters import CommandGroup, Plugins
 from kinfed.cli.terminal import console, plain_table, say
 from kinfed.errors import ConfigError
 
-deploy = CommandGroup(help="Real clients with Flower: an app folder, keys and certificates.", no_args_is_help=True)
+
+@contextlib.contextmanager
+def _needs_cryptography() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"keys and certificates need the extra: pip install 'kinfed[flower]' ({error})") from None
 
 
-@deploy.command()
-def init(folder: Annotated[Path, Argument(help="Folder to make.")]) -> None:
-    """Write an app folder: a configuration to edit, what Flower starts, and an example of a node's data."""
-    from kinfed.deploy import make_app
-
-    for path in make_app(folder):
-        say(f"wrote    {path}")
-    say(f"edit {folder / 'pyproject.toml'}, then: flwr run {folder} <superlink>")
-
-
-@deploy.command()
 def certs(
     folder: Annotated[Path, Argument(help="Folder for certificates, and for the public keys of sites.")],
     host: Annotated[list[str], Option(help="Name or address under which nodes reach the server (repeatable).")],
@@ -50,7 +44,6 @@ Members = Annotated[Path, Argument(help="Folder of public keys: the operator's c
 Client = Annotated[str, Argument(help="Name of the client.")]
 
 
-@deploy.command()
 def key(
     client: Client,
     folder: Annotated[Path, Option(help="Folder of this site.")] = Path(),
@@ -80,7 +73,6 @@ def key(
         say(f"when all have enrolled it: kinfed deploy key {client} --switch")
 
 
-@deploy.command()
 def enrol(
     folder: Members,
     file: Annotated[Path, Argument(help="The .pub that a site has sent.")],
@@ -97,7 +89,6 @@ def enrol(
     say(f"at the server: flwr supernode register {folder / member.client}.pub <superlink>; a former key: unregister it")
 
 
-@deploy.command("members")
 def members_(folder: Members) -> None:
     """List the sites whose keys are believed, with fingerprints and the day on which they expire."""
     with _needs_cryptography():
@@ -113,7 +104,6 @@ def members_(folder: Members) -> None:
             say(member.warning, style="red")
 
 
-@deploy.command()
 def revoke(folder: Members, client: Client) -> None:
     """Believe a site's key no more: it leaves the folder, and cannot be enrolled again."""
     with _needs_cryptography():
@@ -123,30 +113,3 @@ def revoke(folder: Members, client: Client) -> None:
     say(f"revoked  {client}, {member.fingerprint}; runs that start or resume from now on do not know it")
     say("at the server: flwr supernode unregister (flwr supernode list shows its number), and start the run again")
     say("other sites have their own folders: tell them to revoke it in their peers")
-
-
-@contextlib.contextmanager
-def _needs_cryptography() -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"keys and certificates need the extra: pip install 'kinfed[flower]' ({error})") from None
-
-
-@deploy.command()
-def messages(
-    method: Annotated[list[str] | None, Argument(help="Methods (default: all, those of plugins too).")] = None,
-    plugin: Plugins = None,
-) -> None:
-    """What leaves a node in every round, by method: the fields of its updates; (some) only with some options."""
-    from kinfed.algorithms import ALGORITHMS, make_algorithm
-    from kinfed.data import LocalTraining
-    from kinfed.deploy import not_for_nodes, sent_fields
-
-    table = plain_table("method", "sends")
-    for name in method or ALGORITHMS:
-        algorithm = make_algorithm(name, LocalTraining(), {})
-        fields = [field if always else f"({field})" for field, always in sent_fields(algorithm).items()]
-        reason = not_for_nodes(algorithm)
-        table.add_row(name, f"refused: {reason}" if reason else ", ".join(fields) or "nothing")
-    console.print(table)

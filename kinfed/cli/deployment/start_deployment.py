@@ -1,4 +1,4 @@
-"""`kinfed deploy up`, `server`, `node` and `kit`: what starts a deployment."""
+"""`kinfed deploy init`, `up`, `server`, `node` and `kit`: what starts a deployment."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import typer
 from typer import Argument, Option
 
 from kinfed.cli.parameters import (
-    CommandGroup,
-    SettingsCommand,
     settings_of,
 )  # fmt: skip
 from kinfed.cli.terminal import say
@@ -100,6 +98,15 @@ def _say_what_next(out: Path, sites: list[Site]) -> None:
     say("  kinfed deploy key NAME                   there: its key; kinfed deploy enrol and kit, here")
 
 
+def init(folder: Annotated[Path, Argument(help="Folder to make.")]) -> None:
+    """Write an app folder: a configuration to edit, what Flower starts, and an example of a node's data."""
+    from kinfed.deploy import make_app
+
+    for path in make_app(folder):
+        say(f"wrote    {path}")
+    say(f"edit {folder / 'pyproject.toml'}, then: flwr run {folder} <superlink>")
+
+
 def server(
     certs: Annotated[Path, Argument(help="Folder of kinfed deploy certs.")],
     host: Annotated[str, Option(help="Address for nodes: 0.0.0.0 for all of this machine's.")] = "127.0.0.1",
@@ -153,9 +160,3 @@ def kit(
     for path in write_kit(out or Path(f"kit-{client}"), files):
         say(f"wrote    {path}")
     say(f"nothing in it is secret; before the node starts: flwr supernode register {certs / client}.pub <superlink>")
-
-
-def add_to(group: CommandGroup) -> None:
-    group.command(cls=SettingsCommand.taking(*SETTINGS, texts=TEXTS))(up)
-    for command in (server, node, kit):
-        group.command()(command)
