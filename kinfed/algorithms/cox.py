@@ -87,11 +87,6 @@ class Cox(BySums[Server, Nothing, Down]):
         hazards = tensor_of(problem_of(task).hazards)
         return Server(NewtonFit.of(num_columns(task), 0, self.ridge), hazards, hazards.clone(), places_of(task))
 
-    def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
-        """Everybody is asked, until a step would gain nothing."""
-        everyone = torch.arange(round.population.num_clients)
-        return server, everyone[:0] if self.is_done(server) else everyone
-
     def is_done(self, server: Server) -> bool:
         return server.estimate.is_done
 

@@ -107,11 +107,6 @@ class GLMM(BySums[Server, Client, Down]):
     def init_client(self, task: Task, data: Cohort) -> Client:
         return Client(*(torch.zeros(len(data), dtype=torch.float64) for _ in range(2)))
 
-    def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
-        """Everybody is asked, until a step would gain nothing."""
-        everyone = torch.arange(round.population.num_clients)
-        return server, everyone[:0] if self.is_done(server) else everyone
-
     def is_done(self, server: Server) -> bool:
         return server.estimate.is_done
 

@@ -169,6 +169,11 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
     return state.hexdigest()[:32]
 
 
+def record_digest(record: Any) -> str:
+    """64 hexadecimal digits of a record as JSON, whatever the order of its keys; a path counts as its text."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True, default=str).encode()).hexdigest()
+
+
 def _blocks(tensor: Tensor) -> Iterator[memoryview]:
     """The bytes of a tensor from its first element to its last, a few at a time."""
     if tensor.numel() == 0:

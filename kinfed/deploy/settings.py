@@ -9,7 +9,6 @@ A `Deployment` has what only a deployment has; all other settings are those of a
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,7 @@ from pydantic import BeforeValidator
 
 from kinfed.algorithms import AnyAlgorithm, changes_data, make_algorithm
 from kinfed.config import Named, RunConfig, make_config, refuse_exclusions
-from kinfed.core import convert_fields, convert_options, declared, option, option_of
+from kinfed.core import convert_fields, convert_options, declared, option, option_of, storage
 from kinfed.data import Problem, example_weights
 from kinfed.engine import METRICS, MODELS, make_objective
 from kinfed.errors import ConfigError, DataError, unknown_name
@@ -439,7 +438,7 @@ class Deployment:
         run = replace(self.run, rounds=rounds).fingerprint()
         asked = {DESCRIBE: {"ask": DESCRIBE}, EVALUATE: {"ask": EVALUATE, "judged": self.judged}}.get(self.question)
         asked = asked if self.search is None else self.search.dump()
-        return run if asked is None else f"{run}-{_short_digest(asked)}"
+        return run if asked is None else f"{run}-{storage.record_digest(asked)[:8]}"
 
 
 def describe_setting(name: str) -> tuple[Any, str]:
@@ -458,7 +457,3 @@ def distinct(what: str, text: str) -> list[str]:
     if not names or len(set(names)) < len(names):
         raise ConfigError(f"{what} are different names separated by commas; got {text!r}")
     return names
-
-
-def _short_digest(record: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:8]

@@ -13,7 +13,6 @@ One process writes at a time; the lock of the run folder (kinfed.records.run_fol
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import re
@@ -75,7 +74,7 @@ class Checkpoints:
                     "format": FORMAT, "kinfed": __version__, "fingerprint": self.fingerprint, "label": label,
                     "round": round, "tensors": {"checksum": digest, "bytes": size}, "extra": packed,
                 }  # fmt: skip
-                text = json.dumps(document | {"sha256": _checksum(document)}, indent=1)
+                text = json.dumps(document | {"sha256": storage.record_digest(document)}, indent=1)
                 storage.write_atomically(_snapshot_path(folder, round), text.encode())
                 for old in _rounds(folder)[: -self.keep]:
                     _snapshot_path(folder, old).unlink()
@@ -120,7 +119,7 @@ class Checkpoints:
                     f"checkpoint {path} has format {document['format']} (kinfed {document['kinfed']}), "
                     f"and this version of kinfed reads format {FORMAT}"
                 )
-            if document.pop("sha256") != _checksum(document):
+            if document.pop("sha256") != storage.record_digest(document):
                 raise CheckpointError(f"checkpoint {path} is damaged: its content does not match its checksum")
             for field, expected in (("label", label), ("round", round)):
                 if document[field] != expected:
@@ -199,10 +198,6 @@ def _sweep(folder: Path, saved: tuple[int, str] | None = None) -> None:
             replaced = saved is not None and round == saved[0] and digest != saved[1][:16]
             if round not in rounds or replaced:
                 (folder / match[0]).unlink()
-
-
-def _checksum(document: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def _pack(value: Any, where: str) -> Any:

@@ -12,7 +12,7 @@ that of a row with zeros in all columns, as R prints it. Intervals are Wald's, e
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -172,16 +172,26 @@ def _text(ends: Ends) -> str:
 
 def coefficients_of(run: RunRecord, label: str | None = None, seed: int | None = None) -> Coefficients:
     """Coefficients of the method of that label, by default the only one that has any, and of the first seed."""
-    trials = {(trial.algorithm, trial.seed): figures for trial in run.trials if (figures := _figures(trial))}
+    which = choose_trial(run, _figures, label, seed, "coefficients", "lmm, glmm and cox have")
+    return coefficient_rows(run.federations[which[1]], *which)
+
+
+def choose_trial(
+    run: RunRecord, figures_of: Callable[[TrialRecord], dict[str, Any]], label: str | None, seed: int | None,
+    what: str, who: str,
+) -> tuple[str, int, dict[str, Any]]:  # fmt: skip
+    """Label, seed and figures of a trial that has figures: of that label, by default the only one, and by default of
+    the first seed. Errors say `what` is missing, and `who` has it."""
+    trials = {(trial.algorithm, trial.seed): figures for trial in run.trials if (figures := figures_of(trial))}
     labels = list(dict.fromkeys(name for name, _ in trials))
     if not labels:
-        raise ConfigError("no method of this run has coefficients; lmm, glmm and cox have (kinfed list algorithms)")
+        raise ConfigError(f"no method of this run has {what}; {who} (kinfed list algorithms)")
     name = pick("algorithm", label, labels)
     seeds = [number for one, number in trials if one == name]
     if seed is not None and seed not in seeds:
-        raise ConfigError(f"{name} has no coefficients with seed {seed}; it has {', '.join(map(str, seeds))}")
+        raise ConfigError(f"{name} has no {what} with seed {seed}; it has {', '.join(map(str, seeds))}")
     number = seeds[0] if seed is None else seed
-    return coefficient_rows(run.federations[number], name, number, trials[name, number])
+    return name, number, trials[name, number]
 
 
 def has_coefficients(trial: TrialRecord) -> bool:

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kinfed.errors import ConfigError
-from kinfed.records import RunRecord, TrialRecord, pick
-from kinfed.serving.coefficients import columns_of
+from kinfed.records import RunRecord, TrialRecord
+from kinfed.serving.coefficients import choose_trial, columns_of
 
 if TYPE_CHECKING:
     from kinfed.data import Description
@@ -50,16 +49,8 @@ def has_importance(trial: TrialRecord) -> bool:
 
 def importance_of(run: RunRecord, label: str | None = None, seed: int | None = None) -> Importance:
     """Importance in the method of that label, by default the only one with trees, and of the first seed."""
-    trials = {(trial.algorithm, trial.seed): figures for trial in run.trials if (figures := _figures(trial))}
-    labels = list(dict.fromkeys(name for name, _ in trials))
-    if not labels:
-        raise ConfigError("no method of this run has grown shared trees to the end; trees and trees_fast do")
-    name = pick("algorithm", label, labels)
-    seeds = [number for one, number in trials if one == name]
-    if seed is not None and seed not in seeds:
-        raise ConfigError(f"{name} has no trees with seed {seed}; it has {', '.join(map(str, seeds))}")
-    number = seeds[0] if seed is None else seed
-    return _named(run.federations[number], name, number, trials[name, number])
+    which = choose_trial(run, _figures, label, seed, "shared trees grown to the end", "trees and trees_fast have")
+    return _named(run.federations[which[1]], *which)
 
 
 def _figures(trial: TrialRecord) -> dict[str, Any]:

@@ -268,7 +268,7 @@ class SiteFit:
         """What every site is handed, by the setting `deploy`."""
         data, names, settings = self.data, list(outputs), self.settings
         rows, owner = data.train.rows[decision.places], data.train.owner[decision.places]
-        one_number = data.problem.is_regression and not data.problem.shape
+        one_number = data.problem.is_single_number
         variance = residual_variance(decision.outputs[ALONE], data, rows, owner) if one_number else None
         test = OutputsOfAll.of_rows(outputs, names, data, data.test.rows, data.test.owner, variance)
         if not one_number and not data.problem.classifies:
@@ -289,7 +289,7 @@ class SiteFit:
         """What the folds chose, with prediction sets by the rows that they validated: of models of fewer rows, so that
         coverage is not exact even with own rows alone. None without folds, or where sets are not known."""
         data, places, names = self.data, decision.places, list(decision.outputs)
-        one_number = data.problem.is_regression and not data.problem.shape
+        one_number = data.problem.is_single_number
         if not len(places) or not (one_number or data.problem.classifies):
             return None
         rows, owner = data.train.rows[places], data.train.owner[places]
@@ -337,7 +337,7 @@ class SiteFit:
     def _references(self, handed: Handover, budget: TimeBudget) -> tuple[ReferenceRecord, ...]:
         """What one would take instead; none for problems that these cannot predict, or once time is up."""
         problem = self.data.problem
-        if not self.settings.references or not (problem.classifies or (problem.is_regression and not problem.shape)):
+        if not self.settings.references or not (problem.classifies or problem.is_single_number):
             return ()
         if budget.is_over():
             self.observer.note("time was up before references (ridge or logistic regression, trees) were fitted")

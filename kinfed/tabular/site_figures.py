@@ -230,7 +230,7 @@ def calibrations(data: Federation, outputs: Tensor) -> list[Calibration | None]:
     if problem.classifies:
         p = torch.softmax(outputs.double(), 1).numpy()
         predicted, true = (p[:, 1], truth == 1) if p.shape[1] == 2 else (p.max(1), p.argmax(1) == truth)
-    elif problem.is_regression and not problem.shape:
+    elif problem.is_single_number:
         predicted, true = outputs.double().numpy()[:, 0], truth
     else:
         return [None] * data.num_clients

@@ -79,7 +79,7 @@ def site_result(
     taken: str = terms["chosen"]
     if settings.deploy == CERTIFIED and not figures.gain(taken, 0).is_shown:
         taken = ALONE
-    one_number = problem.is_regression and not problem.shape
+    one_number = problem.is_single_number
     rows, owner = data.train.rows[home.places], data.train.owner[home.places]
     variance = residual_variance(validated[ALONE], data, rows, owner) if one_number else None
     outputs = OutputsOfAll.of_rows(test, names, data, data.test.rows, data.test.owner, variance)

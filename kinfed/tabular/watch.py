@@ -135,7 +135,7 @@ def truth_of(rows: Any, column: str, problem: Problem, where: str) -> NDArray[An
     """[n] the numbers of classes, or the numbers, in a column of a table."""
     if column not in rows.column_names:
         raise DataError(f"{where} has no column {column!r}; it has {', '.join(rows.column_names)}")
-    if not problem.classifies and (not problem.is_regression or problem.shape):
+    if not (problem.classifies or problem.is_single_number):
         raise ConfigError(f"this is for classes or single numbers, and the problem is {problem.in_words()}")
     cells = rows[column].to_pylist()
     return _numbers(cells, column) if problem.is_regression else _classes(cells, problem.class_labels, column)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from kinfed.algorithms.base import AveragingAlgorithm, Client, Down, Server
 from kinfed.algorithms.common.bending import BENDS, FORM, bent, count_rows
-from kinfed.author import ConfigError, Population, Split, Task, Tree, exact
+from kinfed.author import ConfigError, Population, RoundInfo, Split, Task, Tree, exact
 from kinfed.engine import extended_rows
 from kinfed.errors import ModelError
 
@@ -105,6 +105,11 @@ class BySums(AveragingAlgorithm[Server, Client, Down, SumsUp]):
             )
         if self.finetune:
             raise ConfigError(f"{name}'s models are exact, so that there is nothing to fine-tune; set finetune to 0")
+
+    def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
+        """Everybody is asked, until a step would gain nothing."""
+        everyone = torch.arange(round.population.num_clients)
+        return server, everyone[:0] if self.is_done(server) else everyone
 
 
 def num_columns(task: Task) -> int:

@@ -27,11 +27,10 @@ from torch import Tensor
 
 from kinfed.algorithms.trees.tree_client import OwnRows, cell_counts
 from kinfed.algorithms.trees.tree_messages import COUNT, COUNT_AGAIN, GROW, SUMS, UNIT, WEIGHT
-from kinfed.algorithms.trees.tree_rows import model_rows
+from kinfed.algorithms.trees.tree_rows import check_trees, model_rows
 from kinfed.author import (
     Algorithm,
     Cohort,
-    ConfigError,
     Nothing,
     Population,
     RoundInfo,
@@ -97,11 +96,7 @@ class BaggedTrees(Algorithm[Server, Nothing, Down, Up]):
     leaks = "trees grown on its rows alone, without noise,"
 
     def check(self, task: Task, population: Population) -> None:
-        if self.finetune or self.knn:
-            raise ConfigError("trees are not trained by steps and have no features; set finetune and knn to 0")
-        TreeLoss.check(task)
-        if task.device.type != "cpu":
-            raise ConfigError("trees are grown on the processor; run them with --device cpu")
+        check_trees(self, task)
 
     @property
     def single_updates(self) -> str:

@@ -40,11 +40,10 @@ from torch import Tensor
 
 from kinfed.algorithms.trees.tree_candidates import intercepts, newton_step
 from kinfed.algorithms.trees.tree_client import OwnRows
-from kinfed.algorithms.trees.tree_rows import model_rows
+from kinfed.algorithms.trees.tree_rows import check_trees, model_rows
 from kinfed.author import (
     AveragingAlgorithm,
     Cohort,
-    ConfigError,
     Population,
     RoundInfo,
     ServerModels,
@@ -102,11 +101,7 @@ class RandomTrees(AveragingAlgorithm[Server, Client, Down, Up]):
     leaks = "sums of gradients by leaves of trees,"
 
     def check(self, task: Task, population: Population) -> None:
-        if self.finetune or self.knn:
-            raise ConfigError("trees are not trained by steps and have no features; set finetune and knn to 0")
-        TreeLoss.check(task)
-        if task.device.type != "cpu":
-            raise ConfigError("trees are grown on the processor; run them with --device cpu")
+        check_trees(self, task)
 
     # ---- structure ----
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.algorithms.trees.tree_candidates import (
     ALONE,
     ALONE_TREES,
@@ -23,9 +24,19 @@ from kinfed.algorithms.trees.tree_candidates import (
     PersonalParts,
     SharedModel,
 )
-from kinfed.engine.trees import EnsembleRows, Trees, TreeShape
+from kinfed.author import ConfigError, Task
+from kinfed.engine.trees import EnsembleRows, TreeLoss, Trees, TreeShape
 
 Array = np.ndarray[Any, Any]
+
+
+def check_trees(method: AnyAlgorithm, task: Task) -> None:
+    """Refuse options and tasks that trees know nothing of."""
+    if method.finetune or method.knn:
+        raise ConfigError("trees are not trained by steps and have no features; set finetune and knn to 0")
+    TreeLoss.check(task)
+    if task.device.type != "cpu":
+        raise ConfigError("trees are grown on the processor; run them with --device cpu")
 
 
 def model_rows(trees: Trees, edges: Array, base: Array, outputs: int, linear: Array | None = None) -> Tensor:

@@ -96,9 +96,9 @@ from kinfed.algorithms.trees.tree_messages import (
     Up,
     YoungTree,
 )
-from kinfed.algorithms.trees.tree_rows import model_rows, personal_rows
+from kinfed.algorithms.trees.tree_rows import check_trees, model_rows, personal_rows
 from kinfed.algorithms.trees.tree_weights import common_weights, without_traces
-from kinfed.author import AveragingAlgorithm, Cohort, ConfigError, Population, RoundInfo, ServerModels, Task, option
+from kinfed.author import AveragingAlgorithm, Cohort, Population, RoundInfo, ServerModels, Task, option
 from kinfed.engine.trees import TreeGrowth, TreeLoss, bin_edges, dependence, divided_cells, first_cells, importance
 
 Array = np.ndarray[Any, Any]
@@ -135,11 +135,7 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
     leaks = "sums of gradients by bins of every feature, in which noise would drown all at the sizes of tables,"
 
     def check(self, task: Task, population: Population) -> None:
-        if self.finetune or self.knn:
-            raise ConfigError("trees are not trained by steps and have no features; set finetune and knn to 0")
-        TreeLoss.check(task)
-        if task.device.type != "cpu":
-            raise ConfigError("trees are grown on the processor; run them with --device cpu")
+        check_trees(self, task)
 
     @property
     def kinds(self) -> int:

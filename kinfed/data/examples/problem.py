@@ -160,6 +160,10 @@ class Problem:
         return self.kind == "regression"
 
     @property
+    def is_single_number(self) -> bool:
+        return self.is_regression and not self.shape
+
+    @property
     def has_classes(self) -> bool:
         """Whether every example has one class."""
         return self.num_classes > 0 and not self.shape

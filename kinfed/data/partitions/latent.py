@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import json
 import logging
 import warnings
 from collections.abc import Callable
@@ -153,7 +151,7 @@ def _identity(source: Source, embedder: Embedder) -> str:
     scaling = storage.checksum({name: tensor for name, tensor in optional.items() if tensor is not None})
     examples = fingerprint(source.features, source.labels)
     settings = [_CACHE_FORMAT, examples, source.standardize, scaling, dataclasses.asdict(embedder)]
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+    return storage.record_digest(settings)[:16]
 
 
 def _cached(identity: str | None, kind: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -10,9 +10,7 @@ FedProx's preparation of Sentiment140 differs in what carries no information: it
 unknown word.
 """
 
-import hashlib
 import html
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -24,7 +22,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from kinfed.core import option
+from kinfed.core import option, storage
 from kinfed.data.examples.arrays import encode
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.problem import Problem
@@ -81,7 +79,7 @@ class TweetSet:
         files = hub.obtain(self.files, data_dir)["train"]
         vector_files = _vector_files(options.vectors, data_dir)
         tweets = self._of_active_users(files, options.min_tweets)
-        settings = hashlib.sha256(json.dumps(asdict(options), sort_keys=True).encode()).hexdigest()[:8]
+        settings = storage.record_digest(asdict(options))[:8]
         make = lambda: self._encode(tweets["text"].to_pylist(), options.words, vector_files)  # noqa: E731
         encoded = hub.cached(f"{self.name}-{settings}", [*files, *vector_files], make)
         owners, names = encode(np.array(tweets["user"].to_pylist()), "column user")

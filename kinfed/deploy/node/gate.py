@@ -36,8 +36,6 @@ Under differential privacy
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import logging
 import math
 import re
@@ -51,6 +49,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kinfed.core import storage
 from kinfed.data import SPLITS
 from kinfed.deploy.node.node_settings import NodeSettings, Refused
 from kinfed.deploy.node.privacy_log import (
@@ -359,7 +358,7 @@ class Gate:
         if not noise:
             raise Refused(f"the owner of {self.client} keeps such figures (evaluation_noise = 0)")
         parts = [kind, question.digest(), dataclasses.asdict(self.settings), data]
-        digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+        digest = storage.record_digest(parts)
         with self.ledger.locked(), entry.locked():
             page = self.ledger.read()
             if page.knows(digest):

@@ -7,8 +7,6 @@ entered in the ledger before its answer is kept or leaves (kinfed.deploy.node.ga
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -109,7 +107,7 @@ class PrivateRequest(PlainRequest):
         data = storage.checksum(tensors | {name: torch.as_tensor(t) for name, t in scale.items() if t is not None})
         run, settings = prepared.deployment.run.dump() | {"rounds": 0}, dataclasses.asdict(prepared.settings)
         parts = [self.kind, self.order.digest(), run, settings, data, storage.checksum(self.state)]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+        return storage.record_digest(parts)
 
     # ---- the contract of a request ----
 

@@ -12,8 +12,6 @@ it has fewer entries than the count beside the vault, and nothing leaves with it
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 from collections.abc import Collection, Mapping
@@ -105,7 +103,8 @@ class PrivacyLog:
             raise StorageError(f"the ledger {self.path} is gone. {_WAY_OUT}")
         record = storage.read_json(self.path, "the ledger of a client")
         digest = record.pop("digest", None)
-        if record.get("format") != FORMAT or record.get("client") != self.client or digest != _digest(record):
+        about = (record.get("format"), record.get("client"))
+        if about != (FORMAT, self.client) or digest != storage.record_digest(record):
             raise StorageError(f"{self.path} is damaged, or another client's. {_WAY_OUT}")
         answers = tuple(Answered.read(answer) for answer in record["answers"])
         page = Page(answers, record["rules"], record["roles"], record.get("released", {}), record.get("summed", {}))
@@ -170,8 +169,4 @@ class PrivacyLog:
         answers = [asdict(a) | {"events": [[e.q, e.gradients, e.batches] for e in a.events]} for a in page.answers]
         content = {"rules": dict(page.rules), "roles": page.roles, "answers": answers}
         record = {"format": FORMAT, "client": self.client, **content, "released": page.released, "summed": page.summed}
-        storage.write_json(self.path, record | {"digest": _digest(record)}, private=True)
-
-
-def _digest(record: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+        storage.write_json(self.path, record | {"digest": storage.record_digest(record)}, private=True)

@@ -9,7 +9,6 @@ A file names the run and the client that it belongs to, and is refused for any o
 """
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -141,7 +140,7 @@ class VaultEntry:
 
 
 def _seal(metadata: Mapping[str, str]) -> str:
-    return hashlib.sha256(json.dumps(dict(metadata), sort_keys=True).encode()).hexdigest()[:32]
+    return storage.record_digest(dict(metadata))[:32]
 
 
 def read_about(path: Path, wanted: Sequence[str] = _OF_A_STATE) -> dict[str, Any]:

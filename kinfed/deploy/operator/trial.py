@@ -232,7 +232,7 @@ def deployment_settings(config: RunConfig, federation: Federation, names: list[s
     named = {name: values[name] for name in ("model", "robust") if isinstance(values[name], Named)}
     owned = {f"{name}.{key}": value for name, one in named.items() for key, value in one.options.items()}
     problem = federation.problem
-    if not problem.classifies and (not problem.is_regression or problem.shape):
+    if not (problem.classifies or problem.is_single_number):
         target = {"target": json.dumps(problem.to_json())}
     elif problem.is_regression:
         target = {"target": f"{problem.mean!r},{problem.scale!r}"}

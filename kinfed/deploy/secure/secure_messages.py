@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from kinfed.config import RunConfig
+from kinfed.core import storage
 from kinfed.deploy.secure.masks import SECRET_BYTES, Ring, agreed_key, mask
 from kinfed.deploy.transport.client_keys import has_signed
 from kinfed.deploy.transport.wire import MessageError, Packet
@@ -44,7 +45,7 @@ def terms_of(order: Packet, run: RunConfig, noise: str) -> str:
     and the noise that each adds (kinfed.updates.user_level.Share.terms; "": none). A run may be prolonged."""
     header = {name: value for name, value in order.header.items() if name not in OF_ONE_CLIENT}
     parts = [Packet(header, order.groups).digest(), run.dump() | {"rounds": 0}]
-    return json.dumps([hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest(), noise])
+    return json.dumps([storage.record_digest(parts), noise])
 
 
 def noise_in(terms: str) -> float:
