@@ -128,6 +128,14 @@ def rows_twice(table: Table) -> dict[str, Any]:
     return {}
 
 
+def rounded_rows_twice(table: Table) -> dict[str, Any]:
+    """No column has mostly values of its own."""
+    rows_twice(table)
+    for name in ("temperature", "creatinine"):
+        table[name] = np.round(np.array(table[name], float), 1)
+    return {}
+
+
 def visits_in_time(table: Table) -> dict[str, Any]:
     table["visit"] = np.datetime64("2020-01-01") + np.arange(ROWS)
     return {}
@@ -158,6 +166,12 @@ def misspelt_label(table: Table) -> dict[str, Any]:
     return {}
 
 
+def label_of_a_site(table: Table) -> dict[str, Any]:
+    mine = np.array([name == "clinic c" for name in table["site"]])
+    table["outcome"] = np.where(table["outcome"] == "ill", np.where(mine, "malignent", "malignant"), "benign")
+    return {}
+
+
 def site_of_one_class(table: Table) -> dict[str, Any]:
     mine = np.array([name == "clinic c" for name in table["site"]])
     table["outcome"] = np.where(mine, "well", table["outcome"])
@@ -182,10 +196,12 @@ PLANTED: dict[Callable[[Table], dict[str, Any]], tuple[str, bool, str]] = {
     case_number_with_duplicates: ("identifier", False, "used as numbers: fall. .*--columns fall=skip"),
     repeated_patients: ("persons", False, "test rows are of a patient with training rows.*--person-column patient"),
     rows_twice: ("duplicates", False, "60 of 660 rows occur a second time"),
-    visits_in_time: ("time", False, r"rows have dates \(visit\)"),
+    rounded_rows_twice: ("duplicates", False, "6[0-9] of 660 rows occur a second time"),
+    visits_in_time: ("time", False, r"rows have dates \(visit\).*\(--order-column visit\)"),
     in_fahrenheit: ("units", False, r"temperature at clinic c: .*\(median 98.*, elsewhere 3"),
     in_micromoles: ("units", False, r"creatinine at clinic c: about [89]\d times"),
     column_under_two_names: ("column_names", True, "columns 'age' and 'Age'.*one column under two names"),
+    label_of_a_site: ("label_spelling", False, "'malignant' .* and 'malignent' .* differ by a letter"),
     misspelt_label: ("label_spelling", False, "'malignant' .* and 'malignent' .* differ by a letter"),
     site_of_one_class: ("site_classes", False, "ill at 1"),
     wrongly_decoded: ("encoding", False, "'KÃ¶ln'"),
@@ -197,7 +213,8 @@ def test_a_planted_trouble_is_found_and_nothing_else(plant: Callable[[Table], di
     name, refused, text = PLANTED[plant]
     table = honest()
     findings = findings_of(table, **plant(table))
-    expected = {name, "time"} if "discharged" in table else {name}  # which is a date, too
+    also = {"time"} if "discharged" in table else {"site_classes"} if plant is label_of_a_site else set()
+    expected = {name} | also  # a date is one of time, too
     assert {finding.name for finding in findings} == expected
     finding = next(finding for finding in findings if finding.name == name)
     assert finding.refused == refused
@@ -223,13 +240,15 @@ def test_names_of_findings_that_nobody_knows_are_refused() -> None:
 @pytest.mark.parametrize("name", [*SITE_TABLES, "breast_cancer", "digits", "cifar100_subset"])
 def test_nothing_that_is_real_is_refused_and_the_few_notes_are_known(name: str) -> None:
     """A patient of parkinsons_telemonitoring has ten times as much noise in the voice (NHR) as any other: worth the
-    question. Some sites do lack classes. Some reviews occur twice, and some have damaged letters."""
+    question. Some sites do lack classes. Some reviews and 61 stretches of
+    movement occur twice, and some reviews have damaged letters."""
     ships = name in ("breast_cancer", "digits")
     place = None if ships else real_data(name)
     data = build_federation(make_config(None, {"dataset": name, "data": place}), 0)
     assert not [finding.text for finding in audited(data).findings if finding.refused]
     notes = {"parkinsons_telemonitoring": ["units"], "mdsd_amazon4": ["encoding", "duplicates"]}
-    notes |= {table: ["site_classes"] for table in ("wisdm_ar_v1", "contraception", "adult")}
+    notes |= {table: ["site_classes"] for table in ("contraception", "adult")}
+    notes |= {"wisdm_ar_v1": ["site_classes", "duplicates"]}
     assert [finding.name for finding in audited(data).findings] == notes.get(name, [])
     assert all(len(finding.text) < 500 for finding in audited(data).findings)  # no whole reviews
 

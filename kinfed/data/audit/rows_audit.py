@@ -27,10 +27,8 @@ LEAST_COPIES = 10
 COPIED_SHARE = 0.25  # of the test rows, from which on copies are refused
 NOTED_SHARE = 0.02
 LEAST_REPEATED, REPEATED_SHARE = 3, 0.001  # rows that occur a second time, from which on they are noted
-SAMPLE, MOSTLY_DIFFERENT = (
-    2_000,
-    0.8,
-)  # where so many values of a feature differ among rows that do, copies are no chance
+SAMPLE, MOSTLY_DIFFERENT = 2_000, 0.8  # rows that differ, of which so many have a value of their own in some feature
+VARIED, MORE = 0.5, 2.0  # the same share within clients, from which on a feature is left out; how many more are equal
 BLOCK = 4096  # rows that are hashed at once
 BY_CHANCE = 5  # test rows up to which a class may have come there by chance alone
 SIMULATED_CLIENTS = 100_000  # with more nobody looks at single rows
@@ -130,18 +128,25 @@ def copy_findings(data: Federation) -> list[Finding]:
 
 
 def _duplicate_findings(data: Federation, rows: Tensor, hashes: Hashes) -> list[Finding]:
-    """Rows that occur several times at a client, in data where some feature is hardly ever the same twice."""
+    """Rows that occur several times at a client, where chance does not make them: some feature is hardly ever the same
+    twice, or leaving out any with many values makes hardly more rows equal."""
     owner = torch.zeros(len(data.features), dtype=torch.int64)
     for split in (data.train, data.test):
         owner[split.rows] = split.owner
-    _, first = np.unique(hashes + _bits(owner[rows].numpy()) * COEFFICIENTS[-2], return_index=True)
+    client = _bits(owner[rows].numpy()) * COEFFICIENTS[-2]
+    own = hashes + client
+    _, first = np.unique(own, return_index=True)
     repeated = len(hashes) - len(first)
     if repeated < max(LEAST_REPEATED, REPEATED_SHARE * len(hashes)):
         return []
-    numbers = np.sort(_numbers(data, rows[torch.from_numpy(first[:SAMPLE])], MOST_NUMBERS), axis=0)
-    different = (np.diff(numbers, axis=0) != 0).sum(0) + 1
-    if different.max() < MOSTLY_DIFFERENT * len(numbers):
-        return []
+    numbers, sample = _numbers(data, rows, MOST_NUMBERS), first[:SAMPLE]
+    if max(len(np.unique(column)) for column in numbers[sample].T) < MOSTLY_DIFFERENT * len(sample):
+        values = _bits(numbers)
+        own_values = [len(np.unique(one)) for one in values[sample].T * COEFFICIENTS[0] + client[sample]]
+        varied = np.flatnonzero(np.array(own_values) >= VARIED * len(sample))
+        without = (len(own) - len(np.unique(own - values[:, j] * COEFFICIENTS[j])) for j in varied)
+        if not len(varied) or any(more > MORE * repeated for more in without):
+            return []
     text = (
         f"{repeated:,} of {len(hashes):,} rows occur a second time at the same client, with the same numbers throughout"
     )

@@ -27,7 +27,7 @@ MOST_COLUMNS = 500  # that are looked at one by one
 LEAST_PERSONS, LEAST_SHARED = 20, 0.1
 ALL_BUT_FEW = 0.9  # share of different values of a running number that has duplicates
 DATES = 20  # different ones, from which on rows are of different times
-RARE_SPELLING, SHORT_WORD = 0.05, 5  # a misspelt label is rare, and long enough to be one
+RARE_SPELLING, SHORT_WORD = 0.05, 5  # a misspelt label is rare or some clients' own, and long enough to be one
 MANY_CLASSES = 20  # with more, nothing is said of classes that sites lack
 EXPECTED = 5  # rows of a class that a client lacks; of fewer it may have none by chance
 MOST_NAMES = 10_000
@@ -105,7 +105,8 @@ def column_name_findings(cells: Mapping[str, Cells], rows: Array) -> list[Findin
 
 
 def _label_findings(parts: TableParts) -> list[Finding]:
-    """Classes that differ in nothing but case, blanks, Unicode form, or a letter of a rare one."""
+    """Classes that differ in nothing but case, blanks or Unicode form; or, where one is rare or has clients of its own,
+    in a letter."""
     if not 0 < parts.problem.num_classes <= MOST_NAMES:
         return []
     names = parts.problem.class_labels
@@ -117,12 +118,15 @@ def _label_findings(parts: TableParts) -> list[Finding]:
             f"nothing but {why}"
         )
         return [Finding("label_spelling", f"{text}. Give them one name.", refused=why != "letter case")]
-    counts = np.bincount(parts.labels[parts.train], minlength=len(names))
+    by_client = np.zeros((len(parts.names), len(names)), np.int64)
+    np.add.at(by_client, (parts.owner, parts.labels[parts.train]), 1)
+    counts = by_client.sum(0)
     words = [k for k, name in enumerate(names) if len(name) >= SHORT_WORD and not any(c.isdigit() for c in name)]
     for place, k in enumerate(words if len(words) <= MANY_CLASSES * 5 else ()):
         for other in words[place + 1 :]:
             few, many = sorted((counts[k], counts[other]))
-            if few < RARE_SPELLING * many and _one_letter_apart(names[k], names[other]):
+            apart = few > 0 and not (by_client[:, k] * by_client[:, other]).any()  # clients spell in their own way
+            if (few < RARE_SPELLING * many or apart) and _one_letter_apart(names[k], names[other]):
                 shown = f"{names[k]!r} ({counts[k]}) and {names[other]!r} ({counts[other]})"
                 text = (
                     f"column {parts.label_column}: {shown} differ by a letter; give them one name if they are the same"
@@ -198,7 +202,7 @@ def _time_findings(parts: TableParts, used: Mapping[str, Cells]) -> list[Finding
             if len(np.unique(days[~np.isnan(days)])) >= DATES:
                 text = (
                     f"rows have dates ({name}), and test rows are drawn at random among them: figures are of times "
-                    "that are known. For rows to come, test on the last ones (--order-column {name})"
+                    f"that are known. For rows to come, test on the last ones (--order-column {name})"
                 )
                 return [Finding("time", text)]
     return []
