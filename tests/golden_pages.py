@@ -23,8 +23,15 @@ HERE = Path(__file__).parent / "pages"
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from kinfed.analysis.gain import gain_from_arrays, render, summary  # noqa: E402
+from kinfed.arena.arena_pages import arena_board  # noqa: E402
+from kinfed.arena.entries import ArenaEntry, CellScores, FederationScores, TriedSetting  # noqa: E402
+from kinfed.arena.suites import suite  # noqa: E402
 from kinfed.data.examples.problem import Problem  # noqa: E402
-from kinfed.report import build, measured_gain  # noqa: E402
+from kinfed.deploy.server.question_pages import description_page, matrix_page  # noqa: E402
+from kinfed.report import build, coefficient_table, measured_gain  # noqa: E402
+from kinfed.serving.coefficients import Coefficient, Coefficients, SiteEffect  # noqa: E402
+from kinfed.tabular import contribution_page  # noqa: E402
+from kinfed.tabular.coalitions import Contribution, Contributions, Received  # noqa: E402
 from kinfed.tabular.fit_result import ContenderRecord, Estimate, FitResult, SiteRecord  # noqa: E402
 from kinfed.tabular.site_page import page  # noqa: E402
 from kinfed.tabular.watch import Watch  # noqa: E402
@@ -139,7 +146,85 @@ def gain(folder: Path) -> str:
     return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
 
 
-PAGES: dict[str, Callable[[Path], str]] = {"report": report, "fit": fit, "watch": watch, "gain": gain}
+def describe(folder: Path) -> str:
+    """Three sites: one in another unit, one with few rows that are not told, one with noise on its gaps."""
+    age = {"kind": "number", "missing": 0, "mean": 61.5, "deviation": 9.25}
+    height = {"kind": "number", "missing": 3, "mean": 1.71, "deviation": 0.08}
+    ward = {"kind": "category", "missing": None, "categories": {"A": 40, "B": 60}, "others": [2, 7]}
+    sites = {
+        "north": {"rows": 120, "columns": {"age": age, "height": height, "ward": ward}, "terms": "exact"},
+        "south": {"rows": 80, "columns": {"age": age, "height": {**height, "mean": 171.0, "deviation": 8.0}},
+                  "terms": "exact"},
+        "west": {"rows": 40, "columns": {"age": {"kind": "", "missing": 21}}, "terms": "noise 5"},
+    }  # fmt: skip
+    return text_of(description_page(sites, {"east": "no answer within 600 s"}))
+
+
+def evaluate(folder: Path) -> str:
+    """Two models at two sites, one of which has a single class."""
+    scores = {"own": {"auroc": 0.81, "accuracy": 0.9}, "server": {"auroc": 0.79, "accuracy": 0.95}}
+    one_class = {name: {"auroc": None, "accuracy": value["accuracy"]} for name, value in scores.items()}
+    sites = {
+        "north": {"rows": 40, "scores": scores, "terms": "exact"},
+        "south": {"rows": 12, "scores": one_class, "terms": "noise 5"},
+    }
+    return text_of(matrix_page({"metric": "auroc", "models": ["own", "server"], "sites": sites}, {}))
+
+
+def contributions(folder: Path) -> str:
+    """Three sites, one of which the others help beyond chance."""
+
+    def part(value: float) -> Contribution:
+        return Contribution(value, 0.01)
+
+    sites = tuple(
+        Received(name, {other: part(value) for other in ("north", "south", "west") if other != name}, part(2 * value),
+                 rows)
+        for name, value, rows in (("north", 0.05, 80), ("south", 0.0, 80), ("west", -0.03, 20))
+    )  # fmt: skip
+    return text_of(contribution_page.page(Contributions("fedavg", "accuracy", sites, {"seed": 0})))
+
+
+def coefficients(folder: Path) -> str:
+    """A linear mixed model with a column that is left out, and a logistic one by ratios."""
+    nan = float("nan")
+    rows = (
+        Coefficient("intercept", 12.5, 0.5, 11.52, 13.48, 0.0),
+        Coefficient("dose", -0.25, 0.1, -0.446, -0.054, 0.0124),
+        Coefficient("dose_mg", 0.0, nan, nan, nan, nan),
+    )
+    sites = (SiteEffect("north", -0.8, 0.4, 2.4, 0.2), SiteEffect("south", 0.9, 0.5, 2.7, 1.3))
+    between = {"intercept": 1.25, "dose": 0.05}
+    linear = Coefficients("lmm", 0, "", rows, between, 2.5, sites, (240, 4), {"dose": 0.3}, "")
+    odds = replace(linear, label="glmm", scale="log odds", between={}, sigma=None, sites=(), bends=None, count=(240, 9))
+    return "\n".join("\n".join([*fit.sentences(), coefficient_table(fit).text(), ""]) for fit in (linear, odds))
+
+
+def arena(folder: Path) -> str:
+    """The board of the references, kin among them, with scores that were made up."""
+    whole = suite()
+    for number, method in enumerate(whole.references):
+        scores = {}
+        for place, one in enumerate(whole.federations("lite")):
+            leads = {seed: 0.02 * number * ((place + seed) % 3 - 0.8) for seed in whole.budgets["lite"].seeds}
+            cells = {
+                seed: CellScores(one.rounds, 1000 + number, tuple(0.7 + lead + 0.01 * k for k in range(4)))
+                for seed, lead in leads.items()
+            }
+            values = (0.7 + 0.01 * number, 0.7 + 0.02 * (number % 2) + 0.005 * number)
+            tried = tuple(TriedSetting({"lam": 0.5} if k else {}, value, 1, 9) for k, value in enumerate(values))
+            scores[one.name] = FederationScores(tried, cells, "", 10.0)
+        machine = {"processor": "made up", "kinfed": "0"}
+        entry = ArenaEntry(method, method.title(), whole.name, whole.digest("lite"), "lite", scores, machine)
+        (folder / method).mkdir()
+        entry.write(folder / method / "entry.json")
+    return text_of(arena_board(folder).html)
+
+
+PAGES: dict[str, Callable[[Path], str]] = {
+    "report": report, "fit": fit, "watch": watch, "gain": gain, "describe": describe, "evaluate": evaluate,
+    "contributions": contributions, "coefficients": coefficients, "arena": arena,
+}  # fmt: skip
 
 
 def main() -> None:
