@@ -4,6 +4,6 @@ from kinfed.newcomers.adoption import learn_alone as learn_alone
 from kinfed.newcomers.finished import FinishedRun as FinishedRun
 from kinfed.newcomers.finished import RunInMemory as RunInMemory
 from kinfed.newcomers.finished import newcomer_from_table as newcomer_from_table
-from kinfed.newcomers.forgetting import Forgotten as Forgotten
-from kinfed.newcomers.forgetting import forget as forget
-from kinfed.newcomers.likelihood_intervals import profiled as profiled
+from kinfed.newcomers.kept_sums import Forgotten as Forgotten
+from kinfed.newcomers.kept_sums import forget as forget
+from kinfed.newcomers.kept_sums import profiled as profiled

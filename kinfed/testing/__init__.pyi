@@ -3,12 +3,12 @@ from kinfed.testing import hardship as hardship
 from kinfed.testing import invariance as invariance
 from kinfed.testing import messages as messages
 from kinfed.testing import running_statistics as running_statistics
+from kinfed.testing.conformance import OF_THE_CLASS as OF_THE_CLASS
 from kinfed.testing.conformance import REFERENCES as REFERENCES
+from kinfed.testing.conformance import VARIANT_CHECKS as VARIANT_CHECKS
+from kinfed.testing.conformance import check_algorithm as check_algorithm
 from kinfed.testing.conformance import check_reference as check_reference
-from kinfed.testing.method_contract import OF_THE_CLASS as OF_THE_CLASS
-from kinfed.testing.method_contract import VARIANT_CHECKS as VARIANT_CHECKS
-from kinfed.testing.method_contract import check_algorithm as check_algorithm
-from kinfed.testing.method_contract import check_variant as check_variant
+from kinfed.testing.conformance import check_variant as check_variant
 from kinfed.testing.reference_case import ReferenceCase as ReferenceCase
 from kinfed.testing.reference_case import reference as reference
 from kinfed.testing.workbench import CHECKS as CHECKS

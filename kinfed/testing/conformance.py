@@ -1,26 +1,64 @@
-"""How near methods are to independent implementations of them.
+"""Conformance of a method: all checks of its contract in one call, and how near it is to an independent implementation.
 
+    kinfed.testing.check_algorithm("ditto")          # a ContractError names the first check that fails
     kinfed.testing.check_reference("ditto")          # 8.9e-08, or a ContractError that names round and tensor
 
 The references are in kinfed.testing.reference_methods; register one for a method of your own with
 `kinfed.testing.reference`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kinfed.algorithms import make_algorithm
 from kinfed.data import Federation, LocalTraining
 from kinfed.server import Loop, Schedule
-from kinfed.testing import reference_methods  # noqa: F401  # which registers them
+from kinfed.testing import declarations, hardship, invariance, messages, reference_methods, running_statistics  # noqa: F401
 from kinfed.testing.reference_case import LR, STEPS, ReferenceCase, Stage, network
 from kinfed.testing.reference_case import REFERENCES as REFERENCES
-from kinfed.testing.workbench import SEED, Bench, ContractError, Method, tiny_federation
+from kinfed.testing.workbench import CHECKS, SEED, Bench, ContractError, Method, tiny_federation
 
 SIZES, ROUNDS, WITHIN = (2, 6, 4), 4, 1e-6
+# What a class or the engine decides, whatever the options and the data: where a method has passed all checks, its
+# variants need not pass these again.
+OF_THE_CLASS = (
+    *("settings_are_plain", "message_types_are_declared", "workers_do_not_matter", "gradient_paths_agree"),
+    *("outsiders_are_left_alone", "global_generators_are_untouched", "who_is_evaluated_does_not_matter"),
+)
+VARIANT_CHECKS = tuple(name for name in CHECKS if name not in OF_THE_CLASS)
+
+
+def check_variant(method: str | Method, *, options: Mapping[str, Any] | None = None) -> None:
+    """Put a method that has passed all checks, with other options, to those that options can break."""
+    bench = Bench(method, options=options)
+    for name in VARIANT_CHECKS:
+        CHECKS[name](bench)
+
+
+def check_algorithm(
+    method: str | Method,
+    *,
+    options: Mapping[str, Any] | None = None,
+    federation: Federation | None = None,
+    model: Callable[[], nn.Module] | None = None,
+) -> None:
+    """Put a method, by its registered name or as an object, to all checks. Raises ContractError at the first that
+    fails. A method that needs special data or a special model brings them; a few clients and parameters will do.
+
+    Example:
+
+        >>> kinfed.testing.check_algorithm("fedprox", options={"mu": 0.1})
+    """
+    bench = Bench(method, options=options, federation=federation, model=model)
+    for check in CHECKS.values():
+        check(bench)
+
+
+# ---- references ----
 
 
 def check_reference(name: str, method: Method | None = None, *, within: float = WITHIN) -> float:

@@ -138,6 +138,20 @@ Take = Callable[[str, Packet], None]  # (client, its answer); raises MessageErro
 
 
 @dataclass
+class _Asked:
+    """A request to many clients, and how far it has come."""
+
+    kind: str
+    packets: Mapping[str, Packet]
+    take: Take
+    open: dict[str, Packet]  # without an answer yet
+    pending: dict[str, str] = field(default_factory=dict)  # clients by message
+    reasons: dict[str, str] = field(default_factory=dict)  # why there is no answer, by client
+    crashed: set[str] = field(default_factory=set)
+    good: int = 0  # answers that could be used
+
+
+@dataclass
 class Exchange:
     transport: Transport
     say: Callable[[str], None]
@@ -200,65 +214,73 @@ class Exchange:
         start = self.clock()
         silence, end = Silence(start), start + seconds
         needed = len(packets) if needed is None else needed
-        open_, pending, reasons, good = dict(packets), dict[str, str](), dict[str, str](), 0
-        crashed = set[str]()
-        while open_ and self.clock() < end:
+        asked = _Asked(kind, packets, take, dict(packets))
+        while asked.open and self.clock() < end:
             online = set(self.transport.nodes())
             self._discover(online)
             where = self._where(online)
-            if good >= needed and not any(name in where for name in open_):
+            if asked.good >= needed and not any(name in where for name in asked.open):
                 break
-            waiting = set(pending.values())
-            free = [name for name in open_ if name in where and name not in waiting]
-            messages = [Sent(where[name], kind, packets[name], max(end - self.clock(), 1.0)) for name in free]
-            self.record([_transfer(SENT, name, kind, packets[name], packets[name]) for name in free])
-            for name, message in zip(free, self.transport.send(messages) if messages else [], strict=True):
-                if message:
-                    pending[message] = name
-                    self.presence.ask(name, self.clock())
-            arrivals = []
-            for answer in self.transport.receive([*pending, *self._greeted]):
-                if answer.message in self._greeted:
-                    self._on_hello(answer)
-                    continue
-                name = pending.pop(answer.message, "")
-                if name not in open_:
-                    continue
-                if answer.packet is None:
-                    reasons[name] = plain_text(answer.error)
-                    arrivals.append(_transfer(REFUSED, name, kind, packets[name], None, reasons[name]))
-                    if answer.gone or (answer.crashed and name not in crashed):
-                        # Asked again when it is back; after a crash once, for what kills it may be the message.
-                        crashed |= {name} if answer.crashed else set()
-                        self.presence.note_error(name, self.clock(), reasons[name])
-                        continue
-                else:
-                    try:
-                        take(name, answer.packet)
-                        good += 1
-                        reasons.pop(name, None)
-                    except MessageError as error:
-                        reasons[name] = str(error)
-                    not_used = f"not used: {reasons[name]}" if name in reasons else ""
-                    arrivals.append(_transfer(CAME, name, kind, packets[name], answer.packet, not_used))
-                self.presence.settle(name, self.clock(), reasons.get(name, ""))
-                del open_[name]
-            self.record(arrivals)
+            self._send(asked, where, end)
+            self._receive(asked)
             self.watch()
-            if open_:
+            if asked.open:
                 if silence.is_due(self.clock()):
-                    self._say_who_is_silent(kind, open_, len(packets), start, end)
+                    self._say_who_is_silent(kind, asked.open, len(packets), start, end)
                 self.sleep(POLL_SECONDS)
         connected = self._where(self.transport.nodes())
         if self.clock() >= end:
-            self._suspect(open_.keys(), packets.keys() - open_.keys(), self.clock() - seconds / 2)
+            self._suspect(asked.open.keys(), packets.keys() - asked.open.keys(), self.clock() - seconds / 2)
         doubtful = {name for names in self._suspects.values() for name in names}
-        for name in open_:
+        for name in asked.open:
             why = "no sign of life since an earlier request" if name in doubtful else "not connected"
             why = f"no answer within {seconds:g} s" if name in connected else why
-            reasons[name] = f"{why} ({reasons[name]})" if name in reasons else why
-            self.presence.settle(name, self.clock(), reasons[name])
-        return reasons
+            asked.reasons[name] = f"{why} ({asked.reasons[name]})" if name in asked.reasons else why
+            self.presence.settle(name, self.clock(), asked.reasons[name])
+        return asked.reasons
+
+    def _send(self, asked: _Asked, where: Mapping[str, int], end: float) -> None:
+        """Send their requests to clients that are connected and have none."""
+        kind, packets, waiting = asked.kind, asked.packets, set(asked.pending.values())
+        free = [name for name in asked.open if name in where and name not in waiting]
+        messages = [Sent(where[name], kind, packets[name], max(end - self.clock(), 1.0)) for name in free]
+        self.record([_transfer(SENT, name, kind, packets[name], packets[name]) for name in free])
+        for name, message in zip(free, self.transport.send(messages) if messages else [], strict=True):
+            if message:
+                asked.pending[message] = name
+                self.presence.ask(name, self.clock())
+
+    def _receive(self, asked: _Asked) -> None:
+        """Hand over what has come."""
+        arrivals, reasons = [], asked.reasons
+        for answer in self.transport.receive([*asked.pending, *self._greeted]):
+            if answer.message in self._greeted:
+                self._on_hello(answer)
+                continue
+            name = asked.pending.pop(answer.message, "")
+            if name not in asked.open:
+                continue
+            order = asked.packets[name]
+            if answer.packet is None:
+                reasons[name] = plain_text(answer.error)
+                arrivals.append(_transfer(REFUSED, name, asked.kind, order, None, reasons[name]))
+                if answer.gone or (answer.crashed and name not in asked.crashed):
+                    # Asked again when it is back; after a crash once, for what kills it may be the message.
+                    asked.crashed |= {name} if answer.crashed else set()
+                    self.presence.note_error(name, self.clock(), reasons[name])
+                    continue
+            else:
+                try:
+                    asked.take(name, answer.packet)
+                    asked.good += 1
+                    reasons.pop(name, None)
+                except MessageError as error:
+                    reasons[name] = str(error)
+                not_used = f"not used: {reasons[name]}" if name in reasons else ""
+                arrivals.append(_transfer(CAME, name, asked.kind, order, answer.packet, not_used))
+            self.presence.settle(name, self.clock(), reasons.get(name, ""))
+            del asked.open[name]
+        self.record(arrivals)
 
     def _suspect(self, silent: Collection[str], answered: Collection[str], before: float) -> None:
         """Doubt nodes of which all clients that were asked are silent, and some were asked `before` a time."""

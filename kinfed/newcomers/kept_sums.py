@@ -1,17 +1,21 @@
-"""Sites that leave a finished run: their sums are taken out, and what remains is fitted anew.
+"""Sums that a server has kept of every site (method lmm), after the run: sites leave it, and intervals by the profile.
 
+    profiled("runs/exam", "lmm").profile.between["intercept"]
     forgotten = forget("runs/exam", ["school_01"], "lmm")
     forgotten.coefficients().rows, forgotten.models["school_02"], forgotten.server_model
     forgotten.save("runs/exam-without")
 
-It is exact for methods that keep the sums of every site apart: a fit is a function of the sums it is made of, so that
-no trace of a site is left in one that is made without its own. Other methods have mixed what sites sent, and must run
-again without the site. The record says which sums the new fit is made of, each by its digest, so that anybody who has
-the others' sums can compute it again, and the site can see that its own are not among them.
+Forgetting takes the sums of sites out, and fits what remains anew. It is exact: a fit is a function of the sums it is
+made of, so that no trace of a site is left in one that is made without its own. Other methods have mixed what sites
+sent, and must run again without the site. The record says which sums the new fit is made of, each by its digest, so
+that anybody who has the others' sums can compute it again, and the site can see that its own are not among them.
 
 Two things are not undone: means and scales of columns are those that all sites gave before the run, and coefficients
 are exact in spite of them, for they are in the units of the table; and the run's folder is as it was, until it is
 deleted.
+
+Profile intervals take some dozens of fits, and are made when they are asked for. Methods that work with totals have
+Wald's alone: every point of a likelihood would be a round.
 """
 
 from __future__ import annotations
@@ -69,6 +73,21 @@ class Forgotten:
         for name, model in self.models.items():
             model.save(folder / "models" / f"{storage.file_name(name, any_letters=True)}.safetensors")
         storage.write_json(folder / "forgotten.json", self.record)
+
+
+def profiled(
+    ended: EndedRun | Path | str, algorithm: str | None = None, *, seed: int | None = None
+) -> fits.Coefficients:
+    """Coefficients of a finished run, in a folder or in memory, with intervals by the profile likelihood."""
+    run = opened(ended, seed)
+    label = run.label(algorithm)
+    method: Any = run.algorithm(label)
+    if not hasattr(method, "profile"):
+        raise ConfigError(f"{label} keeps no sums of sites, and has no profile intervals; lmm has")
+    server: Any = run.server(label, method, run.task())
+    profile, basis = method.profile(server)
+    fit = fits.coefficient_rows(run.description, label, run.seed, method.figures(server))
+    return fits.with_profile(fit, run.description, profile, basis)
 
 
 def forget(
