@@ -19,6 +19,8 @@ from kinfed.engine.contract.objective import make_objective as make_objective
 from kinfed.engine.contract.task import Task as Task
 from kinfed.engine.contract.task import judged_outputs as judged_outputs
 from kinfed.engine.personal.architectures import Architectures as Architectures
+from kinfed.engine.personal.joint_models import JointTask as JointTask
+from kinfed.engine.personal.joint_models import joint_rows as joint_rows
 from kinfed.engine.personal.personal_models import ExtendedTask as ExtendedTask
 from kinfed.engine.personal.personal_models import Extension as Extension
 from kinfed.engine.personal.personal_models import MixtureModule as MixtureModule

@@ -146,6 +146,11 @@ class Task(ABC):
         outside of it move. None if the task knows no such way: then gradients are computed of all."""
         return StepwiseDescent(self.take_step_, theta, terms) if mask is None else None
 
+    def of_rows(self, order: Tensor) -> Task:
+        """The task for theta[order], by a caller who trains rows in another order: a task whose own loss knows rows by
+        their positions tells it of those that they had."""
+        return self
+
     def whole_loop(self, batches: Batches) -> WholeLoop | None:
         """All steps of `sgd` in one call; None if the task has none for this training: then batch by batch."""
         return None

@@ -8,6 +8,7 @@ their type: it is read from the width and the mark of a row, and from the names 
     extended   [P + E + 1]        the plain model's columns, E numbers of its `Extension`, and a mark that says which
     trees      [W]                structure, thresholds and leaf values of an ensemble, and a mark; nothing of a plain
                                   model (kinfed.engine.trees.tree_models)
+    joint      [2 P + 1]          two bodies under one head, and a mark (kinfed.engine.personal.joint_models)
 
 A mixture gives p(y | x) = Σ_k π_k p_k(y | x), whose p_k has logits z_k / T_k if there are temperatures: those of a
 model that ends in a linear layer can be put into that layer, those of any other stand beside it. Where models predict a
@@ -22,7 +23,7 @@ and extension comes from autograd there, that of the body from the engine.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -34,9 +35,12 @@ from kinfed.core import registry_of
 from kinfed.data import Batch, LocalTraining
 from kinfed.engine.contract.columns import ParameterSlot
 from kinfed.engine.contract.descent import PLAIN, Terms
-from kinfed.engine.contract.feature_loss import Deltas, FeatureLoss, cross_entropy, refuse_feature_loss
+from kinfed.engine.contract.feature_loss import Deltas, cross_entropy, refuse_feature_loss
 from kinfed.engine.contract.head import Head, HeadProbe, find_head
 from kinfed.engine.personal.architectures import Architectures
+from kinfed.engine.personal.joint_models import JOINT, JointModule, JointTask
+from kinfed.engine.personal.joint_models import PREFIX as HALVES
+from kinfed.engine.personal.wider_task import WiderTask
 from kinfed.engine.rows.layout import RowLayout
 from kinfed.engine.task_factory import ModuleTask, Task
 from kinfed.engine.trees.tree_models import PREFIX, TreeModule, TreeShape, TreeTask, tree_tensors
@@ -44,38 +48,6 @@ from kinfed.errors import ModelError
 
 LEAST_SHARE = 1e-30  # of an example in a component: as good as none, but an example that is there
 TEMPERED = -0.5  # the mark at the end of a mixture with temperatures; those of extensions are whole numbers
-
-
-class WiderTask(Task):
-    """Rows that hold more than one plain model of `task`. A loss at features or logits is refused."""
-
-    kind: str  # of model, as the refusal names it
-
-    def __init__(self, task: Task) -> None:
-        self.task, self.device, self.one_row_at_a_time = task, task.device, task.one_row_at_a_time
-        self.classifies, self.objective = task.classifies, task.objective
-        self.problem, self.metric = task.problem, task.metric
-
-    @property
-    def plain_task(self) -> Task:
-        return self.task.plain_task
-
-    def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
-        refuse_feature_loss(feature_loss, self.kind)
-        return self._joined(self.task.grad, theta, batch)
-
-    def training_grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
-        refuse_feature_loss(feature_loss, self.kind)
-        return self._joined(self.task.training_grad, theta, batch)
-
-    @abstractmethod
-    def _joined(self, grad: Callable[..., Tensor], theta: Tensor, batch: Batch) -> Tensor:
-        """[n, width] gradient of the wide rows, by the plain task's `grad` or `training_grad`."""
-
-    def _modules(self) -> ModuleTask:
-        if not isinstance(self.task, ModuleTask):
-            raise ModelError(f"models of a {type(self.task).__name__} are not torch modules")
-        return self.task
 
 
 class MixtureTask(WiderTask):
@@ -271,6 +243,14 @@ class ExtendedTask(WiderTask):
         result[:, : model.shape[1]] += grad(model, batch, top)  # zero at the head, of which dz = 0 says nothing
         return result
 
+    def of_rows(self, order: Tensor) -> Task:
+        loss = self.loss
+        if loss is None:
+            return self
+        own = copy.copy(self)
+        own.loss = lambda phi, weight, bias, extra, batch, rows: loss(phi, weight, bias, extra, batch, order[rows])
+        return own
+
     def training_loss(self, phi: Tensor, theta: Tensor, batch: Batch, rows: Tensor) -> Tensor:
         """[n] of rows theta whose features are φ."""
         model, extra = self.split(theta)
@@ -373,15 +353,17 @@ def _is_tempered(row: Tensor) -> bool:
     return float(row[-1]) == TEMPERED
 
 
-def _form(row: Tensor, num_params: int) -> Extension | TreeShape | int | None:
-    """The extension of a row, the shape of its trees, or the number of components of a mixture; None of a plain model
-    [num_params]."""
+def _form(row: Tensor, num_params: int) -> Extension | TreeShape | type[JointTask] | int | None:
+    """The extension of a row, the shape of its trees, its task where it is joint, or the number of components of a
+    mixture; None of a plain model [num_params]."""
     if (shape := TreeShape.of_row(row)) is not None:  # which may be as long as a plain model
         return shape
     if len(row) == num_params:
         return None
     if _is_tempered(row):
         return num_components(len(row), num_params, tempered=True)
+    if float(row[-1]) == JOINT and len(row) == 2 * num_params + 1:
+        return JointTask
     return _extension_of(row) or num_components(len(row), num_params)
 
 
@@ -398,6 +380,8 @@ def task_for(task: Task, theta: Tensor) -> Task:
         return MixtureTask(task, form, tempered=tempered)
     if isinstance(form, TreeShape):
         return TreeTask(task, form)
+    if isinstance(form, type):
+        return form(task)
     return ExtendedTask(task, form, width - P - 1)
 
 
@@ -405,12 +389,14 @@ def module_for(task: ModuleTask | Architectures, row: Tensor) -> nn.Module:
     """A ready module for one row."""
     own = task_for(task, row[None])
     # By task_for, of a module's task.
-    assert isinstance(own, ModuleTask | MixtureTask | ExtendedTask | TreeTask | Architectures)
+    assert isinstance(own, ModuleTask | MixtureTask | ExtendedTask | JointTask | TreeTask | Architectures)
     return own.module_of(row)
 
 
 def trained_columns(task: Task, training: LocalTraining) -> Tensor | None:
     """bool [width]: the columns that fine-tuning confines itself to; None if it may move all."""
+    if isinstance(task, JointTask):
+        return task.trained_columns()
     return task.mask(training) if isinstance(task, MixtureTask | ExtendedTask) else None
 
 
@@ -418,6 +404,8 @@ def module_from(make: Callable[[], nn.Module], tensors: Mapping[str, Tensor]) ->
     """A module for the state dict of a personal model; `make` builds a plain one."""
     if tensors and all(name.startswith(PREFIX) for name in tensors):
         return TreeModule(dict(tensors))
+    if tensors and all(name.startswith(HALVES) for name in tensors):
+        return JointModule(make(), make())
     components = len({name.split(".")[1] for name in tensors if name.startswith("components.")})
     if components:
         return MixtureModule([make() for _ in range(components)], tensors["pi"], tensors.get("temperature"))
@@ -440,5 +428,8 @@ def named_parameters(row: Tensor, num_params: int, plain: Callable[[Tensor], dic
         return {"pi": pi.clone()} | temperature | parts
     if isinstance(form, TreeShape):
         return tree_tensors(row)
+    if isinstance(form, type):
+        halves = row[: 2 * num_params].chunk(2)
+        return {f"{HALVES}{k}.{name}": t for k, half in enumerate(halves) for name, t in plain(half).items()}
     model = {f"model.{name}": tensor for name, tensor in plain(row[:num_params]).items()}
     return model | {"extra": row[num_params:].clone()}

@@ -56,7 +56,9 @@ def sgd(
     order = _longest_first(batches.steps)
     if order is not None:
         some = vars(terms.rows(order, len(theta)))
-        return sgd(task, theta[order], batches.take(order), lr=lr, mask=mask, **some)[torch.argsort(order)]
+        return sgd(task.of_rows(order), theta[order], batches.take(order), lr=lr, mask=mask, **some)[
+            torch.argsort(order)
+        ]
     descent = _plain_descent(task, theta, batches, terms, mask)
     if descent is not None:
         for rows, batch in batches.reusing_memory():
