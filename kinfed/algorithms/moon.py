@@ -42,16 +42,17 @@ def cosine_and_slope(phi: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
 @dataclass(frozen=True)
 class ModelContrast:
     task: Task
-    w: Tensor  # [n, P] the received model
-    prev: Tensor  # [n, P] the last own model, or w
-    mu: float
+    near: Tensor  # [n, P] the model whose features attract
+    far: Tensor  # [n, P] the one whose features repel
+    mu: float | Tensor  # or [n]
     tau: float
 
     def __call__(self, phi: Tensor, z: Tensor, batch: Batch, rows: Tensor) -> Deltas:
-        near, to_near = cosine_and_slope(phi, self.task.features(take_rows(self.w, rows), batch.x))
-        far, to_far = cosine_and_slope(phi, self.task.features(take_rows(self.prev, rows), batch.x))
+        near, to_near = cosine_and_slope(phi, self.task.features(take_rows(self.near, rows), batch.x))
+        far, to_far = cosine_and_slope(phi, self.task.features(take_rows(self.far, rows), batch.x))
         s = torch.sigmoid((far - near) / self.tau)
-        return None, self.mu * batch.weight[..., None] * (s / self.tau) * (to_far - to_near)  # μ ∂l_con/∂φ
+        mu = self.mu[rows, None, None] if isinstance(self.mu, Tensor) else self.mu
+        return None, mu * batch.weight[..., None] * (s / self.tau) * (to_far - to_near)  # μ ∂l_con/∂φ
 
 
 @dataclass(frozen=True)
