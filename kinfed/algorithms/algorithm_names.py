@@ -81,6 +81,8 @@ fedgen | fedgen:FedGen | FedGen | the server learns to generate features, on whi
 fedpac | fedpac:FedPAC | FedPAC | aligned features, and heads combined from similar clients
 fedas | fedas:FedAS | FedAS | FedPer with received bodies aligned to local features, and Fisher-weighted averages
 pfedfda | pfedfda:PFedFDA | pFedFDA | a Gaussian classifier between the global and the client's feature distribution
+fenda | fenda:FENDA | FENDA | own and common features side by side under a personal head
+perfcl | perfcl:PerFCL | PerFCL | FENDA with contrasts that keep own and common features apart
 fedcp | fedcp:FedCP | FedCP | a gate splits each feature between a personal and a shared head
 gpfl | gpfl:GPFL | GPFL |
     features split in two: class embeddings guide the shared part, personal heads use the other
@@ -101,6 +103,7 @@ mocha_deep | mocha_deep:MochaDeep | MOCHA, deep variant |
     personal models held near their mean (what papers call MOCHA on networks)
 mrmtl | mrmtl:MRMTL | MR-MTL | personal models held near their mean, with one training per round, which suits privacy
 pfedhn | pfedhn:PFedHN | pFedHN | a hypernetwork at the server generates every client's model
+pefll | pefll:PeFLL | PeFLL | a network describes a client by its examples, another makes its model of that
 cgpfl | cgpfl.cgpfl:CGPFL | CGPFL | K context models at the server, found by clustering
 cgpfl_heur | cgpfl.heuristic:CGPFLHeur | CGPFL-Heur | CGPFL that chooses K after the first round
 fedfomo | fedfomo.fedfomo:FedFomo | FedFomo | each client mixes the models that do best on its validation examples
@@ -164,6 +167,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "fedamp": {"relative": False, "self_weight": 0.0},
     "fedbn": {"weights": "equal"},
     "l2sgd": {"geometric": True},
+    "pefll": {"server_lr": 2e-4, "server_eps": 1e-8},
     "pfedfda": {"ridge": 1e-4},
     "qffl": {"curvature": "step"},
     "selffl": _SELFFL_PAPER,
@@ -181,6 +185,7 @@ UNPUBLISHED = {
     "fedproto": "the squared distance of features takes the place of the distance, and prototypes are plain means",
     "heterofl": "hidden outputs are not scaled, all classes are in the loss, and statistics are averaged in training",
     "mocha": "the loss of a client is a mean over its examples; the paper writes a sum",
+    "pefll": "labels enter above the features of examples, not beside the pixels, and the head has a common start",
     "pfedgraph": "the client's term is the cosine with the mix itself, not with that of normalized models",
     "qffl": "clients are drawn uniformly; the paper draws them by their shares of examples",
     "selffl_augmented": "the gradient of a batch is its mean; the paper writes a sum with the same rate",

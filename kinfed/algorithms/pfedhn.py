@@ -30,8 +30,6 @@ The head and its momentum hold 2 (hidden + 1) T numbers on the server, and as ma
 `max_gb` refuses what would not fit. Bytes per client and round: one model each way.
 """
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,10 +37,9 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.common.averaging import ChangeUp
+from kinfed.algorithms.common.hypernetwork import Sizes, head_start, trunk_outputs, trunk_sizes, trunk_start
 from kinfed.author import Algorithm, Cohort, ConfigError, Nothing, Population, RoundInfo, Task, mean_update, option, sgd
 from kinfed.core import Range, Tree, kernels, rng
-
-ROWS_AT_ONCE = 4096  # of the head, drawn in float64
 
 
 @dataclass
@@ -110,37 +107,23 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
                 f"max_gb={self.max_gb:g}; choose a smaller model, lower hidden, or raise max_gb"
             )
 
-    def _sizes(self, embedding: int) -> list[tuple[int, int]]:
-        """(inputs, outputs) of the trunk's layers."""
-        return [(embedding, self.hidden)] + [(self.hidden, self.hidden)] * self.hidden_layers
+    def _sizes(self, embedding: int) -> Sizes:
+        return trunk_sizes(embedding, self.hidden, self.hidden_layers)
 
     def init_server(self, task: Task, population: Population) -> Server:
         width = self.embedding or 1 + population.num_clients // 4
         key = population.key("pfedhn")
         embedding = rng.normal(rng.fold(key, 0, torch.arange(population.num_clients)), width)
-        layers = enumerate(self._sizes(width))
-        trunk = [_uniform(rng.fold(key, 1, k), (inputs + 1) * outputs, inputs) for k, (inputs, outputs) in layers]
+        trunk = trunk_start(rng.fold(key, 1), self._sizes(width))
         model = task.init(population.seed)
         start, statistics = model[task.trainable].clone(), model[task.trainable.stop :].clone()
-        head = start.new_empty(len(start), self.hidden)
-        for rows in torch.split(torch.arange(len(start)), ROWS_AT_ONCE):
-            head[rows] = _uniform(rng.fold(key, 2, rows), self.hidden, self.hidden).to(start)
-        phi = Hypernetwork(embedding.to(start), torch.cat(trunk).to(start), head, start)
+        head = head_start(rng.fold(key, 2), start, self.hidden)
+        phi = Hypernetwork(embedding.to(start), trunk.to(start), head, start)
         return Server(phi, phi.map(torch.zeros_like), statistics)
 
     def features(self, embedding: Tensor, trunk: Tensor) -> Tensor:
         """[n, H]: the trunk's output for embeddings [n, E]."""
-        for number, (weight, bias) in enumerate(self._layers(embedding.shape[1], trunk)):
-            embedding = torch.relu(embedding) if number else embedding
-            embedding = torch.addmm(bias, embedding, weight.T)
-        return embedding
-
-    def _layers(self, width: int, trunk: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        position = 0
-        for inputs, outputs in self._sizes(width):
-            stop = position + inputs * outputs
-            yield trunk[position:stop].view(outputs, inputs), trunk[stop : stop + outputs]
-            position = stop + outputs
+        return trunk_outputs(embedding, trunk, self._sizes(embedding.shape[1]))
 
     def download(self, server: Server, ids: Tensor) -> Down:
         phi = server.phi
@@ -214,8 +197,3 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
     def figures(self, server: Server) -> dict[str, Any]:
         e = server.phi.embedding
         return {"embedding_spread": float((e - e.mean(0)).norm(dim=1).mean())}
-
-
-def _uniform(key: Tensor, count: int, inputs: int) -> Tensor:
-    """Start of a linear layer with `inputs` inputs, as torch draws it: uniform on ±1/√inputs."""
-    return (2 * rng.uniform(key, count) - 1) / math.sqrt(inputs)

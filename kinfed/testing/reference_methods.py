@@ -181,7 +181,79 @@ def lgfedavg(case: ReferenceCase, shared_layers: int) -> Iterator[Stage]:
         yield {"server shared": head, "client own": {m: body[m] for m in active}, "numbers": (12, 12)}
 
 
+# ---- two bodies under one head ----
+
+
+@reference("fenda")
+def fenda(case: ReferenceCase) -> Iterator[Stage]:
+    yield from _two_bodies(case, 0.0, 0.0, 1.0)
+
+
+@reference("perfcl", mu=0.7, gamma=0.4, tau=0.5)
+def perfcl(case: ReferenceCase, mu: float, gamma: float, tau: float) -> Iterator[Stage]:
+    yield from _two_bodies(case, mu, gamma, tau)
+
+
+def _two_bodies(case: ReferenceCase, mu: float, gamma: float, tau: float) -> Iterator[Stage]:
+    """One vector per client: the own body, the common one, W [3, 6] on the features of both, and b. Own bodies and
+    heads begin where the method draws them."""
+    start, other = case.client["own"], case.client["head"]
+    weight = torch.cat([start[35:44].view(3, 3), other[:9].view(3, 3)], 1).flatten()
+    own, head = dict.fromkeys(range(3), start[case.body]), dict.fromkeys(range(3), torch.cat([weight, start[44:]]))
+    w, past = case.start[case.body], dict[int, Tensor]()
+    for active in case.rounds:
+        sent = {}
+        for m in active:
+            loss = partial(_side_by_side, case, m, mu, gamma, tau, (own[m], w, past.get(m)))
+            theta = case.train(m, torch.cat([own[m], w, head[m]]), instead=loss)
+            own[m], sent[m], head[m] = theta[:35], theta[35:70], theta[70:]
+        past |= sent
+        w = case.mean(sent)
+        heads = {m: head[m][:18].view(3, 6) for m in active}
+        yield {
+            "server shared": w, "numbers": (35, 36),
+            "client own": {m: torch.cat([own[m], heads[m][:, :3].flatten(), head[m][18:]]) for m in active},
+            "client head": {m: torch.cat([heads[m][:, 3:].flatten(), torch.zeros(3)]) for m in active},
+        }  # fmt: skip
+
+
+def _side_by_side(
+    case: ReferenceCase, m: int, mu: float, gamma: float, tau: float, before: tuple[Tensor, Tensor, Tensor | None],
+    theta: Tensor,
+) -> Tensor:  # fmt: skip
+    """Cross-entropy of the joint head, and the two contrasts with the bodies of before."""
+    of_own, of_common = (case.features(body, case.x[m]) for body in theta[:70].view(2, 35))
+    z = torch.cat([of_own, of_common], 1) @ theta[70:88].view(3, 6).T + theta[88:]
+    own, received, past = (None if body is None else case.features(body, case.x[m]) for body in before)
+    loss = cross_entropy(z, case.y[m])
+    if own is None or received is None or past is None:
+        return loss
+    return loss + mu * _drawn_to(of_common, received, past, tau) + gamma * _drawn_to(of_own, own, received, tau)
+
+
+def _drawn_to(phi: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
+    cosines = torch.stack([cosine_similarity(phi, other, dim=1) for other in (near, far)], 1)
+    return cross_entropy(cosines / tau, torch.zeros(len(phi), dtype=torch.int64))
+
+
 # ---- losses at features and logits ----
+
+
+@reference("moon", mu=0.8, tau=0.4)
+def moon(case: ReferenceCase, mu: float, tau: float) -> Iterator[Stage]:
+    w, past = case.start, dict[int, Tensor]()
+    for active in case.rounds:
+        sent = {m: case.train(m, w, partial(_moon, case, m, mu, tau, w, past.get(m))) for m in active}
+        past |= sent
+        w = case.mean(sent)
+        yield {"server w": w, "numbers": (case.P, case.P + 1)}
+
+
+def _moon(case: ReferenceCase, m: int, mu: float, tau: float, w: Tensor, past: Tensor | None, x: Tensor) -> Tensor:
+    if past is None:
+        return 0 * x.sum()
+    phi, near, far = (case.features(theta, case.x[m]) for theta in (x, w, past))
+    return mu * _drawn_to(phi, near, far, tau)
 
 
 @reference("fedlc", tau=0.5)
@@ -391,3 +463,41 @@ def _adaptive(case: ReferenceCase, m: int, D: float, teacher: Tensor, x: Tensor)
 
 def _features_apart(case: ReferenceCase, m: int, strength: float, t: Tensor, s: Tensor, W: Tensor) -> Tensor:
     return strength * mse_loss(case.features(t, case.x[m]), case.features(s, case.x[m]) @ W.T)
+
+
+# ---- networks that make models ----
+
+
+@reference("pefll", server_lr=0.01, descriptor=2, hidden=5, hidden_layers=1)
+def pefll(case: ReferenceCase, server_lr: float, descriptor: int, hidden: int, hidden_layers: int) -> Iterator[Stage]:
+    """All parameters begin where the method draws them. The step is torch's Adam on the gradient of Σ ⟨−Δθ_i, θ_i⟩ / n,
+    through both networks at once."""
+    parameters = {name: case.server[f"eta.{name}"].clone().requires_grad_() for name in _PEFLL}
+    optimizer = torch.optim.Adam(parameters.values(), lr=server_lr, eps=1e-5)
+    for active in case.rounds:
+        theta = {m: _generated(case, m, hidden, *parameters.values()) for m in active}
+        delta = {m: case.train(m, theta[m].detach()) - theta[m].detach() for m in active}
+        goal = torch.stack([-delta[m] @ theta[m] for m in active]).mean()
+        for value, slope in zip(parameters.values(), torch.autograd.grad(goal, parameters.values()), strict=True):
+            value.grad = slope
+        optimizer.step()
+        yield {f"server eta.{name}": value.detach() for name, value in parameters.items()}
+
+
+_PEFLL = ("body", "top", "trunk", "head", "bias")
+
+
+def _generated(
+    case: ReferenceCase, m: int, hidden: int, body: Tensor, top: Tensor, trunk: Tensor, head: Tensor, bias: Tensor
+) -> Tensor:
+    """θ [P] of the client's examples."""
+    inputs = torch.cat([case.features(body, case.x[m]), one_hot(case.y[m], 3).float()], 1)
+    v = _through(top, _through(top, inputs, 0, 6, hidden).relu(), 7 * hidden, hidden, 2).mean(0)
+    f = _through(trunk, _through(trunk, v, 0, 2, hidden).relu(), 3 * hidden, hidden, hidden)
+    return head @ f + bias
+
+
+def _through(numbers: Tensor, x: Tensor, start: int, inputs: int, outputs: int) -> Tensor:
+    """x through one layer of a network whose weights come before their biases."""
+    stop = start + inputs * outputs
+    return x @ numbers[start:stop].view(outputs, inputs).T + numbers[stop : stop + outputs]
