@@ -80,7 +80,7 @@ HUGE = 1e300  # of what nothing is known yet: states are finite
 DONE = 1e-7  # gain in the criterion for which another round of totals is not asked
 START = 0.1  # variances before the first step, in units of σ² and of the column
 # What became of the fit.
-NOTHING_YET, FITTED, FEW_ROWS, CONSTANT, ONE_SITE = range(5)
+NOTHING_YET, FITTED, FEW_ROWS, CONSTANT, ONE_SITE, UNFINISHED = range(6)
 
 
 @dataclass
@@ -315,10 +315,11 @@ class LMM(BySums[Server, Nothing, Fit]):
     def figures(self, server: Server) -> dict[str, Any]:
         fit, linear = server.fit, len(server.fit.psi)
         rows = torch.tril_indices(linear, linear)
-        sigma2 = float(fit.sigma2)
+        sigma2, verdict = float(fit.sigma2), int(server.verdict)
+        verdict = UNFINISHED if self.totals and verdict == FITTED and not self.is_done(server) else verdict
         figures = {
             "criterion": float(server.criterion), "sigma": sigma2**0.5, "rows": float(server.count[0]),
-            "sites": float(server.count[1]), "verdict": int(server.verdict), "coefficients": fit.beta[:linear],
+            "sites": float(server.count[1]), "verdict": verdict, "coefficients": fit.beta[:linear],
             "covariance": (sigma2 * fit.inverse)[rows[0], rows[1]], "between": (sigma2 * fit.psi)[rows[0], rows[1]],
             "basis": server.basis[:linear].to(torch.int64),
         }  # fmt: skip

@@ -32,30 +32,41 @@ FEW_SITES = 5
 LOG_ODDS, LOG_RATE, LOG_HAZARD = "log odds", "log rate", "log hazard"
 RATIOS = {LOG_ODDS: "odds ratio", LOG_RATE: "rate ratio", LOG_HAZARD: "hazard ratio"}  # exp of a coefficient
 # By what a fit says of itself (kinfed.algorithms.lmm, and common.newton_totals for glmm and cox).
+SPOILT = (
+    "no round gave totals that a model can be fitted to, and nothing is estimated; where noise is added to them, it "
+    "takes more sites, a smaller user_clip or fewer rounds"
+)
+ENDED = "rounds ended before the fit did, and these are no estimates yet; give more rounds"
+NOISE = "noise was added to the totals (user-level privacy), and no standard error knows of it"
 LINEAR = {
+    0: SPOILT,
     2: "there are no more training rows than columns: the target's mean is predicted, and nothing else is estimated",
     3: "the target does not vary, or columns determine it: its mean is predicted, and nothing else is estimated",
     4: "one site has answered so far: how sites differ cannot be told",
+    5: ENDED,
 }
 GENERALIZED = {
+    0: SPOILT,
     2: "columns separate those with the event from those without: coefficients are held by a prior, they predict and "
     "are no estimates",
     3: "nearly every site has one class only: effects of sites are left out",
+    4: ENDED,
 }
+MEAN_ONLY = (LINEAR[2], LINEAR[3])
 
 
 @dataclass(frozen=True)
 class Coefficient:
     name: str
-    estimate: float
-    se: float  # NaN where the column is left out: others determine it
+    estimate: float  # NaN where the column is left out: others determine it
+    se: float  # NaN, as what follows from it, also where the fit is no proper one
     low: float
     high: float
     p: float
 
     @property
     def is_left_out(self) -> bool:
-        return math.isnan(self.se)
+        return math.isnan(self.estimate)
 
 
 @dataclass(frozen=True)
@@ -122,6 +133,8 @@ class Coefficients:
         lines = [f"{self.label}, seed {self.seed}: {rows:,} rows of {sites} sites; coefficients{unit}."]
         if self.warning:
             lines.append(f"Beware: {self.warning}.")
+        if self.warning == SPOILT:
+            return lines
         level, slopes = self.between.get("intercept", 0.0), {k: v for k, v in self.between.items() if k != "intercept"}
         share = self.intraclass_correlation
         if self.scale == LOG_HAZARD:
@@ -150,7 +163,8 @@ class Coefficients:
         if self.sigma is not None:
             noise = "" if self.profile is None else _text(self.profile.sigma)
             lines.append(f"Rows of a site lie around its model with a standard deviation of {self.sigma:.3g}{noise}.")
-        if left := [row.name for row in self.rows if row.is_left_out]:
+        left = [row.name for row in self.rows if row.is_left_out]
+        if left and self.warning not in MEAN_ONLY:
             lines.append(f"Left out, because other columns determine them: {', '.join(left)}.")
         if sites < FEW_SITES and self.scale != LOG_HAZARD:
             lines.append(f"{sites} sites are few to estimate a variance between sites from; read it with care.")
@@ -219,26 +233,32 @@ def coefficient_rows(description: Description, label: str, seed: int, figures: M
     estimate[0] += origin
     se = np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", back, covariance, back), 0))
     reach = float(stats.norm.ppf((1 + LEVEL) / 2))
-    rows = []
+    rows, warning = [], _warning(figures, linear)
     scale = (
         "" if linear else LOG_HAZARD if problem.kind == "survival" else LOG_ODDS if problem.num_classes else LOG_RATE
     )
     for i, used in enumerate(_numbers(figures["basis"])):
         if i == 0 and scale == LOG_HAZARD:
             continue  # every site has a baseline of its own
-        error = float(se[i]) if used else math.nan
+        error = float(se[i]) if used and not warning else math.nan
         p = float(2 * stats.norm.sf(abs(estimate[i]) / error)) if error > 0 else math.nan
-        value = float(estimate[i])
+        value = float(estimate[i]) if used else math.nan
         rows.append(Coefficient(names[i], value, error, value - reach * error, value + reach * error, p))
     deviations = unit * np.sqrt(np.diag(_square(figures.get("between", np.zeros(len(figures["covariance"]))))))
-    verdict = int(figures["verdict"])
     return Coefficients(
         label, seed, scale, tuple(rows),
         {name: float(value) for name, value in zip(names, deviations, strict=True) if value > 0},
         unit * float(figures["sigma"]) if linear else None, _sites(description.names, figures, unit, reach),
         (int(figures["rows"]), int(figures["sites"])), _bends(names[1:], figures, unit),
-        (LINEAR if linear else GENERALIZED).get(verdict, ""),
+        warning,
     )  # fmt: skip
+
+
+def _warning(figures: Mapping[str, Any], linear: bool) -> str:
+    """Why there is no proper fit, or no error is known; "" if nothing is wrong."""
+    verdict = int(figures["verdict"])
+    noise = bool(figures.get("user_privacy", {}).get("noise")) and verdict != 0
+    return NOISE if noise else (LINEAR if linear else GENERALIZED).get(verdict, "")
 
 
 def with_profile(fit: Coefficients, description: Description, profile: Profile, basis: Sequence[int]) -> Coefficients:

@@ -128,7 +128,37 @@ def test_coefficients_of_survival_are_log_hazard_ratios(studies):
     assert "baseline hazard of its own" in text
     assert "Sites" not in text
     frame = studies.coefficients()
-    assert frame["hazard_ratio"].to_numpy() == pytest.approx(np.exp(frame["estimate"].to_numpy()))
+    assert frame["hazard_ratio"].to_numpy() == pytest.approx(np.exp(frame["estimate"].to_numpy()), nan_ok=True)
     nodes = next(line for line in coefficient_table(fit).csv().splitlines() if line.startswith("nodes"))
     ratio = [np.exp(value) for value in (rows["nodes"].estimate, rows["nodes"].low, rows["nodes"].high)]
     assert [float(cell) for cell in nodes.split(",")[3:6]] == pytest.approx(ratio, rel=1e-3)
+
+
+BAD_TABLES = {  # rounds, method, options, settings, words
+    "separation": (60, "glmm", {}, {}, "are no estimates"),
+    "rounds that end too early": (2, "glmm", {}, {}, "rounds ended before the fit did"),
+    "totals that end too early": (2, "lmm", {"totals": True}, {}, "rounds ended before the fit did"),
+    "noise": (3, "lmm", {"totals": True}, {"user_noise": 0.01, "user_clip": 0.5}, "no standard error knows of it"),
+    "nothing but noise": (2, "lmm", {"totals": True}, {"user_noise": 1e3}, "nothing is estimated"),
+    "a constant target": (1, "lmm", {}, {}, "the target does not vary"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_TABLES)
+def test_where_the_fit_is_no_proper_one_there_is_no_interval_and_a_sentence_says_why(what):
+    rounds, method, options, settings, words = BAD_TABLES[what]
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(120, 2)).astype(np.float32)
+    number = np.full(120, 3.5) if what == "a constant target" else x[:, 0] + draw.normal(size=120)
+    classes = np.where(x[:, 0] + (what != "separation") * draw.normal(size=120) > 0, "yes", "no")
+    task = "regression" if method == "lmm" else "classification"
+    data = kinfed.Federation.from_arrays(x, number if method == "lmm" else classes, np.arange(120) % 6, task=task)
+    result = kinfed.run(
+        federation=data, algorithms={method: options}, model="mlr", rounds=rounds, seeds=(0,), participation=1.0,
+        progress=False, accept="all", **settings,
+    )  # fmt: skip
+    fit = coefficients_of(result.run)
+    assert words in " ".join(fit.sentences())
+    assert "other columns determine" not in " ".join(fit.sentences())
+    assert result.coefficients()[["se", "low", "high", "p"]].isna().all(axis=None)
+    assert "nan" not in coefficient_table(fit).csv()

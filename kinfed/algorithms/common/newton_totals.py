@@ -31,7 +31,7 @@ DONE = 1e-9  # gain in the log likelihood for which another round is not asked
 HUGE = 1e300  # of what nothing is known yet: states are finite
 START = 0.5  # λ before the first step
 # What became of the fit.
-NOTHING_YET, FITTED, SEPARATED, ONE_CLASS = range(4)
+NOTHING_YET, FITTED, SEPARATED, ONE_CLASS, UNFINISHED = range(5)
 # What became of curves.
 NO_CURVES, TRIED, TAKEN = range(3)
 LOG_TAU = (np.log(1e-6), np.log(1e3))
@@ -134,11 +134,12 @@ class NewtonFit(Tree):
 
     def figures(self) -> dict[str, object]:
         """Numbers for the journal, as kinfed.serving.coefficients reads them."""
-        linear = int(self.linear)
+        linear, verdict = int(self.linear), int(self.verdict)
+        verdict = UNFINISHED if verdict == FITTED and not self.is_done else verdict
         lower = torch.tril_indices(linear, linear)
         return {
             "log_likelihood": float(self.value), "rows": float(self.count[0]), "sites": float(self.count[1]),
-            "verdict": int(self.verdict), "ridge": float(self.ridge), "coefficients": tensor_of(self.fit[0][:linear]),
+            "verdict": verdict, "ridge": float(self.ridge), "coefficients": tensor_of(self.fit[0][:linear]),
             "covariance": self.covariance[lower[0], lower[1]], "basis": self.basis[:linear].to(torch.int64),
         }  # fmt: skip
 

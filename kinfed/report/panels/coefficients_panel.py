@@ -54,7 +54,7 @@ def _cells(row: fits.Coefficient, ratio: bool) -> list[str]:
         return ["left out", *([""] * (5 if ratio else 4))]
     ends = (row.estimate, row.low, row.high) if ratio else (row.low, row.high)
     shown = (math.exp(min(value, 700.0)) for value in ends) if ratio else ends
-    return [f"{row.estimate:.4g}", f"{row.se:.4g}", *(f"{value:.4g}" for value in shown), _p(row.p)]
+    return [*("" if math.isnan(value) else f"{value:.4g}" for value in (row.estimate, row.se, *shown)), _p(row.p)]
 
 
 def _ends(pair: tuple[float, float] | None) -> tuple[str, ...]:
