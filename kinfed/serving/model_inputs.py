@@ -19,6 +19,8 @@ from kinfed.errors import DataError, ModelError
 if TYPE_CHECKING:
     from kinfed.data import TablePreprocessing
 
+MOST_NUMBERS = 10**8  # in an example
+
 
 @dataclass(frozen=True)
 class ModelInputs:
@@ -84,12 +86,17 @@ class ModelInputs:
         try:
             record = json.loads(text)
             mean, std = (None if record[name] is None else torch.tensor(record[name]) for name in ("mean", "std"))
+            shape = tuple(record["shape"])
+            if not all(type(length) is int and length > 0 for length in shape) or prod(shape) > MOST_NUMBERS:
+                raise ValueError(f"examples of shape {str(shape)[:60]}")
+            learnt = _learnt(record["preprocessing"])
+            if learnt is not None and len(learnt.features) != prod(shape):
+                raise ValueError(f"its columns make {len(learnt.features)} numbers, and it takes {prod(shape)}")
             return cls(
-                tuple(record["shape"]), Problem.from_json(record["problem"]), bool(record["tokens"]), mean, std,
-                _learnt(record["preprocessing"]),
+                shape, Problem.from_json(record["problem"]), bool(record["tokens"]), mean, std, learnt,
                 None if record["text"] is None else TextInput(**record["text"]), dict(record["options"]),
             )  # fmt: skip
-        except (ValueError, LookupError, TypeError, DataError) as error:
+        except (ValueError, LookupError, TypeError, RuntimeError, DataError) as error:  # too deep or large ones, too
             raise ModelError(
                 f"{where} does not say what its model must be fed ({error}); export it with this version of kinfed"
             ) from None

@@ -220,22 +220,22 @@ class ModelPipeline:
         cls, tensors: dict[str, Tensor], about: Mapping[str, str], where: str, build: Builder | None = None
     ) -> ModelPipeline:
         """Make it from a state dict and the facts in a file."""
-        inputs = ModelInputs.from_json(about["inputs"], where)
-        if build is None and about["model"] == MIXTURE:
+        inputs, kind = ModelInputs.from_json(about["inputs"], where), about.get("model", "")
+        if build is None and kind == MIXTURE:
             return cls._read_mixture(tensors, about, inputs, where)
         if build is not None:
             make = model_for(inputs.problem, inputs.shape, build)
-        elif about["model"] in MODELS:
-            make = model_for(inputs.problem, inputs.shape, about["model"], inputs.options)
+        elif kind in MODELS:
+            make = model_for(inputs.problem, inputs.shape, kind, inputs.options)
         else:
             raise ModelError(
-                f"{where} holds a {about['model']}, which is none of kinfed's models; give `build`, the "
-                "function that builds it (ModelPipeline.read, result.personal_model)"
+                f"{where} holds a {kind or 'model without a name'}, which is none of kinfed's models; give `build`, "
+                "the function that builds it (ModelPipeline.read, result.personal_model)"
             )
-        module = module_from(make, tensors)
         try:
+            module = module_from(make, tensors)
             module.load_state_dict(tensors)
-        except RuntimeError as error:
+        except RuntimeError as error:  # no memory for what it says it is, too
             raise ModelError(f"the parameters in {where} do not fit its model: {error}") from None
         return cls(module.eval(), inputs, _without_inputs(about))
 
@@ -243,13 +243,22 @@ class ModelPipeline:
     def _read_mixture(
         cls, tensors: dict[str, Tensor], about: Mapping[str, str], inputs: ModelInputs, where: str
     ) -> ModelPipeline:
+        try:
+            parts = [(str(kind["model"]), dict(kind["options"])) for kind in json.loads(about["parts"])]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            raise ModelError(f"{where} holds a mixture and does not say of what") from None
+        if MIXTURE in dict(parts):
+            raise ModelError(f"{where} holds a mixture of mixtures, which nothing of kinfed's makes")
         modules = []
-        for number, kind in enumerate(json.loads(about["parts"])):
+        for number, (kind, options) in enumerate(parts):
             start = f"components.{number}."
             own = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
-            part = replace(inputs, options=kind["options"])
-            modules.append(cls.from_parts(own, {"model": kind["model"], "inputs": part.to_json()}, where).module)
-        return cls(MixtureModule(modules, tensors["pi"]).eval(), inputs, _without_inputs(about))
+            part = {"model": kind, "inputs": replace(inputs, options=options).to_json()}
+            modules.append(cls.from_parts(own, part, where).module)
+        shares = tensors.get("pi", torch.zeros(0))
+        if not modules or tuple(shares.shape) != (len(modules),):
+            raise ModelError(f"{where} holds a mixture of {len(modules)} models, and not a share for each")
+        return cls(MixtureModule(modules, shares).eval(), inputs, _without_inputs(about))
 
     @classmethod
     def mixture(cls, parts: Sequence[ModelPipeline], shares: Sequence[float]) -> ModelPipeline:

@@ -147,6 +147,18 @@ def test_the_command_shows_verifies_and_compares(tmp_path: Path) -> None:
     assert "line" in other.output
 
 
+def test_logs_are_compared_whatever_letters_a_name_has_and_whatever_a_copy_is_called(tmp_path: Path) -> None:
+    """The log of "süd" is in a file with a quoted name, which no line of the server has: all was said to be there."""
+    log, server = AuditLog(tmp_path / "s%C3%BCd.jsonl"), tmp_path / "transfers.jsonl"
+    log.append([{"event": LEFT, "client": "süd", "kind": "train", "content": "1" * 64}])
+    AuditLog(server).append([{"event": CAME, "client": "süd", "kind": "train", "content": "0" * 64}])
+    copy = log.path.rename(tmp_path / "copy.jsonl")
+    (tmp_path / "s%C3%BCd.jsonl.head").rename(tmp_path / "copy.jsonl.head")
+    forged = CliRunner().invoke(app, ["audit", "verify", str(copy), "--server", str(server)])
+    assert forged.exit_code == 1
+    assert "came from süd" in " ".join(forged.output.split())
+
+
 def test_a_server_cannot_end_the_log_with_long_words(tmp_path: Path) -> None:
     network = deploy(tmp_path)
     node = Node.of(network.nodes_[100], network.run_config)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import logging
+import socket
 import threading
 import time
 import urllib.error
@@ -24,7 +27,7 @@ from kinfed.deploy.operations.checks import OK, WARNING, WRONG, Condition
 from kinfed.deploy.operations.log_lines import json_lines, place_lines, rewritten
 from kinfed.deploy.operations.metrics_text import Sample, render
 from kinfed.deploy.operations.watched import WatchedNode, WatchedServer
-from kinfed.deploy.programs.health_page import HealthPages, HealthServer, parse_listen
+from kinfed.deploy.programs.health_page import MOST_CONNECTIONS, HealthPages, HealthServer, parse_listen
 from kinfed.errors import ConfigError
 
 
@@ -127,6 +130,33 @@ def test_health_answers_503_where_something_is_wrong_and_says_what_to_do(tmp_pat
             assert missing.value.code == 404
 
 
+def test_a_page_from_elsewhere_reads_nothing_by_a_name_of_its_own(tmp_path: Path) -> None:
+    """DNS rebinding: its name points to this machine, and the browser sends it as Host."""
+    with listening(pages=HealthPages(WatchedNode("node", heartbeat(tmp_path), tmp_path))) as address:
+        port = address.rpartition(":")[2]
+        for host, status in ((f"evil.example:{port}", 421), ("evil.example", 421), (f"localhost:{port}", 200)):
+            connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=5)
+            connection.request("GET", "/metrics", headers={"Host": host})
+            answer = connection.getresponse()
+            text = answer.read()
+            connection.close()
+            assert answer.status == status
+            assert (b"kinfed_" in text) == (status == 200)
+
+
+def test_connections_that_say_nothing_leave_room_for_alerts(tmp_path: Path) -> None:
+    """A thousand would have taken all files that the process may open, so that it could tell nobody of a trouble."""
+    before = threading.active_count()
+    with (
+        listening(pages=HealthPages(WatchedNode("node", heartbeat(tmp_path), tmp_path))) as address,
+        contextlib.ExitStack() as stack,
+    ):
+        door = "127.0.0.1", int(address.rpartition(":")[2])
+        silent = [stack.enter_context(socket.create_connection(door, 5)) for _ in range(MOST_CONNECTIONS + 1)]
+        assert silent[-1].recv(1) == b""
+        assert threading.active_count() - before <= MOST_CONNECTIONS + 1
+
+
 def test_a_service_that_hangs_is_reported(tmp_path: Path) -> None:
     assert [condition.level for condition in checks.service(heartbeat(tmp_path, age=120))] == [WRONG]
     assert [condition.level for condition in checks.service(tmp_path / "nothing.json")] == [WRONG]
@@ -172,6 +202,8 @@ def test_a_webhook_that_fails_is_tried_again() -> None:
             alerts.look([trouble])
     assert [body["state"] for body in bodies] == ["begins", "begins"]
     assert "tried again" in says[0]
+    with pytest.raises(ConfigError, match="is no command"):
+        Alerts("page-me 'without an end", "server", "fl", says.append)
 
 
 def test_lines_of_a_message_have_one_identifier_at_server_and_node(

@@ -86,16 +86,14 @@ def verify(
             if server is not None:
                 (theirs,) = _logs(server)
                 theirs.verify()
-                missing = audit_log.unmatched(log, theirs, log.path.stem)
+                client = log.client
+                missing = audit_log.unmatched(log, theirs, client)
                 for entry in missing:
-                    say(
-                        f"line {entry['n']} of {theirs.path} came from {log.path.stem} and is not in its log",
-                        style="red",
-                    )
+                    say(f"line {entry['n']} of {theirs.path} came from {client} and is not in its log", style="red")
                 wrong = wrong or bool(missing)
-                say(
-                    f"{theirs.path}: whole; " + ("" if missing else f"all that came from {log.path.stem} is in its log")
-                )
+                came = any(entry.get("client") == client for entry in theirs.read())
+                held = f"all that came from {client} is in its log" if came else f"it has nothing of {client}"
+                say(f"{theirs.path}: whole; " + ("" if missing else held))
         except StorageError as error:
             say(str(error), style="red")
             wrong = True

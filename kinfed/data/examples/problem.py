@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from itertools import pairwise
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from kinfed.errors import DataError
 
@@ -325,6 +325,8 @@ class Problem:
         unknown = sorted(record.keys() - {*cls.__dataclass_fields__})
         if unknown or "kind" not in record:
             raise DataError(f"this is no record of a problem: {f'unknown {unknown[0]!r}' if unknown else 'no kind'}")
+        if record["kind"] not in get_args(Kind):
+            raise DataError(f"a problem is {', '.join(get_args(Kind))}; got {str(record['kind'])[:60]!r}")
         return cls(**record)
 
 

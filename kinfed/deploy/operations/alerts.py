@@ -60,7 +60,11 @@ class Alerts:
 
 
 def check_hook(hook: str) -> None:
-    if not shlex.split(hook):
+    try:
+        words = shlex.split(hook)
+    except ValueError as error:
+        raise ConfigError(f"--alert is a command, or an address; {hook!r} is no command: {error}") from None
+    if not words:
         raise ConfigError("--alert is a command, or an address that begins with http:// or https://; got nothing")
 
 

@@ -18,6 +18,7 @@ import hashlib
 import json
 import logging
 import os
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -74,6 +75,12 @@ class AuditLog:
             storage.write_json(self._head_path, {"lines": head.lines, "digest": head.digest}, private=True)
         for entry in entries:
             _LOG.info("%s %s", entry.get("event"), entry.get("kind"), extra={"entry": entry})
+
+    @property
+    def client(self) -> str:
+        """The client whose log it is, at a node: as its lines say, whatever the file is called."""
+        named = (str(entry["client"]) for entry in self.read() if "client" in entry)
+        return next(named, urllib.parse.unquote(self.path.stem))
 
     def read(self) -> list[dict[str, Any]]:
         """All entries, oldest first; nothing is verified."""

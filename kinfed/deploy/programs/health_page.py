@@ -4,8 +4,10 @@
     /metrics    Prometheus text (kinfed.deploy.operations.metrics_text)
 
 It is a process of its own, which reads files: it answers, too, where the service hangs. It has no other path, and takes
-GET alone. Without a host it listens for this machine; nobody is asked for a key, so name another host only where those
-who reach it may see which sites and runs there are.
+GET alone. Without a host it listens for this machine, and answers no request that names another: a page from elsewhere
+that is open in a browser here could read it by a name that it lets point here. Nobody is asked for a key, so name
+another host only where whoever reaches it may see which sites and runs there are. Whoever opens more connections than
+there is room for is not answered; alerts are told all the same.
 
     python -m kinfed.deploy.programs.health_page '{"side": "node", "listen": "127.0.0.1:9464", ...}'
 """
@@ -34,6 +36,7 @@ from kinfed.version import __version__
 LOOK_SECONDS = 15.0  # between looks for troubles to tell
 ALERT = "KINFED_ALERT"  # the variable with the hook that is told of troubles
 LOOPBACK = "127.0.0.1"
+MOST_CONNECTIONS = 32  # at a time
 
 
 def parse_listen(text: str) -> tuple[str, int]:
@@ -84,10 +87,28 @@ class HealthPages:
 
 class HealthServer(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = MOST_CONNECTIONS
 
     def __init__(self, address: tuple[str, int], pages: HealthPages) -> None:
-        self.pages = pages
+        self.pages, self._room = pages, threading.BoundedSemaphore(MOST_CONNECTIONS)
         super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def is_meant(self, host: str) -> bool:
+        """Whether a request that names this host may be answered; programs that are no browser may name none."""
+        here, port = str(self.server_address[0]), self.server_address[1]
+        return here != LOOPBACK or host in ("", *(f"{name}:{port}" for name in (LOOPBACK, "localhost")))
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -97,7 +118,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         try:
-            status, kind, text = self.server.pages.page(self.path.partition("?")[0])
+            if self.server.is_meant(self.headers.get("Host", "")):
+                status, kind, text = self.server.pages.page(self.path.partition("?")[0])
+            else:
+                status, kind, text = 421, "text/plain; charset=utf-8", "this page is for this machine, by its address\n"
         except (KinfedError, OSError) as error:  # a file is damaged; /health says which
             status, kind, text = 500, "text/plain; charset=utf-8", f"{error}\n"
         body = text.encode()

@@ -16,6 +16,7 @@ from kinfed.privacy import Event, Events, PrivateTask, dominates, planned_costs
 from kinfed.updates import UpdateSpec, trained_columns
 
 LARGEST_LOSS = 1e6  # of one example
+LARGEST_FIGURE = 1e100  # beyond what any unit makes of a number; its square is one, too
 LONGEST_FIGURE = 60  # characters of a name
 
 
@@ -118,6 +119,11 @@ def check_same_request(order: Packet, answer: Packet) -> None:
         if answer.header.get(key) != order.header[key]:
             theirs = repr(answer.header.get(key))[:60]
             raise MessageError(f"an answer with {key} {theirs} instead of {order.header[key]!r}")
+
+
+def is_number(value: object) -> bool:
+    """Whether a value of a header is a number that can be computed with."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_FIGURE
 
 
 def check_figures(figures: Mapping[str, Tensor]) -> None:

@@ -21,8 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from kinfed.algorithms import ALGORITHMS, check_algorithm_settings, sample_update
 from kinfed.core import storage, threads
 from kinfed.data import Population, TablePreprocessing
@@ -34,6 +32,7 @@ from kinfed.deploy.server.search_answers import (
     Figures,
     Part,
     SiteStatistics,
+    joined_choices,
     learnt_parts,
     read_advantages,
     read_figures,
@@ -48,7 +47,7 @@ from kinfed.deploy.transport.exchange import Exchange
 from kinfed.deploy.transport.node_request import NodeRequest
 from kinfed.deploy.transport.wire import JUDGE, SETTLE, SUMS, WEIGH, Packet
 from kinfed.engine import ModuleTask, Task
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, DataError
 from kinfed.pools import Steps, in_step
 from kinfed.records import RunFolder
 from kinfed.runs import build_task
@@ -156,7 +155,8 @@ class FitServer:
         largest, private = self.deployment.largest_value, self.deployment.run.privacy is not None
 
         def take(name: str, answer: Packet) -> None:
-            records[name] = read_statistics(answer, folds, largest, whole=private)
+            rows = int(roster.counts[roster.names.index(name)].sum())
+            records[name] = read_statistics(answer, folds, rows, largest, whole=private)
 
         orders = {name: Packet({"kind": SUMS, "name": name, "folds": folds}) for name in roster.names}
         self._all(self.exchange.request(SUMS, orders, self.deployment.wait, take), "learning columns")
@@ -349,10 +349,11 @@ class FitServer:
         validated = int(part.counts[:, 0][part.counts[:, 0] > 1].sum())
         answers: dict[int, tuple[Any, Any]] = {}
         names, sites = best.others, len(self.roster.names)
+        if not names:
+            raise DataError("no method but learning alone has figures of every site; the log says what was left out")
         more = {"tries": best.tries, "replicates": best.replicates(validated, sites)}
         in_step([self._ask(WEIGH, answers, lambda answer: read_advantages(answer, len(names)), [more] * sites)])
-        seen, covariance = (np.stack([answers[k][place] for k in range(sites)]) for place in (0, 1))
-        return SiteChoices.of(names, seen, covariance)
+        return joined_choices(names, self.roster.names, answers)
 
     def _settled(self, best: ChosenTries, choice: SiteChoices) -> FitResult:
         records = [self._contender(one, best, choice) for one in self.contenders]
@@ -372,7 +373,7 @@ class FitServer:
             for k in range(len(self.roster.names))
         ]  # fmt: skip
         answers: dict[int, dict[str, Any]] = {}
-        in_step([self._ask(SETTLE, answers, read_settled, own)])
+        in_step([self._ask(SETTLE, answers, lambda answer: read_settled(answer, best.tries), own)])
         seconds = f"{self.trips} round trips"
         self.exchange.say(f"every site has its model and its page; {seconds}")
         result = consortium_result(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kinfed.core import storage
-from kinfed.deploy.server.answer_checks import check_same_request
+from kinfed.deploy.server.answer_checks import check_same_request, is_number
 from kinfed.deploy.server.enrol import Roster, TooFewClients, enrol_clients
 from kinfed.deploy.server.question_pages import description_page, doubts, matrix_page, matrix_table
 from kinfed.deploy.settings import DESCRIBE, Deployment
@@ -117,11 +117,10 @@ def read_description(answer: Packet) -> dict[str, Any]:
         if missing is not None and not (_is_count(missing) and missing <= record["rows"]):
             raise MessageError(f"column {name}: gaps are counted in rows")
         own["missing"] = missing
-        for key in ("mean", "deviation"):
-            if key in column:
-                if type(column[key]) not in (int, float) or not math.isfinite(column[key]):
-                    raise MessageError(f"column {name}: its {key} is no number")
-                own[key] = float(column[key])
+        if moments := column.keys() & {"mean", "deviation"}:
+            if len(moments) < 2 or not all(is_number(column[key]) for key in moments):
+                raise MessageError(f"column {name}: its mean and deviation are two numbers")
+            own |= {key: float(column[key]) for key in moments}
         if "categories" in column:
             own["categories"] = _categories(name, column["categories"])
             others = column.get("others")

@@ -6,7 +6,7 @@ A *part* of a search is the training rows of all sites outside of one fold or, t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kinfed.data import Problem, TablePreprocessing, TableStatistics, ValueMoments, parse_kinds
+from kinfed.deploy.server.answer_checks import LARGEST_FIGURE, is_number
 from kinfed.deploy.transport.wire import MessageError, Packet
 from kinfed.errors import DataError
+from kinfed.tabular import SiteChoices
 
 Figures = dict[tuple[str, int], tuple[float, float]]  # by contender and try: numerator and denominator of a score
 
@@ -73,24 +75,28 @@ def learnt_parts(of_sites: Sequence[Sequence[SiteStatistics]], problem: Problem,
     return parts
 
 
-def read_statistics(answer: Packet, folds: int, largest: float, *, whole: bool = False) -> list[SiteStatistics]:
-    """Statistics of every part at a site, with values up to `largest`; `whole`: those of every part are of all rows."""
+def read_statistics(
+    answer: Packet, folds: int, rows: int, largest: float, *, whole: bool = False
+) -> list[SiteStatistics]:  # fmt: skip
+    """Statistics of every part at a site that has `rows` and values up to `largest`; `whole`: those of every part are
+    of all rows."""
     records = answer.require("parts", list)
     if len(records) != folds + 1:
         raise MessageError(f"statistics of {len(records)} parts; a search in {folds} folds has {folds + 1}")
-    return [_statistics_of(record, largest, records[-1] if whole else record) for record in records]
+    return [_statistics_of(record, rows, largest, records[-1] if whole else record) for record in records]
 
 
-def _statistics_of(record: Any, largest: float, of_rows: Any) -> SiteStatistics:
+def _statistics_of(record: Any, rows: int, largest: float, of_rows: Any) -> SiteStatistics:
     try:
         columns = TableStatistics.from_json(record["statistics"])
-        counts, validated = ([int(n) for n in record[name]] for name in ("counts", "validated"))
-        if len(counts) != 3 or len(validated) != 3 or min(counts + validated) < 0:
-            raise DataError("numbers of training, validation and test rows were asked for")
+        counts, validated = record["counts"], record["validated"]
+        if not all(len(some) == 3 and all(type(n) is int and 0 <= n <= rows for n in some)
+                   for some in (counts, validated)):  # fmt: skip
+            raise DataError(f"numbers of training, validation and test rows, of {rows}, were asked for")
         columns.check_size(int(of_rows["counts"][0]), largest)
         mean, square = (float(record["target"][name]) for name in ("mean", "square"))
         target = ValueMoments(int(record["target"]["count"]), mean, square)
-    except (DataError, KeyError, TypeError, ValueError) as error:
+    except (DataError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise MessageError(str(error)) from None
     if target.count not in (0, counts[0]) or not (abs(mean) <= largest and 0 <= square < math.inf):
         raise MessageError("sums of a target that cannot be those of its rows")
@@ -104,7 +110,7 @@ def read_figures(answer: Packet) -> Figures:
         if not (isinstance(entry, list) and len(entry) == 4 and isinstance(entry[0], str) and type(entry[1]) is int):
             raise MessageError("figures are a contender, a try and two numbers each")
         name, number, *sums = entry
-        if not all(type(one) in (int, float) and math.isfinite(one) for one in sums) or sums[1] < 0:
+        if not all(map(is_number, sums)) or sums[1] < 0:
             raise MessageError(f"figures of {name} are not two finite numbers")
         figures[name, number] = float(sums[0]), float(sums[1])
     return figures
@@ -116,25 +122,40 @@ def read_advantages(answer: Packet, count: int) -> tuple[NDArray[np.float64], ND
     if {name: tuple(one.shape) for name, one in numbers.items()} != {"seen": (count,), "covariance": (count, count)}:
         raise MessageError(f"{count} advantages and their covariance were asked for")
     seen, covariance = (numbers[name].double().numpy() for name in ("seen", "covariance"))
-    if bool((np.diagonal(covariance) < 0).any()) or bool(np.isinf(seen).any()) or bool(np.isinf(covariance).any()):
+    largest = max(np.nanmax(np.abs(some), initial=0.0) for some in (seen, np.sqrt(np.abs(covariance))))
+    if bool((np.diagonal(covariance) < 0).any()) or largest > LARGEST_FIGURE:
         raise MessageError("advantages are finite numbers, or unknown, and no variance is below zero")
     return seen, covariance
 
 
-def read_settled(answer: Packet) -> dict[str, Any]:
+def joined_choices(contenders: Sequence[str], sites: Sequence[str], answers: Mapping[int, Any]) -> SiteChoices:
+    """What every site takes, by the advantages of all; MessageError in the name of a site with whose they cannot be
+    joined."""
+    seen, covariance = (np.stack([answers[k][place] for k in range(len(sites))]) for place in (0, 1))
+    try:
+        return SiteChoices.of(contenders, seen, covariance)
+    except np.linalg.LinAlgError:
+        largest = int(np.nanargmax(np.nanmax(np.abs(seen), 1, initial=0.0)))
+        raise MessageError(
+            f"{sites[largest]}: its advantages, up to {np.nanmax(np.abs(seen[largest])):.3g}, cannot be joined with "
+            "those of the others"
+        ) from None
+
+
+def read_settled(answer: Packet, contenders: Collection[str]) -> dict[str, Any]:
     """What a site says of what it takes: its rows, and gains with their intervals."""
     record: dict[str, Any] = {"taken": answer.require("taken", str), "rows": answer.require("rows", list)}
     record["test_gain"] = answer.require("test_gain", list)
-    if len(record["test_gain"]) != 2 or not all(
-        one is None or type(one) in (int, float) for one in record["test_gain"]
-    ):
+    if record["taken"] not in contenders:
+        raise MessageError("what a site takes is one of the contenders")
+    if len(record["test_gain"]) != 2 or not all(one is None or is_number(one) for one in record["test_gain"]):
         raise MessageError("a gain on test rows and its variance were asked for")
     if len(record["rows"]) != 3 or not all(type(rows) is int and rows >= 0 for rows in record["rows"]):
         raise MessageError("numbers of training, validated and test rows were asked for")
     for name in ("gain", "gain_chosen"):
         estimate = answer.require(name, dict)
         if estimate.keys() != {"value", "low", "high", "at_least"} or not all(
-            value is None or type(value) in (int, float) for value in estimate.values()
+            value is None or is_number(value) for value in estimate.values()
         ):
             raise MessageError(f"{name} should be a value with its interval")
         record[name] = estimate

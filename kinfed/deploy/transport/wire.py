@@ -39,6 +39,7 @@ Arrays = dict[str, Tensor]
 
 _MARKUP = str.maketrans("[]<>", "()()")
 LONGEST_TEXT = 300
+LARGEST_NUMBER = (1 << 64) - 1  # a whole number in a header
 
 
 def plain_text(text: str, most: int = LONGEST_TEXT) -> str:
@@ -67,7 +68,7 @@ class Packet:
     @classmethod
     def read(cls, header_json: object, groups: Mapping[str, Mapping[str, np.ndarray[Any, Any]]]) -> Packet:
         try:
-            header = json.loads(str(header_json))
+            header = json.loads(str(header_json), parse_int=_whole_number)
             format = header.pop("format")
         except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
             raise MessageError("a message without a readable header") from None
@@ -155,6 +156,13 @@ def _index(value: Any, most: int) -> int:
 
 def arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray[Any, Any]]:
     return {name: np.ascontiguousarray(t.detach().cpu().numpy()) for name, t in tensors.items()}
+
+
+def _whole_number(digits: str) -> int:
+    """A whole number of a header: one of 64 bits, for arithmetic with larger ones ends in other errors than checks."""
+    if len(digits) > len(str(LARGEST_NUMBER)) + 1 or not -LARGEST_NUMBER <= (number := int(digits)) <= LARGEST_NUMBER:
+        raise ValueError(digits[:60])
+    return number
 
 
 def _tensor(name: str, array: np.ndarray[Any, Any]) -> Tensor:
