@@ -185,17 +185,7 @@ class FitDecision:
 def decide(search: Search, tries: Tries, metric: Metric, reported: Metric | None = None) -> FitDecision:
     """The choice by `metric`; where the `reported` one is undefined at every site, nothing could be said of it."""
     data, places = search.data, (search.fold_of != NEVER).nonzero().squeeze(1)
-    best: dict[str, tuple[int, Judged]] = {}
-    validation: dict[str, float] = {}
-    sign = 1.0 if metric.higher_is_better else -1.0
-    for one in tries.contenders:
-        for number in range(tries.trials):
-            if (one.name, number) not in tries.outputs:
-                continue
-            judged = judged_training(tries.outputs[one.name, number], data, places)
-            value = pooled_value(metric, judged)
-            if one.name not in validation or sign * value > sign * validation[one.name]:
-                best[one.name], validation[one.name] = (number, judged), value
+    best, validation = best_tries(tries, metric, data, places)
     reference = metric if reported is None else reported
     if ALONE not in best or not math.isfinite(pooled_value(reference, best[ALONE][1])):
         raise DataError(
@@ -211,6 +201,50 @@ def decide(search: Search, tries: Tries, metric: Metric, reported: Metric | None
         tries.contenders, chosen_tries, validation, advantages, choose(advantages, sites),
         best_together(advantages, sites), validated, places, outputs,
     )  # fmt: skip
+
+
+def best_tries(
+    tries: Tries, metric: Metric, data: Federation, places: Tensor
+) -> tuple[dict[str, tuple[int, Judged]], dict[str, float]]:
+    """The best try of every contender with what was judged of it, and the metric over all validated rows."""
+    best: dict[str, tuple[int, Judged]] = {}
+    validation: dict[str, float] = {}
+    sign = 1.0 if metric.higher_is_better else -1.0
+    for one in tries.contenders:
+        for number in range(tries.trials):
+            if (one.name, number) not in tries.outputs:
+                continue
+            judged = judged_training(tries.outputs[one.name, number], data, places)
+            value = pooled_value(metric, judged)
+            if one.name not in validation or sign * value > sign * validation[one.name]:
+                best[one.name], validation[one.name] = (number, judged), value
+    return best, validation
+
+
+@dataclass
+class Standing:
+    """An answer before a search has ended: which contender is ahead, told whenever it is another or better."""
+
+    search: Search
+    metric: Metric
+    _told: float = -math.inf
+
+    def tell(self, tries: Tries) -> None:
+        search, places = self.search, (self.search.fold_of != NEVER).nonzero().squeeze(1)
+        _, values = best_tries(tries, self.metric, search.data, places)
+        sign = 1.0 if self.metric.higher_is_better else -1.0
+        titles = {one.name: one.title for one in tries.contenders if math.isfinite(values.get(one.name, math.nan))}
+        if ALONE not in titles or len(titles) < 2:
+            return
+        name = max(titles, key=lambda one: sign * values[one])
+        if sign * values[name] <= self._told:
+            return
+        self._told = sign * values[name]
+        beside = "" if name == ALONE else f" (alone {self.metric.shown(values[ALONE])})"
+        search.observer.note(
+            f"so far, after {search.budget.spent:.0f} s of work: {titles[name]} leads on rows that folds left out, "
+            f"{self.metric.title} {self.metric.shown(values[name])}{beside}"
+        )
 
 
 def only_choice(search: Search) -> FitDecision:

@@ -33,7 +33,7 @@ from kinfed.newcomers import RunInMemory
 from kinfed.records import JobFolder
 from kinfed.runs import Interrupted, RunOutcome, baseline_name, run
 from kinfed.serving import ModelPipeline
-from kinfed.tabular.decision import FitDecision, decide, judged_test, only_choice
+from kinfed.tabular.decision import FitDecision, Standing, decide, judged_test, only_choice
 from kinfed.tabular.fit_result import (
     MODELS_FOLDER,
     RECORD,
@@ -225,7 +225,7 @@ class SiteFit:
             search.settings = replace(self.settings, trials=record["trials"])
             search.methods, search.budget = tuple(record["methods"]), TimeBudget(None)
             return replace(search.run(), left_out=record["left_out"])
-        tries = search.run()
+        tries = search.run(Standing(search, self.choice_metric).tell)
         for method, reason in tries.left_out.items():
             self.observer.note(f"{method} is left out: {reason}")
         if plan is not None:

@@ -89,10 +89,12 @@ class TimeBudget:
     _began: float = field(default_factory=lambda: now())
 
     @property
+    def spent(self) -> float:
+        return self.used + now() - self._began
+
+    @property
     def left(self) -> float:
-        if self.seconds is None:
-            return float("inf")
-        return self.seconds - self.used - (now() - self._began)
+        return float("inf") if self.seconds is None else self.seconds - self.spent
 
     def search_is_over(self) -> bool:
         return self.left <= self.reserve
@@ -216,7 +218,8 @@ class Search:
         """[T] the fold of each entry of data.train.rows."""
         return assign_folds(self.data, self.settings.folds, self.settings.seed)
 
-    def run(self) -> Tries:
+    def run(self, tell: Callable[[Tries], None] = lambda so_far: None) -> Tries:
+        """The tries; those so far are told as soon as learning alone can be compared with another method."""
         finished: list[tuple[int, str]] = []
         trials = 0
         for number in range(self.settings.trials):
@@ -224,7 +227,11 @@ class Search:
                 if not self._try(number, method):
                     return self._result(finished, trials, number)
                 finished.append((number, method))
+                if number == 0 and len(finished) > 1:
+                    tell(self._result(finished, trials, 0))
             trials = number + 1
+            if number:
+                tell(self._result(finished, trials, trials))
         return self._result(finished, trials, trials)
 
     def make_try(self, number: int, method: str) -> Try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,6 +63,31 @@ def test_every_portfolio_has_what_sites_are_compared_with() -> None:
     assert [one.name for one in contenders_of("fedavg")] == ["one_model", "fine_tuned"]
     with pytest.raises(ConfigError, match="did you mean"):
         methods_of("dito", 3)
+
+
+class Listener(search.Unobserved):
+    """Keeps what is said, in order."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def step(self, text: str) -> None:
+        self.said.append(text)
+
+    def note(self, text: str) -> None:
+        self.said.append(text)
+
+
+def test_a_first_answer_is_told_before_slower_methods_are_tried(table: Table) -> None:
+    """By rows that folds left out, and again only where something is better."""
+    heard = Listener()
+    kinfed.fit(table, **COLUMNS, **SMALL | {"algorithms": "glmm,ditto"}, observer=heard)
+    told = [place for place, text in enumerate(heard.said) if text.startswith("so far")]
+    assert told[0] < next(place for place, text in enumerate(heard.said) if text.startswith("ditto"))
+    found = [re.search(r"(.*) leads on rows that folds left out, Log loss ([\d.]+)", heard.said[i]) for i in told]
+    losses = [float(one[2]) for one in found if one is not None]
+    assert len(losses) == len(told)
+    assert losses == sorted(losses, reverse=True)
 
 
 def test_all_methods_get_the_same_learning_rate_in_a_try() -> None:
