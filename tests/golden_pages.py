@@ -191,7 +191,7 @@ def coefficients(folder: Path) -> str:
     rows = (
         Coefficient("intercept", 12.5, 0.5, 11.52, 13.48, 0.0),
         Coefficient("dose", -0.25, 0.1, -0.446, -0.054, 0.0124),
-        Coefficient("dose_mg", 0.0, nan, nan, nan, nan),
+        Coefficient("dose_mg", nan, nan, nan, nan, nan),
     )
     sites = (SiteEffect("north", -0.8, 0.4, 2.4, 0.2), SiteEffect("south", 0.9, 0.5, 2.7, 1.3))
     between = {"intercept": 1.25, "dose": 0.05}
