@@ -478,7 +478,7 @@ def pefll(case: ReferenceCase, server_lr: float, descriptor: int, hidden: int, h
         theta = {m: _generated(case, m, hidden, *parameters.values()) for m in active}
         delta = {m: case.train(m, theta[m].detach()) - theta[m].detach() for m in active}
         goal = torch.stack([-delta[m] @ theta[m] for m in active]).mean()
-        for value, slope in zip(parameters.values(), torch.autograd.grad(goal, parameters.values()), strict=True):
+        for value, slope in zip(parameters.values(), torch.autograd.grad(goal, [*parameters.values()]), strict=True):
             value.grad = slope
         optimizer.step()
         yield {f"server eta.{name}": value.detach() for name, value in parameters.items()}

@@ -1,5 +1,7 @@
 """The group `kinfed deploy`: its commands in the order of its help."""
 
+from collections.abc import Callable
+
 from kinfed.cli.deployment import ask_sites as asking
 from kinfed.cli.deployment import site_keys as keys
 from kinfed.cli.deployment import start_deployment as starting
@@ -8,6 +10,7 @@ from kinfed.cli.parameters import CommandGroup, DeclaredCommand, SettingsCommand
 
 deploy = CommandGroup(help="Real clients with Flower: an app folder, keys and certificates.", no_args_is_help=True)
 
+command: Callable[..., None]
 for command in (starting.init, keys.certs, keys.key, keys.enrol):
     deploy.command()(command)
 deploy.command("members")(keys.members_)
