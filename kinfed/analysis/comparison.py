@@ -44,7 +44,7 @@ _DESCRIBED = {"partition", "clients", "validation"}
 
 # Settings that may differ between runs of one comparison without need to say so.
 _INDIFFERENT = {
-    *("algorithms", "seeds", "eval_every", "checkpoint_every", "save_models"),
+    *("algorithms", "seeds", "eval_every", "early_stopping", "checkpoint_every", "save_models"),
     *("pool", "device", "backend", "workers", "state", "data"),
 }
 _APART = {"seeds", "algorithms", *NON_RESULT_SETTINGS}  # settings in which parts of one run may differ

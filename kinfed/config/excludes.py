@@ -34,6 +34,7 @@ _LOSSES = (
     "dp_, user_ and secure_ settings"
 )
 _ONE_MODEL = "a common start and noise are of one model, and clients have several; leave out one of the two"
+_STOPPING = "tuning chooses by the validation rows that early_stopping would choose by, too; leave it out"
 _ONE_SPLIT = "tuning while training has synchronous rounds and one split; leave out mode and folds"
 
 EXCLUDES: Mapping[Where, Mapping[tuple[str, ...], str]] = {
@@ -59,6 +60,11 @@ EXCLUDES: Mapping[Where, Mapping[tuple[str, ...], str]] = {
         ("secure_sum", "largest_norm"): NO_SINGLE_UPDATES.format("largest_norm"),
         ("secure_sum", "compress"): "a secure sum adds masks to exact numbers, and codes of compressed updates cannot "
         "be added up; leave out compress or secure_sum",
+        ("folds", "early_stopping"): "models of folds are not kept, and stop at rounds of their own; leave out one",
+        ("stopped_models", "dp_"): "which round a client stops at is chosen by rows that epsilon does not cover; leave "
+        "out stopped_models",
+        ("stopped_models", "user_"): "which round the server stops at is chosen by rows that epsilon does not cover; "
+        "leave out stopped_models",
         ("models", "pretrain"): _ONE_MODEL,
         ("models", "warm_start"): _ONE_MODEL,
         ("models", "dp_"): _ONE_MODEL,
@@ -89,11 +95,13 @@ EXCLUDES: Mapping[Where, Mapping[tuple[str, ...], str]] = {
         "within the clipping norm, which user_quantile counts; give user_clip alone, or leave out secure_sum",
     },
     "tuning": {
+        ("early_stopping",): _STOPPING,
         ("folds",): "folds measure on test rows, and tuning chooses by validation rows; leave out folds",
         ("dp_",): _TRIALS,
         ("user_",): _TRIALS,
     },
     "tuning while training": {
+        ("early_stopping",): _STOPPING,
         ("dp_",): _LOSSES,
         ("user_",): _LOSSES,
         ("secure_sum",): _LOSSES,

@@ -183,6 +183,14 @@ class EvaluationSettings:
         "accuracy, or rmse of numbers).",
     )  # fmt: skip
     eval_every: int = option(5, "Rounds between evaluations (0: only the last).", ge=0)
+    early_stopping: int = option(
+        0, "Record the round where each client, and the server, would have stopped: that of its best validation "
+        "metric before so many evaluations without a better one (0: off).", ge=0,
+    )  # fmt: skip
+    stopped_models: bool = option(
+        False, "Results and models are those of the rounds where clients and the server stopped (default: of the last "
+        "round); a method ends when all have.",
+    )  # fmt: skip
     eval_clients: int | None = option(None, "Evaluate a fixed sample of this many clients (default: all).", ge=1)
     checkpoint_every: int | None = option(None, "Rounds between checkpoints (default: 20 seconds between them).", ge=1)
     save_models: bool = option(True, "Save the personal models of evaluated clients at the end.")

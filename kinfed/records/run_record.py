@@ -146,6 +146,7 @@ class FinalRecord:
     privacy: dict[str, Any] | None = None  # epsilon of every client and what belongs to it
     user_privacy: dict[str, Any] | None = None  # of the server's models: epsilon for whole clients, and its settings
     folds: int | None = None  # of a cross-validation, whose test rows are joined
+    server_stopped: int | None = None  # the round where the server would have stopped, with `early_stopping`
 
     def __repr__(self) -> str:
         figure = headline_text(self.personal, self.metric) or "no test data"
@@ -160,7 +161,7 @@ class FinalRecord:
         return {kind: metrics for kind in KINDS if (metrics := getattr(self, kind)) is not None}
 
     def to_json(self) -> dict[str, Any]:
-        optional = ("folds", "privacy", "user_privacy")
+        optional = ("folds", "privacy", "user_privacy", "server_stopped")
         values = {one.name: getattr(self, one.name) for one in fields(FinalRecord)}
         entry = {name: value for name, value in values.items() if name not in optional or value is not None}
         return {"algorithm": entry.pop("label"), **entry}

@@ -20,10 +20,11 @@ import torch
 from kinfed.algorithms import AnyAlgorithm
 from kinfed.config import RunConfig, make_config
 from kinfed.data import Federation
-from kinfed.engine import Builder, GradientCount, Score, begin_compiling, named_loss
+from kinfed.engine import METRICS, Builder, GradientCount, Score, begin_compiling, named_loss
 from kinfed.errors import ConfigError
 from kinfed.records import Baseline, Checkpoints, RunFiles, RunFolder, evaluated_curves
 from kinfed.runs.baseline import baseline_score, make_baseline
+from kinfed.runs.early_stopping import EarlyStopping
 from kinfed.runs.growth import grown_config, refuse_changes
 from kinfed.runs.loop_factory import CommonStart, LoopFactory, StartMaker
 from kinfed.runs.method_run import MethodRun
@@ -215,9 +216,17 @@ class Experiment:
                 eval_every=config.eval_every, checkpoint_every=config.checkpoint_every, keep_models=config.save_models,
                 client_rounds=config.client_rounds, folder=folder, observer=self.observer, should_stop=self.should_stop,
                 fold=None if config.folds is None else self.inputs.fold, alone=self._alone,
+                stopping=self._stopping(seed),
             ).execute()  # fmt: skip
         self._alone = result.alone
         return self._with_curves(result, folder)
+
+    def _stopping(self, seed: int) -> EarlyStopping | None:
+        config = self.inputs.config
+        if not config.early_stopping:
+            return None
+        headline = METRICS.headline(self.inputs.federation(seed).problem, config.metric)
+        return EarlyStopping(config.early_stopping, headline, config.stopped_models)
 
     def _with_curves(self, result: MethodResult, folder: RunFolder | None) -> MethodResult:
         """ROC and calibration of the clients' models; of a fold they are written with all others."""

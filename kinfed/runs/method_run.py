@@ -26,6 +26,7 @@ from kinfed.engine import METRICS, Score
 from kinfed.errors import KinfedError
 from kinfed.pools import Evaluation
 from kinfed.records import RoundRecord, RunFolder, has_diverged
+from kinfed.runs.early_stopping import PREFIX, EarlyStopping
 from kinfed.runs.observer import NullObserver, Observer
 from kinfed.runs.results import ClientTable, EvaluationMetrics, MethodResult, client_round_columns, took_part
 from kinfed.server import Loop, RoundReport
@@ -33,6 +34,7 @@ from kinfed.server import Loop, RoundReport
 CHECKPOINT_SECONDS = 20.0  # what a killed run loses at most, or a round; states of many clients take long to write
 DIVERGED = "losses or updates are not finite or out of all bounds, so its figures mean nothing; try a lower lr"
 _NOT_EVALUATED = "journal_not_evaluated"  # of a snapshot: the mark of its lines, had the last not been evaluated
+_METRICS = "early_stopping_metrics"  # of a snapshot: in the order of their sums
 _NAMED_CLIENTS = 5  # in a note about rejected updates
 
 
@@ -76,6 +78,7 @@ class MethodRun:
     should_stop: Callable[[], bool] = lambda: False
     fold: int | None = None  # of a cross-validation, which keeps no models and writes clients' lines of all folds
     alone: Score | None = None  # what clients reach alone with this seed, where that is known already
+    stopping: EarlyStopping | None = None
     totals: Totals = field(default_factory=Totals, init=False)
     _rounds: list[RoundRecord] = field(default_factory=list, init=False)  # without a folder
     _last_evaluation: Evaluation | None = field(default=None, init=False)
@@ -109,7 +112,8 @@ class MethodRun:
         """Whether no round remains: the last one is done, or the algorithm has learnt all that it will."""
         completed = self.loop.completed
         begun = completed >= self.loop.first_round
-        return completed >= self.last_round or (begun and self.loop.algorithm.is_done(self.loop.server))
+        stopped = self.stopping is not None and self.stopping.keeps_models and self.stopping.all_stopped
+        return completed >= self.last_round or stopped or (begun and self.loop.algorithm.is_done(self.loop.server))
 
     def execute(self) -> MethodResult:
         for _ in self.rounds():
@@ -141,6 +145,9 @@ class MethodRun:
     def finish(self) -> MethodResult:
         """The result after the last round; models and the clients' lines are in the folder then."""
         evaluation = self._last_evaluation or self._evaluate(last=True)
+        stopping = self.stopping
+        if stopping is not None:
+            evaluation = stopping.applied(evaluation)
         metrics, everyone = self._metrics(evaluation)
         algorithm, privacy, totals = self.loop.algorithm, self.loop.privacy, self.totals
         diverged = any(has_diverged(one) for one in (metrics.personal, metrics.server or {}))
@@ -151,7 +158,9 @@ class MethodRun:
             all_clients=asdict(everyone), evaluation=evaluation, client_table=self.clients,
             bytes_down=totals.bytes_down, bytes_up=totals.bytes_up, seconds=totals.seconds,
             diverged=diverged or 2 * totals.not_finite > totals.asked,
-            server_models=algorithm.server_models(self.loop.server),
+            server_models=(stopping and stopping.server_models) or algorithm.server_models(self.loop.server),
+            stopped=None if stopping is None or stopping.clients is None else stopping.clients.round,
+            server_stopped=None if stopping is None or stopping.server is None else int(stopping.server.round[0]),
             server_state=self.loop.server.named() if self.folder is None and self.keep_models else None,
             privacy=None if privacy is None else privacy.summary(self.clients.names),
             user_privacy=None if self.loop.user_level is None else self.loop.user_level.summary(),
@@ -180,7 +189,10 @@ class MethodRun:
         if snapshot is None:
             self.folder.rewind(self.label, self.seed, None, fold=self.fold)
             return
-        self.loop.load(snapshot.round, snapshot.tensors)
+        own = {name: tensor for name, tensor in snapshot.tensors.items() if name.startswith(PREFIX)}
+        self.loop.load(snapshot.round, {k: tensor for k, tensor in snapshot.tensors.items() if k not in own})
+        if self.stopping is not None:
+            self.stopping.load(own, tuple(snapshot.extra.get(_METRICS, ())))
         self.totals = Totals(**snapshot.extra["totals"])
         self.folder.rewind(
             self.label, self.seed, snapshot.round, snapshot.extra["journal"], fold=self.fold,
@@ -200,7 +212,7 @@ class MethodRun:
         nothing = {"personal": None, "server": None, "all_clients": None, "method": self._figures(None, None)}
         extra = extra | {_NOT_EVALUATED: self.folder.mark_with_last(last | nothing)}
         self.folder.forget_client_round(self.label, self.seed, last["round"])
-        self.folder.checkpoints.save(self._checkpoint, self.loop.completed, self.loop.state(), extra)
+        self.folder.checkpoints.save(self._checkpoint, self.loop.completed, self._state(), extra)
         self.folder.replace_last(last | nothing)
 
     def _checkpoint_due(self, round: int, seconds: float) -> bool:
@@ -212,8 +224,13 @@ class MethodRun:
         if self.folder is not None:
             self.folder.sync()
             mark = self.folder.journal_mark(self.label, self.seed, self.fold)
-            extra = {"totals": asdict(self.totals), "journal": mark}
-            self.folder.checkpoints.save(self._checkpoint, self.loop.completed, self.loop.state(), extra)
+            extra: dict[str, Any] = {"totals": asdict(self.totals), "journal": mark}
+            if self.stopping is not None:
+                extra[_METRICS] = list(self.stopping.names)
+            self.folder.checkpoints.save(self._checkpoint, self.loop.completed, self._state(), extra)
+
+    def _state(self) -> dict[str, Tensor]:
+        return self.loop.state() | ({} if self.stopping is None else self.stopping.tensors())
 
     # ---- evaluation and journal ----
 
@@ -223,6 +240,9 @@ class MethodRun:
         last = self.is_over
         evaluation = self._evaluate(last) if last or self._evaluation_due(report.round) else None
         metrics, everyone = (None, None) if evaluation is None else self._metrics(evaluation)
+        if self.stopping is not None and evaluation is not None and self._evaluation_due(report.round):
+            models = self.loop.algorithm.server_models(self.loop.server)
+            self.stopping.look(report.round, self.loop.evaluate("val"), evaluation, models)
         record = RoundRecord(
             report.round, report.seconds, report.active, report.dropped, report.bytes_down, report.bytes_up,
             {} if metrics is None else metrics.by_kind, storage.plain(self._figures(evaluation, metrics)),
@@ -242,7 +262,8 @@ class MethodRun:
         return self.eval_every > 0 and round % self.eval_every == 0
 
     def _evaluate(self, last: bool) -> Evaluation:
-        evaluation = self.loop.evaluate(self.split, keep_models=last and self.keep_models)
+        every = self.stopping is not None and self.stopping.keeps_models
+        evaluation = self.loop.evaluate(self.split, keep_models=(last or every) and self.keep_models)
         if last:
             self._last_evaluation = evaluation
         return evaluation
@@ -262,6 +283,8 @@ class MethodRun:
         if evaluation.figures and len(evaluation.ids) == len(self.clients.names if sample is None else sample):
             figures = figures | {"clients": evaluation.figures}
         headline = self.metric
+        if self.stopping is not None:
+            figures = figures | {"early_stopping": self.stopping.figures()}
         for name, other in metrics.alternatives.items():
             figures = figures | ({f"{name}_{headline}": other[headline]} if headline in other else {})
         if self.loop.privacy is not None:

@@ -62,6 +62,7 @@ class MethodResult(FinalRecord):
     journal: tuple[RoundRecord, ...] = ()  # its rounds, if not kept in a folder
     alone: Score | None = None  # of clients that train alone in the same run, whom `clients.csv` compares it with
     server_state: Mapping[str, Tensor] | None = None  # where models are kept, and no folder
+    stopped: Tensor | None = None  # [n] the round where each client would have stopped, with `early_stopping`
 
     @property
     def server_model(self) -> Tensor | None:
@@ -81,6 +82,8 @@ class MethodResult(FinalRecord):
             columns[f"{kind}_accuracy"] = _per_example(score, "correct", len(numbers))
             columns[f"{kind}_loss"] = _per_example(score, "loss", len(numbers))
             columns |= self._metrics(kind, score)
+        if self.stopped is not None:
+            columns["stopped_at"] = self.stopped.tolist()
         if self.privacy is not None:
             columns["epsilon"] = [self.privacy["epsilon"][k] for k in numbers]
         return columns

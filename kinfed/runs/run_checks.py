@@ -24,10 +24,30 @@ def check_run(inputs: RunInputs) -> None:
     for seed in inputs.config.seeds:
         findings.refuse(inputs.federation(seed).findings, inputs.config.accept)
     _check_shapes_agree(inputs)
+    _check_stopping(inputs)
     for label in inputs.algorithms:
         check_algorithm(inputs, label)
     _check_models_fit(inputs)
     _check_outputs_fit(inputs)
+
+
+def _check_stopping(inputs: RunInputs) -> None:
+    config = inputs.config
+    if config.stopped_models and not (config.early_stopping and config.save_models):
+        raise ConfigError(
+            "stopped_models are those of rounds that early_stopping finds and save_models keeps; set "
+            f"{'save_models' if config.early_stopping else 'early_stopping, to 5 evaluations for instance'}"
+        )
+    if not config.early_stopping:
+        return
+    if not config.eval_every:
+        raise ConfigError("early_stopping counts evaluations, and eval_every = 0 leaves the last alone; set eval_every")
+    for seed in config.seeds:
+        if not int(inputs.federation(seed).val.count.sum()):
+            raise ConfigError(
+                f"early_stopping goes by validation rows, and with seed {seed} there are none; set validation, to 0.2 "
+                "for instance"
+            )
 
 
 def _check_shapes_agree(inputs: RunInputs) -> None:

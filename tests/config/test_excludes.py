@@ -38,6 +38,8 @@ ASKING: dict[str, dict[str, Any]] = {
     "mode": {"mode": "fedbuff"},
     "clock": {"clock": "equal"},
     "quorum": {"quorum": 2},
+    "early_stopping": {"early_stopping": 3},
+    "stopped_models": {"early_stopping": 3, "stopped_models": True},
 }
 ROWS = [(where, settings) for where, rows in EXCLUDES.items() for settings in rows]
 
