@@ -27,7 +27,7 @@ from kinfed.records import RunEntry, RunRecord, TrialRecord, find_runs, headline
 from kinfed.report import headline, learning_curves, render, report_page
 from kinfed.report.drawing import DARK, style_of
 
-STATUS = "status.json"  # of a deployment, which its server writes every few seconds
+STATUS = "status.json"  # which a deployment's server writes every few seconds
 HOST, PORT = "127.0.0.1", 8050
 _SEARCH_EVERY = 1.0  # seconds for which a search of the folder is good
 _HEADERS = {
@@ -41,6 +41,11 @@ _HEADERS = {
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+# Pages in folders may be anybody's: they can draw, and read nothing else of the board.
+_SANDBOX = (
+    "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data: blob:; frame-ancestors 'none'"
 )
 
 
@@ -114,9 +119,11 @@ class BoardRequest(BaseHTTPRequestHandler):
         if path.startswith("/both/"):
             return self._both(path.removeprefix("/both/").split("/"))
         kind, _, name = path[1:].partition("/")
-        entry = self.server.runs().get(unquote(name)) if kind in ("run", "live", "report") else None
-        if entry is None:
+        entry = self.server.runs().get(unquote(name)) if kind in ("run", "live", "report", "page") else None
+        if entry is None or (entry.page is None and kind == "page"):
             return HTTPStatus.NOT_FOUND, b"there is no such run", "text/plain", _POLICY
+        if kind == "page" and entry.page is not None:
+            return HTTPStatus.OK, entry.page.read_bytes(), "text/html", _SANDBOX
         if kind == "live":
             return self._json(live_view(entry))
         if kind == "report":  # the run's page as it would be written now
@@ -167,14 +174,19 @@ def _plotly() -> bytes:
 
 def listed(entry: RunEntry) -> dict[str, Any]:
     """A row of the list."""
-    plain = ("name", "state", "dataset", "algorithms", "done", "planned", "problem")
+    plain = ("name", "kind", "state", "dataset", "algorithms", "done", "planned", "problem")
     return {name: getattr(entry, name) for name in plain} | {
-        "kind": "deployment" if (entry.path / STATUS).is_file() else "run",
+        "opens": _opens(entry),
         "changed": datetime.fromtimestamp(entry.changed).strftime("%Y-%m-%d %H:%M"),
         "seeds": len(entry.settings.get("seeds") or ()),
         "rounds": entry.settings.get("rounds"),
         "best": "" if entry.best is None else str(entry.best),
     }
+
+
+def _opens(entry: RunEntry) -> str:
+    """What of the board shows an entry; "" if nothing does."""
+    return "page" if entry.page is not None else "run" if entry.kind in ("run", "deployment") else ""
 
 
 def live_view(entry: RunEntry) -> dict[str, Any]:

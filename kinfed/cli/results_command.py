@@ -153,7 +153,7 @@ def runs(
     ] = None,
     as_json: Annotated[bool, Option("--json", help="One JSON line per run, with all its settings.")] = False,
 ) -> None:
-    """List the runs in a folder, newest first."""
+    """List the runs, fits, studies and arena entries in a folder, newest first."""
     from rich.box import SIMPLE
     from rich.table import Table
     from rich.text import Text
@@ -168,7 +168,13 @@ def runs(
     chosen = matching(every, dataset=dataset, algorithm=algorithm, state=state, where=wanted)
     if as_json:
         for run in chosen:
-            about = {"path": str(run.path), "state": run.state, "done": run.done, "planned": run.planned}
+            about = {
+                "path": str(run.path),
+                "kind": run.kind,
+                "state": run.state,
+                "done": run.done,
+                "planned": run.planned,
+            }
             best = None if run.best is None else {"algorithm": run.best.algorithm, run.best.metric: run.best.mean}
             print(json.dumps({**about, "best": best, "settings": dict(run.settings)}))
         return
@@ -177,17 +183,18 @@ def runs(
         return
     title = Text(f"{len(chosen)} of {len(every)} runs in {folder}")
     table = Table(title=title, title_justify="left", title_style="dim", box=SIMPLE)
-    for heading in ("run", "state", "data", "methods", "seeds", "rounds", "best mean", "changed"):
+    for heading in ("run", "kind", "state", "data", "methods", "seeds", "rounds", "best mean", "changed"):
         is_figure = heading in ("seeds", "rounds")
         # Names fold on narrow terminals: a cut one could not be copied.
         table.add_column(heading, overflow="fold", justify="right" if is_figure else "left")
     for run in chosen:
         table.add_row(
             Text(run.name),
+            run.kind,
             run.state if run.state in ("finished", "damaged") else f"{run.state}, {run.done} of {run.planned}",
             Text(run.dataset),
             Text(", ".join(run.algorithms[:6]) + (", ..." if len(run.algorithms) > 6 else "")),
-            str(len(run.settings.get("seeds") or ())),
+            str(len(run.settings.get("seeds") or ()) or ""),
             str(run.settings.get("rounds", "")),
             Text("" if run.best is None else str(run.best)),
             datetime.fromtimestamp(run.changed).strftime("%m-%d %H:%M"),
@@ -200,7 +207,7 @@ def board(
     port: Annotated[int, Option(help="Port on this machine; 0 takes a free one.", min=0, max=65535)] = 8050,
     show: Annotated[bool, Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
-    """Serve a local, read-only page with all runs in a folder, and running ones live."""
+    """Serve a local, read-only page with all runs, fits, studies and entries in a folder, and running ones live."""
     from kinfed.board import BoardServer
 
     with BoardServer(folder, port) as server:

@@ -32,6 +32,7 @@ def study(
     from kinfed.arena import study as run_study
     from kinfed.cli.display import display
     from kinfed.config import RunConfig
+    from kinfed.report import write_page
     from kinfed.runs import Interrupted, Observer
 
     def watch(config: RunConfig) -> AbstractContextManager[Observer]:
@@ -49,7 +50,9 @@ def study(
     console.print(shown.table)
     for note in shown.notes:
         say(note)
+    write_page(folder / "study.html", shown.html())
     say(f"results  {folder}")
+    say(f"page     {folder / 'study.html'}")
     say(f"tables   kinfed table {shlex.quote(str(folder))} --form latex")
 
 

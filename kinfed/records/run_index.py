@@ -1,5 +1,5 @@
-"""The runs below a folder, each by a few facts: what `kinfed runs` lists and `kinfed board` shows. Nothing is written,
-and no lock is taken, so that a run which is just beginning is not disturbed."""
+"""The runs, fits, studies and entries below a folder, each by a few facts: what `kinfed runs` lists and `kinfed board`
+shows. Nothing is written, and no lock is taken, so that a run which is just beginning is not disturbed."""
 
 import os
 import re
@@ -17,6 +17,14 @@ from kinfed.records.run_files import RunFiles
 
 State = Literal["finished", "running", "stopped", "damaged"]
 STATES: tuple[State, ...] = ("finished", "running", "stopped", "damaged")
+Kind = Literal["run", "deployment", "fit", "study", "arena entry", "contributions"]
+# What is no run is known by its record, and has a page beside it.
+_RECORDS: dict[str, tuple[Kind, str]] = {
+    "fit.json": ("fit", "fit.html"),
+    "study.json": ("study", "study.html"),
+    "entry.json": ("arena entry", "entry.html"),
+    "contributions.json": ("contributions", "contributions.html"),
+}
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,8 @@ class RunEntry:
     planned: int = 0
     best: BestMethod | None = None
     problem: str = ""  # of a damaged one
+    kind: Kind = "run"
+    page: Path | None = None  # of what is no run
 
     @property
     def algorithms(self) -> list[str]:
@@ -65,39 +75,82 @@ class RunEntry:
 
 
 def find_runs(folder: Path | str) -> list[RunEntry]:
-    """All runs below a folder, or that folder itself, the newest first."""
+    """All runs, fits, studies and entries below a folder, or that folder itself, the newest first."""
     root = Path(folder)
     if not root.is_dir():
         raise ConfigError(f"{root} is no folder; give the folder that contains your runs, such as runs")
-    return sorted((_entry(path, root) for path in _run_folders(root)), key=lambda entry: -entry.changed)
+    return sorted((_entry(path, record, root) for path, record in _folders(root)), key=lambda entry: -entry.changed)
 
 
-def _run_folders(root: Path) -> Iterator[Path]:
+def _folders(root: Path) -> Iterator[tuple[Path, str]]:
+    """Folders with the name of their record; "" of runs, and of fits that are not finished."""
     for place, folders, files in os.walk(root):
-        if "config.json" in files:
-            folders.clear()  # what is inside a run are its files
-            yield Path(place)
+        record = next((name for name in _RECORDS if name in files), "")
+        if record or "config.json" in files:
+            if record != "study.json":  # whose cells are runs
+                folders.clear()  # what is inside a run are its files
+            yield Path(place), record
         folders[:] = sorted(name for name in folders if not name.startswith("."))
 
 
-def _entry(path: Path, root: Path) -> RunEntry:
+def _entry(path: Path, record: str, root: Path) -> RunEntry:
     name = path.relative_to(root).as_posix() if path != root else path.resolve().name
-    files = [path / name for name in ("config.json", "rounds.jsonl", "summary.json")]
+    files = [path / name for name in (record or "config.json", "rounds.jsonl", "summary.json")]
     changed = max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
     try:
-        settings = RunFiles(path).settings
-        summary = storage.read_json(files[-1]) if files[-1].exists() else None
-        trials = len(settings["algorithms"]) * len(settings["seeds"]) * (settings.get("folds") or 1)
-        planned, best = trials * int(settings["rounds"]), None if summary is None else _best(summary["results"])
+        return _recorded(path, record, name, changed) if record else _run(path, name, changed)
     except (StorageError, LookupError, TypeError, ValueError, AttributeError) as error:
-        return RunEntry(path, name, "damaged", changed, {}, problem=str(error))
+        kind = _RECORDS[record][0] if record else "run"
+        return RunEntry(path, name, "damaged", changed, {}, problem=str(error), kind=kind)
+
+
+def _recorded(path: Path, record: str, name: str, changed: float) -> RunEntry:
+    kind, page = _RECORDS[record]
+    content = storage.read_json(path / record)
+    settings, done, planned = _about(kind, content), 1, 1
+    if kind == "study":
+        done, planned = len(list(path.glob("cells/*/summary.json"))), len(content["cells"])
+    state: State = "running" if is_running(path) else "finished" if done >= planned else "stopped"
+    shown = path / page if (path / page).is_file() else None
+    return RunEntry(path, name, state, changed, settings, done, planned, kind=kind, page=shown)
+
+
+def _about(kind: Kind, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Data set, methods, seeds and rounds of what is no run, as a run's settings have them."""
+    if kind == "fit":
+        return {
+            "dataset": content["table"],
+            "algorithms": dict.fromkeys(str(c["method"]) for c in content["contenders"]),
+        }
+    if kind == "study":
+        cells = content["cells"]
+        return {
+            "dataset": ", ".join(dict.fromkeys(str(place[0]) for place, *_ in cells)),
+            "algorithms": dict.fromkeys(str(label) for _, labels, *_ in cells for label in labels),
+            "seeds": sorted({int(seed) for _, _, seeds, _ in cells for seed in seeds}),
+            "rounds": max(int(rounds) for *_, rounds in cells),
+        }
+    if kind == "arena entry":
+        return {"dataset": f"{content['suite']} {content['subset']}", "algorithms": {str(content["method"]): {}}}
+    return {"dataset": str(content["settings"].get("table", "")), "algorithms": {str(content["algorithm"]): {}}}
+
+
+def _run(path: Path, name: str, changed: float) -> RunEntry:
+    settings, summary_file = RunFiles(path).settings, path / "summary.json"
+    state: State = "running" if is_running(path) else "stopped"
+    if "table" in settings:
+        about = {"dataset": settings["table"], "algorithms": dict.fromkeys(str(settings["algorithms"]).split(","))}
+        return RunEntry(path, name, state, changed, about, kind="fit")
+    kind: Kind = "deployment" if (path / "status.json").is_file() else "run"
+    summary = storage.read_json(summary_file) if summary_file.exists() else None
+    trials = len(settings["algorithms"]) * len(settings["seeds"]) * (settings.get("folds") or 1)
+    planned, best = trials * int(settings["rounds"]), None if summary is None else _best(summary["results"])
     if is_tuned := (path / "best.toml").exists() and not is_running(path):
         planned = _lines(path / "rounds.jsonl")
     if (summary is None and not is_tuned) or is_running(path):
-        state: State = "running" if is_running(path) else "stopped"
         done = _lines(path / "rounds.jsonl")  # methods with rounds of their own may have more than were planned
-        return RunEntry(path, name, state, changed, settings, done, max(planned, done))
-    return RunEntry(path, name, "finished", changed, settings, planned, planned, best)
+        return RunEntry(path, name, state, changed, settings, done, max(planned, done), kind=kind)
+    return RunEntry(path, name, "finished", changed, settings, planned, planned, best, kind=kind)
 
 
 def _lines(path: Path) -> int:

@@ -261,6 +261,49 @@ def test_a_deployment_shows_whom_it_awaits_and_what_is_left_of_epsilon(folder: P
     assert [one["awaited"] for one in live_view(entry)["sites"]] == ["", ""]
 
 
+def test_fits_studies_and_entries_are_listed_with_their_pages(tmp_path: Path) -> None:
+    entry = {"suite": "arena-1", "subset": "lite", "method": "ditto"}
+    study = {"cells": [[["digits", "", "0.1"], ["local", "kin"], [0, 1], 5], [["digits", "", "1"], ["local"], [0], 5]]}
+    fit = {"table": "visits.csv", "contenders": [{"method": "local"}, {"method": "ditto"}]}
+    for folder, name, record in (("a", "entry", entry), ("s", "study", study), ("f", "fit", fit)):
+        (tmp_path / folder / "cells" / "one").mkdir(parents=True)
+        (tmp_path / folder / f"{name}.json").write_text(json.dumps(record))
+        (tmp_path / folder / f"{name}.html").write_text("<script>alert(1)</script>")
+    (tmp_path / "s" / "cells" / "one" / "summary.json").write_text("{}")
+    (tmp_path / "f" / "config.json").write_text("a fit's settings are not a run's")
+    runs = {one.name: one for one in find_runs(tmp_path)}
+    about = {name: (one.kind, one.state, one.dataset, one.algorithms) for name, one in runs.items()}
+    assert about == {
+        "a": ("arena entry", "finished", "arena-1 lite", ["ditto"]),
+        "s": ("study", "stopped", "digits", ["local", "kin"]),
+        "f": ("fit", "finished", "visits.csv", ["local", "ditto"]),
+    }
+    assert (runs["s"].done, runs["s"].planned) == (1, 2)
+    (tmp_path / "f" / "fit.json").write_text("[]")
+    (damaged,) = (one for one in find_runs(tmp_path) if one.name == "f")
+    assert damaged.state == "damaged"
+    with BoardServer(tmp_path, 0) as board:
+        thread = threading.Thread(target=board.serve_forever, daemon=True)
+        thread.start()
+        status, text, headers = ask(board, "/page/a")
+        assert (status, text) == (200, "<script>alert(1)</script>")
+        assert headers["Content-Security-Policy"].startswith("sandbox allow-scripts; default-src 'none'")
+        assert ask(board, "/page/f")[0] == 404
+        assert {row["name"]: row["opens"] for row in json.loads(ask(board, "/api/runs")[1])} == {
+            "a": "page", "s": "page", "f": ""
+        }  # fmt: skip
+        board.shutdown()
+        thread.join()
+
+
+def test_a_fit_that_was_stopped_is_no_damaged_run(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        to_json({"fingerprint": "", "config": {"table": "visits.csv", "algorithms": "ditto,kin"}})
+    )
+    (entry,) = find_runs(tmp_path)
+    assert (entry.kind, entry.state, entry.algorithms) == ("fit", "stopped", ["ditto", "kin"])
+
+
 def test_two_runs_are_compared_side_by_side(server: BoardServer) -> None:
     status, text, headers = ask(server, f"/both/study%2Fdone/{quote(HOSTILE, safe='')}")
     assert status == 200

@@ -108,9 +108,9 @@ def test_nodes_must_cut_texts_alike(tmp_path: Path) -> None:
 
 def test_a_node_needs_its_files(tmp_path: Path) -> None:
     table = {"client": "a", "data": "a.csv", "text": "body"}
-    with pytest.raises(ConfigError, match=r"text='body' in --node-config needs a tokenizer"):
+    with pytest.raises(ConfigError, match=r"text='body' in node\.toml needs a tokenizer"):
         NodeSettings.parse(table)
-    with pytest.raises(ConfigError, match="--node-config: length must be at least 3; got '2'"):
+    with pytest.raises(ConfigError, match=r"node\.toml: length must be at least 3; got '2'"):
         NodeSettings.parse(table | {"tokenizer": "t", "length": "2"})
     net = make(tmp_path, model="mlr", options="")
     with pytest.raises(TooFewClients):

@@ -290,7 +290,7 @@ def test_errors_name_no_file_of_the_machine(config: dict[str, Any], tmp_path: Pa
     Path(config["data"]).rename(tmp_path / "b.npz")
     with pytest.raises(StorageError) as caught:
         ask(config, "train", {})
-    assert str(caught.value) == "(data) does not exist, which a names as its data in --node-config"
+    assert str(caught.value) == "(data) does not exist, which a names as its data in node.toml"
     paths = {"data": "/srv/my patients/hiv.csv", "vault": "relative/vault"}
     for text in (
         "cannot read /srv/my patients/hiv.csv: is a folder", "relative/vault/books/a.json is gone",

@@ -60,8 +60,9 @@
     }
   }
 
-  function showList(runs) {
+  function showList() {
     const form = byId("filters");
+    fillChoices(form.kind, runs.map((run) => run.kind));
     fillChoices(form.dataset_, runs.map((run) => run.dataset));
     fillChoices(form.algorithm, runs.flatMap((run) => run.algorithms));
     const text = form.text.value.trim().toLowerCase();
@@ -77,22 +78,23 @@
     body.replaceChildren(...shown.map((run) => {
       const row = element("tr");
       const link = element("a", run.name);
-      link.href = address("run", run.name);
+      if (run.opens) link.href = address(run.opens, run.name);
+      else link.tabIndex = 0;
       link.dataset.run = run.name;
       const box = element("input");
       box.type = "checkbox";
       box.checked = chosen.has(run.name);
-      box.disabled = run.state === "damaged";
+      box.disabled = !comparable(run);
       box.setAttribute("aria-label", `Choose ${run.name}`);
       box.addEventListener("change", () => choose(run.name));
       cell(row, box);
       cell(row, link);
       cell(row, run.kind, "wide");
       cell(row, element("span", run.state, `state ${run.state}`));
-      cell(row, run.state === "damaged" ? run.problem : progress(run.done, run.planned));
+      cell(row, run.state === "damaged" ? run.problem : run.planned > 1 ? progress(run.done, run.planned) : "");
       cell(row, run.dataset);
       cell(row, run.algorithms.slice(0, 8).join(", ") + (run.algorithms.length > 8 ? ", …" : ""));
-      cell(row, String(run.seeds), "figure wide");
+      cell(row, String(run.seeds || ""), "figure wide");
       cell(row, run.best);
       cell(row, run.changed, "wide");
       return row;
@@ -101,10 +103,14 @@
     byId("compare").disabled = chosen.size !== 2;
   }
 
+  let runs = []; // as the server last listed them
   const chosen = new Set(); // names of at most two runs
   const links = () => [...byId("runs").tBodies[0].querySelectorAll("a")];
 
+  const comparable = (run) => run.opens === "run" && run.state !== "damaged";
+
   function choose(name) {
+    if (!comparable(runs.find((run) => run.name === name))) return;
     if (!chosen.delete(name)) {
       if (chosen.size === 2) chosen.delete([...chosen][0]);
       chosen.add(name);
@@ -197,11 +203,10 @@
   } else {
     const form = byId("filters");
     form.dataset_ = form.elements.namedItem("dataset"); // `dataset` of an element means something else
-    let runs = [];
-    form.addEventListener("input", () => showList(runs));
+    form.addEventListener("input", () => showList());
     form.addEventListener("submit", (event) => event.preventDefault());
     byId("compare").addEventListener("click", compareChosen);
     document.addEventListener("keydown", pressed);
-    repeat(async () => { runs = await fetchJson("/api/runs"); showList(runs); });
+    repeat(async () => { runs = await fetchJson("/api/runs"); showList(); });
   }
 })();

@@ -14,9 +14,7 @@ from kinfed.cli.terminal import console, plain_table, say
 
 vault = CommandGroup(help="On a node: the personal states and models it keeps.", no_args_is_help=True)
 
-VaultFolder = Annotated[
-    Path, Option("--vault", envvar="KINFED_VAULT", help="The vault's folder, as in the node-config.")
-]
+VaultFolder = Annotated[Path, Option("--vault", envvar="KINFED_VAULT", help="The vault's folder, as in node.toml.")]
 DEFAULT = Path("~/.kinfed/vault")
 
 

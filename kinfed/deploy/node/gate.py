@@ -236,7 +236,7 @@ class Gate:
         if (self._private or self.rules.hides_client) and not self.rules.sums:
             raise Refused(
                 f'{client} gives no exact sums of its features, which epsilon would not cover; use scaling = "none" or '
-                'a number, or have the owner of the node allow it (sums="yes" in --node-config)'
+                'a number, or have the owner of the node allow it (sums="yes" in node.toml)'
             )
 
     def check_search(self) -> None:
@@ -321,7 +321,7 @@ class Gate:
         if (self._private or self.rules.hides_client) and columns:
             raise Refused(
                 f"{self.client} does not say which categories its columns {', '.join(columns[:5])} hold: no epsilon "
-                "covers that. Leave these columns out (features in the run, ignore in --node-config)"
+                "covers that. Leave these columns out (features in the run, ignore in node.toml)"
             )
 
     def check_describe(self, rows: int) -> None:

@@ -94,7 +94,7 @@ class PrivateRequest(PlainRequest):
             raise Refused(
                 f"{client} has trained privately with another division of its rows into training, "
                 "validation and test rows; rows that training has used would be evaluated. Use the same seed, "
-                "test_fraction and validation, or name the rows in the data (split in --node-config)"
+                "test_fraction and validation, or name the rows in the data (split in node.toml)"
             )
         self._page = self.log.note(self.rules.named(), roles or page.roles)
         self.digest = self._digest(rows)

@@ -147,7 +147,7 @@ def load_client_data(node: NodeSettings, deployment: Deployment) -> ClientData:
     problem, text = deployment.problem, None
     columns: list[str] = []
     if not calls_function(node.data) and not Path(node.data).exists():
-        raise StorageError(f"{node.data} does not exist, which {node.client} names as its data in --node-config")
+        raise StorageError(f"{node.data} does not exist, which {node.client} names as its data in node.toml")
     if is_table(node.data):
         label = node.label or deployment.run.label_column
         options = replace(

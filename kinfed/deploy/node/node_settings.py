@@ -1,4 +1,4 @@
-"""The settings of a node, and its owner's rules among them. Its operator gives them in --node-config, and no server can
+"""The settings of a node, and its owner's rules among them. Its operator gives them in node.toml, and no server can
 change them: a run may ask for more privacy than the rules, never for less. kinfed.deploy.node.gate holds to them.
 """
 
@@ -20,7 +20,7 @@ from kinfed.updates import SecureSettings
 
 DEFAULT_VAULT = "~/.kinfed/vault"
 NAME = "{client}"  # in the settings of a node with several clients
-IN_NODE_CONFIG = "--node-config"
+IN_NODE_CONFIG = "node.toml"
 TEST_FRACTION = 0.25  # of rows, where an owner asks for privacy and names none
 
 
@@ -105,7 +105,7 @@ class NodeRules:
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """--node-config of a supernode, for one of its clients; "" is: not set."""
+    """The table [node] of node.toml, for one of its clients; "" is: not set."""
 
     client: str = option(
         "", "Name under which the server knows the client, or several: {client} elsewhere stands for each."
@@ -152,7 +152,7 @@ class NodeSettings:
         convert_fields(self, IN_NODE_CONFIG)
         if self.text and not self.tokenizer:
             raise ConfigError(
-                f"text={self.text!r} in --node-config needs a tokenizer: a folder of this machine with "
+                f"text={self.text!r} in node.toml needs a tokenizer: a folder of this machine with "
                 "tokenizer.json or vocab.txt"
             )
         rules = self.rules
@@ -166,7 +166,7 @@ class NodeSettings:
     @classmethod
     def parse_all(cls, table: Mapping[str, Any]) -> list[NodeSettings]:
         client, data = (str(table.get(key, "")) for key in ("client", "data"))
-        names = distinct("clients in --node-config", client) if client.strip() else [""]
+        names = distinct("clients in node.toml", client) if client.strip() else [""]
         if len(names) > 1 and NAME not in data and not calls_function(data):
             raise ConfigError(
                 f"the clients {', '.join(names)} of this node would all have the data {data!r}; write {NAME} in it "
@@ -180,13 +180,13 @@ class NodeSettings:
         for name in ("client", "data"):
             if not str(table.get(name, "")):
                 raise ConfigError(
-                    f"this node does not say its {name}; start the supernode with "
-                    """--node-config 'client="hospital-a" data="/srv/hospital-a.csv"'"""
+                    f"this node does not say its {name}; write in [node] of node.toml, for example: "
+                    'client = "hospital-a"  data = "/srv/hospital-a.csv"'
                 )
         known = [*declared(cls), *declared(NodeRules)]
         unknown = [key for key in table if key not in known and not calls_function(str(table["data"]))]
         if unknown:
-            raise unknown_name("key in --node-config", unknown[0], known)
+            raise unknown_name("key in node.toml", unknown[0], known)
         values: dict[str, Any] = {name: str(value) for name, value in table.items() if str(value) != ""}
         own, rules = ({name: values[name] for name in declared(kind) if name in values} for kind in (cls, NodeRules))
         return cls(**own, rules=NodeRules(**rules), extra=dict(table))

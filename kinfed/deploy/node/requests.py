@@ -86,7 +86,7 @@ def prepare(
         raise ConfigError(
             f"the node of {client} has other frozen weights in its model {run.model.name} than the server, so that "
             "nothing they exchange would fit; give both the same files (model.weights at the server, weights in "
-            "--node-config)"
+            "node.toml)"
         )
     message, widths = message_types(deployment.algorithm)[0], order.header.get("widths")
     tensors = received_tensors(message, order.group("down"), widths if isinstance(widths, dict) else {})
@@ -117,7 +117,7 @@ def with_weights(run: RunConfig, folder: str) -> RunConfig:
     never opened here: whether it can be read would tell what lies on this machine."""
     if folder and "weights" not in run.model.options:
         raise ConfigError(
-            f"weights in --node-config says where this machine has what the deployment calls model.weights; the "
+            f"weights in node.toml says where this machine has what the deployment calls model.weights; the "
             f"deployment names none for model {run.model.name}"
         )
     return replace(run, model=Named(name=run.model.name, options=own_files(run.model.name, run.model.options, folder)))
@@ -130,6 +130,6 @@ def own_files(model: str, options: Mapping[str, Any], folder: str) -> dict[str, 
     if not folder:
         raise Refused(
             f"model {model[:40]} has weights in a file of the server, and a node reads none but its owner's: name "
-            "the folder here (weights in --node-config)"
+            "the folder here (weights in node.toml)"
         )
     return {**options, "weights": folder}

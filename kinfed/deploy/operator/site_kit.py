@@ -40,7 +40,7 @@ _README = """\
 The node of {client}
 {line}
 
-1. Install the version that the server has:  pip install 'kinfed[flower]=={version}'
+1. Install the version that the server has:  pip install 'kinfed[node]=={version}'
 2. Put your private key, the file {client} of `kinfed deploy key {client}`, into this folder. The operator knows you by
        {fingerprint}
    and so should you: `kinfed deploy key {client} --show`. Compare it by telephone if you have not yet.

@@ -42,12 +42,13 @@ __all__ = ["client_app", "server_app"]  # by which Flower finds them
 '''
 
 _DATA = '''\
-"""An example of a node's own loader. Copy it to the node, change `load`, and start the supernode with
+"""An example of a node's own loader. Copy it to the node, change `load`, and write in [node] of its node.toml
 
-    --node-config 'client="hospital-a" data="/srv/kinfed/load_data.py:load" file="/srv/hospital-a.csv"'
+    data = "/srv/kinfed/load_data.py:load"
+    file = "/srv/hospital-a.csv"
 
-The function gets the whole node-config, so further keys (here: file) are yours. A plain table or .npz file needs no
-function:  data="/srv/hospital-a.csv" label="diagnosis".
+The function gets the whole table [node], so further keys (here: file) are yours. A plain table or .npz file needs no
+function:  data = "/srv/hospital-a.csv"  label = "diagnosis".
 
 This file runs on the node only. Nothing it reads leaves the node but what docs/deployment.md lists for the method.
 """

@@ -131,7 +131,7 @@ def flower_program(name: str) -> str:
     """The path of one of Flower's commands: beside this Python, else as the shell finds it."""
     path = shutil.which(name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
     if path is None:
-        raise ConfigError(f"the command {name} is not installed; it comes with: pip install 'kinfed[flower]'")
+        raise ConfigError(f"the command {name} is not installed; it comes with: pip install 'kinfed[node]'")
     return path
 
 
