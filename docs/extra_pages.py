@@ -1,4 +1,5 @@
-"""Hooks of MkDocs: pages that are made from files outside of docs/, and folders in the navigation.
+"""Hooks of MkDocs: pages that are made from files outside of docs/, folders in the navigation, doors of the package on
+the page about Python, claims inside the site, and wide tables that narrow screens show as cards.
 
 Documents link to files of the repository as a code host shows them (`../examples/halfway.py`). On the site those
 files are pages: Markdown as it is, everything else as one block of code. A link to a file that is not there is left
@@ -7,6 +8,9 @@ as it is, and MkDocs refuses it."""
 from __future__ import annotations
 
 import ast
+import html
+import importlib
+import inspect
 import json
 import os
 import re
@@ -26,10 +30,15 @@ EXAMPLES = [
 ]
 LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]+)")
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".cff": "yaml"}
+CLAIMS = "benchmark/claims.md"
+DOORS = ("author", "testing", "data", "deploy", "arena", "records", "serving", "analysis", "updates")
+WIDE, WORDY = 5, 12  # columns of a wide table; letters in the mean cell of one that is made of words
 ALWAYS = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    if "MIKE_DOCS_VERSION" in os.environ:  # elsewhere there is no list of versions to look for
+        config.extra["version"] = {"provider": "mike"}
     entries: list[Any] = config.nav or []
     named = set(_paths(entries))
     config.nav = [_expanded(entry, named) for entry in entries]
@@ -66,6 +75,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if file.src_uri.endswith(".md"):
             text = (DOCS / file.src_uri).read_text("utf-8")
             outside |= {path for link in LINK.findall(text) if (path := _outside(file.src_uri, link)) is not None}
+    files.append(File.generated(config, CLAIMS, content="# Claims\n"))
     for path in sorted(outside):
         files.append(File.generated(config, _page_name(path), content=_page_text(path)))
     return files
@@ -133,16 +143,60 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         path = _outside(here, match[1])
         return match[1] if path is None else _relative(_page_name(path), here)
 
-    text = LINK.sub(replaced, markdown)
+    text = LINK.sub(replaced, markdown).replace("(claims.html)", "(claims.md)")
+    if here == "api.md":
+        text += "".join(map(_door, DOORS))
     if here in {_page_name(ROOT / name) for name in ALWAYS}:
         text = re.sub(r"\]\(([A-Z_]+\.md)\)", lambda match: f"]({_page_name(ROOT / match[1])})", text)
     return text
 
 
-def on_post_build(config: MkDocsConfig) -> None:
-    """claims.html is no page of MkDocs, which leaves its links to Markdown as they are: here pages end in .html."""
-    page = Path(config.site_dir) / "benchmark" / "claims.html"
-    page.write_text(re.sub(r'href="([\w-]+)\.md"', r'href="\1.html"', page.read_text("utf-8")), "utf-8")
+def _door(room: str) -> str:
+    """What a door of the package offers, with the first sentence about each."""
+    door = importlib.import_module(f"kinfed.{room}")
+    lines = [f"\n\n### kinfed.{room}\n"]
+    for name in sorted(door.__all__, key=str.lower):
+        thing = getattr(door, name)
+        about = (inspect.getdoc(thing) or "") if inspect.isroutine(thing) or inspect.isclass(thing) else ""
+        if about and not about.startswith(f"{name}("):  # dataclasses have their fields for one
+            first = re.split(r"(?<=[.:;])\s|\n\n", about)[0].rstrip(".:;")
+            lines.append(f"- `{name}`: {html.escape(first)}")
+    return "\n".join(lines)
+
+
+def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    return _claims() if page.file.src_uri == CLAIMS else re.sub(r"<table>.*?</table>", _labelled, content, flags=re.S)
+
+
+def _labelled(match: re.Match[str]) -> str:
+    """A wide table of words whose cells know their column, so that a narrow screen can show its rows as cards."""
+    table = match[0]
+    heads = [_words(head) for head in re.findall(r"<th[^>]*>(.*?)</th>", table, re.S)]
+    cells = [_words(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", table, re.S)]
+    if len(heads) < WIDE or not cells or sum(map(len, cells)) < WORDY * len(cells):
+        return table
+    column = iter(heads * (len(cells) // len(heads) + 1))
+    labelled = re.sub(r"<td", lambda _: f'<td data-label="{html.escape(next(column))}"', table)
+    return labelled.replace("<table>", "<table data-wide>")
+
+
+def _words(cell: str) -> str:
+    return html.unescape(re.sub(r"<[^>]+>", "", cell)).strip()
+
+
+def _claims() -> str:
+    """The page of claims inside the site: its style holds for its part of the page, in the site's colours."""
+    text = (DOCS / "benchmark" / "claims.html").read_text("utf-8")
+    style, body = text.split("<style>", 1)[1].split("</style>", 1)
+    light, dark = (re.search(rf"{start}\s*:root (\{{.*?\}})", style, re.S) for start in ("", r"dark\) \{"))
+    assert light is not None
+    assert dark is not None
+    colors = f'.claims {light[1]}\n[data-md-color-scheme="slate"] .claims {dark[1]}'
+    style = re.sub(r"^body \{", "& {", style, flags=re.M)
+    style = re.sub(r"([\d.]+)rem", lambda size: f"{0.8 * float(size[1]):g}rem", style)  # the site's are 20 pixels
+    content = body.split("<body>", 1)[1].split("</body>", 1)[0]
+    content = re.sub(r'href="([\w-]+)\.md"', r'href="\1.html"', content)
+    return f'<style>{colors}\n.claims.claims {{{style}}}</style><div class="claims">{content}</div>'
 
 
 def _relative(target: str, page: str) -> str:

@@ -2,7 +2,7 @@
 
     python docs/generate/method_pages.py docs/methods
 
-A page names its methods in headings, "## Ditto (`ditto`)"; between the marks below its title stands the table of these,
+A page names its methods in headings, "## Ditto (`ditto`)"; between the marks at its end stands the table of these,
 which this replaces. A test compares the pages with what this makes."""
 
 from __future__ import annotations

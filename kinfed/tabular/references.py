@@ -28,6 +28,7 @@ from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.model_selection import KFold, StratifiedKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler, TargetEncoder
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from kinfed.data import Federation
@@ -40,6 +41,9 @@ LINEAR_ALONE, TREES_ALONE, POOLED_TREES = "linear_alone", "trees_alone", "pooled
 POOLED = (POOLED_TREES,)  # references that need the rows of all sites in one place
 ALPHAS = tuple(np.logspace(-2, 4, 13))  # of ridge, for standardized columns
 STRENGTHS = tuple({"C": float(C)} for C in np.logspace(-3, 2, 6))  # of logistic regression
+# Values of a table from which the threads of trees pay: on small ones they wait for each other at every node, and on a
+# busy machine hardly come to anything else.
+WORTH_THREADS = 1_000_000
 MOST_CATEGORIES = 254  # that HistGradientBoosting takes; more sites enter by the mean of their training targets
 FEW_OF_A_CLASS = 10  # rows up to which none is set aside to stop boosting early
 
@@ -217,6 +221,9 @@ def _fit(model: Any, rows: ReferenceRows) -> Any:
     counted = {} if rows.weight is None else {f"{_last_step(model)}sample_weight": rows.weight}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a penalty that is too weak to converge is not chosen
+        if rows.x.size < WORTH_THREADS:
+            with threadpool_limits(1, user_api="openmp"):
+                return model.fit(rows.x, rows.y, **counted)
         return model.fit(rows.x, rows.y, **counted)
 
 
