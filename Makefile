@@ -45,6 +45,7 @@ lint: $(READY)
 reference: $(READY)
 	$(BIN)/python docs/generate/reference.py > docs/reference.md
 	$(BIN)/python docs/generate/method_pages.py docs/methods
+	$(BIN)/python docs/generate/method_pictures.py
 	$(BIN)/python docs/generate/agent_files.py
 
 # The documentation as pages in site/; a link that leads nowhere is an error. Nothing is fetched.

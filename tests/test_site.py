@@ -49,6 +49,16 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
         assert not re.findall(r"<(?:script|img|iframe|link)[^>]+(?:src|href)=[\"']?https?://", text), page.name
 
 
+def test_search_works_from_a_folder_and_claims_and_wide_tables_are_in_the_site(site: Path) -> None:
+    assert (site / "search" / "search_index.js").read_text("utf-8").startswith("var __index = ")
+    assert 'src="../pictures/iframe-worker.js"' in (site / "methods" / "kin.html").read_text("utf-8")
+    claims = (site / "benchmark" / "claims.html").read_text("utf-8")
+    assert "md-tabs" in claims
+    assert ".claims.claims {" in claims
+    assert '<td data-label="up"><code>delta</code>' in (site / "methods" / "one-model.html").read_text("utf-8")
+    assert "<code>check_algorithm</code>" in (site / "api.html").read_text("utf-8")
+
+
 def test_sections_and_docstrings_are_there(site: Path) -> None:
     home = (site / "index.html").read_text("utf-8")
     for section in ("Start", "Guides", "Gallery", "Methods", "Benchmark", "Reference"):

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import method_pictures
 import pytest
 from method_pages import BEGIN, methods_of, with_table
 
@@ -50,6 +51,18 @@ def test_defaults_are_those_of_the_code(heading: str) -> None:
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", sections()[heading], flags=re.MULTILINE)
     for option, default in rows:
         assert default == written(options_of(first)[option]), f"{first}.{option}"
+
+
+def test_a_page_of_methods_begins_with_its_picture_and_a_sentence() -> None:
+    for name, page in PAGES.items():
+        if BEGIN in page:
+            _, picture, text, *_ = page.split("\n\n")
+            assert picture.endswith(f"](../pictures/methods/{name}.svg){{ .picture }}"), name
+            assert text[0].isalpha(), name
+            assert page.index(BEGIN) > page.rindex("## Side by side"), name
+            assert name in method_pictures.FAMILIES
+    for file, text in method_pictures.files().items():
+        assert file.read_text("utf-8") == text, "make reference"
 
 
 def test_options_of_all_methods_are_named() -> None:
