@@ -18,7 +18,7 @@ def _needs_cryptography() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise ConfigError(f"keys and certificates need the extra: pip install 'kinfed[flower]' ({error})") from None
+        raise ConfigError(f"keys and certificates need the extra: pip install 'kinfed[node]' ({error})") from None
 
 
 def certs(
