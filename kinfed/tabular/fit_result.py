@@ -22,6 +22,7 @@ from kinfed.tabular.portfolio import ALONE, LOCAL, Contender
 RECORD, MODELS_FOLDER, SERVER_FILE, PAGE = "fit.json", "models", "server.safetensors", "fit.html"
 SITES_FOLDER, RUNS = "sites", "runs"
 FORMAT = 5
+_OVERALL = ("overall", "overall_by_rows", "overall_by_choice")
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,7 @@ class FitResult:
     newcomer: str = ALONE  # the contender that suits a site that was not there
     weights: str = ""  # which rows or classes count more than others, in words
     overall_by_rows: Estimate = Estimate(None)  # the same, every test row alike
+    overall_by_choice: Estimate = Estimate(None)  # `overall` in the score that chose, where that is another
     choice_metric: str = ""  # the proper score that contenders were chosen by
     drift: float = 0.0  # by which test rows of all sites lower what validation rows had promised, in that score
     apart: Literal["", "site", "consortium"] = ""  # of one site, or of all, where their rows were never in one place
@@ -204,7 +206,8 @@ class FitResult:
         record["problem"] = self.problem.to_json()
         record["contenders"], record["sites"] = ([asdict(one) for one in record[n]] for n in ("contenders", "sites"))
         record["references"] = [asdict(one) for one in self.references]
-        record["overall"], record["overall_by_rows"] = asdict(self.overall), asdict(self.overall_by_rows)
+        for name in _OVERALL:
+            record[name] = asdict(record[name])
         return {"format": FORMAT, **record}
 
     @classmethod
@@ -233,8 +236,8 @@ class FitResult:
         contenders = [ContenderRecord(**{**one, "sends": tuple(one["sends"])}) for one in record["contenders"]]
         whole = {
             "problem": Problem.from_json(record["problem"]), "sites": tuple(sites), "contenders": tuple(contenders),
-            "overall": Estimate(**record["overall"]),
-            "overall_by_rows": Estimate(**record["overall_by_rows"]), "notes": tuple(record["notes"]), "folder": folder,
+            **{name: Estimate(**record[name]) for name in _OVERALL if name in record},
+            "notes": tuple(record["notes"]), "folder": folder,
             "class_rows": tuple(record.get("class_rows", ())),
             "references": tuple(
                 ReferenceRecord(**{**one, "ahead": Estimate(**one["ahead"]), "sites": tuple(one["sites"])})

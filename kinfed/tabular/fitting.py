@@ -72,6 +72,7 @@ from kinfed.tabular.site_figures import (
     ExpectedGains,
     SiteFigures,
     judged_baseline,
+    mean_ahead,
     reference_records,
     site_records,
 )
@@ -190,6 +191,9 @@ class SiteFit:
         expectations = ExpectedGains.of_test_rows(self.choice_metric, self.data, decision, outputs)
         with_handed = self._figures(outputs | {HANDED: handed.outputs})
         result = self._result(tries, decision, fitted, with_handed, handed, expectations)
+        if self.choice_metric.name != self.metric.name:
+            by_choice = mean_ahead(self.choice_metric, self.data, handed.outputs, outputs[ALONE])
+            result = replace(result, overall_by_choice=by_choice)
         result = replace(result, references=self._references(handed, budget))
         models = self._models(decision, fitted, handed)
         if folder is None:

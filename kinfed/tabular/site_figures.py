@@ -156,21 +156,28 @@ def reference_records(
     metric: Metric, data: Federation, outputs: Mapping[str, Tensor], titles: Mapping[str, str], handed: Tensor
 ) -> tuple[ReferenceRecord, ...]:
     """References beside what sites are `handed`; both are outputs [T, C] of the test rows."""
-    own, sign = values(metric, judged_test(handed, data)), 1.0 if metric.higher_is_better else -1.0
     records = []
     for name, one in outputs.items():
         judged = judged_test(one, data)
         seen = values(metric, judged)
-        ahead, known = sign * (own - seen), torch.isfinite(seen)
-        bound = certificates.mean_over_sites(ahead[torch.isfinite(ahead)].tolist())
+        known = torch.isfinite(seen)
         records.append(
             ReferenceRecord(
                 name, titles[name], name in POOLED, float(seen[known].mean()) if bool(known.any()) else None,
-                _finite(pooled_value(metric, judged)), UNDEFINED if bound is None else bound_estimate(bound),
+                _finite(pooled_value(metric, judged)), mean_ahead(metric, data, handed, one),
                 tuple(_finite(float(value)) for value in seen),
             )
         )  # fmt: skip
     return tuple(records)
+
+
+def mean_ahead(metric: Metric, data: Federation, handed: Tensor, other: Tensor) -> Estimate:
+    """The gain of what sites are `handed` over the `other`, mean over sites; both are outputs [T, C] of the test
+    rows."""
+    own, seen = (values(metric, judged_test(outputs, data)) for outputs in (handed, other))
+    ahead = own - seen if metric.higher_is_better else seen - own
+    bound = certificates.mean_over_sites(ahead[torch.isfinite(ahead)].tolist())
+    return UNDEFINED if bound is None else bound_estimate(bound)
 
 
 def bound_estimate(bound: certificates.Bound) -> Estimate:

@@ -386,7 +386,15 @@ class Wording:
             return f"{head}; what they gain cannot be told from their test rows."
         by_rows = self.result.overall_by_rows.value
         rows = "" if by_rows is None else f" Every row alike, it is {self.gain(by_rows)}."
-        return f"{head}; {self._clear_sites(moved)}. {self._mean(gain)}{rows}"
+        return f"{head}; {self._clear_sites(moved)}. {self._mean(gain)}{rows}{self._mean_by_choice()}"
+
+    def _mean_by_choice(self) -> str:
+        """The mean gain in the score that chose, where that is another than the reported one."""
+        gain = self.result.overall_by_choice
+        if gain.value is None or gain.low is None or gain.high is None:
+            return ""
+        ends = f"{signed(gain.low, self.choice)} to {signed(gain.high, self.choice)}"
+        return f" In {self.choice.noun}, by which models were chosen, it is {self.advantage(gain.value)} ({ends})."
 
     def references(self) -> str:
         """What one would take instead, in one sentence; "" if it was not fitted."""

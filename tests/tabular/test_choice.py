@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from kinfed.data import Federation
 from kinfed.data.examples.problem import Problem
 from kinfed.engine.scoring.metric_catalogue import METRICS
 from kinfed.engine.scoring.metrics import Judged
 from kinfed.tabular.decision import Advantage, advantage, advantages_of, best_together, choose, covariance_of_draws
-from kinfed.tabular.site_figures import HANDED, SiteFigures
+from kinfed.tabular.site_figures import HANDED, SiteFigures, mean_ahead
 
 
 def tensor(*values: float) -> torch.Tensor:
@@ -87,3 +88,20 @@ def test_the_mean_gain_counts_every_site_alike_and_beside_it_every_row() -> None
     assert by_sites.value == pytest.approx(0.5 / 3)
     assert by_rows.value == pytest.approx(0.5 * 40 / 60)
     assert not by_sites.is_clear  # three sites, one of which gains
+
+
+def test_the_mean_gain_in_log_loss_is_that_of_differences_by_hand() -> None:
+    draw = np.random.default_rng(0)
+    owner = np.repeat(np.arange(4), 10)
+    data = Federation.from_arrays(
+        draw.normal(size=(40, 2)), draw.integers(0, 2, 40), owner, test_rows=np.arange(40) % 2
+    )
+    handed, alone = (torch.log_softmax(torch.from_numpy(draw.normal(size=(20, 2))), 1) for _ in range(2))
+    truth = data.labels[data.test.rows]
+    ahead = (handed - alone)[torch.arange(20), truth].numpy()
+    by_site = np.array([ahead[data.test.owner.numpy() == k].mean() for k in range(4)])
+    gain = mean_ahead(METRICS.named("log_loss"), data, handed, alone)
+    reach = 3.182446 * by_site.std(ddof=1) / 2  # Student's t with three degrees of freedom
+    assert [gain.value, gain.low, gain.high] == pytest.approx(
+        [by_site.mean(), by_site.mean() - reach, by_site.mean() + reach], rel=1e-5
+    )
