@@ -94,7 +94,7 @@ def test_the_mean_gain_in_log_loss_is_that_of_differences_by_hand() -> None:
     draw = np.random.default_rng(0)
     owner = np.repeat(np.arange(4), 10)
     data = Federation.from_arrays(
-        draw.normal(size=(40, 2)), draw.integers(0, 2, 40), owner, test_rows=np.arange(40) % 2
+        draw.normal(size=(40, 2)), draw.integers(0, 2, 40), owner, test_rows=np.arange(40) % 2 == 1
     )
     handed, alone = (torch.log_softmax(torch.from_numpy(draw.normal(size=(20, 2))), 1) for _ in range(2))
     truth = data.labels[data.test.rows]
