@@ -198,7 +198,10 @@ def live_view(entry: RunEntry) -> dict[str, Any]:
         **listed(entry),
         "title": headline([run]) if run.trials else entry.name,
         "notes": list(run.notes),
-        "trials": [_trial(trial, run) for trial in run.trials],
+        "trials": [
+            _trial(trial, run, entry.planned if entry.kind == "deployment" else run.last_planned_round)
+            for trial in run.trials
+        ],
         "figure": None if figure is None else figure.payload,
         "methods": [{"label": method.label, "color": style_of(method).color} for method in comparison.methods],
         "dark": DARK,
@@ -244,13 +247,13 @@ def _clock(text: Any) -> str:
     return "" if not text else datetime.fromisoformat(str(text)).astimezone().strftime("%H:%M:%S")
 
 
-def _trial(trial: TrialRecord, run: RunRecord) -> dict[str, Any]:
+def _trial(trial: TrialRecord, run: RunRecord, planned: int) -> dict[str, Any]:
     personal, metric = trial.final.metrics.get("personal", {}), run.config.get("metric")
     return {
         "algorithm": trial.algorithm,
         "seed": trial.seed,
         "round": trial.rounds[-1].number if trial.rounds else trial.round,
-        "planned": run.last_planned_round,
+        "planned": planned,
         "finished": trial.finished,
         "figure": headline_text(personal, metric if isinstance(metric, str) else None),
     }

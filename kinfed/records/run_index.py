@@ -144,7 +144,10 @@ def _run(path: Path, name: str, changed: float) -> RunEntry:
     kind: Kind = "deployment" if (path / "status.json").is_file() else "run"
     summary = storage.read_json(summary_file) if summary_file.exists() else None
     trials = len(settings["algorithms"]) * len(settings["seeds"]) * (settings.get("folds") or 1)
-    planned, best = trials * int(settings["rounds"]), None if summary is None else _best(summary["results"])
+    rounds = (
+        storage.read_json(path / "status.json").get("rounds") if kind == "deployment" else None
+    )  # it may have grown
+    planned, best = trials * int(rounds or settings["rounds"]), None if summary is None else _best(summary["results"])
     if is_tuned := (path / "best.toml").exists() and not is_running(path):
         planned = _lines(path / "rounds.jsonl")
     if (summary is None and not is_tuned) or is_running(path):

@@ -248,10 +248,12 @@ def test_a_deployment_shows_whom_it_awaits_and_what_is_left_of_epsilon(folder: P
     shutil.copytree(folder / "now", tmp_path / "study")
     site = {"connected": True, "last_seen": None, "last_answer": None, "awaited_since": None, "last_error": ""}
     waiting = site | {"connected": False, "awaited_since": "2026-11-19T05:00:00+00:00", "last_error": HOSTILE}
-    status = {"doing": "round 2 of 2", "clients": {"a": site, "b": waiting}, "epsilon_limit": 8.0}
+    status = {"doing": "round 2 of 2", "clients": {"a": site, "b": waiting}, "epsilon_limit": 8.0, "rounds": 4}
     (tmp_path / "study" / "status.json").write_text(to_json(status))
     (entry,) = find_runs(tmp_path)
+    assert (entry.done, entry.planned) == (3, 8)  # two methods of four rounds: it was begun with two, and has grown
     view = live_view(entry)
+    assert view["trials"][0]["planned"] == 8
     assert (view["kind"], view["doing"]) == ("deployment", "round 2 of 2; awaited: b")
     assert view["budget"] == "epsilon 8 at most"
     assert [(one["name"], one["connected"], bool(one["awaited"])) for one in view["sites"]] == [

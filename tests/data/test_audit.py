@@ -17,6 +17,7 @@ from kinfed.config import make_config
 from kinfed.core import storage
 from kinfed.data import Finding, as_table, audited
 from kinfed.data.audit.findings import CHECKS, accepted, refuse
+from kinfed.data.partitions import make_federation
 from kinfed.data.sources import SITE_TABLES, TableOptions, source_from_table
 from kinfed.errors import ConfigError, DataError
 from kinfed.runs import build_federation
@@ -49,6 +50,16 @@ def findings_of(table: Table, **options: Any) -> list[Finding]:
 
 def test_an_honest_table_has_no_findings() -> None:
     assert findings_of(honest()) == []
+
+
+def test_a_table_whose_clients_are_dealt_is_looked_at_as_well() -> None:
+    """Such clients have no names of their own; the table of one node is of this kind."""
+    table = {name: column for name, column in honest().items() if name != "site"}
+    source = source_from_table(as_table(table), TableOptions(label_column="outcome"), "table")
+    assert audited(make_federation(source, "iid", 3)).findings == []
+    misspelt_label(table)
+    source = source_from_table(as_table(table), TableOptions(label_column="outcome"), "table")
+    assert "label_spelling" in {finding.name for finding in audited(make_federation(source, "iid", 3)).findings}
 
 
 # Each changes an honest table, and may give it options.

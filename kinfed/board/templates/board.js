@@ -25,7 +25,7 @@
     const inner = element("span");
     inner.style.width = `${100 * share}%`;
     bar.append(inner);
-    const box = element("span");
+    const box = element("span", "", "amount");
     box.append(bar, `${done} of ${planned ?? "?"}`);
     return box;
   }

@@ -118,7 +118,7 @@ def _label_findings(parts: TableParts) -> list[Finding]:
             f"nothing but {why}"
         )
         return [Finding("label_spelling", f"{text}. Give them one name.", refused=why != "letter case")]
-    by_client = np.zeros((len(parts.names), len(names)), np.int64)
+    by_client = np.zeros((1 + int(parts.owner.max(initial=0)), len(names)), np.int64)  # dealt clients have no names
     np.add.at(by_client, (parts.owner, parts.labels[parts.train]), 1)
     counts = by_client.sum(0)
     words = [k for k, name in enumerate(names) if len(name) >= SHORT_WORD and not any(c.isdigit() for c in name)]
