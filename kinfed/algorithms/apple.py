@@ -67,7 +67,7 @@ class APPLE(Algorithm[Server, Nothing, Down, Up]):
     mu: float = option(0.1, "μ: strength of the pull of relations to equal ones", ge=0)
     pull_rounds: int = option(10, "T₀: rounds in which that pull fades away", ge=0)
     core_step: Literal["normalized", "paper"] = option("normalized", "s_m: q_mm/‖q_m‖², or the paper's q_mm")
-    max_gb: float = option(4.0, "refuse cores and relations that take more than so many gigabytes", gt=0)
+    max_gb: float = option(4.0, "refuse cores and relations that take more than this many gigabytes", gt=0)
 
     traits = frozenset({"no momentum", "hands models on"})
     gradients = 1

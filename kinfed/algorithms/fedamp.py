@@ -72,7 +72,7 @@ class FedAMP(Algorithm[Server, Client, Down, Up]):
     self_weight: float = option(0.5, "ξ_ii with cosines; the least ξ_ii with distances", ge=0, le=1)
     sharpness: float = option(10.0, "s in exp(s cos), for cosines", ge=0)
     start: Literal["own", "mix"] = option("own", "where local training begins")
-    max_gb: float = option(4.0, "refuse models that take more than so many gigabytes of the server's memory", gt=0)
+    max_gb: float = option(4.0, "refuse models that take more than this many gigabytes of the server's memory", gt=0)
 
     gradients = 1
     single_updates = "keeps every single model"

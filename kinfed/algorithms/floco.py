@@ -76,7 +76,7 @@ class Floco(SharesPart[Server, Nothing, Down, Up], Algorithm[Server, Nothing, Do
     )
     rho: float = option(0.2, "ρ: L1 radius of a region; 0 is its centre alone", ge=0, le=2, tune=Range(0.02, 1.0))
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
-    max_gb: float = option(4.0, "refuse changes that take more than so many gigabytes of the server's memory", gt=0)
+    max_gb: float = option(4.0, "refuse changes that take more than this many gigabytes of the server's memory", gt=0)
 
     traits = frozenset({"no momentum", "draws by client"})
     acts_at = "head"

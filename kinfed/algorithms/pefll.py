@@ -99,7 +99,7 @@ class PeFLL(SharesPart[Server, Nothing, Down, Up]):
     hidden: int = option(100, "units of a hidden layer", ge=1)
     hidden_layers: int = option(3, "hidden layers of h after the first", ge=0)
     max_gb: float = option(
-        4.0, "refuse a hypernetwork that takes more than so many gigabytes of the server's memory", gt=0
+        4.0, "refuse a hypernetwork that takes more than this many gigabytes of the server's memory", gt=0
     )
 
     acts_at = "head"

@@ -52,7 +52,7 @@ class PFedGraph(DeploysLastModel[Server, ModelDown, DeltaUp]):
     )
     alike: float = option(0.9, "cosines above count as 1", gt=0, le=1)
     weights: Weights = option("examples", "p: by N_m, or equal")
-    max_gb: float = option(4.0, "refuse models that take more than so many gigabytes of the server's memory", gt=0)
+    max_gb: float = option(4.0, "refuse models that take more than this many gigabytes of the server's memory", gt=0)
 
     traits = frozenset({"no momentum"})
     single_updates = "keeps every single model"

@@ -90,7 +90,7 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
     hidden: int = option(100, "units of a hidden layer", ge=1)
     hidden_layers: int = option(3, "hidden layers after the first", ge=0)
     max_gb: float = option(
-        4.0, "refuse a hypernetwork that takes more than so many gigabytes of the server's memory", gt=0
+        4.0, "refuse a hypernetwork that takes more than this many gigabytes of the server's memory", gt=0
     )
 
     traits = frozenset({"draws by client"})  # embeddings

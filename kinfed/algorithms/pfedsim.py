@@ -52,7 +52,7 @@ class PFedSim(DeploysLastModel[Server, ModelDown, DeltaUp]):
     fedavg_rounds: int = option(
         20, "T_g: rounds of FedAvg before clients have models of their own", ge=0, tune=Range(5, 40, whole=True)
     )
-    max_gb: float = option(4.0, "refuse models that take more than so many gigabytes of the server's memory", gt=0)
+    max_gb: float = option(4.0, "refuse models that take more than this many gigabytes of the server's memory", gt=0)
 
     single_updates = "keeps every single model"
 

@@ -185,7 +185,7 @@ class EvaluationSettings:
     eval_every: int = option(5, "Rounds between evaluations (0: only the last).", ge=0)
     early_stopping: int = option(
         0, "Record the round where each client, and the server, would have stopped: that of its best validation "
-        "metric before so many evaluations without a better one (0: off).", ge=0,
+        "metric before this many evaluations without a better one (0: off).", ge=0,
     )  # fmt: skip
     stopped_models: bool = option(
         False, "Results and models are those of the rounds where clients and the server stopped (default: of the last "

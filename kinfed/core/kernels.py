@@ -18,7 +18,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 IN_CACHE = 1 << 17  # numbers that a core can come back to without asking the memory
 PIECE = 64  # numbers whose squares are added up in their own type
-LONG = 1 << 14  # a row of at least so many numbers goes through the processor's dot product, alone
+LONG = 1 << 14  # a row of at least this many numbers goes through the processor's dot product, alone
 DOT = 1 << 16  # numbers per dot product: it adds up in many places at once, and is exact to 1e-6 up to there
 MEAN_ROWS = 128  # rows of a mean that are converted to float64 together
 MEAN_BLOCK = 1 << 19  # numbers of them: 4 MB, which took 0.6 to 0.9 of the time of blocks of 1 or 8 MB

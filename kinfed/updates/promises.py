@@ -50,7 +50,9 @@ class UserPrivacy:
         False, "Nodes add the noise of user-level privacy themselves, inside secure sums: epsilon holds against the "
         "server, too.",
     )  # fmt: skip
-    conspirators: int = option(0, "With user_at_nodes: so many clients of a sum may tell the server their noise.", ge=0)
+    conspirators: int = option(
+        0, "With user_at_nodes: this many clients of a sum may tell the server their noise.", ge=0
+    )
 
     def __post_init__(self) -> None:
         if (self.noise is None) == (self.epsilon is None):

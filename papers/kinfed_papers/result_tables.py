@@ -29,7 +29,7 @@ class ResultCell:
     ours: Average | None
     published: PublishedNumber | None
     reach: float | None = None  # half of the 95 % interval of a difference to another row
-    diverged: int = 0  # with so many seeds: there is no figure then
+    diverged: int = 0  # with this many seeds: there is no figure then
 
 
 @dataclass(frozen=True)

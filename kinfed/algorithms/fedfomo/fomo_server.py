@@ -59,7 +59,7 @@ class FomoServer(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, A
         "a client that never trained begins at the common start, or at a combination of others; either way it weighs "
         "what it is sent, the server learns from that, and it is evaluated with a combination",
     )
-    max_gb: float = option(16.0, "refuse models that take more than so many gigabytes of the server's memory", gt=0)
+    max_gb: float = option(16.0, "refuse models that take more than this many gigabytes of the server's memory", gt=0)
     norm: Norm = option("l2", "the distance in Eq. (3)")
     affinity_update: Literal["raw", "abs_sum"] = option("raw", "P grows by w, or by w / |Σ w| (released code)")
     evaluate: Literal["post_federate", "post_train"] = option(

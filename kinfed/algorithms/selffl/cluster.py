@@ -57,7 +57,7 @@ class SelfFLCluster(SelfFLClients):
     domain: Literal["active", "all"] = option("all", "always all: every cluster takes part in every round")
     clusters: int | None = option(
         None,
-        f"find so many clusters by k-means; if none is given, the population's groups, or {DEFAULT_CLUSTERS} if it "
+        f"find this many clusters by k-means; if none is given, the population's groups, or {DEFAULT_CLUSTERS} if it "
         "has none",
         ge=1,
     )

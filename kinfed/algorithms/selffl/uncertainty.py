@@ -82,7 +82,7 @@ class Rules:
     )  # fmt: skip
     l_init: int | None = option(None, "steps while a client's variance is unknown; the common number by default", ge=1)
     fixed_epochs: int | None = option(
-        None, "train so many epochs always and skip (19); the paper's 2 for Sent140", ge=1
+        None, "train this many epochs always and skip (19); the paper's 2 for Sent140", ge=1
     )
     smoothing: float | Literal["participation"] = option(
         "participation", "c in θ ← (1 − c) θ + c θ̂: a number, 1 being none, or the participation rate", gt=0, le=1

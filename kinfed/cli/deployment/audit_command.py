@@ -29,7 +29,7 @@ def show(
     place: Place,
     client: Annotated[str, Option(help="Only of this client.")] = "",
     run: Annotated[str, Option(help="Only of this run.")] = "",
-    last: Annotated[int, Option(help="So many of the newest messages; 0: all.", min=0)] = 50,
+    last: Annotated[int, Option(help="This many of the newest messages; 0: all.", min=0)] = 50,
     as_json: Annotated[bool, Option("--json", help="As lines of JSON, all of them.")] = False,
 ) -> None:
     """Show what left and what was refused. --json has the run, the server and the digest of the message, too."""

@@ -31,7 +31,7 @@ RARE_SPELLING, SHORT_WORD = 0.05, 5  # a misspelt label is rare or some clients'
 MANY_CLASSES = 20  # with more, nothing is said of classes that sites lack
 EXPECTED = 5  # rows of a class that a client lacks; of fewer it may have none by chance
 MOST_NAMES = 10_000
-MANY_CLIENTS, FEW_ROWS = 20, 5  # so many clients with fewer rows each are worth a note
+MANY_CLIENTS, FEW_ROWS = 20, 5  # this many clients with fewer rows each are worth a note
 _PERSON = re.compile(r"patient|person|subject|proband|participant|user|customer|member|client|student|kunde|mrn", re.I)
 _BIRTH = re.compile(r"birth|born|dob|geburt", re.I)
 # Surer than the names by which the rule leaves out what always differs: age_at_index is a number.

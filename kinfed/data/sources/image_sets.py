@@ -36,7 +36,7 @@ Standardize = Literal["unit", "centred", "pixel", "imagenet"]
 
 @dataclass(frozen=True)
 class ImageOptions:
-    examples: int | None = option(None, "only so many images, drawn at random; none: all")
+    examples: int | None = option(None, "only this many images, drawn at random; none: all")
     standardize: Standardize = option("unit", "unit [0,1], centred [-1,1] or pixel (FedProx)")
 
 
@@ -158,7 +158,9 @@ _CHOICES = {"all": CHARACTERS, "digits": CHARACTERS[:10], "upper": CHARACTERS[10
 @dataclass(frozen=True)
 class FemnistOptions(ImageOptions):
     characters: Literal["all", "digits", "upper", "lower"] = option("all", "which characters: all 62, or one kind")
-    first: int | None = option(None, "of these, only the first so many: 10 of lower are a-j; none: all", ge=2, le=62)
+    first: int | None = option(
+        None, "of these, only this many from the first on: 10 of lower are a-j; none: all", ge=2, le=62
+    )
 
 
 def load_femnist(options: FemnistOptions, data_dir: Path | None, seed: int) -> Source:

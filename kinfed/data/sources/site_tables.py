@@ -38,8 +38,8 @@ class SiteTableOptions:
     standardize: bool = option(True, "scale numbers by mean and deviation of all training rows")
     public_statistics: bool = option(False, "statistics of columns are no secret: learn them under privacy too")
     task: TaskName = option("auto", "classification or regression, where it is not what is usual for the table")
-    examples: int | None = option(None, "only so many rows, drawn at random; none: all")
-    sites: int | None = option(None, "only so many sites, drawn at random; none: all", ge=1)
+    examples: int | None = option(None, "only this many rows, drawn at random; none: all")
+    sites: int | None = option(None, "only this many sites, drawn at random; none: all", ge=1)
     split: Literal["own", "rows", "published"] = option(
         "own",
         "own: what is honest for the table (by time, patient, ...); rows: any rows of a site, drawn by the seed; "

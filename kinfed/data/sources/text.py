@@ -181,7 +181,7 @@ _TOKENIZER = "folder with tokenizer.json or vocab.txt, such as that of the model
 class ReviewOptions:
     tokenizer: str = option("", _TOKENIZER)
     length: int = option(LENGTH, "tokens of a review that are read", ge=3)
-    examples: int | None = option(None, "only so many reviews, drawn at random; none: all")
+    examples: int | None = option(None, "only this many reviews, drawn at random; none: all")
 
 
 def load_reviews(options: ReviewOptions, data_dir: Path | None, seed: int) -> Source:

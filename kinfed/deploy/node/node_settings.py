@@ -48,7 +48,7 @@ class NodeRules:
     methods: tuple[str, ...] = option((), "Methods that may be run (default: any).")
     evaluate: tuple[Literal["train", "val", "test"], ...] = option(("test",), "Splits that models may be evaluated on.")
     evaluation_noise: float = option(
-        5.0, "Under min_noise or epsilon, figures of evaluations get noise of so many rows, and cost epsilon of the "
+        5.0, "Under min_noise or epsilon, figures of evaluations get noise of this many rows, and cost epsilon of the "
         "rows that models are evaluated on; 0: they stay at the node.", ge=0,
     )  # fmt: skip
     exact_scores: Permission = option(
@@ -71,7 +71,7 @@ class NodeRules:
         "in a secure sum with noise from the nodes (user_at_nodes in the run).", gt=0, infinite=True,
     )  # fmt: skip
     conspirators: int = option(
-        0, "So many other clients of a secure sum may tell the server their noise; this node makes up for them.", ge=0
+        0, "This many other clients of a secure sum may tell the server their noise; this node makes up for them.", ge=0
     )
 
     def __post_init__(self) -> None:

@@ -38,10 +38,10 @@ class Terms:
 
 PLAIN = Terms()
 
-# The first layer is transposed in memory if it has at least so many outputs: from 32 on it was never slower, for 64 to
+# The first layer is transposed in memory if it has at least this many outputs: from 32 on never slower, for 64 to
 # 3,072 inputs and batches of 10 to 50.
 TRANSPOSE_FROM_OUTPUTS = 32
-# It must also serve so many steps: ten earn what transposing the layer and back costs.
+# It must also serve this many steps: ten earn what transposing the layer and back costs.
 TRANSPOSE_FROM_STEPS = 10
 
 

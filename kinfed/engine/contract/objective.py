@@ -130,7 +130,7 @@ class Absolute(_ByResidual):
 class Huber(_ByResidual):
     """r²/2 for |r| ≤ δ, beyond that δ (|r| − δ/2): δ → ∞ is `squared`, and δ times `absolute` is its limit δ → 0."""
 
-    threshold: float = option(1.0, "δ: residuals beyond so many standard deviations of the target pull alike", gt=0)
+    threshold: float = option(1.0, "δ: residuals beyond this many standard deviations of the target pull alike", gt=0)
     name = "huber"
 
     def __post_init__(self) -> None:

@@ -39,7 +39,7 @@ class MiniLMOptions:
     lora_rank: int = option(8, "rank of the adapters; 0: none, only what `train` names is trained", ge=0)
     lora_alpha: float = option(16.0, "strength of the adapters: their output counts lora_alpha / lora_rank", gt=0)
     lora_targets: str = option("query,value", "linear layers with adapters: names or patterns, separated by commas")
-    lora_layers: int = option(0, "adapters in the last so many layers; 0: in all", ge=0)
+    lora_layers: int = option(0, "adapters in this many of the last layers; 0: in all", ge=0)
     lora_freeze_a: bool = option(False, "train only the second matrix of every adapter (FFA-LoRA)")
     lora_pair: bool = option(False, "two adapters per layer, lora_* to share and personal_* to keep (FedDPA)")
     lora_residual: bool = option(False, "a correction of every adapted layer that servers change (FedEx-LoRA, FLoRA)")

@@ -46,7 +46,7 @@ SUBSTITUTE = (
 )
 _FORMAT = "wakeword-1"
 _AT_ONCE = 32  # waves of a second, few enough to stay in cache
-_SPEECH_LEVEL = 0.05  # loudness of speech at the device, of which noise floors are so many dB
+_SPEECH_LEVEL = 0.05  # loudness of speech at the device, of which noise floors are this many dB
 _MEAN, _STD = 165.0, 35.0  # about those of the bytes of all spectrograms
 
 
