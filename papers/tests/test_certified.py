@@ -9,7 +9,17 @@ import pyarrow as pa
 import pytest
 
 import kinfed
-from kinfed_papers.studies.certified import bounds, covered, expectations, halves, losses, on_table, permuted, watches
+from kinfed_papers.studies.certified import (
+    bounds,
+    covered,
+    expectations,
+    halves,
+    losses,
+    on_table,
+    permuted,
+    rows_of,
+    watches,
+)
 from tests.realdata import real_data
 
 TABLE = pa.table({
@@ -50,6 +60,8 @@ def test_simulations_tell_formulas_apart() -> None:
     before, now = (misses[row]["miss"][40] for row in ("accuracy, half a row at least (before)",
                                                        "accuracy, two pseudo-rows"))  # fmt: skip
     assert now < 0.1 < before
+    for row in ("AUROC, bootstrap, t of the rarer class", "mean gain over sites, Student's t"):
+        assert max(misses[row]["miss"][40], misses[row]["one_sided"][40]) < 0.15
     drift = expectations((40,), 6)
     rows = (f"drift of 2 points: {way}" for way in ("together", "with test rows"))
     raw, corrected = (drift[row]["excess"][40] for row in rows)
@@ -66,6 +78,14 @@ def test_a_real_table_is_judged_by_fresh_rows(monkeypatch: pytest.MonkeyPatch) -
     assert set(measured) == {"chosen", "safe", "certified"}
     assert 0.5 < measured["safe"]["coverage"][40] <= 1
     assert measured["certified"]["worst"][40] >= measured["chosen"]["worst"][40] - 1e-12
+
+
+def test_the_target_is_never_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table whose targets leak into each other leaves all of them out but the one that is predicted."""
+    monkeypatch.setenv("KINFED_DATA", str(real_data("parkinsons_telemonitoring")))
+    names = rows_of("parkinsons_telemonitoring", 50, 0).column_names
+    assert "total_UPDRS" in names
+    assert "motor_UPDRS" not in names
 
 
 def test_a_table_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ TABLES = {  # rows drawn at most
     "heart_disease": ("4 hospitals", 920), "contraception": ("60 districts", 1934), "adult": ("Income", 4000),
     "diabetes_130": ("Specialties", 4000), "wisdm_ar_v1": ("Persons", 3000), "exam65_london": ("65 schools", 4059),
     "london_schools": ("139 schools", 4000), "chem97": ("Chemistry", 4000),
+    "parkinsons_telemonitoring": ("42 patients", 4000),
 }  # fmt: skip
 NULL = ("heart_disease", "contraception", "adult")  # two classes: nothing to gain in AUROC
 NULL_NUMBERS = ("exam65_london",)
@@ -69,7 +70,10 @@ def _by_table(
 
 
 WORLD_ROWS = [f"{world}: {way}" for world in WORLDS for way in ("one by one (before)", "together", "with test rows")]
-BOUND_ROWS = ["accuracy, half a row at least (before)", "accuracy, two pseudo-rows", "log loss, Student's t, skewed"]
+BOUND_ROWS = [
+    "accuracy, half a row at least (before)", "accuracy, two pseudo-rows", "log loss, Student's t, skewed",
+    "AUROC, bootstrap, t of the rarer class", "mean gain over sites, Student's t",
+]  # fmt: skip
 
 
 def _named(rows: list[str]) -> dict[str, str]:
@@ -81,7 +85,7 @@ RECIPE = Recipe(
     paper=PAPERS["kinfed"],
     reproduces="our questions on what fits print",
     title="Statements that hold: mixtures, bounds, expectations and sets",
-    about="Simulations with a known truth, and eight real tables of which half of every site's rows was kept apart: "
+    about="Simulations with a known truth, and nine real tables of which half of every site's rows was kept apart: "
     "all gains, losses and covered rows are of that half. Methods: learning alone, a mixed model where there is one, "
     "one model with its variants, Ditto and Kin, linear models, five folds. Choices by log loss or RMSE.",
     parts=parts,
@@ -89,7 +93,8 @@ RECIPE = Recipe(
         ResultTable(
             "Misses where 5 % are promised, %", _named(BOUND_ROWS),
             ResultColumn.by_metric("bounds", {"two-sided": "miss", "one-sided": "one_sided"}),
-            caption="The largest of five cells of 15 to 200 rows, by seed.",
+            caption="The largest of five cells of 15 to 200 rows, by seed; AUROC: three of 20 to 200; mean: 4 to 60 "
+            "sites.",
         ),
         ResultTable(
             "Choosing and expecting in simulated worlds, points of accuracy", _named(WORLD_ROWS),
@@ -121,7 +126,9 @@ RECIPE = Recipe(
                   "null-", NULL_NUMBERS),
     ],
     claims=[
-        _below("Bounds miss in at most 5 of 100", "bounds", 0.06, {"accuracy, two pseudo-rows": "miss"}),
+        _below("Bounds miss in at most 5 of 100", "bounds", 0.06, {
+            row: "miss" for row in (BOUND_ROWS[1], BOUND_ROWS[3], BOUND_ROWS[4])
+        }),
         _below("False alarms of a watch are at most 5 of 100", "watches", 0.05, {"e-process": "false_alarms"}),
         *(_safer(name) for name in TABLES),
         *(
@@ -134,6 +141,7 @@ RECIPE = Recipe(
     notes=[
         "Sites with fewer than 16 rows are left out. At the scale small there are two seeds, each with other rows in "
         "both halves; nothing is decided by two seeds alone.",
+        "Scores of the 42 patients lie on lines between three visits: half of their rows know nearly all of the rest.",
         "Skewed differences of log loss are missed more often than promised below 60 rows: the page says `about`.",
     ],
 )  # fmt: skip

@@ -17,10 +17,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
+from scipy.special import expit
 from scipy.stats import t as student
 
 import kinfed
+from kinfed.data import Problem
 from kinfed.data.sources import SITE_TABLES, data_folder
+from kinfed.engine import METRICS, Judged, bootstrap_draws, deviation_of_draws
 from kinfed.errors import DataError
 from kinfed.serving import ModelPipeline, model_of_run
 from kinfed.tabular import FitResult
@@ -64,8 +68,31 @@ def half_row_bound(d: Floats) -> tuple[float, float]:
     return d.mean() - reach, d.mean() + reach
 
 
+RANKED = ((20, 5), (60, 10), (200, 30))  # rows, those of the rarer class
+
+
+def ranking_misses(draw: np.random.Generator, rows: int, rarer: int, sites: int = 200) -> tuple[float, float]:
+    """Shares of sites whose interval, and lower bound, of a gain in AUROC exclude 0, where two models rank alike."""
+    target = np.tile(np.arange(rows) < rarer, sites).astype(np.int64)
+    level = target + 0.7 * draw.normal(size=len(target))
+
+    def judged() -> Judged:
+        score = level + 0.7 * draw.normal(size=len(target))
+        output = np.stack([1 - expit(score), expit(score)], 1)
+        return Judged(output, target, np.repeat(np.arange(sites), rows), sites, Problem.of_classes(2))
+
+    auroc, ids, models = METRICS.named("auroc"), torch.arange(sites), (judged(), judged())
+    values = [np.divide(*auroc.sums(model)) for model in models]
+    gain = values[0] - values[1]
+    error = deviation_of_draws(torch.sub(*(bootstrap_draws(auroc, model, ids, replicates=200) for model in models)))
+    ratio = gain / error.numpy()
+    two_sided, one_sided = (student.ppf(level, rarer - 1) for level in (0.975, 0.95))
+    return float((np.abs(ratio) > two_sided).mean()), float((ratio > one_sided).mean())
+
+
 def bounds(seeds: Sequence[int], draws: int) -> Measurements:
-    """Largest share of misses over cells: of 0/1 losses before and now, and of log losses that are skewed."""
+    """Largest share of misses over cells: of 0/1 losses before and now, of log losses that are skewed, of rankings, and
+    of the mean over sites."""
     collector = Collector()
     for seed in seeds:
         draw = np.random.default_rng(seed)
@@ -85,6 +112,18 @@ def bounds(seeds: Sequence[int], draws: int) -> Measurements:
         collector.put("accuracy, half a row at least (before)", seed, miss=max(before))
         collector.put("accuracy, two pseudo-rows", seed, miss=max(now), one_sided=max(shown))
         collector.put("log loss, Student's t, skewed", seed, one_sided=max(skewed))
+        ranked = [ranking_misses(draw, rows, rarer) for rows, rarer in RANKED]
+        collector.put("AUROC, bootstrap, t of the rarer class", seed, miss=max(r[0] for r in ranked),
+                      one_sided=max(r[1] for r in ranked))  # fmt: skip
+        means = []
+        for sites in (4, 20, 60):  # gains with a mean of 0, seen with the noise of 20 to 2,000 rows
+            noise = 0.5 / np.sqrt(np.exp(draw.uniform(np.log(20), np.log(2000), (draws, sites))))
+            gains = draw.normal(0, 0.03, (draws, sites)) + noise * draw.normal(size=(draws, sites))
+            means.append([certificates.mean_over_sites(one) for one in gains])
+        missed = [[not one.low <= 0 <= one.high for one in cell if one is not None] for cell in means]
+        shown = [[one.is_shown for one in cell if one is not None] for cell in means]
+        collector.put("mean gain over sites, Student's t", seed, miss=max(map(np.mean, missed)),
+                      one_sided=max(map(np.mean, shown)))  # fmt: skip
     return collector.measured
 
 
@@ -177,7 +216,8 @@ def rows_of(name: str, most: int, seed: int) -> pa.Table:
         raise DataError(f"the table {name} is not in the data folder; see docs/data.md")
     table = pa.concat_tables([pq.read_table(file) for file in files])
     order = np.random.default_rng(seed).permutation(table.num_rows)[:most]
-    return table.take(np.sort(order)).drop_columns([c for c in SITE_TABLES[name].leave_out if c in table.column_names])
+    left_out = {*SITE_TABLES[name].leave_out} - {SITE_TABLES[name].target}
+    return table.take(np.sort(order)).drop_columns([c for c in table.column_names if c in left_out])
 
 
 def halves(table: pa.Table, seed: int) -> tuple[pa.Table, pa.Table]:
@@ -250,7 +290,7 @@ def _metric(name: str) -> str:
     return "rmse" if name in NUMBERS else "log_loss"
 
 
-NUMBERS = ("london_schools", "chem97", "exam65_london")
+NUMBERS = ("london_schools", "chem97", "exam65_london", "parkinsons_telemonitoring")
 
 
 def _judge(collector: Collector, result: FitResult, fresh: pa.Table, target: str, seed: int) -> None:
