@@ -159,7 +159,7 @@ class Bed:
         def some(ids: torch.Tensor, download: Any, round: int, *rest: Any, **more: Any) -> Any:
             present = torch.tensor([k for k in ids.tolist() if SITES[k] not in absent[round]], dtype=torch.int64)
             if len(present) < SETTINGS["quorum"]:  # as the server does: nothing is changed
-                return Updates(present, None, 0)
+                return Updates(present[:0], None, 0)
             return train(present, download, round, *rest, **more)
 
         loop.pool.train = some  # type: ignore[method-assign]

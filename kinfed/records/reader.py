@@ -73,7 +73,7 @@ def _refusing(place: Path | str, needs: str) -> Iterator[None]:
     """A record without the fields that give it meaning is an error, which says where and what it needs."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise RunFolderError(f"{place}: {needs} ({error!r})") from None
 
 
@@ -165,7 +165,8 @@ def _progress_notes(run: RunRecord) -> list[str]:
     algorithms, seeds = run.config.get("algorithms"), run.config.get("seeds")
     planned = started = {(trial.algorithm, trial.seed) for trial in run.trials}
     if isinstance(algorithms, dict) and isinstance(seeds, list):
-        planned = {(name, int(seed)) for name in algorithms for seed in seeds}
+        with _refusing("config.json", "seeds are whole numbers"):
+            planned = {(name, int(seed)) for name in algorithms for seed in seeds}
     if not run.trials:
         return ["This run has not finished a round yet: there is nothing to show but its configuration."]
     stopped = [trial for trial in run.trials if not trial.finished]

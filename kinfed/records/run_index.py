@@ -99,7 +99,7 @@ def _entry(path: Path, record: str, root: Path) -> RunEntry:
     changed = max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
     try:
         return _recorded(path, record, name, changed) if record else _run(path, name, changed)
-    except (StorageError, LookupError, TypeError, ValueError, AttributeError) as error:
+    except (StorageError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         kind = _RECORDS[record][0] if record else "run"
         return RunEntry(path, name, "damaged", changed, {}, problem=str(error), kind=kind)
 

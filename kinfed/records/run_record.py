@@ -169,7 +169,9 @@ class FinalRecord:
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> FinalRecord:
         values = {one.name: entry[one.name] for one in fields(FinalRecord) if one.name in entry}
-        needed = {name: float(entry[name]) for name in ("bytes_down", "bytes_up", "seconds")}
+        needed: dict[str, Any] = {name: float(entry[name]) for name in ("bytes_down", "bytes_up", "seconds")}
+        needed |= {name: int(entry[name]) for name in ("seed", "rounds")}
+        needed |= {name: int(values[name]) for name in ("clients", "evaluated", "took_part") if values.get(name)}
         everyone = entry.get("all_clients")
         metrics = {**_evaluated(entry), "all_clients": _evaluated(everyone) if everyone else {}}
         return FinalRecord(**{**values, **needed, **metrics, "label": str(entry["algorithm"])})
@@ -231,7 +233,8 @@ class Baseline:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Baseline:
-        return cls(int(record["seed"]), str(record["name"]), dict(record["personal"]), dict(record["clients"]))
+        clients = {str(name): value if value is None else float(value) for name, value in record["clients"].items()}
+        return cls(int(record["seed"]), str(record["name"]), dict(record["personal"]), clients)
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,16 @@ def test_runs_are_found_at_any_depth_with_their_state(folder: Path) -> None:
         find_runs(folder / "nowhere")
 
 
+def test_a_figure_of_hundreds_of_digits_damages_its_own_run_alone(folder: Path, tmp_path: Path) -> None:
+    """It ended the list of all runs, of the board and of `kinfed runs`."""
+    for name in ("good", "bad"):
+        shutil.copytree(folder / "study" / "done", tmp_path / name)
+    summary = json.loads((tmp_path / "bad" / "summary.json").read_text())
+    summary["results"][0]["personal"]["accuracy"] = 10**400
+    (tmp_path / "bad" / "summary.json").write_text(json.dumps(summary))
+    assert {entry.name: entry.state for entry in find_runs(tmp_path)} == {"good": "finished", "bad": "damaged"}
+
+
 def test_runs_are_filtered(folder: Path) -> None:
     runs = find_runs(folder)
 

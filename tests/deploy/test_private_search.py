@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,24 @@ def test_noise_is_found_for_an_epsilon_of_the_whole_search(tmp_path: Path) -> No
 
 def test_an_owner_whose_epsilon_the_search_would_exceed_spends_nothing(tmp_path: Path) -> None:
     net = make(tmp_path, rules={"epsilon": "1", "sums": "yes"})
+    with pytest.raises(TooFewClients, match=r"allows no more than epsilon 1 .* this search would take it to"):
+        run(net)
+    assert not ledger(net).answers
+
+
+def test_a_server_that_leaves_the_first_round_out_spends_nothing_either(tmp_path: Path) -> None:
+    """Plans were held in messages of round 1 alone; from round 2 on, updates left until epsilon was used up."""
+    net = make(tmp_path, rules={"epsilon": "1", "sums": "yes"}, rounds=2)
+    send = net.send
+
+    def later(messages: Sequence[Sent]) -> list[str]:
+        for one in messages:
+            for record, _ in one.packet.header.get("parts", []) if one.packet.header.get("name") == "north" else []:
+                one.packet.header["values"].append(2)
+                record["round"] = len(one.packet.header["values"]) - 1
+        return send(messages)
+
+    net.send = later  # type: ignore[method-assign]
     with pytest.raises(TooFewClients, match=r"allows no more than epsilon 1 .* this search would take it to"):
         run(net)
     assert not ledger(net).answers

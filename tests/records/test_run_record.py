@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 
+import pytest
+
 from kinfed.core import storage
 from kinfed.records.run_record import ClientRecord, FinalRecord, RoundRecord
 
@@ -51,3 +53,11 @@ def test_unknown_figures_of_clients_are_absent() -> None:
     client = ClientRecord.from_row(row | figures)
     assert client == ClientRecord("a", 7, 3, {"took_part": 1.0, "personal_accuracy": 0.5})
     assert client.took_part
+
+
+@pytest.mark.parametrize("value", ["<b>", None, [1], {"a": 1}])
+@pytest.mark.parametrize("name", ["seed", "rounds"])
+def test_results_that_count_nothing_are_refused(name: str, value: object) -> None:
+    entry = read_back(FinalRecord(label="ditto", seed=2, rounds=5, personal=METRICS).to_json())
+    with pytest.raises((TypeError, ValueError)):  # which readers of folders name with their file
+        FinalRecord.from_json({**entry, name: value})

@@ -138,8 +138,9 @@ class FitClient(NodeClient):
             entry = self.vault.entry(of_runs[0].require("run", str), self.name)
             self.kept = KeptRuns(entry, of_runs[0].require("round", int), accepted)
             self.kept.open()
-            if self.is_private and of_runs[0].header["kind"] == wire.TRAIN and self.kept.round == 1:
-                self._hold_plan(of_runs)
+            new = [order for order in of_runs if order.header["kind"] == wire.TRAIN and not order.header["accepted"]]
+            if self.is_private and new:
+                self._hold_plan(new)
         with self.gate.counted_together():
             yield
             if self.kept is not None:
