@@ -11,8 +11,6 @@ from kinfed.algorithms.base import PrivacyProfile as PrivacyProfile
 from kinfed.algorithms.base import RoundInfo as RoundInfo
 from kinfed.algorithms.base import ServerModels as ServerModels
 from kinfed.algorithms.base import check_algorithm_settings as check_algorithm_settings
-from kinfed.algorithms.base import deployed_models as deployed_models
-from kinfed.algorithms.base import deploys_state as deploys_state
 from kinfed.algorithms.base import privacy_profile as privacy_profile
 from kinfed.algorithms.base import required_averaging as required_averaging
 from kinfed.algorithms.cgpfl.bound import complexity as complexity
@@ -23,6 +21,8 @@ from kinfed.algorithms.common.averaging import DELTA as DELTA
 from kinfed.algorithms.common.averaging import averaged_rows as averaged_rows
 from kinfed.algorithms.common.averaging import mean_from_row as mean_from_row
 from kinfed.algorithms.common.crossing import check_architectures as check_architectures
+from kinfed.algorithms.common.deployed import deployed_models as deployed_models
+from kinfed.algorithms.common.deployed import deploys_state as deploys_state
 from kinfed.algorithms.common.message_shape import averaged_changes as averaged_changes
 from kinfed.algorithms.common.message_shape import sample_update as sample_update
 from kinfed.algorithms.common.message_shape import update_template as update_template

@@ -13,7 +13,7 @@ from kinfed.cli.terminal import console, plain_table, say
 from kinfed.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kinfed.serving import Predictions
+    from kinfed.serving import ModelPipeline, Predictions
 
 
 def predict(
@@ -43,10 +43,7 @@ def predict(
     trust_plugins: TrustPlugins = False,
 ) -> None:
     """Predict classes with probabilities, or numbers, for new examples with one model; needs no server."""
-    from kinfed.deploy import Vault
-    from kinfed.serving import ModelPipeline
     from kinfed.serving import predict as predicting
-    from kinfed.tabular import FitResult, is_fit
 
     trust_recorded(None if run is None else Path(run), trust_plugins)
     if client_column is not None:
@@ -55,23 +52,33 @@ def predict(
         by_client = _predictions_by_client(table, Path(run), client_column, algorithm, seed, name_column, level)
         _show(by_client, out, run)
         return
-    if model is not None:
-        source = ModelPipeline.read(model)
-    elif run is not None and is_fit(Path(run)):
-        source = FitResult.read(run).model(client)
-    elif run is not None and (Path(run) / "config.json").exists():
-        source = predicting.model_of_run(Path(run), client, algorithm, seed)
-    elif vault is not None:
-        source = ModelPipeline.read(Vault(vault).model_path(run, client))
-    else:
-        raise ConfigError(
-            "which model? --model FILE, or --run DIR (of kinfed fit or kinfed run) with --client NAME, or --vault DIR"
-        )
+    source = _source(model, run, client, algorithm, seed, vault)
     predictions = predicting.predict(
         source, table, image_column=image_column, ignore=ignore, name_column=name_column, level=level
     )
     about = ", ".join(f"{key} {source.about[key]}" for key in ("client", "algorithm", "round") if key in source.about)
     _show(predictions, out, about)
+
+
+def _source(
+    model: Path | None, run: str | None, client: str | None, algorithm: str | None, seed: int | None, vault: Path | None
+) -> ModelPipeline:
+    """The one model that was asked for."""
+    from kinfed.deploy import Vault
+    from kinfed.serving import ModelPipeline, model_of_run
+    from kinfed.tabular import FitResult, is_fit
+
+    if model is not None:
+        return ModelPipeline.read(model)
+    if run is not None and is_fit(Path(run)):
+        return FitResult.read(run).model(client)
+    if run is not None and (Path(run) / "config.json").exists():
+        return model_of_run(Path(run), client, algorithm, seed)
+    if vault is not None:
+        return ModelPipeline.read(Vault(vault).model_path(run, client))
+    raise ConfigError(
+        "which model? --model FILE, or --run DIR (of kinfed fit or kinfed run) with --client NAME, or --vault DIR"
+    )
 
 
 def _predictions_by_client(

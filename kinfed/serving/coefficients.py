@@ -151,7 +151,8 @@ class Coefficients:
         if slopes:
             top = sorted(slopes.items(), key=lambda item: -item[1])[:3]
             named = ", ".join(f"{name} by {value:.3g}{self._ends(name)}" for name, value in top)
-            lines.append(f"{len(slopes)} coefficients differ between sites, per deviation of a column: {named}.")
+            many = "coefficients differ" if len(slopes) > 1 else "coefficient differs"
+            lines.append(f"{len(slopes)} {many} between sites, per deviation of a column: {named}.")
         if self.bends is not None:
             top = sorted(self.bends.items(), key=lambda item: -item[1])[:3]
             named = ", ".join(f"{name} by {value:.3g}" for name, value in top)

@@ -34,22 +34,27 @@ def settings_are_plain(bench: Bench) -> None:
 @check
 def trees_keep_their_shape(bench: Bench) -> None:
     """States and messages are trees of tensors with a row per client, of fields and types that never change."""
-    P, first_up = bench.make_task().num_params, State()
-    models = f"float32 models [n, {P}], mixtures of them [n, K ({P} + 1)], or longer rows that end in a negative mark"
+    watch = _Watched(bench.make_task().num_params, State())
+    hooks = (watch.plan, watch.download, watch.client_update, watch.aggregate, watch.personalize)
+    watched = hooked(bench.algorithm, **{hook.__name__: hook for hook in hooks})
+    expect_equal(bench.run(algorithm=watched), bench.usual, "a watched run is like any other")
 
-    def rows_of_models(theta: Tensor, count: int) -> bool:
-        width = theta.shape[-1]
-        known = width == P or width % (P + 1) == 0 or bool((theta[:, -1] < 0).all())
-        return theta.shape == (count, width) and theta.dtype == torch.float32 and known
 
-    def plan(inner: Any, server: Tree, active: Tensor, round: RoundInfo) -> tuple[Tree, Tensor]:
+@dataclasses.dataclass
+class _Watched:
+    """The five functions of a method, each looked at as it is called."""
+
+    P: int
+    first_up: State  # fields and types of the first update
+
+    def plan(self, inner: Any, server: Tree, active: Tensor, round: RoundInfo) -> tuple[Tree, Tensor]:
         with _left_alone("plan", server=server):
             planned, ids = inner(server, active, round)
         _same_kind("the server state that plan returns", planned, server)
         expect(bool((ids.diff() > 0).all()), f"plan returns ascending ids; got {ids.tolist()}")
         return planned, ids
 
-    def download(inner: Any, server: Tree, ids: Tensor) -> Tree:
+    def download(self, inner: Any, server: Tree, ids: Tensor) -> Tree:
         with _left_alone("download", server=server):
             down: Tree = inner(server, ids)
         _has_rows("a Down message", down, len(ids))
@@ -59,7 +64,7 @@ def trees_keep_their_shape(bench: Bench) -> None:
             expect_equal(one.named(), row.named(), promise)
         return down
 
-    def client_update(inner: Any, task: Any, client: Tree, down: Tree, data: Any) -> tuple[Tree, Tree]:
+    def client_update(self, inner: Any, task: Any, client: Tree, down: Tree, data: Any) -> tuple[Tree, Tree]:
         _has_rows("a client state", client, len(data))
         with _left_alone("client_update", client=client, down=down):
             new, up = inner(task, client, down, data)
@@ -67,30 +72,39 @@ def trees_keep_their_shape(bench: Bench) -> None:
         _same_kind("the client state that client_update returns", new, client, rows=True)
         _has_rows("an Up message", up, len(data))
         kind = {name: tensor[:0] for name, tensor in up.named().items()}
-        first_up.update(first_up or kind)
-        expect_equal(kind, first_up, "all Up messages of a run have the same fields and types")
+        self.first_up.update(self.first_up or kind)
+        expect_equal(kind, self.first_up, "all Up messages of a run have the same fields and types")
         return new, up
 
-    def aggregate(inner: Any, server: Tree, ids: Tensor, up: Tree, round: RoundInfo) -> Tree:
+    def aggregate(self, inner: Any, server: Tree, ids: Tensor, up: Tree, round: RoundInfo) -> Tree:
         expect(bool((ids[1:] > ids[:-1]).all()), "the pool gives aggregate ascending ids")
         with _left_alone("aggregate", server=server, up=up):
             new: Tree = inner(server, ids, up, round)
         _same_kind("the server state that aggregate returns", new, server)
         return new
 
-    def personalize(inner: Any, task: Any, client: Tree, down: Tree, data: Any) -> Tensor | dict[str, Tensor]:
+    def personalize(self, inner: Any, task: Any, client: Tree, down: Tree, data: Any) -> Tensor | dict[str, Tensor]:
         with _left_alone("personalize", client=client, down=down):
             result: Tensor | dict[str, Tensor] = inner(task, client, down, data)
         by_name = result if isinstance(result, dict) else {"personalize": result}
         expect(bool(by_name), "personalize returns at least one model")
         for name, theta in by_name.items():
-            expect(rows_of_models(theta, len(data)), f"{name} is {models}; got {theta.dtype} {list(theta.shape)}")
+            expect(
+                self._rows_of_models(theta, len(data)),
+                f"{name} is {self._models}; got {theta.dtype} {list(theta.shape)}",
+            )
         expect(bool(torch.isfinite(next(iter(by_name.values()))).all()), "personalize returns finite models")
         return result
 
-    hooks = (plan, download, client_update, aggregate, personalize)
-    watched = hooked(bench.algorithm, **{hook.__name__: hook for hook in hooks})
-    expect_equal(bench.run(algorithm=watched), bench.usual, "a watched run is like any other")
+    @property
+    def _models(self) -> str:
+        P = self.P
+        return f"float32 models [n, {P}], mixtures of them [n, K ({P} + 1)], or longer rows that end in a negative mark"
+
+    def _rows_of_models(self, theta: Tensor, count: int) -> bool:
+        width = theta.shape[-1]
+        known = width == self.P or width % (self.P + 1) == 0 or bool((theta[:, -1] < 0).all())
+        return theta.shape == (count, width) and theta.dtype == torch.float32 and known
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import kinfed
-from kinfed.algorithms.base import deployed_models
+from kinfed.algorithms import deployed_models
 from kinfed.algorithms.fedcp import FeatureGate, gate_logits, policy_size
 from kinfed.algorithms.gpfl import GPFL, FeatureValve, through_valve, valve_size
 from kinfed.core import rng

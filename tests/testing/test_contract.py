@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kinfed.algorithms import ALGORITHMS
-from kinfed.algorithms.base import Algorithm, RoundInfo, deployed_models
+from kinfed.algorithms import ALGORITHMS, deployed_models
+from kinfed.algorithms.base import Algorithm, RoundInfo
 from kinfed.algorithms.common.averaging import DeltaUp, ModelDown
 from kinfed.algorithms.common.masked_rows import MaskedDown, MaskedUp
 from kinfed.algorithms.common.one_model import Client

@@ -65,6 +65,14 @@ def sgd(
             assert isinstance(rows, slice)  # step counts fall
             descent.step(rows, batch, rate)
         return descent.result()
+    return _with_optimizer(task, theta, batches, rate, terms, mask)
+
+
+def _with_optimizer(
+    task: Task, theta: Tensor, batches: Batches, rate: float, terms: Terms, mask: Tensor | None
+) -> Tensor:
+    """The loop of any task and optimizer, for clients whose step counts fall."""
+    training, trainable = batches.training, task.trainable.stop
     x = copied_rows(theta)
     pieces = task.gradient_pieces(mask)
     still = [] if mask is None else runs(mask[trainable:] == 0)
@@ -77,7 +85,7 @@ def sgd(
             now = x[rows]
             # A task's own: it may even be a view of `now`, so it is not changed in place. The rows of a feature loss
             # are those of `now`: step counts fall, so the clients that still train are the first ones.
-            gradient = pieces.gradient(now, batch, feature_loss)
+            gradient = pieces.gradient(now, batch, terms.feature_loss)
             for block in fixed:  # the forward pass moved all running statistics
                 now[:, block] = theta[rows, block]
             gradient = [
