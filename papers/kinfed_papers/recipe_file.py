@@ -125,7 +125,7 @@ class _RecipeFile:
             parts=function(data["parts"]) if isinstance(data["parts"], str) else self.parts,
             tables=[self.table(entry) for entry in self.expanded(data.get("tables", []))],
             claims=list(self.claims(data.get("claims", []))),
-            readings=[self.reading(entry) for entry in data.get("readings", [])],
+            readings=[self.reading(entry) for entry in self.expanded(data.get("readings", []))],
             notes=_texts(data.get("notes", [])),
             stand_ins={scale: _texts([text])[0] for scale, text in data.get("stand_ins", {}).items()},
             method_figures=[(part, method) for part, method in data.get("method_figures", [])],

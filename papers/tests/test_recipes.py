@@ -1214,12 +1214,12 @@ def test_forty_steps_are_those_of_the_baselines() -> None:
 
 def test_the_best_number_of_contexts_is_best_over_all_seeds() -> None:
     """Not the luckiest of every seed: K = 2 has 0.8 on average and K = 1 0.75, though 0.9 once. Heur is 2 points above
-    it and 2 points below, and may be one below."""
+    it and 2 points below: the distance is stated, without a limit of ours."""
     accuracy = {"cgpfl-1": {0: 0.9, 1: 0.6}, "cgpfl-2": {0: 0.8, 1: 0.8}, "cgpfl_heur": {0: 0.82, 1: 0.78}}
     measured = {row: {"personal.accuracy": by_seed} for row, by_seed in accuracy.items()}
-    claim = claim_of("cgpfl-heur", "CGPFL-Heur is near the best K")
+    claim = claim_of("cgpfl-heur", "CGPFL-Heur as good as the K that is best in hindsight")
     assert claim.margins(Results({"mnist-mlr": measured}))["the best K"] == pytest.approx({0: 0.02, 1: -0.02})
-    assert claim.limit == -0.01
+    assert claim.limit == 0
 
 
 def test_the_list_of_recipes_says_what_they_say_of_themselves() -> None:
