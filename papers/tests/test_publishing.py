@@ -425,3 +425,14 @@ def test_a_claim_has_a_grid_of_readings(tmp_path: Path) -> None:
     assert "● not judged" in (tmp_path / "docs" / "toy.md").read_text("utf-8")
     with pytest.raises(ConfigError, match="reading in 'a above b'"):
         replace(grid, likeliest=("x", "fast"))
+
+
+@pytest.mark.parametrize("name", ["selffl", "fedfomo", "cgpfl"])
+def test_headlines_are_figures_of_published_pages(name: str) -> None:
+    """ "Does it work?" on the page of a method has intervals that pages of the benchmark show, to the digit."""
+    docs = Path(__file__).parents[2] / "docs"
+    section = (docs / f"{name}.md").read_text().partition("## Does it work?")[2].partition("\n## ")[0]
+    figures = re.findall(r"[+−][\d.]+\s\[[^]]*\]", section)
+    published = "\n".join(page.read_text() for page in (docs / "benchmark").glob("*.md"))
+    assert figures
+    assert [figure for figure in figures if figure.replace("\n", " ") not in published] == []
