@@ -25,8 +25,8 @@ def contexts(run: RunRecord) -> Measurements:
 
 
 def from_the_best(results: Results, part: str, row: str) -> Mapping[str, BySeed]:
-    """Heur, in the reading of `row`, against the K that is best over all seeds. (The best of every seed by itself would be the luckiest of
-    twenty test figures, which no method attains.)"""
+    """Heur, in the reading of `row`, against the K that is best over all seeds. (The best of every seed by itself would
+    be the luckiest of twenty test figures, which no method attains.)"""
     fixed = [by_seed for k in NUMBERS if (by_seed := results.get(part, f"cgpfl-{k}", ACCURACY))]
     best = max(fixed, key=lambda by_seed: fmean(by_seed.values()), default={})
     return {"the best K": difference(results.get(part, row, ACCURACY), best)}
