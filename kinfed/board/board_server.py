@@ -247,7 +247,7 @@ def _clock(text: Any) -> str:
     return "" if not text else datetime.fromisoformat(str(text)).astimezone().strftime("%H:%M:%S")
 
 
-def _trial(trial: TrialRecord, run: RunRecord, planned: int) -> dict[str, Any]:
+def _trial(trial: TrialRecord, run: RunRecord, planned: int | None) -> dict[str, Any]:
     personal, metric = trial.final.metrics.get("personal", {}), run.config.get("metric")
     return {
         "algorithm": trial.algorithm,

@@ -121,9 +121,9 @@ def bounds(seeds: Sequence[int], draws: int) -> Measurements:
             gains = draw.normal(0, 0.03, (draws, sites)) + noise * draw.normal(size=(draws, sites))
             means.append([certificates.mean_over_sites(one) for one in gains])
         missed = [[not one.low <= 0 <= one.high for one in cell if one is not None] for cell in means]
-        shown = [[one.is_shown for one in cell if one is not None] for cell in means]
+        claims = [[one.is_shown for one in cell if one is not None] for cell in means]
         collector.put("mean gain over sites, Student's t", seed, miss=max(map(np.mean, missed)),
-                      one_sided=max(map(np.mean, shown)))  # fmt: skip
+                      one_sided=max(map(np.mean, claims)))  # fmt: skip
     return collector.measured
 
 
