@@ -4,7 +4,8 @@
 
 PRESETS has the options that make a variant, PUBLISHED those that the paper has where the defaults are others (the
 setting `as_published`), UNPUBLISHED in words what no option makes as the paper has it, SPACES what `kinfed tune` varies
-where that is not what the options declare, DATA the functions that change the data before training."""
+where that is not what the options declare, DATA the functions that change the data before training, FAMILIES who is on
+which page of docs/methods."""
 
 from __future__ import annotations
 
@@ -208,11 +209,33 @@ SPACES = {
     "selffl_control": {"lr": LEARNING_RATE},
 }
 DATA = {"fedavg_data": "kinfed.algorithms.fedavg_data:share_examples"}
+FAMILIES = {  # by the titles of the pages
+    "One model for all, and none": "local fedavg fedavg_smooth fedavg_intercept fedavg_recalibrated fedprox scaffold "
+    "feddyn fednova fedpa heterofl qffl fedavg_data fedavgm fedadam fedyogi fedadagrad",
+    "Personal models near a shared one": "ditto pfedme perfedavg perfedavg_hf apfl mapper fedala l2sgd mocha "
+    "mocha_deep mrmtl",
+    "Own layers": "fedper fedbabu fedrep lgfedavg fedbn",
+    "Adapters": "fedsa_lora ffa_lora fedex_lora flora hetlora feddpa",
+    "Losses at features and logits": "fedlc fedntd moon fedphp fedproto fedpac fedas pfedfda fedcp gpfl knnper fedrod "
+    "feddbe fenda perfcl",
+    "Models of different kinds": "fedtgp fedgh fd fml fedkd fedgen",
+    "Over public examples": "fedbe fedmd ktpfl",
+    "Clusters and mixtures": "ifca hypcluster cfl flhc cgpfl cgpfl_heur fedem floco",
+    "Who helps whom": "fedfomo fedfomo_ma fedamp heurfedamp pfedgraph fedcac pfedsim lotteryfl apple",
+    "By uncertainty": "selffl selffl_init selffl_steps selffl_agg selffl_control selffl_exact selffl_augmented "
+    "selffl_cluster",
+    "By sums": "lmm glmm cox",
+    "Trees": "trees trees_fast random_trees bagged_trees",
+    "Kin": "kin",
+    "One network that makes all models": "pfedhn pefll",
+}
+_FAMILY = {_name: _family for _family, _names in FAMILIES.items() for _name in _names.split()}
 
 for _row in re.sub(r"\n +", " ", METHODS).strip().split("\n"):
     _name, _location, _title, _summary = _row.split(" | ")
     _facts: dict[str, Any] = {"title": _title, "summary": _summary} | ({"data": DATA[_name]} if _name in DATA else {})
     _facts |= {"published": PUBLISHED.get(_name, {}), "unpublished": UNPUBLISHED.get(_name, "")}
+    _facts |= {"family": _FAMILY.get(_name, "")}
     _location = f"kinfed.algorithms.{_location}"
     ALGORITHMS.register(_name, _location, preset=PRESETS.get(_name), space=SPACES.get(_name), **_facts)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 from kinfed.analysis import Interval, rankings
 from kinfed.arena.arena_runs import ENTRY
-from kinfed.arena.conclusions import costs, findings, strengths
+from kinfed.arena.conclusions import costs, findings, strengths, who_is_missing
 from kinfed.arena.entries import ArenaEntry, read_entry
 from kinfed.arena.standings import Standings
 from kinfed.arena.suites import suite
@@ -65,11 +65,14 @@ def arena_board(folder: Path | str) -> ArenaPage:
     files = sorted(Path(folder).rglob(ENTRY))
     if not files:
         raise DataError(f"{folder} holds no {ENTRY}; make one with: kinfed arena run METHOD --out {folder}")
-    standings = Standings(tuple(read_entry(file) for file in files))
+    entries = [read_entry(file) for file in files]
+    nowhere = [entry for entry in entries if all(one.refused for one in entry.federations.values())]
+    standings = Standings(tuple(entry for entry in entries if entry not in nowhere))
     first = standings.entries[0]
-    tables = (summary_table(standings), axes_table(standings))
+    tables = (summary_table(standings), families_table(standings), axes_table(standings))
     title = f"The arena: {first.suite}, {first.subset}"
-    return ArenaPage(title, tuple(findings(standings)), tables, rank_figure(standings), _notes(standings, None))
+    sentences = (*findings(standings), *who_is_missing(standings, nowhere))
+    return ArenaPage(title, sentences, tables, rank_figure(standings), _notes(standings, None))
 
 
 def _notes(standings: Standings, entry: ArenaEntry | None) -> tuple[str, ...]:
@@ -139,6 +142,32 @@ def axes_table(standings: Standings) -> TextTable:
         cells = [_cell(means[name][axis], 3, best=means[name][axis] == best[axis]) for axis in axes]
         rows.append([TableCell(standings.title(name)), *cells])
     return TextTable.of("Skill by what clients differ in", columns, rows)
+
+
+def families_table(standings: Standings) -> TextTable:
+    """The median of every family by axis; the best of those with several methods is bold."""
+    axes, families = standings.by_axis(), standings.by_family()
+    medians = {
+        family: {
+            axis: median(fmean(standings.skills_in(name, places)) for name in names) for axis, places in axes.items()
+        }
+        for family, names in families.items()
+    }
+    several = [own for family, own in medians.items() if len(families[family]) > 1] or list(medians.values())
+    best = {axis: max(own[axis] for own in several) for axis in axes}
+    columns = [
+        TableColumn("Family", "name", sortable=True), TableColumn("methods"),
+        *(TableColumn(name, sortable=True) for name in axes),
+    ]  # fmt: skip
+    rows = [
+        [
+            TableCell(family),
+            TableCell(str(len(families[family]))),
+            *(_cell(own[a], 3, best=own in several and own[a] == best[a]) for a in axes),
+        ]
+        for family, own in sorted(medians.items(), key=lambda entry: -fmean(entry[1].values()))
+    ]
+    return TextTable.of("Families: the median of their methods' skill", columns, rows)
 
 
 def _federations_table(standings: Standings, method: str) -> TextTable:

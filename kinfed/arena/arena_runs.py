@@ -3,9 +3,10 @@
     run_entries(["mine.py:Mine"], "lite", "arena")       arena/mine/entry.json, and the references beside it
     verify("arena/mine/entry.json", cells=4)             what was drawn, run again and compared
 
-A run that was stopped goes on with the next federation. Verifying draws cells (a federation with a seed) and one
-setting that was tried, runs them with the recorded settings, and compares bit for bit where processor and versions are
-those of the entry, and within the suite's tolerance elsewhere."""
+A run that was stopped goes on with the next federation. Verifying draws cells (a federation with a seed) and as many of
+the settings that were tried, runs them again, and compares bit for bit where processor and versions are those of the
+entry, and within the suite's tolerance elsewhere: of a cell, and of the mean of n cells divided by √n, since honest
+differences have both signs."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ import secrets
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import comb
+from math import comb, sqrt
 from pathlib import Path
 from typing import Any
 
 from kinfed.algorithms import ALGORITHMS, Algorithm
 from kinfed.arena.contest import SeededFederation, best_trial, drawn_settings, enter, refusal, tried
-from kinfed.arena.entries import ArenaEntry, Code, FederationScores, read_entry, this_machine
+from kinfed.arena.entries import ArenaEntry, Code, FederationScores, TriedSetting, read_entry, this_machine
 from kinfed.arena.suites import CURRENT, Suite, SuiteFederation, suite
 from kinfed.core import plugins, storage
 from kinfed.errors import ConfigError, DataError
@@ -121,10 +122,12 @@ class EntryCheck:
     """What was run again, and where it differs."""
 
     entry: ArenaEntry
-    drawn: tuple[str, ...]
+    drawn: tuple[str, ...]  # cells
+    tried: tuple[str, ...]  # settings
     differences: tuple[str, ...]
     exact: bool  # compared bit for bit
     all_cells: int
+    all_tried: int
 
     @property
     def holds(self) -> bool:
@@ -132,8 +135,15 @@ class EntryCheck:
 
     def catches(self, share: float) -> float:
         """The chance that such a draw meets one of the cells, where a share of them is forged."""
-        forged, drawn = round(share * self.all_cells), len(self.drawn)
-        return 1 - comb(self.all_cells - forged, drawn) / comb(self.all_cells, drawn)
+        return _meets(round(share * self.all_cells), len(self.drawn), self.all_cells)
+
+    def catches_tried(self, share: float) -> float:
+        """The same of settings: a false value on validation rows makes the best on test rows the chosen one."""
+        return _meets(round(share * self.all_tried), len(self.tried), self.all_tried)
+
+
+def _meets(forged: int, drawn: int, of: int) -> float:
+    return 1 - comb(of - forged, drawn) / comb(of, drawn)
 
 
 def verify(
@@ -147,23 +157,32 @@ def verify(
     whole = suite(entry.suite)
     with tempfile.TemporaryDirectory() as folder:
         _admit(entry, plugin, trust_code, Path(folder))
-    everything = [(one, seed) for one in whole.federations(entry.subset) for seed in whole.budgets[entry.subset].seeds]
+    federations, seeds = whole.federations(entry.subset), whole.budgets[entry.subset].seeds
+    everything = [(one, seed) for one in federations for seed in seeds]
+    settings = [(one, trial) for one in federations for trial in entry.federations[one.name].trials]
     generator = np.random.default_rng(secrets.randbits(64) if draw is None else draw)
-    chosen = generator.permutation(len(everything))[:cells].tolist()
     exact = dict(entry.machine) == this_machine()
-    drawn, wrong = [], []
-    for place in chosen:
+    drawn, tried_again, wrong, gained = [], [], _undrawn_settings(entry, whole), []
+    for place in generator.permutation(len(everything))[:cells].tolist():
         one, seed = everything[place]
         name = f"{one.name}, seed {seed}"
-        difference = _cell_differences(entry, SeededFederation(one, seed), exact, whole.tolerance)
+        difference, more = _cell_differences(entry, SeededFederation(one, seed), exact, whole.tolerance)
         say(f"{name}: {difference or 'the same'}")
         drawn.append(name)
+        gained.append(more)
         wrong += [f"{name}: {difference}"] if difference else []
-    wrong += _undrawn_settings(entry, whole)
-    one, number = everything[chosen[0]][0], int(generator.integers(1 << 16))
-    if not wrong and (difference := _trial_difference(entry, one, whole, number, exact)):
-        wrong.append(f"{one.name}: {difference}")
-    return EntryCheck(entry, tuple(drawn), tuple(wrong), exact, len(everything))
+    if gained and abs(mean := sum(gained) / len(gained)) > whole.tolerance / sqrt(len(gained)):
+        wrong.append(f"the entry is {mean:+.3f} of skill from what was run, mean over {len(gained)} cells")
+    for place in generator.permutation(len(settings))[:cells].tolist():
+        one, trial = settings[place]
+        name = f"{one.name}, {trial.settings or 'as configured'}"
+        difference = _trial_difference(entry, one, trial, exact, whole)
+        say(f"{name}: {difference or 'the same'}")
+        tried_again.append(name)
+        wrong += [f"{name}: {difference}"] if difference else []
+    return EntryCheck(
+        entry, tuple(drawn), tuple(tried_again), tuple(wrong), exact, len(everything), len(settings)
+    )  # fmt: skip
 
 
 def _admit(entry: ArenaEntry, plugin: Path | None, trust_code: bool, folder: Path) -> None:
@@ -171,6 +190,7 @@ def _admit(entry: ArenaEntry, plugin: Path | None, trust_code: bool, folder: Pat
     if entry.code is None:
         if entry.method not in ALGORITHMS or not ALGORITHMS.is_own(entry.method):
             raise DataError(f"the entry is of {entry.method}, which is no method of kinfed's, and has no code")
+        _check_title(entry)
         return
     name, _, kind = entry.code.target.partition(":")
     if plugin is None and not trust_code:
@@ -189,37 +209,41 @@ def _admit(entry: ArenaEntry, plugin: Path | None, trust_code: bool, folder: Pat
         )
     if _registered(module, kind, file) != entry.method:
         raise DataError(f"{entry.code.target} is not the method {entry.method}")
+    _check_title(entry)
 
 
-def _cell_differences(entry: ArenaEntry, place: SeededFederation, exact: bool, tolerance: float) -> str:
-    """How a cell differs from what the entry says; "" if it does not."""
+def _check_title(entry: ArenaEntry) -> None:
+    if entry.title != (title := ALGORITHMS[entry.method].title):
+        raise DataError(f"the entry calls itself {entry.title!r}, and {entry.method} is {title}")
+
+
+def _cell_differences(entry: ArenaEntry, place: SeededFederation, exact: bool, tolerance: float) -> tuple[str, float]:
+    """How a cell differs from what the entry says, "" if it does not, and how much more skill the entry has."""
     scores = entry.federations[place.spec.name]
     if scores.refused:
         if refusal(tried(entry.method, place.spec, suite(entry.suite).budgets[entry.subset])):
-            return ""
-        return f"the entry says that it cannot run here ({scores.refused}), and it can"
+            return "", 0.0
+        return f"the entry says that it cannot run here ({scores.refused}), and it can", 0.0
     recorded = scores.cells[place.seed]
     if recorded.gradients > place.budget and recorded.rounds > 1:
-        return f"{recorded.gradients:,} gradients, more than the {place.budget:,} of the budget"
+        return f"{recorded.gradients:,} gradients, more than the {place.budget:,} of the budget", 0.0
     own = place.judged(entry.method, best_trial(scores.trials, place.spec.metric).settings)
+    if own == recorded:
+        return "", 0.0
     if exact:
-        if own == recorded:
-            return ""
         if (own.rounds, own.gradients) != (recorded.rounds, recorded.gradients):
-            return (
-                f"{own.rounds} rounds and {own.gradients:,} gradients, not {recorded.rounds} and {recorded.gradients:,}"
-            )
+            done = f"{own.rounds} rounds and {own.gradients:,} gradients"
+            return f"{done}, not {recorded.rounds} and {recorded.gradients:,}", 0.0
         clients = sum(a != b for a, b in zip(own.scores or (), recorded.scores or (), strict=False))
-        return f"other scores of {clients} clients: {place.spec.metric} {_shown(own.mean)}, not {_shown(recorded.mean)}"
+        shown = f"{place.spec.metric} {_shown(own.mean)}, not {_shown(recorded.mean)}"
+        return f"other scores of {clients} clients: {shown}", 0.0
+    shown = f"{place.spec.metric} {_shown(own.mean)}, not {_shown(recorded.mean)}"
     if own.mean is None or recorded.mean is None:
-        return (
-            "" if own.mean == recorded.mean else f"{place.spec.metric} {_shown(own.mean)}, not {_shown(recorded.mean)}"
-        )
-    distance = abs(place.spec.skill(own.mean, place.seed) - place.spec.skill(recorded.mean, place.seed))
-    if distance <= tolerance and len(own.scores or ()) == len(recorded.scores or ()):
-        return ""
-    apart = f"{distance:.3f} of skill apart, {tolerance} allowed"
-    return f"{place.spec.metric} {_shown(own.mean)}, not {_shown(recorded.mean)}: {apart}"
+        return ("" if own.mean == recorded.mean else shown), 0.0
+    more = place.spec.skill(recorded.mean, place.seed) - place.spec.skill(own.mean, place.seed)
+    if abs(more) <= tolerance and len(own.scores or ()) == len(recorded.scores or ()):
+        return "", more
+    return f"{shown}: {abs(more):.3f} of skill apart, {tolerance} allowed", more
 
 
 def _undrawn_settings(entry: ArenaEntry, whole: Suite) -> list[str]:
@@ -233,17 +257,12 @@ def _undrawn_settings(entry: ArenaEntry, whole: Suite) -> list[str]:
     return wrong
 
 
-def _trial_difference(entry: ArenaEntry, one: SuiteFederation, whole: Suite, number: int, exact: bool) -> str:
+def _trial_difference(entry: ArenaEntry, one: SuiteFederation, trial: TriedSetting, exact: bool, whole: Suite) -> str:
     """How a setting that was tried in a federation differs when it is tried again; "" if it does not."""
-    scores, budget = entry.federations[one.name], whole.budgets[entry.subset]
-    if scores.refused:
+    own = SeededFederation(one, whole.budgets[entry.subset].seeds[0]).validated(entry.method, trial.settings)
+    if own == trial or (not exact and _close(own.value, trial.value, one, whole.tolerance)):
         return ""
-    recorded = scores.trials[number % len(scores.trials)]
-    own = SeededFederation(one, budget.seeds[0]).validated(entry.method, recorded.settings)
-    if own == recorded or (not exact and _close(own.value, recorded.value, one, whole.tolerance)):
-        return ""
-    what = recorded.settings or "as configured"
-    return f"settings {what} have {_shown(own.value)} on validation rows, not {_shown(recorded.value)}"
+    return f"{_shown(own.value)} on validation rows, not {_shown(trial.value)}"
 
 
 def _close(own: float | None, recorded: float | None, one: SuiteFederation, tolerance: float) -> bool:

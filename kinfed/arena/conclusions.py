@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 from statistics import fmean
 
+from kinfed.algorithms import ALGORITHMS
 from kinfed.analysis import rankings
+from kinfed.arena.contest import best_trial
+from kinfed.arena.entries import ArenaEntry
 from kinfed.arena.standings import Standings
 from kinfed.report.drawing import duration, plural
 
@@ -69,8 +74,23 @@ def findings(standings: Standings) -> list[str]:
     sentences.append(f"Ahead of the best reference on average over federations, with an interval below zero: {shown}.")
     for name, places in standings.by_axis().items():
         best = sorted(order, key=lambda method: -fmean(standings.skills_in(method, places)))[:3]
-        sentences.append(f"Best with {name}: {', '.join(standings.title(method) for method in best)}.")
+        sentences.append(f"Best with {name}: {'; '.join(standings.title(method) for method in best)}.")
     return [*sentences, *stability(standings)]
+
+
+def who_is_missing(standings: Standings, nowhere: Sequence[ArenaEntry]) -> list[str]:
+    """The methods that can run in no federation, which are not ranked, and those of kinfed's that have no entry."""
+    sentences = []
+    if nowhere:
+        reasons: dict[str, list[str]] = {}
+        for entry in nowhere:
+            reasons.setdefault(next(iter(entry.federations.values())).refused, []).append(entry.method)
+        shown = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items())
+        sentences.append(f"Cannot run in any of these federations, and so have no rank: {shown}.")
+    entered = {*standings.by_method, *(entry.method for entry in nowhere)}
+    if missing := [name for name in ALGORITHMS if ALGORITHMS.is_own(name) and name not in entered]:
+        sentences.append(f"{plural(len(missing), 'method')} of kinfed without an entry: {', '.join(missing)}.")
+    return sentences
 
 
 def _against_own(standings: Standings, order: list[str]) -> list[str]:
@@ -93,27 +113,63 @@ def _against_own(standings: Standings, order: list[str]) -> list[str]:
 
 
 def stability(standings: Standings) -> list[str]:
-    """How far ranks depend on the seed, and on whether methods are tuned."""
-    one = standings.federations[0]
-    seeds = list(standings.skills[standings.references[0]][one.name])
+    """How far ranks depend on the seed, on the federations, and on whether methods are tuned."""
+    places = [one.name for one in standings.federations]
+    seeds = list(standings.skills[standings.references[0]][places[0]])
     by_seed = [
         rankings.mean_ranks(
-            {m: {p: {seed: own[seed]} for p, own in places.items()} for m, places in standings.skills.items()}
+            {m: {p: {seed: own[seed]} for p, own in skills.items()} for m, skills in standings.skills.items()}
         )
         for seed in seeds
     ]
-    pairs = [rankings.rank_correlation(a, b) for i, a in enumerate(by_seed) for b in by_seed[i + 1 :]]
-    sentences = [
-        f"Ranks by single seeds correlate with each other with {fmean(pairs):.2f} (Spearman, mean over pairs of seeds)."
+    halves = [
+        (half, [name for name in places if name not in half])
+        for half in combinations(places, len(places) // 2)
+        if places[0] in half
     ]
+    sentences = [
+        f"Ranks by single seeds correlate with each other with {_agreement(combinations(by_seed, 2)):.2f} (Spearman, "
+        "mean over pairs of seeds), ranks in one half of the federations with those in the other with "
+        f"{_agreement((_ranks_in(standings, one), _ranks_in(standings, other)) for one, other in halves):.2f} (mean "
+        "over all halves)."
+    ]
+    first = [one.name for one in standings.federations if one.subset == standings.federations[0].subset]
+    if further := [name for name in places if name not in first]:
+        agreement = rankings.rank_correlation(_ranks_in(standings, first), _ranks_in(standings, further))
+        sentences.append(
+            f"Ranks in the {len(first)} federations of {standings.federations[0].subset} correlate with those in the "
+            f"{len(further)} that {standings.entries[0].subset} adds with {agreement:.2f}."
+        )
+    return [*sentences, *_of_tuning(standings)]
+
+
+def _ranks_in(standings: Standings, places: Sequence[str]) -> dict[str, float]:
+    return rankings.mean_ranks(standings.only(places))
+
+
+def _agreement(pairs: Iterable[tuple[Mapping[str, float], Mapping[str, float]]]) -> float:
+    return fmean(rankings.rank_correlation(one, other) for one, other in pairs)
+
+
+def _of_tuning(standings: Standings) -> list[str]:
+    """What tuning does to ranks, on the rows that it sees."""
     usual, tuned = (_validation_ranks(standings, best) for best in (False, True))
-    correlation = rankings.rank_correlation(usual, tuned)
-    moved = fmean(abs(usual[name] - tuned[name]) for name in usual)
-    sentences.append(
-        f"Ranks on validation rows as configured and after tuning correlate with {correlation:.2f}; tuning moved a "
-        f"method by {moved:.1f} places on average."
-    )
-    return sentences
+    gains = {name: usual[name] - tuned[name] for name in usual}
+    order = sorted(gains, key=lambda name: -gains[name])
+    ends = ((standings.title(name), f"{gains[name]:+.0f}".replace("-", "−")) for name in (*order[:3], *order[-3:]))
+    tried = [
+        (one, scores)
+        for entry in standings.entries
+        for one in standings.federations
+        if len((scores := entry.federations[one.name]).trials) > 1
+    ]
+    other = fmean(bool(best_trial(scores.trials, one.metric).settings) for one, scores in tried)
+    return [
+        f"Tuning chose another setting than the configured one in {other:.0%} of cases. Ranks on validation rows as "
+        f"configured and after tuning correlate with {rankings.rank_correlation(usual, tuned):.2f}; tuning moved a "
+        f"method by {fmean(map(abs, gains.values())):.1f} places on average, most: "
+        f"{', '.join(map(' '.join, ends))}."
+    ]
 
 
 def _validation_ranks(standings: Standings, tuned: bool) -> dict[str, float]:

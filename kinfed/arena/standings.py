@@ -7,17 +7,19 @@ diverges there, leaves its clients with what they learn alone, or without a mode
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
+from kinfed.algorithms import ALGORITHMS
 from kinfed.analysis import Interval, interval, rankings
 from kinfed.arena.entries import ArenaEntry
 from kinfed.arena.suites import SuiteFederation, suite
 from kinfed.errors import ConfigError
 
 BySeed = dict[int, float]
+OTHERS = "Methods of others"
 _EQUAL = 1e-9
 
 
@@ -57,6 +59,19 @@ class Standings:
     @cached_property
     def by_method(self) -> dict[str, ArenaEntry]:
         return {entry.method: entry for entry in self.entries}
+
+    def only(self, names: Sequence[str]) -> Mapping[str, Mapping[str, BySeed]]:
+        """Skills of all methods in some federations."""
+        return {method: {name: own[name] for name in names} for method, own in self.skills.items()}
+
+    def by_family(self) -> dict[str, list[str]]:
+        """Methods by what they share; those that are not kinfed's come last."""
+        families: dict[str, list[str]] = {}
+        for name in (*(name for name in ALGORITHMS if name in self.by_method), *self.by_method):
+            family = ALGORITHMS[name].facts.get("family") if name in ALGORITHMS else None
+            own = families.setdefault(family or OTHERS, [])
+            own += [] if name in own else [name]
+        return families
 
     def title(self, method: str) -> str:
         return self.by_method[method].title

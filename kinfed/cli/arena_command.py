@@ -53,7 +53,9 @@ def run(
 @arena.command()
 def verify(
     entry: Annotated[Path, Argument(help="entry.json")],
-    cells: Annotated[int, Option(min=1, help="How many federations with a seed are drawn and run again.")] = 8,
+    cells: Annotated[
+        int, Option(min=1, help="How many federations with a seed, and tried settings, are drawn and run again.")
+    ] = 8,
     draw: Annotated[int | None, Option(help="Repeat a draw by its number; without, nobody can foresee it.")] = None,
     plugin: Annotated[Path | None, Option(help="The method's file, which you have read.")] = None,
     trust_code: Annotated[bool, Option("--trust-code", help="Run the code that is in the entry.")] = False,
@@ -71,9 +73,13 @@ def verify(
         if verification.exact
         else "within the tolerance of the suite: processor or versions are not the entry's"
     )
-    say(f"compared {how}: {len(verification.drawn)} of {verification.all_cells} cells, and one setting that was tried")
-    chances = " and ".join(f"{share:.0%} with {verification.catches(share):.0%}" for share in (0.1, 0.25, 0.5))
-    say(f"chances to catch forged cells with such a draw, by their share: {chances}")
+    say(
+        f"compared {how}: {len(verification.drawn)} of {verification.all_cells} cells, and "
+        f"{len(verification.tried)} of {verification.all_tried} settings that were tried"
+    )
+    for what, catches in (("cells", verification.catches), ("settings", verification.catches_tried)):
+        chances = " and ".join(f"{share:.0%} with {catches(share):.0%}" for share in (0.1, 0.25, 0.5))
+        say(f"chances to catch forged {what} with such a draw, by their share: {chances}")
     if not verification.holds:
         for difference in verification.differences:
             say(f"differs  {difference}")

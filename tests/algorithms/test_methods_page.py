@@ -65,6 +65,11 @@ def test_a_page_of_methods_begins_with_its_picture_and_a_sentence() -> None:
         assert file.read_text("utf-8") == text, "make reference"
 
 
+def test_every_method_is_of_the_family_whose_page_describes_it() -> None:
+    titles = {name: page.partition("\n")[0].removeprefix("# ") for page in PAGES.values() for name in methods_of(page)}
+    assert {name: ALGORITHMS[name].facts["family"] for name in ALGORITHMS} == titles
+
+
 def test_options_of_all_methods_are_named() -> None:
     head = PAGE.partition("## Which method when")[0]
     for option in ("finetune", "finetune_lr", "lr", "batch", "steps", "epochs", "momentum", "weight_decay", "lr_decay"):

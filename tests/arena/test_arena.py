@@ -11,7 +11,9 @@ import pytest
 from command_line import kinfed
 
 from kinfed.algorithms import ALGORITHMS
+from kinfed.analysis import rankings
 from kinfed.arena import Standings, arena_board, read_entry, run_entries, verify
+from kinfed.arena.conclusions import stability
 from kinfed.arena.contest import GradientWork, SeededFederation, drawn_settings
 from kinfed.arena.entries import contradictions
 from kinfed.arena.suites import suite
@@ -150,6 +152,7 @@ def test_an_honest_entry_is_verified_bit_for_bit(entries):
     assert len(found.drawn) == 3
     assert found.catches(1.0) == 1.0
     assert found.catches(0.25) == pytest.approx(3 / 4)  # one of four cells, and three of them drawn
+    assert found.catches_tried(0.5) == 1  # two of four settings, and three of them drawn
 
 
 def test_scores_that_were_not_reached_are_refused(entry_file):
@@ -169,6 +172,42 @@ def test_settings_of_ones_own_are_refused(entry_file):
 
     found = verify(forged(entry_file, picked), cells=4, draw=0)
     assert "the settings that were tried" in " ".join(found.differences)
+
+
+def test_another_choice_among_the_settings_is_refused(entry_file):
+    """What is best on test rows, by a false value on validation rows; the cells are those of an honest run."""
+
+    def chosen(one):
+        return replace(one, trials=(one.trials[0], replace(one.trials[1], value=0.999)))
+
+    found = verify(forged(entry_file, chosen), cells=4, draw=0)
+    assert [text for text in found.differences if "not 0.999" in text]
+
+
+def test_a_processor_that_nobody_has_excuses_no_lead(entry_file):
+    """Every cell within the tolerance of 0.05, and all in one direction."""
+    entry = read_entry(entry_file)
+    machine, lifted = {**entry.machine, "processor": "another"}, {}
+    for spec in suite(entry.suite).federations("lite"):
+        one = entry.federations[spec.name]
+        cells = {
+            seed: replace(cell, scores=tuple(score + 0.04 * (1 - spec.baselines[seed]) for score in cell.scores))
+            for seed, cell in one.cells.items()
+        }
+        lifted[spec.name] = replace(one, cells=cells)
+    replace(entry, federations=lifted, machine=machine).write(entry_file)
+    found = verify(entry_file, cells=4, draw=0)
+    assert not found.exact
+    assert found.differences == ("the entry is +0.040 of skill from what was run, mean over 4 cells",)
+    replace(entry, machine=machine).write(entry_file)
+    assert verify(entry_file, cells=4, draw=0).holds
+
+
+def test_nobody_takes_the_name_of_another(entry_file):
+    entry = read_entry(entry_file)
+    replace(entry, title="Kin").write(entry_file)
+    with pytest.raises(DataError, match="calls itself 'Kin', and ditto is Ditto"):
+        verify(entry_file)
 
 
 @pytest.mark.parametrize(
@@ -242,6 +281,30 @@ def test_the_board_says_first_what_speaks_against_kin(entries):
     assert "Halfway" in page.html
     assert page.markdown.count("| Halfway |") == 2
     assert "critical difference" in page.html
+
+
+def test_the_board_ranks_who_can_run_and_names_who_cannot_or_is_missing(entries, tmp_path):
+    out = tmp_path / "arena"
+    shutil.copytree(entries, out)
+    entry = read_entry(out / "kin" / "entry.json")
+    nothing = {name: type(one)(refused="no rows for it") for name, one in entry.federations.items()}
+    (out / "cox").mkdir()
+    replace(entry, method="cox", title=ALGORITHMS["cox"].title, federations=nothing).write(out / "cox" / "entry.json")
+    page = arena_board(out)
+    assert "so have no rank: cox (no rows for it)." in page.sentences[-2]
+    assert "without an entry: fedavg_smooth, " in page.sentences[-1]
+    assert not {"cox", "kin", "halfway"} & set(page.sentences[-1].rpartition(": ")[2].strip(".").split(", "))
+    families = {str(row[0]): str(row[1]) for row in page.tables[1].rows}
+    assert (families["One model for all, and none"], families["Methods of others"]) == ("2", "1")
+
+
+def test_ranks_in_what_a_larger_subset_adds(entries, monkeypatch):
+    standings = Standings(tuple(read_entry(file) for file in sorted(entries.rglob("entry.json"))))
+    first, second = standings.federations
+    monkeypatch.setattr(Standings, "federations", (first, replace(second, subset="core")))
+    ranks = [rankings.mean_ranks(standings.only([one.name])) for one in (first, second)]
+    expected = f"in the 1 that lite adds with {rankings.rank_correlation(*ranks):.2f}."
+    assert [sentence for sentence in stability(standings) if sentence.endswith(expected)]
 
 
 def test_the_commands(own_suite, entries, entry_file, tmp_path):
