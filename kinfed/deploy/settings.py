@@ -374,6 +374,14 @@ class Deployment:
         return distinct("features", self.features) if self.features.strip() else None
 
     @property
+    def own_outputs(self) -> tuple[str, ...]:
+        """Outputs that columns of some sites have effects on; none under differential privacy, where these columns are
+        common ones with gaps."""
+        from kinfed.data import TablePreprocessing  # with pyarrow, which only tables need
+
+        return () if self.run.privacy is not None else TablePreprocessing.outputs_with_effects(self.problem)
+
+    @property
     def divisor(self) -> float | None:
         """Number that features are divided by, if `scaling` is one."""
         if self.scaling in (STANDARD, NONE):

@@ -136,6 +136,11 @@ def check_statistics(data: Federation) -> None:
             f"epsilon does not cover the scores of long texts ({', '.join(texts)}), which are learnt from labels; "
             f"leave these columns out (--columns {texts[0]}=skip), or take a model that reads texts (text_column)"
         )
+    if own := [] if learnt is None else [one.name for one in learnt.own]:
+        raise ConfigError(
+            f"epsilon does not cover the effects of columns that not every client has ({', '.join(own)}), which are "
+            "learnt from labels; take them as columns with gaps (--set dataset.own_columns=shared), or leave them out"
+        )
     if data.description.get("dataset_options", {}).get("public_statistics"):
         return
     check_weights(data, "epsilon does not cover")

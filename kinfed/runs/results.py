@@ -205,7 +205,7 @@ class RunOutcome:
     def _pipeline(self, module: nn.Module, result: MethodResult, **about: str) -> ModelPipeline:
         model = self.config.model_of(about.get("architecture"))
         about |= {"algorithm": result.label, "seed": str(result.seed), "model": self.own_model or model.name}
-        inputs = ModelInputs.of_federation(self.federations[result.seed], model.options)
+        inputs = ModelInputs.of_federation(self.federations[result.seed], model.options, about.get("client"))
         return ModelPipeline(module.eval(), inputs, about)
 
 

@@ -144,7 +144,11 @@ class TrainedModels:
         if client is not None:
             number = client_number(names, client)
             row = self.models.personal[number]
-            about = {"client": client, **self._about(row), "took_part": str(bool(self.models.took_part[number]))}
+            about = {
+                "client": client,
+                **self._about(row, client),
+                "took_part": str(bool(self.models.took_part[number])),
+            }
             return state_dict(self.run, row), about
         if (parts := self.server_parts()) is None:
             raise ConfigError(
@@ -157,15 +161,16 @@ class TrainedModels:
         row = self.models.server_model
         return None if row is None else (state_dict(self.run, row), self._about(row))
 
-    def _about(self, row: Tensor) -> dict[str, str]:
-        return {"algorithm": self.algorithm, "seed": str(self.seed), **about_model(self.run, self.seed, row)}
+    def _about(self, row: Tensor, client: str | None = None) -> dict[str, str]:
+        return {"algorithm": self.algorithm, "seed": str(self.seed), **about_model(self.run, self.seed, row, client)}
 
 
-def about_model(run: RunFiles, seed: int, row: Tensor) -> dict[str, str]:
-    """What a file says of a model: its name, its architecture if a run has several, and its inputs."""
+def about_model(run: RunFiles, seed: int, row: Tensor, client: str | None = None) -> dict[str, str]:
+    """What a file says of a model: its name, its architecture if a run has several, and its inputs; those of a client
+    with its own columns."""
     name, architecture, options = run.layout()["model"], {}, run.model_options
     if (label := architecture_of(run, row)) is not None:
         model = run.config.model_of(label)
         name, options, architecture = model.name, model.options, {"architecture": label}
-    inputs = ModelInputs.of_description(run.description(seed), options).to_json()
+    inputs = ModelInputs.of_description(run.description(seed), options, client).to_json()
     return {"model": name, **architecture, "inputs": inputs}

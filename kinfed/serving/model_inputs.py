@@ -56,18 +56,22 @@ class ModelInputs:
         return raw.reshape(-1, *self.shape)
 
     @classmethod
-    def of_description(cls, data: Description, options: Mapping[str, Any]) -> ModelInputs:
-        """Inputs of a run, from the description in its folder."""
+    def of_description(cls, data: Description, options: Mapping[str, Any], client: str | None = None) -> ModelInputs:
+        """Inputs of a run, from the description in its folder; those of a client with its own columns."""
         inputs, source = data.inputs, data.description.get("dataset_options", {})
         mean, std = (None if inputs[name] is None else torch.tensor(inputs[name]) for name in ("mean", "std"))
         return cls(
-            tuple(inputs["shape"]), data.problem, inputs["tokens"], mean, std, _learnt(inputs.get("preprocessing")),
+            tuple(inputs["shape"]), data.problem, inputs["tokens"], mean, std,
+            _learnt(inputs.get("preprocessing"), inputs.get("own_columns", {}).get(client)),
             TextInput.of_options(source), options,
         )  # fmt: skip
 
     @classmethod
-    def of_federation(cls, data: Federation, options: Mapping[str, Any]) -> ModelInputs:
+    def of_federation(cls, data: Federation, options: Mapping[str, Any], client: str | None = None) -> ModelInputs:
+        """Inputs of models of a federation; those of a client with its own columns."""
         features, learnt = data.features, data.preprocessing
+        if learnt is not None and client is not None and data.own_columns:
+            learnt = learnt.at_site(list(data.own_columns[data.names.index(client)]))
         mean, std = (features.mean, features.std) if learnt is None else (None, None)
         text = TextInput.of_options(data.description.get("dataset_options", {}))
         return cls(features.shape, data.problem, features.is_tokens, mean, std, learnt, text, options)
@@ -102,10 +106,11 @@ class ModelInputs:
             ) from None
 
 
-def _learnt(record: Any) -> TablePreprocessing | None:
-    """Read from JSON; None if the data were no table."""
+def _learnt(record: Any, own: Any = None) -> TablePreprocessing | None:
+    """Read from JSON, with own columns as a client has learnt them; None if the data were no table."""
     if record is None:
         return None
     from kinfed.data import TablePreprocessing  # with pyarrow, which only tables need
 
-    return TablePreprocessing.from_json(record)
+    learnt = TablePreprocessing.from_json(record)
+    return learnt if own is None else learnt.at_site(own)

@@ -144,18 +144,37 @@ class ColumnGraph:
         self.nodes: list[NodeProto] = []
         self.constants: list[TensorProto] = []
         self.inputs: list[ValueInfoProto] = []
-        blocks = []
+        blocks: dict[int, list[str]] = {}
+        lacking = {}
         for number, one in enumerate(learnt.used):
             self._prefix = f"{COLUMNS}{number}"
-            if isinstance(one, encodings.NumberEncoding):
-                blocks += self._number(one)
-            elif isinstance(one, encodings.DateEncoding):
-                blocks += self._date(one)
-            elif isinstance(one, encodings.CategoryEncoding):
-                blocks += self._category(one)
+            if isinstance(one, encodings.OwnColumn):
+                if one.here is None:
+                    lacking[number] = one
+                else:
+                    blocks[number] = [self._effect(one, self._plain(one.here))]
+            elif isinstance(one, encodings.TextEncoding):
+                blocks[number] = [self._input(f"{one.name} score", TensorProto.FLOAT, len(one.features))]
             else:
-                blocks.append(self._input(f"{one.name} score", TensorProto.FLOAT, len(one.features)))
-        self._node("Concat", blocks, output=output, axis=1)
+                blocks[number] = self._plain(one)
+        for number, one in lacking.items():  # zeros, as many as another column has rows
+            other, of = next((inputs, learnt.used[place]) for place, inputs in blocks.items())
+            self._prefix = f"{COLUMNS}{number}"
+            blocks[number] = [self._product(other, np.zeros((len(of.features), len(one.features))))]
+        self._node("Concat", [part for number in sorted(blocks) for part in blocks[number]], output=output, axis=1)
+
+    def _plain(self, one: encodings.PlainEncoding) -> list[str]:
+        if isinstance(one, encodings.NumberEncoding):
+            return self._number(one)
+        return self._date(one) if isinstance(one, encodings.DateEncoding) else self._category(one)
+
+    def _effect(self, one: encodings.OwnColumn, parts: list[str]) -> str:
+        whole = self._node("Concat", parts, axis=1)
+        centre = self._constant(np.array(one.centre)[None], np.float32)
+        return self._product([self._node("Sub", [whole, centre])], np.array(one.weights))
+
+    def _product(self, parts: list[str], weights: Any) -> str:
+        return self._node("MatMul", [self._node("Concat", parts, axis=1), self._constant(weights, np.float32)])
 
     def _number(self, one: encodings.NumberEncoding) -> list[str]:
         cells = self._input(one.name, TensorProto.DOUBLE, 1)

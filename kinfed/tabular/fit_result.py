@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from kinfed.core import storage
-from kinfed.data import Federation, Problem
+from kinfed.data import Federation, Problem, encodings
 from kinfed.engine import METRICS, Metric
 from kinfed.errors import ConfigError, unknown_name
 from kinfed.newcomers import RunInMemory, adopt, as_pipeline, learn_alone
@@ -119,6 +120,25 @@ class ReferenceRecord:
     sites: tuple[float | None, ...]  # of every site
 
 
+@dataclass(frozen=True)
+class ColumnWorth:
+    """What a column that not every site has (kinfed.data.preprocessing.own_columns) buys at a site, beyond the columns
+    of all: by how much it lowers the loss of a row, with its standard error; None if too few rows tell."""
+
+    column: str
+    site: str
+    held: bool  # the site has it
+    gain: float | None
+    error: float | None
+
+    @classmethod
+    def of_sites(cls, names: Sequence[str], own: Sequence[Sequence[encodings.OwnColumn]]) -> tuple[ColumnWorth, ...]:
+        pairs = zip(names, own, strict=True)
+        return tuple(
+            cls(one.name, site, one.held, one.gain, one.gain_error) for site, columns in pairs for one in columns
+        )
+
+
 @dataclass(frozen=True, repr=False)
 class FitResult:
     """The outcome of `kinfed.fit`: what every site has chosen, what it gains, and its model.
@@ -148,6 +168,7 @@ class FitResult:
     drift: float = 0.0  # by which test rows of all sites lower what validation rows had promised, in that score
     apart: Literal["", "site", "consortium"] = ""  # of one site, or of all, where their rows were never in one place
     deploy: str = "chosen"  # what sites are handed: safe, chosen or certified
+    own_columns: tuple[ColumnWorth, ...] = ()  # every column that some sites lack, at every site
     references: tuple[ReferenceRecord, ...] = ()  # none if they were not asked for, or cannot predict the target
     folder: Path | None = None
     models: dict[str, ModelPipeline] = field(default_factory=dict, repr=False)  # by site, if not kept in a folder
@@ -205,7 +226,8 @@ class FitResult:
         record = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in left_out}
         record["problem"] = self.problem.to_json()
         record["contenders"], record["sites"] = ([asdict(one) for one in record[n]] for n in ("contenders", "sites"))
-        record["references"] = [asdict(one) for one in self.references]
+        for name in ("references", "own_columns"):
+            record[name] = [asdict(one) for one in record[name]]
         for name in _OVERALL:
             record[name] = asdict(record[name])
         return {"format": FORMAT, **record}
@@ -239,6 +261,7 @@ class FitResult:
             **{name: Estimate(**record[name]) for name in _OVERALL if name in record},
             "notes": tuple(record["notes"]), "folder": folder,
             "class_rows": tuple(record.get("class_rows", ())),
+            "own_columns": tuple(ColumnWorth(**one) for one in record.get("own_columns", ())),
             "references": tuple(
                 ReferenceRecord(**{**one, "ahead": Estimate(**one["ahead"]), "sites": tuple(one["sites"])})
                 for one in record.get("references", ())

@@ -38,6 +38,7 @@ from kinfed.tabular.fit_result import (
     MODELS_FOLDER,
     RECORD,
     RUNS,
+    ColumnWorth,
     ContenderRecord,
     FitResult,
     FittedModels,
@@ -319,6 +320,7 @@ class SiteFit:
             target=_target_name(self.source.options),
             class_rows=tuple(data.class_counts().sum(0).tolist()) if data.problem.has_classes else (),
             baseline=baseline_name(data.problem), weights=self._weights(), newcomer=decision.newcomer.name,
+            own_columns=ColumnWorth.of_sites(data.names, data.own_columns) if data.own_columns else (),
         )  # fmt: skip
 
     def _weights(self) -> str:

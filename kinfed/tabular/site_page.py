@@ -41,6 +41,7 @@ def page(result: FitResult, folder: Path) -> str:
                 calibration_picture(site.calibration)) for site in result.sites],
         insurance=words.insurance(), drift=words.drift(), score=words.choice.noun, safe=result.deploy == "safe",
         leaves=[(one.title, words.leaves(one), takers(result, one.name)) for one in chosen],
+        own_columns=words.own_columns(), buys=_what_columns_buy(result),
         references=reference_table(result) if result.references else None,
         references_by_site=reference_sites(result) if result.references else None,
         tried=tried_table(result), settings=result.settings, trials=result.trials, left_out=result.left_out,
@@ -58,6 +59,14 @@ def _heading(result: FitResult) -> str:
     if all((site.shares or {site.chosen: 1.0}).keys() == {ONE_MODEL} for site in result.sites):
         return f"One model for all {len(result.sites)} sites"
     return f"A model for each of {len(result.sites)} sites"
+
+
+def _what_columns_buy(result: FitResult) -> str:
+    """What the figures of columns that not every site has are of."""
+    return (
+        "by how much the log loss of a row falls" if result.problem.classifies
+        else "by how much the squared error falls, in parts of the target’s variance"
+    )  # fmt: skip
 
 
 def _details(site: SiteRecord, words: Wording) -> str:

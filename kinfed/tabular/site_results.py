@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.data import Problem
+from kinfed.data import Problem, encodings
 from kinfed.engine import Metric
 from kinfed.runs import baseline_name
 from kinfed.tabular.decision import Advantage, FitDecision, advantage, judged_test, replicates_for
-from kinfed.tabular.fit_result import ContenderRecord, Estimate, FitResult, SiteRecord
+from kinfed.tabular.fit_result import ColumnWorth, ContenderRecord, Estimate, FitResult, SiteRecord
 from kinfed.tabular.fit_settings import FitSettings
 from kinfed.tabular.handover import CERTIFIED, OutputsOfAll, plain_handover, residual_variance, single_handover
 from kinfed.tabular.home_search import HomeSearch, SiteChoices
@@ -51,7 +51,7 @@ class SiteOutcome:
 
 def site_result(
     home: HomeSearch, contenders: Sequence[ContenderRecord], terms: Mapping[str, Any], test: Mapping[str, Tensor],
-    validated: Mapping[str, Tensor], settings: FitSettings, number: int,
+    validated: Mapping[str, Tensor], settings: FitSettings, number: int, own: Sequence[encodings.OwnColumn] = (),
 ) -> SiteOutcome:  # fmt: skip
     """The result of one site. `terms` is what the server says to it: what was `chosen`
     for it and what is best `together`, `expected` advantages, and numbers of all sites. Outputs `test` [T, C] are those
@@ -96,7 +96,7 @@ def site_result(
         overall_by_rows=by_rows, choice_metric=choice_metric.name, deploy=settings.deploy, notes=(),
         statistics_bytes=terms["statistics_bytes"], baseline=baseline_name(problem), newcomer=ALONE,
         class_rows=tuple(data.class_counts().sum(0).tolist()) if problem.has_classes else (),
-        target=terms["target"], apart="site",
+        target=terms["target"], apart="site", own_columns=ColumnWorth.of_sites(data.names, [own]),
     )  # fmt: skip
     chosen, alone = judged[terms["chosen"]], judged[ALONE]
     seen = advantage(choice_metric, chosen, alone, replicates=replicates_for(terms["test_rows"]), ids=ids)
@@ -142,5 +142,9 @@ def consortium_result(
         choice_metric=settings.choice_metric_for(problem).name, deploy=settings.deploy, notes=(AT_HOME,),
         statistics_bytes=statistics_bytes, baseline=baseline_name(problem), target=target,
         drift=expectations.drift, apart="consortium",
+        own_columns=tuple(
+            ColumnWorth(column, name, held, gain, error)
+            for name, answer in zip(names, answers, strict=True) for column, held, gain, error in answer["own_columns"]
+        ),
         newcomer=ONE_MODEL if means.get(best, 0.0) > 0 and ONE_MODEL in means else ALONE,
     )  # fmt: skip

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from kinfed.analysis import MetricStyle, metric_style
 from kinfed.report.drawing import byte_size, format_number, listed, plural, shown, signed
-from kinfed.tabular.fit_result import ContenderRecord, Estimate, FitResult, SiteRecord
+from kinfed.tabular.fit_result import ColumnWorth, ContenderRecord, Estimate, FitResult, SiteRecord
 from kinfed.tabular.portfolio import ALONE, FINE_TUNED, INTERCEPT, ONE_MODEL, RECALIBRATED
 from kinfed.theory import certificates
 
@@ -358,6 +358,53 @@ class Wording:
             return False
         sign = -1 if self.style.lower_is_better else 1
         return sign * site.deployed.value <= sign * site.baseline.value
+
+    # ---- columns that not every site has ----
+
+    def own_columns(self) -> list[tuple[str, str]]:
+        """Every such column, and who has it, who lacks it, and what it buys where it is."""
+        columns = dict.fromkeys(one.column for one in self.result.own_columns)
+        return [(name, self._own([one for one in self.result.own_columns if one.column == name])) for name in columns]
+
+    def _own(self, column: Sequence[ColumnWorth]) -> str:
+        has = [one for one in column if one.gain is not None]
+        without, few = [one.site for one in column if not one.held], "too few rows tell what it buys"
+        if self.result.apart == "site":
+            unknown = f"The site has it, and {few}." if column[0].held else "The site lacks it."
+            return f"The site {self._buys(has[0])}." if has else unknown
+        sentences = [f"{some(without)} {'lacks' if len(without) == 1 else 'lack'} it."] if without else []
+        sentences += [f"{one.site} {self._buys(one)}." for one in has]
+        sentences += [f"{one.site} has it, and {few}." for one in column if one.held and one.gain is None]
+        if without and len(has) == 1:
+            sentences.append("What it would buy elsewhere one site cannot tell.")
+        elif without and has:
+            mean, error = self._mean_worth(has)
+            low, high = mean - 1.96 * error, mean + 1.96 * error
+            what = f"it would buy about {self.worth(mean)}" if low > 0 else "no use is to be expected"
+            ends = f"95 % interval {self.worth(low)} to {self.worth(high)}"
+            sentences.append(f"Where it is lacking {what} (the mean of those who have it, {ends}).")
+        return " ".join(sentences)
+
+    def _buys(self, one: ColumnWorth) -> str:
+        """has it and it lowers the log loss by 0.063 (95 % interval 0.021 to 0.106)"""
+        gain, error = one.gain or 0.0, one.error or 0.0
+        low, high = gain - 1.96 * error, gain + 1.96 * error
+        if low > 0:
+            return f"has it, and it buys {self.worth(gain)} (95 % interval {self.worth(low)} to {self.worth(high)})"
+        return f"has it, and nothing is seen of a use ({self.worth(low)} to {self.worth(high)})"
+
+    @staticmethod
+    def _mean_worth(has: Sequence[ColumnWorth]) -> tuple[float, float]:
+        """The mean gain over sites, each alike, with its standard error: between sites where that is larger."""
+        gains, errors = ([getattr(one, name) or 0.0 for one in has] for name in ("gain", "error"))
+        mean, count = sum(gains) / len(gains), len(gains)
+        between = sum((gain - mean) ** 2 for gain in gains) / (count - 1) / count
+        return mean, max(between, sum(error**2 for error in errors) / count**2) ** 0.5
+
+    def worth(self, gain: float) -> str:
+        """A gain in the loss that effects are learnt by: squared errors are parts of the target's variance."""
+        figure = f"{gain:.3f}" if self.result.problem.classifies else f"{100 * gain:.1f} %"
+        return figure.replace("-", "−")
 
     # ---- all sites ----
 

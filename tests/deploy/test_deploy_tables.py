@@ -17,7 +17,7 @@ from loopback import Loopback
 
 from kinfed.data.federations.federation import Federation
 from kinfed.deploy.node.node import Node
-from kinfed.deploy.node.node_data import audit_sentences, load_client_data
+from kinfed.deploy.node.node_data import Enrolment, audit_sentences, load_client_data
 from kinfed.deploy.node.node_settings import NodeSettings, Refused
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.server.deployment_server import serve
@@ -91,6 +91,38 @@ def test_tables_of_nodes_give_the_models_of_a_simulation(tmp_path: Path) -> None
     asked = [one for one in nodes.messages if one.kind == "sums"]
     assert len(asked) == 3
     assert any("columns left out: unit has the same value" in line for line in nodes.log)
+
+
+def test_a_column_of_some_sites_has_the_effects_of_a_simulation_and_none_under_privacy(tmp_path: Path) -> None:
+    draw = np.random.default_rng(4)
+    site, x, lab = np.repeat(NAMES, 70), draw.normal(size=210), draw.normal(size=210)
+    sick = np.where(x + 2 * lab * (site == "c") + draw.normal(size=210) > 0, "yes", "no")
+    cells = pa.array([float(one) if name == "c" else None for one, name in zip(lab, site, strict=True)])
+    whole = pa.table({"x": x, "lab": cells, "sick": sick, "site": site})
+    nodes = net(tmp_path, method="ditto", dp_noise="")
+    for name in NAMES:
+        own = whole.filter(pa.compute.equal(whole["site"], name)).drop_columns(["site"])
+        pyarrow.csv.write_csv(own if name == "c" else own.drop_columns(["lab"]), tmp_path / f"{name}.csv")
+    run(nodes)
+    data = Federation.from_table(whole, label_column="sick", client_column="site")
+    loop = simulate(data, "mlr", Deployment.parse(nodes.run_config).algorithm)
+    list(loop.rounds(2))
+    wanted = loop.evaluate(keep_models=True).models
+    assert wanted is not None
+    for k, (row, config) in enumerate(zip(wanted, nodes.nodes_.values(), strict=True)):
+        pipeline = ModelPipeline.read(Vault(config["vault"]).model_path())
+        theirs = torch.cat([one.reshape(-1) for one in pipeline.module.state_dict().values()])
+        torch.testing.assert_close(theirs, row[: len(theirs)], rtol=0, atol=1e-6)
+        assert pipeline.inputs.preprocessing is not None
+        assert pipeline.inputs.preprocessing.own == list(data.own_columns[k])
+    asked = {name for sent in nodes.messages for name in sent.packet.header.get("preprocessing", {})}
+    assert "own_columns" not in asked
+    private = Deployment.parse({**nodes.run_config, "dp-noise": 1.0})
+    assert private.own_outputs == ()
+    own_rows = load_client_data(NodeSettings.parse(nodes.nodes_[3]), private)
+    learnt = Enrolment(2, 3, (70, 0, 20), preprocessing=data.preprocessing)
+    with pytest.raises(Refused, match="no epsilon covers"):
+        own_rows.prepared(learnt, private)
 
 
 def test_statistics_that_cannot_be_are_left_out(tmp_path: Path) -> None:

@@ -189,8 +189,10 @@ def test_two_numbers_per_try_and_site_leave_and_no_figure_of_a_page(tmp_path: Pa
     settled = next(answer for kind, answer in answers if kind == "settle")
     assert not settled.groups
     assert settled.header.keys() == {
-        "run", "round", "number", "kind", "name", "taken", "rows", "gain", "gain_chosen", "test_gain"
+        "run", "round", "number", "kind", "name", "taken", "rows", "gain", "gain_chosen", "test_gain",
+        "own_columns",
     }  # fmt: skip
+    assert settled.header["own_columns"] == []
     assert all(site.alone.value is None and site.deployed.value is None for site in result.sites)
     page = (Path(net.run_config["out"]) / "fit.html").read_text("utf-8")
     for name in NAMES:
@@ -274,6 +276,7 @@ def test_a_server_names_runs_and_defines_none(tmp_path: Path, key: str, value: A
         ("judge", {"figures": [["alone", 0, float("inf"), 3]]}, "finite"), ("judge", {"figures": [[1]]}, "two numbers"),
         ("settle", {"gain": {"value": "x"}}, "gain"), ("settle", {"rows": [1]}, "rows"),
         ("settle", {"test_gain": None}, "test_gain"),
+        ("settle", {"own_columns": [["dose", True, "much", 0]]}, "what each buys"),
     ],
 )  # fmt: skip
 def test_what_a_site_cannot_say_is_refused(tmp_path: Path, kind: str, change: dict[str, Any], text: str) -> None:
@@ -312,3 +315,47 @@ def test_an_owner_who_protects_anything_answers_no_request_of_a_search(tmp_path:
     assert {one.header.get("error", "")[:7] for one in answers} == {"Refused"}
     with pytest.raises(Refused, match="no exact figures of its rows"):
         Node.of(config, net.run_config).answer("sums", Packet({"kind": "sums", "name": "west", "folds": 30}))
+
+
+# ---- columns that not every site has ----
+
+
+def own_table(number: bool) -> pa.Table:
+    """Rows of which `dose` is of east alone, with gaps, and has an effect there."""
+    draw = np.random.default_rng(6)
+    site = np.repeat(NAMES, (84, 75, 91))
+    age, dose = draw.normal(50, 12, len(site)), draw.normal(size=len(site))
+    risk = 0.05 * (age - 50) + 2 * dose * (site == "east") + draw.normal(size=len(site))
+    cells = pa.array([float(one) if site[k] == "east" and k % 9 else None for k, one in enumerate(dose)])
+    label = pa.array(risk + 40) if number else pa.array(np.where(risk > 0, "yes", "no").tolist())
+    return pa.table({"site": site.tolist(), "age": age, "dose": cells, "sick": label})
+
+
+@pytest.mark.parametrize("number", [False, True])
+def test_a_site_learns_what_its_own_columns_add_at_home(tmp_path: Path, number: bool) -> None:
+    rows = own_table(number)
+    net = make(tmp_path, number, portfolio="ditto", trials=1)
+    for name in NAMES:
+        own = rows.filter(pa.array([one == name for one in rows["site"].to_pylist()])).drop_columns(["site"])
+        pa_csv.write_csv(own if name == "east" else own.drop_columns(["dose"]), tmp_path / f"{name}.csv")
+    result = run(net)
+    search = {**SEARCH, "trials": 1, "algorithms": "ditto", "models": "mlr"}
+    pooled = kinfed.fit(
+        rows, client_column="site", label_column="sick", deploy="chosen", references=False, accept="all", **search
+    )
+    for site in NAMES:
+        ours, theirs = kept(net, site), pooled.model(site)
+        torch.testing.assert_close(model_row(ours), model_row(theirs), rtol=1e-5, atol=1e-5)
+        own = rows.slice(NAMES.index(site) * 80, 40).drop_columns(["site", "sick"])
+        assert ours.inputs.preprocessing is not None
+        assert [one.here is None for one in ours.inputs.preprocessing.own] == [site != "east"]
+        np.testing.assert_allclose(ours.predictions(own).outputs, theirs.predictions(own).outputs, atol=1e-5)
+    worth = {one.site: one for one in result.own_columns}
+    assert [(one.column, one.site) for one in result.own_columns] == [("dose", name) for name in NAMES]
+    assert worth["east"].gain == pytest.approx(pooled.own_columns[0].gain, abs=1e-9)
+    assert worth["north"].gain is None
+    page = (tmp_path / "run" / "fit.html").read_text()
+    assert "Columns that not every site has" in page
+    assert "north, west lack it" in page
+    own_page = Vault(str(tmp_path / "vault-north")).model_path().parent / "fit.html"
+    assert "The site lacks it" in own_page.read_text()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -242,7 +242,10 @@ def _inputs(federation: Federation) -> dict[str, Any]:
     features, learnt = federation.features, federation.preprocessing
     scale = {"mean": features.mean, "std": features.std} if learnt is None else {"mean": None, "std": None}
     plain = {name: None if value is None else value.tolist() for name, value in scale.items()}
-    columns = {} if learnt is None else {"preprocessing": learnt.to_json()}
+    columns: dict[str, Any] = {} if learnt is None else {"preprocessing": learnt.to_json()}
+    if federation.own_columns:
+        pairs = zip(federation.names, federation.own_columns, strict=True)
+        columns["own_columns"] = {name: [asdict(one) for one in own] for name, own in pairs}
     return {"shape": list(features.shape), "tokens": features.is_tokens} | plain | columns
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kinfed.data.audit.findings import Finding
     from kinfed.data.examples.arrays import Datasets
     from kinfed.data.federations.description import Description
+    from kinfed.data.preprocessing.encodings import OwnColumn
     from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing
 
 PUBLIC_EXAMPLES = "public_examples"  # in a description: how many of the clients' own examples were made public
@@ -66,6 +67,9 @@ class Federation(HasProblem):
     tags: Tensor | None = None  # [N] int64 a circumstance of every example (a device's state): for evaluation only
     tag_names: list[str] | None = None
     preprocessing: TablePreprocessing | None = None  # how the rows of a table became features
+    own_columns: tuple[
+        tuple[OwnColumn, ...], ...
+    ] = ()  # [K] columns that not every client has, as each has learnt them
     public: Tensor | None = None  # [U] int64 rows that server and clients all know; nobody trains on them as its own
     weights: Tensor | None = None  # [N] float32 weight of every example in training (example_weights.py)
     persons: Tensor | None = None  # [N] int64 and
@@ -264,12 +268,14 @@ class Federation(HasProblem):
         return replace(
             self, **splits, names=[self.names[k] for k in ids.tolist()], groups=None if groups is None else groups[ids],
             class_weights=None if table is None else table[ids],
+            own_columns=tuple(self.own_columns[k] for k in ids.tolist()) if self.own_columns else (),
         )  # fmt: skip
 
     def pooled(self) -> Federation:
         """The data of all clients in one place: a federation of one client."""
         splits: dict[str, Any] = {name: Ragged.of([torch.unique(self.split(name).rows)]) for name in SPLITS}
-        one = replace(self, **splits, names=["all clients"], groups=None, group_names=None, class_weights=None)
+        one = replace(self, **splits, names=["all clients"], groups=None, group_names=None, class_weights=None,
+                      own_columns=())  # fmt: skip
         table = self.class_weights
         if table is None:
             return one

@@ -55,7 +55,8 @@ def save(data: Federation, folder: Path | str) -> None:
     plain = {name: getattr(data, name) for name in _PLAIN_FIELDS}
     learnt = None if data.preprocessing is None else data.preprocessing.to_json()
     findings = [asdict(finding) for finding in data.findings]
-    known = {"problem": data.problem.to_json(), "preprocessing": learnt, "findings": findings}
+    own = [[asdict(one) for one in columns] for columns in data.own_columns]
+    known = {"problem": data.problem.to_json(), "preprocessing": learnt, "findings": findings, "own_columns": own}
     storage.write_json(folder / _RECORD, record | plain | known)
     for old in folder.glob("arrays-*.safetensors"):
         if old.name != file:
@@ -81,9 +82,11 @@ def load(folder: Path | str) -> dict[str, Any]:
     plain = {name: record[name] for name in _PLAIN_FIELDS}
     plain["preprocessing"] = None
     if (learnt := record.get("preprocessing")) is not None:
+        from kinfed.data.preprocessing.own_columns import read_own
         from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing  # with pyarrow, for tables
 
         plain["preprocessing"] = TablePreprocessing.from_json(learnt)
+        plain["own_columns"] = tuple(tuple(read_own(one)) for one in record.get("own_columns", []))
     plain["findings"] = from_record(record.get("findings", []))
     optional = {name: arrays.get(name) for name in _OPTIONAL}
     problem = Problem.from_json(record["problem"])

@@ -31,10 +31,12 @@ from kinfed.data.partitions import partition_file
 from kinfed.data.partitions.base import Assignment, Partition
 from kinfed.data.sources.registered import PARTITIONS
 from kinfed.data.sources.source import Source
+from kinfed.data.sources.table_options import SHARED
 from kinfed.errors import ConfigError
 
 if TYPE_CHECKING:
     from kinfed.data.preprocessing.column_statistics import ReadTable
+    from kinfed.data.preprocessing.encodings import OwnColumn
     from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing
 
 
@@ -104,12 +106,13 @@ def make_federation(
         assignment = resplit.apply(assignment, source, official, seed)
     features, clients = assignment.features or source.features, len(assignment.train)
     labels = source.labels if assignment.labels is None else assignment.labels
-    preprocessing = None
+    preprocessing: TablePreprocessing | None = None
+    own: tuple[tuple[OwnColumn, ...], ...] = ()
+    problem = source.problem.fitted(labels[assignment.train.rows])
     if source.table is not None and assignment.features is None:
-        features, preprocessing = _learn(source, source.table, assignment.train, labels)
+        features, preprocessing, own = _learn(source, source.table, assignment, labels, problem)
     elif source.standardize:
         features = features.standardized(assignment.train.rows)
-    problem = source.problem.fitted(labels[assignment.train.rows])
     notes = [*source.notes, *assignment.notes, *([] if preprocessing is None else preprocessing.sentences())]
     findings = []
     if audit:
@@ -131,7 +134,7 @@ def make_federation(
         features, labels, problem, assignment.train, assignment.val or Ragged.empty(clients), assignment.test, names,
         assignment.groups, assignment.group_names, description, notes, source.tags, source.tag_names, preprocessing,
         weights=scaled_weights(source.weights, assignment.train.rows), findings=findings,
-        persons=source.persons, order=source.order,
+        persons=source.persons, order=source.order, own_columns=own,
     )  # fmt: skip
 
 
@@ -174,21 +177,32 @@ def _test_rows(source: Source, ties: RowTies, share: float, seed: int) -> Tensor
     return chosen
 
 
-def _learn(source: Source, table: ReadTable, train: Ragged, labels: Tensor) -> tuple[Features, TablePreprocessing]:
-    """Learn what the columns become, from statistics of every client's training rows. Scores of training texts are
-    those of models that did not see them."""
+def _learn(
+    source: Source, table: ReadTable, assignment: Assignment, labels: Tensor, problem: Problem
+) -> tuple[Features, TablePreprocessing, tuple[tuple[OwnColumn, ...], ...]]:
+    """Learn what the columns become, from statistics of every client's training rows, and at every client what its own
+    columns do. Scores of training texts and effects of own columns there are those of models that did not see them."""
     from kinfed.data.preprocessing.table_preprocessing import TablePreprocessing  # with pyarrow, for tables alone
     from kinfed.data.preprocessing.text_scores import TextScores, TextTarget
 
-    target = TextTarget.of(labels.numpy(), source.problem)
+    train, target = assignment.train, TextTarget.of(labels.numpy(), source.problem)
     texts = TextScores(table.cells, train.rows.numpy(), train.owner.numpy(), len(train), target)
-    learnt = TablePreprocessing.from_read(table, texts, source.standardize)
+    held = train.joined(assignment.test)
+    held = held if assignment.val is None else held.joined(assignment.val)
+    alone = len(torch.unique(held.rows)) == len(held.rows)  # a row that several hold would have an effect at each
+    apart = alone and source.options.get("own_columns") != SHARED
+    outputs = TablePreprocessing.outputs_with_effects(problem) if apart else ()
+    learnt = TablePreprocessing.from_read(table, texts, source.standardize, outputs)
     raw = learnt.encode_cells(table.cells, table.rows, source.name).raw
     for one in learnt.used:
         if one.name in texts.fitted:
             columns = [learnt.features.index(name) for name in one.features]
             raw[train.rows[:, None], torch.tensor(columns)] = torch.from_numpy(texts.fitted[one.name])
-    return Features(raw, learnt.mean, learnt.std), learnt
+    own: list[tuple[OwnColumn, ...]] = []
+    for client in range(len(train) if learnt.own else 0):
+        rows = held[client], train[client]
+        own.append(learnt.learn_own(table, raw, *rows, labels, problem, source.name, source.persons))
+    return Features(raw, learnt.mean, learnt.std), learnt, tuple(own)
 
 
 def fold_notes(owned: Ragged, folds: int, ties: RowTies | None) -> list[str]:

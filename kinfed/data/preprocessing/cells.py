@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -15,8 +15,9 @@ from kinfed.errors import DataError
 
 Kind = Literal["number", "category", "date", "text", "skip"]
 KINDS: tuple[Kind, ...] = ("number", "category", "date", "text", "skip")
-# What a file or frame says that its cells are; "empty": nothing, as all of them are missing.
-Form = Literal["number", "boolean", "date", "text", "empty", "unreadable"]
+# What a file or frame says that its cells are; "empty": nothing, as all of them are missing; "absent": it has no such
+# column.
+Form = Literal["number", "boolean", "date", "text", "empty", "absent", "unreadable"]
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 Codes = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -44,6 +45,11 @@ class Cells:
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    def take(self, rows: Codes) -> Cells:
+        """Some rows."""
+        codes = None if self.codes is None else self.codes[rows]
+        return replace(self, numbers=self.numbers[rows], codes=codes)
 
     def present(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """bool [n]: cells that are not missing."""

@@ -29,6 +29,7 @@ CATEGORIES = 100  # more different texts than these are not categories
 DECLARED_CATEGORIES = 10_000  # more than these even where the user says that a column holds categories
 LONGEST_VALUE = 100  # characters; a longer text is no category
 MOST_COLUMNS = 100_000
+LACKING_SHARE, LACKING_ROWS = 0.15, 20  # a site with so many rows lacks a column that a smaller share have a value in
 LONGEST_NAME = 200  # characters of a column's name
 
 
@@ -74,6 +75,7 @@ class ColumnStatistics:
     different: int = 0  # different values at each site, summed over sites; of texts and numbers
     words: int = 0  # in all texts
     empty_sites: int = 0  # sites without a value
+    lacking_sites: int = 0  # sites that lack the column, by their rows: gaps are something else
     whole: bool = True  # all numbers are whole
     has_time: bool = False  # some date has a time of day
     values: ValueMoments = ValueMoments()  # of numbers, booleans and texts that are numbers
@@ -100,7 +102,13 @@ class ColumnStatistics:
 
 
 _COUNTS = tuple(spec.name for spec in dataclasses.fields(ColumnStatistics) if spec.type == "int")
-_FIXED_BYTES = 8 * (len(_COUNTS) + 6) + 3  # six of moments, two flags, and whether there are categories
+# Six of moments, two flags, and whether there are categories; that a site lacks a column follows from its gaps.
+_FIXED_BYTES = 8 * (len(_COUNTS) + 5) + 3
+
+
+def lacks(rows: Any, present: Any) -> Any:
+    """Whether sites lack a column with values in `present` of their `rows` training rows; numbers or arrays."""
+    return (rows >= LACKING_ROWS) & (present < LACKING_SHARE * rows)
 
 
 def _category_bytes(value: str) -> int:
@@ -114,6 +122,7 @@ class TableStatistics:
     rows: int
     columns: Mapping[str, ColumnStatistics]
     sites: int = 1
+    large_sites: int = 0  # with enough rows to tell a column that they lack from gaps
 
     @classmethod
     def of_table(
@@ -131,10 +140,13 @@ class TableStatistics:
         """A column that one of them lacks counts as missing in all its rows. `columns`: kinds that were declared."""
         names = dict.fromkeys([*self.columns, *other.columns])
         merged = {name: self._column(name).merge(other._column(name), category_limit(columns, name)) for name in names}
-        return TableStatistics(self.rows + other.rows, merged, self.sites + other.sites)
+        large = self.large_sites + other.large_sites
+        return TableStatistics(self.rows + other.rows, merged, self.sites + other.sites, large)
 
     def _column(self, name: str) -> ColumnStatistics:
-        return self.columns.get(name) or ColumnStatistics(self.rows, self.rows, empty_sites=self.sites)
+        if (known := self.columns.get(name)) is not None:
+            return known
+        return ColumnStatistics(self.rows, self.rows, empty_sites=self.sites, lacking_sites=self.large_sites)
 
     @property
     def nbytes(self) -> int:
@@ -161,6 +173,8 @@ class TableStatistics:
             raise DataError(f"statistics of columns that cannot be read: {type(error).__name__}") from None
         if statistics.sites != 1 or statistics.rows < 0 or len(statistics.columns) > MOST_COLUMNS:
             raise DataError(f"statistics of one site, with at most {MOST_COLUMNS} columns, were asked for")
+        if statistics.large_sites != int(lacks(statistics.rows, 0)):
+            raise DataError(f"large_sites is 1 from {LACKING_ROWS} rows on; got {statistics.large_sites}")
         for name, column in statistics.columns.items():
             if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
                 raise DataError(f"a column's name has 1 to {LONGEST_NAME} printable characters; got {name[:50]!r}")
@@ -191,11 +205,15 @@ def _contradiction(column: ColumnStatistics, rows: int) -> str | None:
     """Why these are the statistics of no column; None if they may be."""
     counts = {name: getattr(column, name) for name in _COUNTS}
     if column.rows != rows or any(
-        not 0 <= value <= rows for name, value in counts.items() if name not in ("words", "empty_sites")
+        not 0 <= value <= rows
+        for name, value in counts.items()
+        if name not in ("words", "empty_sites", "lacking_sites")
     ):
         return f"counts must lie between 0 and its {rows} rows"
     if column.empty_sites != (column.missing == rows):
         return f"{column.missing} of {rows} cells are missing, and it is {'' if column.empty_sites else 'not '}empty"
+    if column.lacking_sites != int(lacks(rows, rows - column.missing)):
+        return f"{column.missing} of {rows} cells are missing: it is wrong whether the site lacks it"
     cells = column.numbers + column.booleans + column.dates + column.texts + column.unreadable
     if column.missing + cells != rows or column.words < 0:
         return f"{column.missing} missing and {cells} other cells are not {rows} rows"
@@ -240,11 +258,7 @@ class ReadTable:
 
     def take(self, rows: Codes) -> ReadTable:
         """Some rows of it."""
-        taken = {
-            name: replace(one, numbers=one.numbers[rows], codes=None if one.codes is None else one.codes[rows])
-            for name, one in self.cells.items()
-        }
-        return ReadTable(taken, self.columns, len(rows))
+        return ReadTable({name: one.take(rows) for name, one in self.cells.items()}, self.columns, len(rows))
 
     def collect(
         self, rows: Codes | None = None, site: Codes | None = None, sites: int = 1
@@ -258,7 +272,8 @@ class ReadTable:
         for name, cells in self.cells.items():
             columns[name], values_bytes = _collect(cells, index, owner, sites, category_limit(self.columns, name))
             size += values_bytes + sites * (_FIXED_BYTES + len(name.encode()))
-        return TableStatistics(len(index), columns, sites), size
+        large = int(lacks(np.bincount(owner, minlength=sites), 0).sum())
+        return TableStatistics(len(index), columns, sites, large), size
 
 
 def _collect(cells: Cells, rows: Codes, owner: Codes, sites: int, limit: int) -> tuple[ColumnStatistics, int]:
@@ -267,7 +282,8 @@ def _collect(cells: Cells, rows: Codes, owner: Codes, sites: int, limit: int) ->
     count, missing = int(present.sum()), int((~present).sum())
     here, site = rows[present], owner[present]
     empty = sites - len(np.unique(site))
-    base = ColumnStatistics(len(rows), missing, empty_sites=empty)
+    lacking = lacks(np.bincount(owner, minlength=sites), np.bincount(site, minlength=sites))
+    base = ColumnStatistics(len(rows), missing, empty_sites=empty, lacking_sites=int(lacking.sum()))
     if cells.form == "unreadable":
         return ColumnStatistics(len(rows), unreadable=len(rows)), 0
     if not count:

@@ -254,7 +254,41 @@ class SkippedColumn(ColumnEncoding):
     kind: Literal["skip"] = "skip"
 
 
-Encoding = NumberEncoding | CategoryEncoding | DateEncoding | TextEncoding
+PlainEncoding = NumberEncoding | CategoryEncoding | DateEncoding
+
+
+@dataclass(frozen=True)
+class OwnColumn(ColumnEncoding):
+    """A column that not every site has (own_columns.py): its effect on the outputs, as a site that has it has learnt
+    by itself, one score for each output. Everywhere else, and until a site has learnt it, the effect is zero."""
+
+    scores: tuple[str, ...]  # [S] names of outputs; "" is the only one
+    of: Literal["number", "category", "date"]  # what it is where it is
+    empty_sites: int = 0  # without a value in any training row
+    held: bool = False  # the site has it
+    here: Annotated[PlainEncoding, Field(discriminator="kind")] | None = (
+        None  # at the site; None: it has learnt no effect
+    )
+    centre: tuple[float, ...] = ()  # [F] means of what the column becomes here, whose effect is zero
+    weights: tuple[tuple[float, ...], ...] = ()  # [F][S]
+    gain: float | None = None  # what it buys here in the loss of a row that its effect was not learnt from
+    gain_error: float | None = None
+    kind: Literal["own"] = "own"
+
+    gaps = True  # a table may lack it
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return tuple(f"effect of {self.name}{score}" for score in self.scores)
+
+    def encode(self, cells: Cells, where: str) -> tuple[Matrix, str]:
+        if self.here is None or cells.form == "absent":
+            return np.zeros((len(cells), len(self.scores)), np.float32), ""
+        raw, note = self.here.encode(cells, where)
+        return np.asarray((raw - np.array(self.centre)) @ np.array(self.weights), np.float32), note
+
+
+Encoding = PlainEncoding | TextEncoding | OwnColumn
 AnyEncoding = Annotated[Encoding | SkippedColumn, Field(discriminator="kind")]
 
 

@@ -24,6 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from kinfed.data.examples.features import Features
+from kinfed.data.examples.problem import Problem
 from kinfed.data.preprocessing.cells import KINDS, Cells, Kind, read_cells
 from kinfed.data.preprocessing.column_rule import CODES, choose_encoding
 from kinfed.data.preprocessing.column_statistics import ReadTable, TableStatistics
@@ -32,10 +33,12 @@ from kinfed.data.preprocessing.encodings import (
     AnyEncoding,
     Encoding,
     NumberEncoding,
+    OwnColumn,
     SkippedColumn,
     TextEncoding,
 )
 from kinfed.data.preprocessing.frames import as_table
+from kinfed.data.preprocessing.own_columns import RowsAtSite, as_own, learn_at_site, outputs_of, read_own
 from kinfed.data.preprocessing.text_scores import TextScores, TextTarget
 from kinfed.errors import ConfigError, DataError, unknown_name
 
@@ -82,25 +85,29 @@ class TablePreprocessing:
         return cls.from_read(read, TextScores(read.cells, index, numbers, count, target), standardize)
 
     @classmethod
-    def from_read(cls, read: ReadTable, texts: TextScores, standardize: bool) -> TablePreprocessing:
+    def from_read(
+        cls, read: ReadTable, texts: TextScores, standardize: bool, outputs: tuple[str, ...] = ()
+    ) -> TablePreprocessing:
         """Learn from the training rows that `texts` has, and their sites."""
         statistics, size = read.collect(texts.rows, texts.site, texts.sites)
-        learnt = cls.from_statistics(statistics, read.columns, standardize, size, texts)
+        learnt = cls.from_statistics(statistics, read.columns, standardize, size, texts, outputs)
         return dataclasses.replace(learnt, message_bytes=size + texts.nbytes)
 
     @classmethod
     def from_statistics(
         cls, statistics: TableStatistics, declared: Mapping[str, Kind], standardize: bool = True,
-        message_bytes: int | None = None, texts: TextScores | None = None,
+        message_bytes: int | None = None, texts: TextScores | None = None, outputs: tuple[str, ...] = (),
     ) -> TablePreprocessing:  # fmt: skip
         """Choose encodings by the merged messages of all sites; `texts` learns scores of long texts, which are left out
-        without."""
+        without. Columns that not every site has get effects on these `outputs` (own_columns.py); without any, they are
+        columns with gaps."""
         if statistics.rows < 1:
             raise DataError("columns are learnt from training rows, and there is none")
-        encodings = [
+        chosen = [
             choose_encoding(name, column, declared.get(name), standardize, statistics.sites, texts)
             for name, column in statistics.columns.items()
         ]
+        encodings = [as_own(one, statistics, outputs) for one in chosen]
         skipped = [SkippedColumn(name, DECLARED) for name in declared if name not in statistics.columns]
         learnt = cls(
             (*encodings, *skipped), standardize, statistics.rows, statistics.sites,
@@ -123,6 +130,16 @@ class TablePreprocessing:
     @property
     def skipped(self) -> list[SkippedColumn]:
         return [encoding for encoding in self.encodings if isinstance(encoding, SkippedColumn)]
+
+    @property
+    def own(self) -> list[OwnColumn]:
+        """Columns that not every site has."""
+        return [encoding for encoding in self.encodings if isinstance(encoding, OwnColumn)]
+
+    def at_site(self, own: object) -> TablePreprocessing:
+        """The same with own columns as a site has learnt them, or their record."""
+        learnt = {one.name: one for one in read_own(own)}
+        return dataclasses.replace(self, encodings=tuple(learnt.get(one.name, one) for one in self.encodings))
 
     @property
     def columns(self) -> list[str]:
@@ -171,11 +188,41 @@ class TablePreprocessing:
                 "training row lacked them, so the models cannot handle rows without them; add them (single cells may "
                 "be empty)"
             )
-        empty = Cells("empty", np.full(rows, np.nan))
-        encoded = [one.encode(cells.get(one.name, empty), where) for one in self.used]
-        notes = [f"{where} has no column {one.name}: it counts as missing in every row" for one in absent]
+        nothing = Cells("absent", np.full(rows, np.nan))
+        encoded = [one.encode(cells.get(one.name, nothing), where) for one in self.used]
+        notes = [
+            f"{where} has no column {one.name}: it counts as missing in every row"
+            for one in absent if not isinstance(one, OwnColumn) or one.here is not None
+        ]  # fmt: skip
         notes += [note for _, note in encoded if note]
         return EncodedRows(torch.from_numpy(np.concatenate([values for values, _ in encoded], 1)), notes)
+
+    @staticmethod
+    def outputs_with_effects(problem: Problem) -> tuple[str, ...]:
+        """Names of the outputs that own columns have effects on."""
+        return outputs_of(problem)
+
+    def learn_own(
+        self, read: ReadTable, raw: Tensor, rows: Tensor, train: Tensor, labels: Tensor, problem: Problem, where: str,
+        persons: Tensor | None = None,
+    ) -> tuple[OwnColumn, ...]:  # fmt: skip
+        """Own columns as the site with these `rows` learns them from some, `train`. Their effects are written into raw
+        [N, D], the encoded table. `labels` and `persons` [N] are of all its rows."""
+        targets = problem.standardized(labels[train]) if problem.is_regression else labels[train]
+        whose = None if persons is None else persons[train].numpy()
+        site = RowsAtSite(train.numpy(), targets.numpy(), problem, whose)
+        places = {one.name: [self.features.index(name) for name in one.features] for one in self.own}
+        effects = {place for columns in places.values() for place in columns}
+        common = [place for place in range(raw.shape[1]) if place not in effects]
+        x = Features(raw, self.mean, self.std).gather(train)[:, common].double().numpy()
+        learnt, fitted = learn_at_site(self.own, read, x, site, where)
+        for one in learnt:
+            if one.here is not None:
+                columns = torch.tensor(places[one.name])
+                values, _ = one.encode(read.cells[one.name].take(rows.numpy()), where)
+                raw[rows[:, None], columns] = torch.from_numpy(values)
+                raw[train[:, None], columns] = torch.from_numpy(fitted[one.name])
+        return tuple(learnt)
 
     def features_of(self, rows: Any, where: str = "the table") -> Features:
         return Features(self.encode(rows, where).raw, self.mean, self.std)
@@ -189,10 +236,19 @@ class TablePreprocessing:
         """Sentences on what became of the columns, for the notes of a run."""
         kinds = [encoding.kind for encoding in self.used]
         counted = [f"{kind} {kinds.count(kind)}" for kind in KINDS if kind in kinds]
-        gaps = [encoding.name for encoding in self.used if getattr(encoding, "gaps", False)]
+        own = [one.name for one in self.own]
+        gaps = [
+            encoding.name for encoding in self.used if getattr(encoding, "gaps", False) and encoding.name not in own
+        ]
+        counted += [f"of some sites {len(own)}"] if own else []
         head = f"columns by kind: {', '.join(counted)}; together they became {len(self.features)} features"
         sentences = [head + (f"; with missing values: {_some(gaps)}" if gaps else "")]
-        partial = [f"{one.name} (at {one.empty_sites})" for one in self.used if one.empty_sites]
+        if own:
+            sentences.append(
+                f"not every site has {_some(own)}: each site that has such a column learns its effect by itself, "
+                "pulled to zero; models are fed the effect, which is zero elsewhere (own_columns=shared: as gaps)"
+            )
+        partial = [f"{one.name} (at {one.empty_sites})" for one in self.used if one.empty_sites and one.name not in own]
         if partial:
             sentences.append(f"columns without any value at some of the {self.sites} clients: {_some(partial)}")
         codes = [one.name for one in self.used if one.reason == CODES]

@@ -23,7 +23,7 @@ from kinfed.data.sources import hub
 from kinfed.data.sources.hub import ParquetSet
 from kinfed.data.sources.source import Source, subsample
 from kinfed.data.sources.table import source_from_table
-from kinfed.data.sources.table_options import TableOptions
+from kinfed.data.sources.table_options import OwnColumns, TableOptions
 from kinfed.errors import DataError
 
 CLIENT, SPLIT = "client", "split"
@@ -37,6 +37,7 @@ class SiteTableOptions:
     columns: str = option("", "what columns are, where the rule is wrong: age=number,zip=category,note=skip")
     standardize: bool = option(True, "scale numbers by mean and deviation of all training rows")
     public_statistics: bool = option(False, "statistics of columns are no secret: learn them under privacy too")
+    own_columns: OwnColumns = option("at_sites", "columns that not every site has: at_sites or shared, as for tables")
     task: TaskName = option("auto", "classification or regression, where it is not what is usual for the table")
     examples: int | None = option(None, "only this many rows, drawn at random; none: all")
     sites: int | None = option(None, "only this many sites, drawn at random; none: all", ge=1)
@@ -95,6 +96,7 @@ class SiteTable:
             ignore=tuple(leave_out),
             columns=",".join(part for part in (self._kinds(options.columns), options.columns) if part),
             standardize=options.standardize, public_statistics=options.public_statistics,
+            own_columns=options.own_columns,
             task=self.task if options.task == "auto" else options.task,
         )  # fmt: skip
         if has_split:

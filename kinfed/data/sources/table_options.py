@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from kinfed.core import option
 from kinfed.data.examples.problem import TaskName
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from kinfed.data.preprocessing.cells import Kind
     from kinfed.data.sources.wordpiece import TextInput
 
+OwnColumns = Literal["at_sites", "shared"]
+AT_SITES, SHARED = "at_sites", "shared"
 LENGTH = 64  # tokens of a text, where nothing else is asked for
 
 
@@ -30,6 +32,11 @@ class TableOptions:
     columns: str = option("", "Types of columns, to override the rule: age=number,zip=category,note=skip (tables).")
     standardize: bool = option(True, "Scale numbers by mean and deviation of all training rows.")
     public_statistics: bool = option(False, "Statistics of columns are no secret: learn them under privacy too.")
+    own_columns: OwnColumns = option(
+        "at_sites",
+        "Columns that a fifth of the clients lack: at_sites: each client that has one learns its effect by itself; "
+        "shared: they go through the model, as columns with gaps (tables).",
+    )
     text_column: str | None = option(None, "Column of texts instead of feature columns.")
     tokenizer: str | None = option(None, "Folder with tokenizer.json or vocab.txt, for text_column.")
     length: int = option(LENGTH, "Tokens of a text that are read, for text_column.", ge=3)
@@ -50,7 +57,7 @@ class TableOptions:
     def record(self) -> dict[str, Any]:
         """All options by name, for files; those that came later only where they were set, so that files of earlier
         versions stay equal."""
-        later = {"person_column": None, "order_column": None, "encoding": "utf-8"}
+        later = {"person_column": None, "order_column": None, "encoding": "utf-8", "own_columns": AT_SITES}
         return {name: value for name, value in asdict(self).items() if name not in later or value != later[name]}
 
     @property

@@ -9,7 +9,8 @@ the message is done, so that a message that comes again is answered as before.
     updates                    those of the runs' methods                                               train
     two numbers per try        sums of a proper score over validated rows, and their number             judge
     advantages of methods      over learning alone there, with the chosen tries, and their covariance   weigh
-    the gain on test rows      with its interval, of what the site takes                                settle
+    the gain on test rows      with its interval, of what the site takes; what columns buy there that   settle
+                               not every site has
 
 The last message brings what the site takes. The model and a page with all of the site's figures stay in the vault.
 
@@ -263,7 +264,11 @@ class FitClient(NodeClient):
         )
         validated = {name: outputs[home.places] for name, outputs in validated.items()}
         settings = replace(self.search, folds=home.folds)
-        outcome = site_result(home, contenders, order.header, test, validated, settings, order.require("number", int))
+        _, prepared = self.prepared(order, self.deployment)
+        own = [] if prepared.preprocessing is None else prepared.preprocessing.own
+        outcome = site_result(
+            home, contenders, order.header, test, validated, settings, order.require("number", int), own
+        )
         taken = outcome.taken
         with entry.locked():
             self._keep_taken(entry, order, taken, best[taken], stored[_key("theta", taken, best[taken])])
@@ -274,6 +279,7 @@ class FitClient(NodeClient):
             "taken": taken, "rows": [site.train_rows, site.validated_rows, site.test_rows],
             "test_gain": [None if np.isnan(number) else number for number in outcome.test_gain],
             "gain": asdict(outcome.gain), "gain_chosen": asdict(outcome.gain_chosen),
+            "own_columns": [[one.name, one.held, one.gain, one.gain_error] for one in own],
         }  # fmt: skip
         if self.is_private:  # test rows are told of on the site's own page alone
             nothing = dict.fromkeys(header["gain"])

@@ -104,6 +104,10 @@ class ClientData:
 
     def prepared(self, enrolment: Enrolment, deployment: Deployment) -> Federation:
         """The client as one of the deployment's: encoded and scaled as all are, with its validation examples."""
+        if deployment.run.privacy is not None and enrolment.preprocessing is not None and enrolment.preprocessing.own:
+            raise Refused(
+                "effects of own columns are learnt from labels, which no epsilon covers; nothing was computed"
+            )
         federation = self.divided(self.encoded(enrolment), deployment, enrolment.number)
         rule = deployment.run.class_weights
         return federation if rule == example_weights.NONE else federation.with_class_weights(rule)
@@ -114,9 +118,22 @@ class ClientData:
         raw = self.federation.features.raw
         if self.table is not None:
             learnt = learnt or TablePreprocessing.plain(self.columns)
-            raw = self.table.encode(learnt, self.federation.description["dataset"]).raw
+            where = self.federation.description["dataset"]
+            raw = self.table.encode(learnt, where).raw
             mean, std = (learnt.mean, learnt.std) if learnt.standardize else (mean, std)
+            if learnt.own:
+                learnt = self._with_own_columns(learnt, raw, where)
         return replace(self.federation, features=Features(raw, mean, std), preprocessing=learnt)
+
+    def _with_own_columns(self, learnt: TablePreprocessing, raw: Tensor, where: str) -> TablePreprocessing:
+        """What columns become, with the effects of those that not every site has as this one has learnt them; these are
+        written into raw [n, D]."""
+        assert self.table is not None
+        assert self.table.read is not None
+        data = self.federation
+        every = torch.arange(len(raw))
+        own = learnt.learn_own(self.table.read, raw, every, data.train.rows, data.labels, data.problem, where)
+        return learnt.at_site(list(own))
 
 
 @dataclass(frozen=True)

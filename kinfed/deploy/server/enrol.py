@@ -177,7 +177,7 @@ def _learn_columns(deployment: Deployment, exchange: Exchange, roster: Roster) -
         if name not in merged.columns and declared.get(name) != "skip":
             raise ConfigError(f"no client has a column {name!r}, which the settings name")
     sent = sum(statistics.nbytes for statistics in messages.values())
-    learnt = TablePreprocessing.from_statistics(merged, declared, message_bytes=sent)
+    learnt = TablePreprocessing.from_statistics(merged, declared, message_bytes=sent, outputs=deployment.own_outputs)
     for sentence in learnt.sentences():
         exchange.say(sentence)
     record = learnt.to_json()

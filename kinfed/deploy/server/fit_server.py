@@ -161,7 +161,8 @@ class FitServer:
         orders = {name: Packet({"kind": SUMS, "name": name, "folds": folds}) for name in roster.names}
         self._all(self.exchange.request(SUMS, orders, self.deployment.wait, take), "learning columns")
         of_sites = [records[name] for name in roster.names]
-        parts = learnt_parts(of_sites, self.deployment.problem, self.deployment.run.columns)
+        deployment = self.deployment
+        parts = learnt_parts(of_sites, deployment.problem, deployment.run.columns, deployment.own_outputs)
         for sentence in TablePreprocessing.from_json(parts[-1].preprocessing).sentences():
             self.exchange.say(sentence)
         down = len(roster.names) * sum(len(storage.to_json(part.preprocessing).encode()) for part in parts)

@@ -58,12 +58,15 @@ class SiteStatistics:
     validated: list[int]  # of methods that keep some training rows for validation
 
 
-def learnt_parts(of_sites: Sequence[Sequence[SiteStatistics]], problem: Problem, columns: str | None) -> list[Part]:
-    """What columns and targets become in every part, by the statistics of all sites; `columns` declares kinds."""
+def learnt_parts(
+    of_sites: Sequence[Sequence[SiteStatistics]], problem: Problem, columns: str | None, outputs: tuple[str, ...]
+) -> list[Part]:
+    """What columns and targets become in every part, by the statistics of all sites; `columns` declares kinds, and
+    columns that not every site has get effects on `outputs`."""
     declared, parts = parse_kinds(columns), []
     for sites in zip(*of_sites, strict=True):
         merged = TableStatistics.merged([one.columns for one in sites], declared)
-        learnt = TablePreprocessing.from_statistics(merged, declared)
+        learnt = TablePreprocessing.from_statistics(merged, declared, outputs=outputs)
         moments = ValueMoments()
         for one in sites:
             moments = moments.merge(one.target)
@@ -159,4 +162,10 @@ def read_settled(answer: Packet, contenders: Collection[str]) -> dict[str, Any]:
         ):
             raise MessageError(f"{name} should be a value with its interval")
         record[name] = estimate
+    record["own_columns"] = answer.require("own_columns", list)
+    for one in record["own_columns"]:
+        is_named = isinstance(one, list) and len(one) == 4 and isinstance(one[0], str) and isinstance(one[1], bool)
+        numbers = one[2:] if is_named else [math.nan]
+        if not all(number is None or (type(number) in (int, float) and math.isfinite(number)) for number in numbers):
+            raise MessageError("of columns that not every site has, names were asked for, what each buys and its error")
     return record
