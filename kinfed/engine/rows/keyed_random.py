@@ -20,7 +20,7 @@ the same, but sends every operation through Python, some 30 µs each; it serves 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -42,8 +42,16 @@ _KEY = "TESTING_ONLY_GenericMode"  # torch's key for modes of anyone; no other o
 _PARSED_KEY: Any = torch._C._parse_dispatch_key(_KEY)
 _KEY_SET: Any = torch._C.DispatchKeySet(_PARSED_KEY)
 _DRAWS = torch.Tag.nondeterministic_seeded
-# Marked as drawing by mistake: a softmax over sequences of unequal lengths (nn.TransformerEncoder with a padding mask).
-_DOES_NOT_DRAW = frozenset({"aten::_nested_tensor_softmax_with_shape"})
+# Marked as drawing, and do not: a softmax over sequences of unequal lengths (nn.TransformerEncoder with a padding
+# mask), the choice of a kernel for attention, and that of the processor, which refuses to drop anything.
+_DOES_NOT_DRAW = frozenset({
+    "aten::_nested_tensor_softmax_with_shape", "aten::_fused_sdp_choice",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+})  # fmt: skip
+_NOWHERE = (
+    "the model draws random numbers by torch.{} where none may be drawn: on the way back (by torch.utils.checkpoint?), "
+    "where they cannot be repeated; leave that out"
+)
 
 
 class KeyedDraws:
@@ -72,16 +80,22 @@ class KeyedDraws:
         self._catcher.__exit__(*error)
         _thread.keyed = self._outer
 
+    def dropout(self, x: Tensor, p: float, train: bool) -> Tensor:
+        """torch's dropout, which is in every attention."""
+        if not train or not 0 < p < 1 or not x.numel():
+            return torch.dropout(x, p, train)
+        if self._draws is None:
+            raise ModelError(_NOWHERE.format("dropout"))
+        self.operations.add("dropout")
+        return self._draws.dropped_out(x, 1 - p)
+
     def call(self, operation: Any, args: Any, kwargs: Any) -> Any:
         """Call an operation that may draw."""
         if not _draws_globally(operation, args, kwargs):
             return operation(*args, **kwargs)
         name = operation._schema.name.removeprefix("aten::")
         if self._draws is None:
-            raise ModelError(
-                f"the model draws random numbers by torch.{name} where none may be drawn: on the way back (by "
-                "torch.utils.checkpoint?), where they cannot be repeated; leave that out"
-            )
+            raise ModelError(_NOWHERE.format(name))
         if name == "native_dropout":  # what `dropout` is on accelerators
             self.operations.add(name)
             return self._draws.dropped(args[0], args[1])
@@ -210,7 +224,14 @@ def _register() -> list[Any]:
         if space not in libraries:
             libraries[space] = library(space, "IMPL")
         libraries[space].impl(name, _kernel(operation), _KEY)
+    libraries["aten"].impl("dropout", _dropout, _KEY)  # composite, and caught as a whole: one call instead of three
     return list(libraries.values())
+
+
+def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
+    with uncaught():
+        keyed: KeyedDraws | None = getattr(_thread, "keyed", None)
+        return torch.dropout(x, p, train) if keyed is None else keyed.dropout(x, p, train)
 
 
 def _kernel(operation: Any) -> Callable[..., Any]:
@@ -224,9 +245,9 @@ def _kernel(operation: Any) -> Callable[..., Any]:
 
 # Of a mask, from which on SFC64 with numpy's calls around it is faster than torch's generator with one call.
 MANY_VALUES = 2048
-# Steps for which masks of fewer values are drawn together, at most. Between layers, a single mask of 1,280 takes 65 to
-# 80 µs, most of it for code that is no longer in the processor's cache, where torch's own dropout takes 40.
-STEPS_TOGETHER = 32
+# Steps for which masks are drawn together, at most, and values of these. Between layers, a single mask of 1,280 takes
+# 65 to 80 µs, most of it for code that is no longer in the processor's cache, where torch's own dropout takes 40.
+STEPS_TOGETHER, VALUES_TOGETHER = 32, 2**16
 
 
 @dataclass(frozen=True)
@@ -272,7 +293,8 @@ class Draws:
         """`target.bernoulli_(p)` as the next draw."""
         if _comes_from_sfc64(target, p):
             # As floats: torch takes ten times as long to copy random bools.
-            return target.copy_(torch.from_numpy(self._hits(target.shape, p).astype(np.float32)))
+            hits = self._hits([self._next_key()], target.shape, p)[0]
+            return target.copy_(torch.from_numpy(hits.astype(np.float32)))
         if target.device.type == "cpu":
             return torch.lt(self._uniform(target), p, out=target)
         with uncaught():
@@ -282,30 +304,36 @@ class Draws:
         """The mask with which dropout multiplies x, as the next draw: 1 / keep with the chance `keep`, else 0."""
         if x.device.type != "cpu" or x.dtype != torch.float32:
             return self.bernoulli_(torch.empty_like(x), keep).div_(keep)
-        if _comes_from_sfc64(x, keep):
-            return _scaled(self._hits(x.shape, keep), keep)
-        if x.is_contiguous():
-            return self._mask_of_a_step(x.shape, keep)
+        if x.is_contiguous() or _comes_from_sfc64(x, keep):
+            return self._mask_of_a_step(x, keep)
         return _scaled(self._uniform(x).numpy() < keep, keep)
+
+    def dropped_out(self, x: Tensor, keep: float) -> Tensor:
+        """x as dropout leaves it, as the next draw."""
+        return x * self.dropout_mask(x, keep)
 
     def dropped(self, x: Tensor, p: float) -> tuple[Tensor, Tensor]:
         """x after dropout, as the next draw, and what is left of it."""
         mask = self.dropout_mask(x, 1 - p) if p < 1 else torch.zeros_like(x)
         return x * mask, mask > 0
 
-    def _mask_of_a_step(self, shape: torch.Size, keep: float) -> Tensor:
+    def _mask_of_a_step(self, x: Tensor, keep: float) -> Tensor:
         """The mask of a step, drawn with those of the steps ahead once a client draws the same in two steps running."""
-        client, number, step = self._client_key(), self._count, self._batch.step
+        client, number, step, shape = self._client_key(), self._count, self._batch.step, x.shape
         masks = self._masks.get(number)
         if masks is None or not masks.has(client, step, keep, shape):
             follows = masks is not None and masks.has(client, step - 1, keep, shape)
-            together = min(1 + self._batch.steps_ahead, STEPS_TOGETHER) if follows else 1
-            draws = torch.empty(together, *shape, dtype=torch.float64)
-            with uncaught():
-                for ahead, target in enumerate(draws.unbind()):
-                    self._generator.manual_seed(rng.fold_number(client, step + ahead, number))
-                    target.uniform_(generator=self._generator)
-            masks = self._masks[number] = _Masks(client, step, keep, _scaled(draws.numpy() < keep, keep).unbind())
+            most = min(1 + self._batch.steps_ahead, STEPS_TOGETHER, VALUES_TOGETHER // max(shape.numel(), 1))
+            keys = [rng.fold_number(client, step + ahead, number) for ahead in range(max(most, 1) if follows else 1)]
+            if _comes_from_sfc64(x, keep):
+                hits = self._hits(keys, shape, keep)
+            else:
+                draws = torch.empty(len(keys), *shape, dtype=torch.float64)
+                with uncaught():
+                    for key, target in zip(keys, draws.unbind(), strict=True):
+                        target.uniform_(generator=self._generator.manual_seed(key))
+                hits = draws.numpy() < keep
+            masks = self._masks[number] = _Masks(client, step, keep, _scaled(hits, keep).unbind())
         self._count += 1
         return masks.of_steps[step - masks.first]
 
@@ -316,15 +344,18 @@ class Draws:
         with uncaught():
             return torch.empty_like(like, dtype=torch.float64).uniform_(generator=self.next())
 
-    def _hits(self, shape: torch.Size, p: float) -> NDArray[np.bool_]:
-        """True with the chance p, from 32 random bits each, which belong to positions and not to memory."""
-        self._sfc64_words[:3], self._sfc64_words[3] = self._next_key(), 1
-        self._sfc64.state = self._sfc64_start
-        self._sfc64.random_raw(12, output=False)  # mixes the three equal words, as its author does
+    def _hits(self, keys: Sequence[int], shape: torch.Size, p: float) -> NDArray[np.bool_]:
+        """[len(keys), *shape] True with the chance p, from 32 random bits each, which belong to positions and not to
+        memory."""
         count = shape.numel()
-        bits = self._sfc64.random_raw((count + 1) // 2).view(np.int32)[:count].reshape(shape)
+        words = np.empty((len(keys), (count + 1) // 2), np.uint64)
+        for key, row in zip(keys, words, strict=True):
+            self._sfc64_words[:3], self._sfc64_words[3] = key, 1
+            self._sfc64.state = self._sfc64_start
+            self._sfc64.random_raw(12, output=False)  # mixes the three equal words, as its author does
+            row[:] = self._sfc64.random_raw(len(row))
         threshold = min(round(p * 2**32), 2**32 - 1) - 2**31  # below which a share p of all int32 lie
-        return np.less(bits, threshold)
+        return np.less(words.view(np.int32)[:, :count].reshape(len(keys), *shape), threshold)
 
     @property
     def _batch(self) -> Batch:
@@ -370,8 +401,7 @@ def prepare_dropout(module: nn.Module, draws: Draws) -> None:
             return x
         if layer.p == 1:
             return x * 0.0
-        mask = draws.dropout_mask(x, 1 - layer.p)
-        return x.mul_(mask) if layer.inplace else x * mask
+        return x.mul_(draws.dropout_mask(x, 1 - layer.p)) if layer.inplace else draws.dropped_out(x, 1 - layer.p)
 
     for layer in module.modules():
         if type(layer) is nn.Dropout:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import relu
+from torch.nn.functional import gelu, relu, scaled_dot_product_attention
 
 from kinfed.data import Features, Federation, LocalTraining, Problem, Ragged
 from kinfed.engine import build_model
@@ -59,6 +59,75 @@ class PlainLSTM(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         out: Tensor = self.head(self.lstm(self.letters(tokens))[0][:, -1])
+        return out
+
+
+class PlainGRU(nn.Module):
+    """Embeddings, torch's GRU, and a head on its last output."""
+
+    def __init__(self, vocabulary: int, hidden: int, layers: int = 1, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.letters = nn.Embedding(vocabulary, 8)
+        self.gru = nn.GRU(8, hidden, layers, batch_first=True, dropout=dropout)
+        self.head = nn.Linear(hidden, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.head(self.gru(self.letters(tokens))[0][:, -1])
+        return out
+
+
+class AttentionBlock(nn.Module):
+    """A layer as Hugging Face's transformers writes those of BERT, or where `causal` those of GPT-2."""
+
+    def __init__(self, width: int, heads: int, dropout: float, causal: bool) -> None:
+        super().__init__()
+        self.heads, self.dropout, self.causal = heads, dropout, causal
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.drop_attention, self.drop_output = nn.Dropout(dropout), nn.Dropout(dropout)
+
+    def attend(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            layer(x).view(*x.shape[:2], self.heads, -1).transpose(1, 2) for layer in (self.query, self.key, self.value)
+        )
+        share = self.dropout if self.training else 0.0
+        mixed = scaled_dot_product_attention(q, k, v, dropout_p=share, is_causal=self.causal)
+        out: Tensor = self.drop_attention(self.out(mixed.transpose(1, 2).reshape(x.shape)))
+        return out
+
+    def feed(self, x: Tensor) -> Tensor:
+        out: Tensor = self.drop_output(self.down(gelu(self.up(x))))
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.causal:  # normalized before
+            x = x + self.attend(self.first(x))
+            return x + self.feed(self.second(x))
+        x = self.first(x + self.attend(x))
+        out: Tensor = self.second(x + self.feed(x))
+        return out
+
+
+class PlainEncoder(nn.Module):
+    """BERT or, where `causal`, GPT-2 for sequences: embeddings of tokens and positions, layers, and a head."""
+
+    def __init__(
+        self, vocabulary: int, length: int, width: int, layers: int, *, dropout: float = 0.1, causal: bool = False
+    ) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.norm, self.drop = nn.LayerNorm(width), nn.Dropout(dropout)
+        self.layers = nn.ModuleList([AttentionBlock(width, 4, dropout, causal) for _ in range(layers)])
+        self.head = nn.Linear(width, CLASSES)
+        self.causal = causal
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens) + self.places.weight
+        x = self.drop(x if self.causal else self.norm(x))
+        for layer in self.layers:
+            x = layer(x)
+        out: Tensor = self.head(self.norm(x)[:, -1] if self.causal else x[:, 0])
         return out
 
 
@@ -133,6 +202,27 @@ _ALL = (
     StepWorkload("user-dropout", "the same with nn.Dropout", lambda _: PlainMLP(0.5), _DIGITS, 20, 20, 10),
     StepWorkload(
         "user-lstm", "nn.Embedding and nn.LSTM of 64", lambda _: PlainLSTM(80, 64), (32,), 20, 10, 10, vocabulary=80
+    ),
+    StepWorkload("gru", "nn.Embedding and nn.GRU of 64", lambda _: PlainGRU(80, 64), (32,), 20, 10, 10, vocabulary=80),
+    StepWorkload(
+        "gru-dropout", "the same, two layers of 128 with dropout between", lambda _: PlainGRU(80, 128, 2, 0.2), (32,),
+        8, 10, 10, vocabulary=80,
+    ),
+    StepWorkload(
+        "bert-tiny", "BERT of 2 x 32 with dropout, as transformers writes it", lambda _: PlainEncoder(1000, 16, 32, 2),
+        (16,), 8, 20, 8, vocabulary=1000,
+    ),
+    StepWorkload(
+        "gpt2-tiny", "GPT-2 of 2 x 32 with dropout, as transformers writes it",
+        lambda _: PlainEncoder(1000, 16, 32, 2, causal=True), (16,), 8, 20, 8, vocabulary=1000,
+    ),
+    StepWorkload(
+        "bert-plain", "the BERT without dropout", lambda _: PlainEncoder(1000, 16, 32, 2, dropout=0.0), (16,), 8, 20, 8,
+        vocabulary=1000,
+    ),
+    StepWorkload(
+        "bert-small", "BERT of 4 x 128 with dropout", lambda _: PlainEncoder(1000, 32, 128, 4), (32,), 4, 5, 16,
+        vocabulary=1000,
     ),
     StepWorkload("lstm", "model lstm, two layers of 256", _own("lstm", _VECTORS), _VECTORS, 4, 5, 10),
     StepWorkload(
