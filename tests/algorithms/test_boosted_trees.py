@@ -151,6 +151,27 @@ def test_sites_that_share_nothing_learn_alone() -> None:
     assert float(personal.loss.sum()) < 0.5 * float(shared.loss.sum())
 
 
+def test_steps_are_larger_where_the_loss_still_falls_after_a_quarter_of_the_trees(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Few trees end growth early, so that from the fourth of twelve on leaves say three times as much; of eighty
+    trees the twenty-first has little left to say, and nothing changes."""
+
+    def values(trees: int) -> Any:
+        options = {"trees": trees, "rate": 0.1, "folds": 1, "patience": 3, "personal": False}
+        with finished(federation(level=0.0), **options) as loop:
+            server: Any = loop.server
+        return server.trees.value[0]
+
+    few, many = values(12), values(80)
+    monkeypatch.setattr("kinfed.algorithms.trees.trees.HASTE", 1.0)
+    few_small, many_small = values(12), values(80)
+    assert torch.equal(few[:3], few_small[:3])
+    torch.testing.assert_close(few[3], 3 * few_small[3])
+    assert not torch.allclose(few[4], 3 * few_small[4])  # the next tree follows the larger step
+    assert torch.equal(many, many_small)
+
+
 def test_bytes_are_those_of_histograms_moments_and_losses() -> None:
     loop = simulate(federation(), "mlr", "trees", depth=4, bins=16, folds=1)
     with loop:

@@ -107,6 +107,8 @@ NO_INTERCEPT = 1e30  # τ of trees without
 WEIGHINGS = 4  # rounds for the weights of candidates
 LOSSES = max(CANDIDATES, 1 + len(NAMES) + len(NAMES) ** 2)  # numbers in a message
 LEAST_CELLS = 512
+HASTE, STILL = 3.0, 0.06  # larger steps where the last `patience` trees gave so much of all that was gained
+LARGEST_RATE = 0.3
 MOST_CURVES = 12  # features whose dependence is told
 SAME = 1e-6  # two means of the same clients differ by less
 SEEN_BY_ALL = slice(0, 1)  # the ensemble of all rows, of its kind
@@ -275,6 +277,16 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
         best = max(server.used(kind) for kind in range(self.kinds))
         return count >= self.trees or (self.folds > 0 and count - best >= self.patience)
 
+    def _rate(self, server: Server) -> float:
+        """The step of the next tree. The `trees` that there are end some growth long before its loss is least: where
+        it still falls fast after a quarter of them, all others take larger steps, which serve as many small ones."""
+        quarter = self.trees // 4
+        if self.folds == 0 or len(server.losses) <= max(quarter, self.patience):
+            return self.rate
+        start, before, then = server.losses[[0, max(quarter - self.patience, 0), quarter]]
+        is_falling = bool((before - then > STILL * (start - then)).any())
+        return max(self.rate, min(HASTE * self.rate, LARGEST_RATE)) if is_falling else self.rate
+
     def _grown(self, server: Server, sums: Array, moments: Array, least: float, lam: float) -> Server:
         """The tree in growth after one more level. Sums are means over clients, and so are `least` and λ."""
         young, C = server.young, server.base.shape[1]
@@ -294,7 +306,7 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
         if asked is None:
             growth.stop()
             server = _with_effects(server, growth)
-            trees, young = server.trees.joined(growth, self.rate), YoungTree.fresh(self.ensembles, self.depth)
+            trees, young = server.trees.joined(growth, self._rate(server)), YoungTree.fresh(self.ensembles, self.depth)
             nothing = torch.zeros(0, dtype=torch.float64)
             return replace(server, trees=trees, young=young, parent=nothing, weight=nothing.clone())
         parent, weight = torch.from_numpy(growth.parent), torch.from_numpy(growth.weight)
