@@ -8,7 +8,7 @@ DEMO   := $(VENV)/.demo
 READY  := $(VENV)/.ready
 TOOLS  := $(VENV)/.tools
 
-.PHONY: demo test documents test-random test-portable mutants lint reference site gallery coverage durations dist tools clean
+.PHONY: demo test documents test-random test-portable mutants lint reference site site-version gallery coverage durations dist tools clean
 
 # Digits of clients in four groups that nobody names; who finds its kin?
 demo: $(DEMO)
@@ -52,6 +52,13 @@ reference: $(READY)
 site: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "site/index.html"
+
+# The site of a version beside those of others, as a commit on the branch gh-pages; nothing is pushed.
+# make site-version VERSION=0.2 ALIAS=latest
+ALIAS ?= dev
+site-version: $(TOOLS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases $(VERSION) $(ALIAS)
+	$(BIN)/mike set-default $(ALIAS)
 
 # Every example of the gallery at full size, and its picture.
 gallery: $(READY)

@@ -145,7 +145,7 @@ def vault(node: Path, patch: pytest.MonkeyPatch) -> None:
     (disk, "disk", "1 MB left", "free some room"),
     (key, "key", "read by others", "chmod 600"),
     (certificate, "certificate", "has expired", "new ca.crt"),
-    (reach, "reach", "does not answer", "nothing has to be open inwards|outbound"),
+    (reach, "reach", "does not answer", "Nothing has to be open inwards"),
     (foreign_authority, "reach", "not signed by", "ask the operator for ca.crt"),
     (versions, "versions", "9.1.0", "install the same minor version"),
     (rows, "rows", 'split = "folds"', "name the columns as the table does"),

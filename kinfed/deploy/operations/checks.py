@@ -146,10 +146,11 @@ def ask_door(server: str, ca: Path | None) -> Door:
             what, "check server in node.toml, or this machine's DNS" + (f"; HTTPS_PROXY is {via}" if via else "")
         )
     except (OSError, http.client.HTTPException) as error:
-        way = f"through the proxy {via}" if via else f"outbound TCP to port {port}; nothing has to be open inwards"
+        way = f"the way through the proxy {via}" if via else f"outbound TCP to port {port}"
         return Door(
             f"{server} does not answer ({error})",
-            f"is the server running (kinfed deploy server), and does the firewall here allow {way}?",
+            f"is the server running (kinfed deploy server), and does the firewall here allow {way}? Nothing has to be "
+            "open inwards.",
         )
     finally:
         connection.close()
