@@ -1,7 +1,7 @@
-"""Local steps of models of every kind beside the same steps in a plain PyTorch loop: the table of docs/models.md.
+"""Local steps of models of every kind beside the same steps in a plain PyTorch loop: the table of docs/speed.md.
 
     python benchmarks/steps.py --weights minilm                        all models, on one core and on all (two: 15 min.)
-    python benchmarks/steps.py --weights minilm --page docs/models.md  and puts it into the page, between its marks
+    python benchmarks/steps.py --weights minilm --page docs/speed.md  and puts it into the page, between its marks
     python benchmarks/steps.py user-dropout lstm --threads 1 --repeats 15
 
 Every workload is one of `kinfed bench`: both sides take turns, and must first agree after twenty steps on the same

@@ -180,7 +180,7 @@ Table = dict[StudyKey, MeanError]
 
 @pytest.fixture(scope="module")
 def table() -> Table:
-    """Fewer repeats, rates and methods than the tables in docs/selffl.md, same protocol."""
+    """Fewer repeats, rates and methods than the tables in docs/selffl-measured.md, same protocol."""
     names = {method for _, method, _ in INDEPENDENT} | {EXACT}
     return run_study(40, seed=9, rates=(0.1, 1.0), only_methods=names)
 
