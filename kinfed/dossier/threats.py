@@ -47,8 +47,8 @@ THREATS = {
     ),
     USER: Threat(
         "user-level privacy (user-noise, user-epsilon)",
-        "every update, or with secure sums their exact sum: the server adds the noise. ε is for those who see its "
-        "models and nothing else",
+        "every update, or with secure sums their exact sum: the server adds the noise. ε is for people who see "
+        "its models and nothing else",
         "the server",
     ),
     AT_NODES: Threat(

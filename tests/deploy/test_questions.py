@@ -109,6 +109,20 @@ def test_rare_codes_are_not_told_by_a_mean(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", ["number", "text", "date"])
+def test_a_mean_and_a_deviation_do_not_tell_the_one_value_that_leads_them(tmp_path: Path, kind: str) -> None:
+    """An income of a million among hundreds: mean + deviation √(n − 1) was that income, to four digits."""
+    net = make(tmp_path)
+    income = np.arange(60, dtype=np.float64) ** 1.5
+    income[7] = 1_000_000
+    assert income.mean() + income.std() * np.sqrt(59) == pytest.approx(1_000_000, rel=1e-3)
+    days = [datetime.date(2024, 1, 1) + datetime.timedelta(days=int(day)) for day in income]
+    values = {"number": income, "text": [f"{one:.0f}" for one in income], "date": days}[kind]
+    pa_csv.write_csv(table("east").append_column("income", pa.array(values)), tmp_path / "east.csv")
+    column = run(net, "describe")["sites"]["east"]["columns"]["income"]
+    assert column == {"kind": "date" if kind == "date" else "number", "missing": 0}
+
+
 @pytest.mark.parametrize("kind", ["number", "date"])
 def test_a_run_has_no_say_in_what_is_told_of_a_column(tmp_path: Path, kind: str) -> None:
     """Declared as numbers, rare codes were told by their mean after all, and rare days by their deviation."""

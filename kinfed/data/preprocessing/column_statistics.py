@@ -132,6 +132,13 @@ class TableStatistics:
         return ReadTable.read(table, names, columns, where).collect()[0]
 
     @classmethod
+    def led_by_one(cls, table: pa.Table, names: Iterable[str], columns: Mapping[str, Kind], where: str) -> set[str]:
+        """Columns of which a single number or day makes more than half of all squared distances from the mean, so that
+        mean and deviation tell it."""
+        cells = ReadTable.read(table, names, columns, where).cells
+        return {name for name, one in cells.items() if any(map(_is_led, (one.as_numbers(), one.as_days())))}
+
+    @classmethod
     def merged(cls, messages: Iterable[TableStatistics], columns: Mapping[str, Kind]) -> TableStatistics:
         """`columns`: kinds that the user declared."""
         return functools.reduce(lambda merged, message: merged.merge(message, columns), messages)
@@ -274,6 +281,12 @@ class ReadTable:
             size += values_bytes + sites * (_FIXED_BYTES + len(name.encode()))
         large = int(lacks(np.bincount(owner, minlength=sites), 0).sum())
         return TableStatistics(len(index), columns, sites, large), size
+
+
+def _is_led(values: Numbers) -> bool:
+    known = values[np.isfinite(values)]
+    squares = np.square(known - known.mean()) if len(known) else known
+    return bool(squares.max(initial=0.0) > squares.sum() / 2)
 
 
 def _collect(cells: Cells, rows: Codes, owner: Codes, sites: int, limit: int) -> tuple[ColumnStatistics, int]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ from kinfed.engine import METRICS, Judged, make_objective
 from kinfed.errors import ModelError
 from kinfed.privacy import Event
 from kinfed.serving import ModelPipeline
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MOST_MODELS = 200  # in a message
 
@@ -51,11 +54,14 @@ class QuestionClient(NodeClient):
 
     def describe(self, order: Packet) -> Packet:
         """Rows, gaps, moments and categories of the whole table, without small counts; under privacy noised gaps."""
-        rules, statistics = self.settings.rules, self._statistics()
+        rules = self.settings.rules
+        table, names, codes = self._columns()
+        statistics = TableStatistics.of_table(table, names, codes, self.settings.data)
         self.gate.check_describe(statistics.rows)
         if not rules.demands_privacy or rules.sums:
+            led = TableStatistics.led_by_one(table, names, codes, self.settings.data)
             header = self._reply_header(order) | {
-                "description": described(statistics, rules.smallest_count),
+                "description": described(statistics, rules.smallest_count, led),
                 "terms": EXACT,
             }
             rule = f"a description, counts from {rules.smallest_count} on"
@@ -74,17 +80,17 @@ class QuestionClient(NodeClient):
             wire.DESCRIBE, order, self._entry(order), (Event(1.0, 1, 1),), noised, data=statistics.to_json()
         )
 
-    def _statistics(self) -> TableStatistics:
-        """Statistics of all columns. The run has no say in their kinds: a column that is told as numbers to one, and as
-        categories to another, would tell small counts between the two."""
+    def _columns(self) -> tuple[pa.Table, list[str], dict[str, Any]]:
+        """The table, its columns that the owner does not leave out, and which of them hold categories. The run has no
+        say in kinds: a column that is told as numbers to one, and as categories to another, would tell small counts
+        between the two."""
         settings, name = self.settings, self.name
         if not is_table(settings.data):
             raise Refused(f"{name} has arrays, and tables are what is described")
         options, table = settings.table_options, read_table(Path(settings.data))
         left_out = {*options.ignored, options.split_column, options.weight_column, options.image_column}
         names = [column for column in table.column_names if column not in left_out]
-        codes = parse_kinds({column: "category" for column in codes_of(table, names)})
-        return TableStatistics.of_table(table, names, codes, settings.data)
+        return table, names, parse_kinds({column: "category" for column in codes_of(table, names)})
 
     # ---- models that a server brings ----
 

@@ -4,13 +4,14 @@ A count below the owner's `smallest_count` does not leave, nor anything that it 
 divided into cells: its categories and its gaps, or what is there and what is not. Small cells are told together, with
 the next larger one where they would still be few. Means and deviations leave of at least as many values, to four
 digits: of more of them a row that was added between two descriptions could be computed. Numbers and days of few
-different values are told as categories, for their mean and the number of rows would tell how many have which.
+different values are told as categories, for their mean and the number of rows would tell how many have which. Of a
+column that one value leads (an income of a million) neither mean nor deviation leaves: together they are that value.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -28,15 +29,15 @@ def codes_of(table: pa.Table, names: list[str]) -> list[str]:
     return [name for name in plain if len(table[name].drop_null().unique()) <= FEW_VALUES]
 
 
-def described(statistics: TableStatistics, smallest: int) -> dict[str, Any]:
-    """The description of a table whose rows are at least `smallest`, as JSON."""
+def described(statistics: TableStatistics, smallest: int, led: Collection[str]) -> dict[str, Any]:
+    """The description of a table whose rows are at least `smallest`, as JSON; `led`: columns that one value leads."""
     return {
         "rows": statistics.rows,
-        "columns": {name: _column(column, smallest) for name, column in statistics.columns.items()},
+        "columns": {name: _column(column, smallest, name in led) for name, column in statistics.columns.items()},
     }
 
 
-def _column(column: Any, smallest: int) -> dict[str, Any]:
+def _column(column: Any, smallest: int, is_led: bool) -> dict[str, Any]:
     record: dict[str, Any] = {"kind": kind_of(column)}
     cells = (
         dict(column.categories) if column.categories and record["kind"] == "category" else {"values": column.present}
@@ -46,7 +47,7 @@ def _column(column: Any, smallest: int) -> dict[str, Any]:
     if record["kind"] == "category":
         record |= {"categories": shown, "others": list(others)}
     moments = column.days if record["kind"] == "date" else column.values
-    if record["kind"] in ("number", "date") and moments.count >= smallest:
+    if record["kind"] in ("number", "date") and moments.count >= smallest and not is_led:
         record |= {"mean": _short(moments.mean), "deviation": _short(math.sqrt(moments.square / moments.count))}
     return record
 
