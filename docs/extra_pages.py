@@ -121,7 +121,8 @@ def _notebook_text(notebook: dict[str, Any]) -> str:
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
-            parts.append(source.replace(".ipynb)", ".md)"))
+            source = re.sub(r"\[!\[(.*?)\]\(\S+\)\]\((\S+)\)", r"[\1](\2)", source)  # pages load no badges
+            parts.append(re.sub(r"(?<!:)(\]\((?!http)\S*)\.ipynb\)", r"\1.md)", source))
             continue
         parts.append(f"````python\n{source}\n````")
         for output in cell["outputs"]:

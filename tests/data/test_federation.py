@@ -437,3 +437,11 @@ def test_some_clients_keep_their_rows_names_and_groups() -> None:
     assert part.test[1].tolist() == whole.test[0].tolist()
     assert part.groups is not None
     assert part.groups.tolist() == [0, 0]
+
+
+def test_a_call_with_too_little_is_refused_in_words() -> None:
+    x, y = torch.rand(4, 2), torch.tensor([0, 1, 0, 1])
+    with pytest.raises(DataError, match="y and clients are missing"):
+        Federation.from_arrays((x, y))
+    with pytest.raises(DataError, match=r"labels and the client of each; clients are missing"):
+        Federation.from_arrays(x, y)

@@ -15,7 +15,7 @@ Decisions:
     range as the cost falls, so that neither wins by its scale. It finds well separated contexts exactly, takes
     overlapping ones together, and cannot find that there is only one: e is equal at both ends, and noise
     makes it lower in between (docs/cgpfl.md has the measurements). `mu_factor` is best chosen on validation rows: twice
-    the automatic μ finds the ten overlapping contexts of the paper's split, and costs accuracy if all clients are alike.
+    the automatic μ finds the ten overlapping contexts of the paper's split, and costs accuracy if all are alike.
   * The server clusters the uploaded copies w_i: θ_i, which the bound speaks of, never leave the clients.
   * Every K is also tried from the best K − 1 contexts and the upload farthest from them, so that the cost never rises.
 """

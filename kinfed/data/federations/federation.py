@@ -288,7 +288,7 @@ class Federation(HasProblem):
 
     @classmethod
     def from_arrays(
-        cls, x: Any, y: Any, clients: Any, *, test_fraction: float = 0.25, test_rows: Any = None,
+        cls, x: Any, y: Any = None, clients: Any = None, *, test_fraction: float = 0.25, test_rows: Any = None,
         num_classes: int | None = None, task: TaskName = "auto", groups: Mapping[Any, Any] | None = None,
         tokens: bool = False, standardize: bool = False, weights: Any = None, stratify: bool = False, seed: int = 0,
         name: str = "arrays",
@@ -304,6 +304,12 @@ class Federation(HasProblem):
           the client's name, with `stratify` in proportion to its labels.
         - `standardize` scales every feature by mean and deviation of all training rows.
         - `weights` [N]: positive numbers by which examples count in training."""
+        if y is None or clients is None:
+            raise DataError(
+                "from_arrays takes three things: from_arrays(x, y, clients), the examples, their labels and the client "
+                f"of each; {'y and ' if y is None else ''}clients are missing. Of one pair of arrays for each client "
+                "make datasets: from_datasets({'north': TensorDataset(x, y), ...})"
+            )
         features = Features(as_features(x, tokens))
         has_classes = num_classes is not None and task == "auto"
         target = read_target(y, "y", "classification" if has_classes else task, codes=True)
