@@ -118,3 +118,11 @@ def test_files_that_people_look_for_keep_their_letters() -> None:
     assert names == [
         "Köln Süd", "Łódź", "Ko%CC%88ln", "東京", "%20a%20", "a%2Fb", "%63on", "50 %25", "A%2E", "Ω%E2%84%A6"
     ]  # fmt: skip
+
+
+def test_the_digest_of_a_record_knows_no_order_of_keys_and_every_value() -> None:
+    record = {"a": 1, "b": {"c": [1.5, None], "d": Path("x")}}
+    again = {"b": {"d": "x", "c": [1.5, None]}, "a": 1}
+    assert storage.record_digest(record) == storage.record_digest(again)
+    assert storage.record_digest(record) != storage.record_digest(again | {"a": 2})
+    assert len(storage.record_digest({})) == 64
