@@ -6,8 +6,8 @@ from pathlib import Path
 
 from kinfed.algorithms import ALGORITHMS
 from kinfed.analysis import MetricStyle, metric_style
-from kinfed.core import storage
 from kinfed.report import TableCell, TableColumn, TextTable, render
+from kinfed.report import write_page as write_file
 from kinfed.report.drawing import signed
 from kinfed.tabular.coalitions import PAGE, Contribution, Contributions
 from kinfed.version import __version__
@@ -21,7 +21,7 @@ PAIRS = (
 
 
 def write_page(result: Contributions, folder: Path) -> None:
-    storage.write_atomically(folder / PAGE, page(result).encode())
+    write_file(folder / PAGE, page(result))
 
 
 def page(result: Contributions) -> str:

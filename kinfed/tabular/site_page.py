@@ -5,8 +5,8 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from kinfed.core import storage
 from kinfed.report import TableCell, TableColumn, TextTable, render
+from kinfed.report import write_page as write_file
 from kinfed.tabular.fit_result import PAGE, RUNS, Calibration, FitResult, SiteRecord, server_path, site_path
 from kinfed.tabular.portfolio import ALONE, ONE_MODEL
 from kinfed.tabular.site_sentences import FEW_OF_A_CLASS, FEW_ROWS, Wording, percent, some
@@ -16,9 +16,7 @@ PICTURE, MARGIN = 150, 8  # pixels of a small drawing
 
 
 def write_page(result: FitResult, folder: Path) -> Path:
-    path = folder / PAGE
-    storage.write_atomically(path, page(result, folder).encode())
-    return path
+    return write_file(folder / PAGE, page(result, folder))
 
 
 def page(result: FitResult, folder: Path) -> str:

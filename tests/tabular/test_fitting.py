@@ -252,6 +252,8 @@ def test_names_are_text_on_the_page(result: FitResult, tmp_path: Path) -> None:
     page = (tmp_path / "fit.html").read_text("utf-8")
     assert "<img src=x" not in page
     assert "&lt;img src=x onerror=alert(1)&gt;" in page
+    write_page(replace(result, table="caf\udce9.csv"), tmp_path)  # a name whose bytes are no text
+    assert "caf?.csv" in (tmp_path / "fit.html").read_text("utf-8")
 
 
 def test_several_files_are_one_site_each(table: Table, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from kinfed.deploy.transport.wire import DESCRIBE as ASK_DESCRIPTION
 from kinfed.deploy.transport.wire import SCORE, MessageError, Packet, plain_text
 from kinfed.engine import METRICS
 from kinfed.errors import ConfigError
+from kinfed.report import write_page
 from kinfed.serving import ModelPipeline
 
 MOST_COLUMNS, MOST_CATEGORIES = 100_000, 10_000
@@ -47,7 +48,7 @@ class QuestionServer:
         storage.write_json(self.folder / "describe.json", {"run": run, "sites": sites})
         for sentence in doubts(sites):
             self.exchange.say(sentence)
-        return self._write("describe.html", description_page(sites, self.missing))
+        return write_page(self.folder / "describe.html", description_page(sites, self.missing))
 
     def _evaluate(self, run: str, roster: Roster) -> Path:
         models = read_models(self.deployment.judged)
@@ -61,7 +62,7 @@ class QuestionServer:
         storage.write_json(self.folder / "evaluate.json", record)
         for line in matrix_table(record, headline).markdown().splitlines():
             self.exchange.say(line)
-        return self._write("evaluate.html", matrix_page(record, self.missing))
+        return write_page(self.folder / "evaluate.html", matrix_page(record, self.missing))
 
     def _ask(
         self, kind: str, run: str, roster: Roster, question: Packet, read: Callable[[Packet], dict[str, Any]]
@@ -84,10 +85,6 @@ class QuestionServer:
         if not answers:
             raise TooFewClients(f"no site has answered; {min(self.missing.items())}")
         return {name: answers[name] for name in roster.names if name in answers}
-
-    def _write(self, name: str, page: str) -> Path:
-        storage.write_atomically(self.folder / name, page.encode())
-        return self.folder / name
 
 
 def read_models(places: str) -> dict[str, ModelPipeline]:
