@@ -146,6 +146,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     text = LINK.sub(replaced, markdown).replace("(claims.html)", "(claims.md)")
     if here == "api.md":
+        text += "\n\n## Doors\n\nWhat else a room of the package offers, and may change before 1.0:"
         text += "".join(map(_door, DOORS))
     if here in {_page_name(ROOT / name) for name in ALWAYS}:
         text = re.sub(r"\]\(([A-Z_]+\.md)\)", lambda match: f"]({_page_name(ROOT / match[1])})", text)
