@@ -7,6 +7,7 @@ Nothing that a reader concludes is in the file: pages and boards compute it from
 from __future__ import annotations
 
 import hashlib
+import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -17,6 +18,7 @@ from typing import Any
 
 from kinfed.arena.suites import Suite, suite
 from kinfed.core import storage
+from kinfed.engine import METRICS
 from kinfed.errors import DataError
 
 _FORMAT, _VERSION = "kinfed-arena-entry", 1
@@ -122,7 +124,7 @@ def read_entry(file: Path | str) -> ArenaEntry:
         entry = ArenaEntry(
             **{name: str(record[name]) for name in names}, federations=scores, machine=record["machine"], code=code
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise DataError(f"{file} is no entry: {error!r}") from error
     if entry.digest != record.get("digest"):
         raise DataError(
@@ -152,6 +154,10 @@ def contradictions(entry: ArenaEntry, whole: Suite) -> str:
             return f"in {one.name} it was tuned with {len(scores.trials)} trials; {budget.trials} are allowed"
         if any(not 1 <= cell.rounds <= one.rounds for cell in scores.cells.values()):
             return f"in {one.name} it has more rounds than {one.rounds}"
+        of_clients = [score for cell in scores.cells.values() for score in cell.scores or () if score is not None]
+        share = METRICS.named(one.metric).percent
+        if any(not math.isfinite(score) or (share and not 0 <= score <= 1) for score in of_clients):
+            return f"in {one.name} it has scores that no client can have of {one.metric}"
     return ""
 
 

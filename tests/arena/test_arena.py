@@ -94,6 +94,10 @@ def forged(file, change):
     return file
 
 
+def scored(one, score):
+    return replace(one, cells={s: replace(c, scores=(score, *c.scores[1:])) for s, c in one.cells.items()})
+
+
 def test_no_method_takes_more_gradients_than_the_budget(own_suite, entries):
     for name in ("local", "fedavg", "ditto", "kin", "halfway"):
         entry = read_entry(entries / name / "entry.json")
@@ -218,6 +222,8 @@ def test_nobody_takes_the_name_of_another(entry_file):
         (lambda one: replace(one, trials=one.trials[1:]), "trials"),
         (lambda one: replace(one, cells={s: replace(c, rounds=30) for s, c in one.cells.items()}), "more rounds"),
         (lambda one: replace(one, refused="I would rather not"), "it is refused and has scores"),
+        (lambda one: scored(one, 5.0), "no client can have of accuracy"),
+        (lambda one: scored(one, -0.1), "no client can have of accuracy"),
     ],
 )
 def test_what_contradicts_itself_is_no_entry(entry_file, change, sentence):
