@@ -267,7 +267,10 @@ def _of_clients(name: str, path: Path) -> Iterator[tuple[str, Any]]:
 
 
 # What differs between two equal runs: time, the machine, and where the run lies.
-_OF_THE_MOMENT = ("versions", "kinfed", "started", "created", "out", "data", "plugins", "path", "table", "tables", "id")
+_OF_THE_MOMENT = (
+    "versions", "kinfed", "started", "created", "out", "data", "plugins", "path", "table", "tables", "id",
+    "files", "seal",  # digests of files that hold seconds
+)  # fmt: skip
 
 
 def _timeless(record: Any) -> Any:

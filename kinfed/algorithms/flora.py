@@ -71,9 +71,7 @@ class RanksByClient(DeploysLastModel[Server, MaskedDown, MaskedUp]):
         return Server(task.init(population.seed), level, bits)
 
     def download(self, server: Server, ids: Tensor) -> MaskedDown:
-        bits = take_rows(server.bits, server.level[ids])
-        mask = unpacked(bits, len(server.w)).to(server.w.device)
-        return MaskedDown(torch.where(mask, server.w, 0.0), bits)
+        return MaskedDown.of(server.w, take_rows(server.bits, server.level[ids]))
 
     def trained(self, task: Task, down: MaskedDown, data: Cohort) -> tuple[Tensor, Tensor, Tensor]:
         """(models [n, P] after local training, their changes, and the columns that were trained)."""

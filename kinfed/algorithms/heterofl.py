@@ -90,9 +90,7 @@ class HeteroFL(DeploysLastModel[Server, MaskedDown, MaskedUp]):
         return Server(task.init(population.seed), level, bits)
 
     def download(self, server: Server, ids: Tensor) -> MaskedDown:
-        bits = take_rows(server.bits, server.level[ids])
-        mask = unpacked(bits, len(server.w)).to(server.w.device)
-        return MaskedDown(torch.where(mask, server.w, 0.0), bits)
+        return MaskedDown.of(server.w, take_rows(server.bits, server.level[ids]))
 
     def client_update(self, task: Task, client: Client, down: MaskedDown, data: Cohort) -> tuple[Client, MaskedUp]:
         mask = unpacked(down.bits, task.num_params).to(down.w.device)

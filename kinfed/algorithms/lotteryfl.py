@@ -73,9 +73,7 @@ class LotteryFL(OneModel[Server, Client, MaskedDown, MaskedUp]):
         return Client(start, everything, torch.ones(n), torch.zeros(n, dtype=torch.bool))
 
     def download(self, server: Server, ids: Tensor) -> MaskedDown:
-        bits = server.bits[ids]
-        mask = unpacked(bits, len(server.w)).to(server.w.device)
-        return MaskedDown(torch.where(mask, server.w, 0.0), bits)
+        return MaskedDown.of(server.w, server.bits[ids])
 
     def client_update(self, task: Task, client: Client, down: MaskedDown, data: Cohort) -> tuple[Client, MaskedUp]:
         mask = unpacked(client.bits, task.num_params).to(down.w.device)

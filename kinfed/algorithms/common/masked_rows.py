@@ -6,7 +6,7 @@ bits: that is what is counted. A column is averaged over the clients that have i
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -35,6 +35,11 @@ def dealt_levels(count: int, by: Levels, population: Population, purpose: str) -
 class MaskedDown(Tree):
     w: Tensor = field(metadata=masked_by("bits"))  # [n, P]
     bits: Tensor  # [n, ⌈P/8⌉] uint8
+
+    @classmethod
+    def of(cls, w: Tensor, bits: Tensor) -> Self:
+        """The columns of one model w [P] that every client has."""
+        return cls(torch.where(unpacked(bits, len(w)).to(w.device), w, 0.0), bits)
 
 
 @dataclass
