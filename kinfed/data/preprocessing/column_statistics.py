@@ -29,7 +29,7 @@ CATEGORIES = 100  # more different texts than these are not categories
 DECLARED_CATEGORIES = 10_000  # more than these even where the user says that a column holds categories
 LONGEST_VALUE = 100  # characters; a longer text is no category
 MOST_COLUMNS = 100_000
-LACKING_SHARE, LACKING_ROWS = 0.15, 20  # a site with so many rows lacks a column that a smaller share have a value in
+LACKING_SHARE, LACKING_ROWS = 0.15, 20  # a site of this many rows lacks a column if a smaller share have a value
 LONGEST_NAME = 200  # characters of a column's name
 
 

@@ -49,8 +49,8 @@ _DOES_NOT_DRAW = frozenset({
     "aten::_scaled_dot_product_flash_attention_for_cpu",
 })  # fmt: skip
 _NOWHERE = (
-    "the model draws random numbers by torch.{} where none may be drawn: on the way back (by torch.utils.checkpoint?), "
-    "where they cannot be repeated; leave that out"
+    "the model draws random numbers by torch.{}, and none may be drawn there: on the way back (by "
+    "torch.utils.checkpoint?) they cannot be repeated; leave that out"
 )
 
 
