@@ -106,6 +106,14 @@ def test_the_compose_file_names_images_that_there_are() -> None:
         assert service["read_only"] is True
 
 
+def test_the_conda_recipe_needs_what_the_wheel_needs() -> None:
+    yaml = pytest.importorskip("yaml")
+    text = re.sub(r"\$\{\{.*?\}\}", "0", (PACKAGING / "conda" / "recipe.yaml").read_text())
+    wanted = {line.replace(" ", "").replace("pytorch", "torch") for line in yaml.safe_load(text)["requirements"]["run"]}
+    needed = {line.replace("Jinja2", "jinja2") for line in PROJECT["dependencies"]}
+    assert wanted == needed | {f"python{PROJECT['requires-python']}"}
+
+
 @pytest.mark.flower
 @pytest.mark.timeout(600)
 def test_the_server_s_entry_point_starts_becomes_healthy_and_stops(tmp_path: Path) -> None:
