@@ -105,7 +105,7 @@ def members_(folder: Members) -> None:
 
 
 def revoke(folder: Members, client: Client) -> None:
-    """Believe a site's key no more: it leaves the folder, and cannot be enrolled again."""
+    """Stop believing a site's key: it leaves the folder, and cannot be enrolled again."""
     with _needs_cryptography():
         from kinfed.deploy import members
 
