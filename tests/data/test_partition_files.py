@@ -182,6 +182,13 @@ class Forged:
         return self.pickled
 
 
+@pytest.mark.parametrize("content", [b"cnumpy._core.multiarray\nscalar\n.", b"cnumpy\ndtype\n(S'f8'\ntR.",
+    b"cnumpy._core.multiarray\nscalar\n(N}(S'__doc__'\nS'x'\nutb."])  # fmt: skip
+def test_what_makes_arrays_is_no_content(content, tmp_path):
+    with pytest.raises(DataError, match="a function or a type"):
+        read_plain_pickle(content, tmp_path / "partition.pkl")
+
+
 ADDRESS = b"A" * 8  # of an object, if somebody takes it for one
 FIELDS = {"a": (np.dtype("O"), 0)}
 FORGED = {

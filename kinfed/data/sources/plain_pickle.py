@@ -58,6 +58,8 @@ def _plain(value: Any) -> Any:
     """The value with numpy's arrays in their places."""
     if isinstance(value, _Array):
         return value.values
+    if callable(value) or isinstance(value, _Type):
+        raise pickle.UnpicklingError("it holds a function or a type in the place of numbers")
     if isinstance(value, dict):
         return {_plain(key): _plain(item) for key, item in value.items()}
     return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
