@@ -63,3 +63,4 @@ def test_rankings_that_agree_correlate_fully():
     ranks = {"a": 1.0, "b": 2.0, "c": 3.0}
     assert rankings.rank_correlation(ranks, ranks) == pytest.approx(1)
     assert rankings.rank_correlation(ranks, {"a": 9.0, "b": 5.0, "c": 1.0}) == pytest.approx(-1)
+    assert rankings.rank_correlation(ranks, {"a": 4.0, "b": 4.0, "c": 4.0}) == 0
