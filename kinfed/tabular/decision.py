@@ -37,6 +37,7 @@ from kinfed.tabular.portfolio import ALONE, LOCAL, ONE_MODEL, Contender, Try, co
 from kinfed.tabular.search import NEVER, Search, Tries
 from kinfed.theory import joint_gains
 
+FARTHEST = 20.0  # standard deviations of the target beyond which a prediction is not meant: the model has diverged
 ROWS_DRAWN = 20_000_000  # rows of all bootstrap draws of one contender together, at most
 DRAWS_KEPT = 30_000_000  # advantages of all contenders at all sites in all draws, at most
 EQUAL = 1e-6  # advantages that differ by less of the largest are equal
@@ -214,7 +215,7 @@ def best_tries(
         for number in range(tries.trials):
             if (one.name, number) not in tries.outputs:
                 continue
-            judged = judged_training(tries.outputs[one.name, number], data, places)
+            judged = judged_training(within_reach(tries.outputs[one.name, number], data.problem), data, places)
             value = pooled_value(metric, judged)
             if one.name not in validation or sign * value > sign * validation[one.name]:
                 best[one.name], validation[one.name] = (number, judged), value
@@ -277,6 +278,21 @@ def judged_training(outputs: Tensor, data: Federation, places: Tensor) -> Judged
     """The entries `places`, ascending, of `data.train.rows`; outputs [T, C] are of all of them."""
     train = data.train
     return judged_rows(outputs[places], train.rows[places], train.owner[places], data)
+
+
+def within_reach(outputs: Tensor, problem: Problem) -> Tensor:
+    """Numbers no farther off than a prediction can be meant to be: the error of a model that diverged at one site would
+    else be all that is known of the others."""
+    if not problem.is_single_number:
+        return outputs
+    low, high = reach_of(problem)
+    return torch.nan_to_num(outputs, nan=high).clamp(low, high)
+
+
+def reach_of(problem: Problem) -> tuple[float, float]:
+    """How far from the mean of the training targets a prediction of a single number can be meant to be."""
+    mean, reach = (float(np.ravel(value)[0]) for value in (problem.mean, problem.scale))
+    return mean - FARTHEST * reach, mean + FARTHEST * reach
 
 
 def pooled_value(metric: Metric, judged: Judged) -> float:

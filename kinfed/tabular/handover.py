@@ -13,8 +13,12 @@ each row by the threshold that the other rows set.
 
 The likely mixture maximizes the likelihood of the validated rows, Σ log Σ_m π_m p_m, by EM; shares of all sites
 together count like ten further rows of every site, as for `kin`. Where a number is predicted, densities are normal
-around predictions with one variance per site, that of the residuals of learning alone in the folds, and models are
-mixed by their predictions: log loss is then that of the density, and nothing is promised for squared error.
+around predictions with one variance per site, that of the residuals of learning alone in the folds (of the target, if
+they are larger), and models are mixed by their predictions: log loss is then that of the density, up to a constant of
+the site, and nothing is promised for squared error.
+
+A model that diverged has no part in the mixture of a site: a thousandth of a number without bounds is no small thing.
+Its predictions tell, on rows that the folds left out and on test rows, whatever their targets are.
 """
 
 from __future__ import annotations
@@ -31,12 +35,14 @@ from torch import Tensor
 
 from kinfed.core import rng
 from kinfed.data import Federation
+from kinfed.tabular.decision import reach_of
 from kinfed.tabular.portfolio import ALONE, ONE_MODEL
 from kinfed.theory import certificates, safe_mixture
 
 Floats = NDArray[np.float64]
 SAFE, CHOSEN, CERTIFIED = "safe", "chosen", "certified"
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99)  # of prediction sets that a model's file knows
+HOPELESS = 1e9  # log density of what is too far off for its own number to matter
 PRIOR_ROWS = 10.0  # rows that residuals of all sites count for in a site's variance
 
 
@@ -75,6 +81,7 @@ class OutputsOfAll:
     owner: NDArray[np.int64]
     weight: Floats | None = None  # [T] how much every row counts
     variance: Floats | None = None
+    reach: tuple[float, float] = (-math.inf, math.inf)  # of numbers that a prediction can be meant to be
 
     @classmethod
     def of_rows(
@@ -85,7 +92,8 @@ class OutputsOfAll:
         if data.problem.classifies:
             stacked = torch.softmax(stacked, 2)
         weight = None if data.weights is None else data.weights[rows].double().numpy()
-        return cls(stacked.numpy(), data.labels[rows].numpy(), owner.numpy(), weight, variance)
+        reach = reach_of(data.problem) if data.problem.is_single_number else cls.reach
+        return cls(stacked.numpy(), data.labels[rows].numpy(), owner.numpy(), weight, variance, reach)
 
     def weights(self, rows: NDArray[np.int64]) -> Floats:
         """[n] how much these rows count."""
@@ -93,18 +101,23 @@ class OutputsOfAll:
 
     def log_p(self, shares: Floats, rows: NDArray[np.int64]) -> Floats:
         """[E, n] of experts that are shares [E, M] of the contenders, on these rows."""
-        mixed = np.einsum("em,mtc->etc", shares, self.outputs[:, rows])
+        mixed = np.stack([self.mixed(np.broadcast_to(one, (len(rows), len(one))), rows) for one in shares])
         if self.variance is None:
             truth = np.take_along_axis(mixed, self.target[rows].astype(np.int64)[None, :, None], 2)[..., 0]
             return np.asarray(np.log(np.maximum(truth, 1e-300)))
         variance = self.variance[self.owner[rows]]
-        return np.asarray(
-            -((mixed[..., 0] - self.target[rows]) ** 2) / (2 * variance) - np.log(2 * np.pi * variance) / 2
-        )
+        return density(mixed[..., 0] - self.target[rows], variance)
 
     def mixed(self, shares: Floats, rows: NDArray[np.int64]) -> Floats:
-        """[n, C] by shares [n, M] of the contenders, one row of shares each."""
-        return np.asarray(np.einsum("tm,mtc->tc", shares, self.outputs[:, rows]))
+        """[n, C] by shares [n, M] of the contenders, one row of shares each; what has no share need not be finite."""
+        outputs = np.where(shares.T[:, :, None] > 0, self.outputs[:, rows], 0.0)
+        return np.asarray(np.einsum("tm,mtc->tc", shares, outputs))
+
+    def are_sound(self, sites: int) -> NDArray[np.bool_]:
+        """[K, M] which contenders have not diverged on the rows of each site."""
+        low, high = self.reach
+        lost = np.any(~((self.outputs >= low) & (self.outputs <= high)), axis=2)  # [M, T]; NaN is nowhere
+        return np.stack([np.bincount(self.owner, weights=one, minlength=sites) == 0 for one in lost], 1)
 
     def scores(self, mixed: Floats, rows: NDArray[np.int64]) -> Floats:
         """[n] how strange the truth is: 1 − p of it, or its distance from the predicted number."""
@@ -120,12 +133,19 @@ class OutputsOfAll:
         return float(np.maximum(inside, 1).mean()) if len(mixed) else math.nan  # the likeliest class is always inside
 
 
+def density(errors: Floats, variance: Floats | float) -> Floats:
+    """Logarithm of a normal density of errors, less its largest value: bounds on it know no unit."""
+    return np.asarray(np.maximum(np.nan_to_num(-(errors**2) / (2 * variance), nan=-HOPELESS), -HOPELESS))
+
+
 def residual_variance(alone: Tensor, data: Federation, rows: Tensor, owner: Tensor) -> Floats:
-    """[K] variance of the residuals of learning alone on validated rows; those of all sites count like ten rows."""
-    squares = (alone.double()[:, 0] - data.labels[rows].double()).square().numpy()
-    total = np.bincount(owner.numpy(), weights=squares, minlength=data.num_clients)
+    """[K] variance of the residuals of learning alone on validated rows, at each site at most that of the target; those
+    of all sites count like ten rows."""
+    most = float(np.ravel(data.problem.scale)[0]) ** 2
+    squares = (alone.double()[:, 0] - data.labels[rows].double()).square().nan_to_num(nan=math.inf).numpy()
     count = np.bincount(owner.numpy(), minlength=data.num_clients)
-    pooled = max(float(squares.mean()) if len(squares) else 1.0, 1e-12)
+    total = np.minimum(np.bincount(owner.numpy(), weights=squares, minlength=data.num_clients), most * count)
+    pooled = max(float(total.sum() / count.sum()) if len(squares) else most, 1e-12 * most)
     return np.asarray((total + PRIOR_ROWS * pooled) / (count + PRIOR_ROWS))
 
 
@@ -141,23 +161,29 @@ def safe_handover(
     one_hot = np.eye(M)
     population = safe_mixture.likely_shares(validated.log_p(one_hot, everything), equal, strength=1.0)
     population = 0.9 * population + 0.1 * equal
+    sound = validated.are_sound(sites) & test.are_sound(sites)
+    sound[~sound.any(1), alone] = True  # where all are lost, nothing is mixed
     shares = np.zeros((sites, M))
     costs: list[float | None] = []
     row_shares = np.zeros((len(test.target), M))
     calibration: list[NDArray[np.int64]] = []
     for k in range(sites):
         own = np.flatnonzero(validated.owner == k)
-        likely = safe_mixture.likely_shares(validated.log_p(one_hot, own), population, PRIOR_ROWS)
+        taken = np.flatnonzero(sound[k])
+        prior = population[taken] / population[taken].sum()
+        likely = np.zeros(M)
+        likely[taken] = safe_mixture.likely_shares(validated.log_p(one_hot[taken], own), prior, PRIOR_ROWS)
         # Learning alone first; what the folds chose only where that is something else.
-        pure = [alone] if chosen[k] == ALONE else [alone, names.index(chosen[k])]
+        pure = [m for m in dict.fromkeys((alone, names.index(chosen[k]))) if sound[k, m]]
         experts = np.stack([*(one_hot[m] for m in pure), likely])
         learning, setting = halves(np.flatnonzero(test.owner == k), rng.fold(rng.root(seed, "fit-shares"), k))
         counted = test.weights(learning)
-        prior = safe_mixture.prior_weights(len(experts), alone_prior)
+        even = np.full(len(experts), 1 / len(experts))
+        prior = safe_mixture.prior_weights(len(experts), alone_prior) if sound[k, alone] else even
         result = safe_mixture.safe_shares(test.log_p(experts, learning), prior, counted)
         shares[k] = result.shares @ experts
         row_shares[learning], row_shares[setting] = result.row_shares @ experts, shares[k]
-        costs.append(safe_mixture.most_it_costs(float(counted.sum()), alone_prior))
+        costs.append(safe_mixture.most_it_costs(float(counted.sum()), alone_prior) if sound[k, alone] else None)
         calibration.append(setting)
     sets = prediction_sets(test, shares, calibration)
     return Handover(names, shares, _outputs(test, row_shares), costs, sets, new_site_sets(test, names))

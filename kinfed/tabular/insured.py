@@ -11,6 +11,7 @@ calibrate: shares depend on these by that one number, and coverage is about exac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,11 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kinfed.core import rng
-from kinfed.data import as_table
+from kinfed.data import Problem, as_table
 from kinfed.data.sources import read_table
 from kinfed.errors import ConfigError, DataError
 from kinfed.serving import ModelPipeline
-from kinfed.tabular.handover import LEVELS, halves
+from kinfed.tabular.decision import reach_of
+from kinfed.tabular.handover import LEVELS, density, halves
 from kinfed.tabular.watch import truth_of
 from kinfed.theory import certificates, safe_mixture
 
@@ -78,25 +80,34 @@ def insure(
     outputs = np.stack([one.predictions(rows, where=where).outputs.double().numpy() for one in models])  # [M, n, ...]
     learning, setting = halves(np.arange(rows.num_rows), rng.root(seed, "insure"))
     if problem.is_regression:
-        variance = max(float(np.square(outputs[0, setting] - truth[setting]).mean()), 1e-12)
-        log_p = -((outputs - truth) ** 2) / (2 * variance) - np.log(2 * np.pi * variance) / 2
+        least = 1e-12 * float(np.ravel(problem.scale)[0]) ** 2
+        variance = max(float(np.square(outputs[0, setting] - truth[setting]).mean()), least)
+        log_p = density(outputs - truth, variance)
     else:
         p = np.take_along_axis(outputs, truth[None, :, None], 2)[..., 0]
         log_p = np.log(np.maximum(p, safe_mixture.LEAST))
-    prior = safe_mixture.prior_weights(len(models), alone_prior)
-    result = safe_mixture.safe_shares(log_p[:, learning], prior)
-    mixed = np.tensordot(result.shares, outputs[:, setting], 1)
+    taken = np.array([0, *(m for m in range(1, len(models)) if _is_sound(outputs[m], problem))])
+    prior, shares = safe_mixture.prior_weights(len(taken), alone_prior), np.zeros(len(models))
+    result = safe_mixture.safe_shares(log_p[np.ix_(taken, learning)], prior)
+    shares[taken] = result.shares
+    mixed = np.tensordot(shares[taken], outputs[np.ix_(taken, setting)], 1)
     if problem.is_regression:
         scores = np.abs(mixed - truth[setting])
     else:
         scores = 1 - np.take_along_axis(mixed, truth[setting][:, None], 1)[:, 0]
     sets = {level: certificates.set_threshold(scores, [], level, borrowed=0.0) for level in LEVELS}
-    model = ModelPipeline.mixture(models, result.shares.tolist()).with_sets(sets)
+    model = ModelPipeline.mixture([models[m] for m in taken], result.shares.tolist()).with_sets(sets)
     return Insured(
-        model, result.shares, len(learning), safe_mixture.most_it_costs(len(learning), alone_prior),
+        model, shares, len(learning), safe_mixture.most_it_costs(len(learning), alone_prior),
         float((-result.log_p[0] - result.predictive_loss).mean()), len(setting),
         certificates.covered_share(scores, [], SHOWN, borrowed=0.0),
     )  # fmt: skip
+
+
+def _is_sound(outputs: Floats, problem: Problem) -> bool:
+    """Tell whether a model has not diverged; one that has gets no share (kinfed.tabular.handover)."""
+    low, high = reach_of(problem) if problem.is_single_number else (-math.inf, math.inf)
+    return bool(((outputs >= low) & (outputs <= high)).all())
 
 
 def _encoding(model: ModelPipeline) -> str:

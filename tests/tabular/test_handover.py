@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import kinfed
 from kinfed.errors import ConfigError
 from kinfed.serving.pipeline import ModelPipeline
+from kinfed.tabular.decision import within_reach
 from kinfed.tabular.fit_result import FitResult
-from kinfed.tabular.handover import LEVELS, OutputsOfAll, safe_handover
+from kinfed.tabular.handover import LEVELS, OutputsOfAll, residual_variance, safe_handover
 from kinfed.tabular.portfolio import ALONE, ONE_MODEL
 from kinfed.tabular.site_sentences import Wording
 from tests.command_line import kinfed as command
@@ -95,6 +98,50 @@ def test_a_safe_mixture_follows_the_better_model_and_keeps_its_promise(alone: fl
     excess = np.bincount(test.owner, weights=np.log(test.outputs[0, :, 1]) - np.log(p[:, 1] / p.sum(1)))
     assert excess.mean() <= np.log(2) * 2
     assert handed.most_it_costs == pytest.approx([np.log(2) / 16] * 40)
+
+
+def numbers(errors: Any, unit: float = 1.0, rows: int = 24) -> tuple[OutputsOfAll, OutputsOfAll, Any]:
+    """Three contenders of two sites whose predictions are off by normal errors of these deviations [2, 3]."""
+    draw, owner = np.random.default_rng(0), np.repeat([0, 1], rows)
+    truth = draw.normal(size=2 * rows)
+    off = np.asarray(errors)[owner].T * draw.normal(size=(3, 2 * rows))
+    data = kinfed.Federation.from_arrays(np.zeros((2 * rows, 1)), unit * truth, owner, task="regression")
+    reach = (-20 * unit, 20 * unit)
+    half = np.arange(2 * rows) % 2 == 1
+    variance = residual_variance(
+        torch.from_numpy(unit * (truth + off[0]))[:, None], data, torch.arange(2 * rows), torch.from_numpy(owner)
+    )
+    validated, test = (
+        OutputsOfAll(unit * (truth + off)[:, part, None], unit * truth[part], owner[part], None, variance, reach)
+        for part in (half, ~half)
+    )
+    return validated, test, data
+
+
+def test_a_model_that_diverged_has_no_part_in_a_mixture_and_tells_nothing_of_other_sites() -> None:
+    """Alone ran away at the second site, the third contender at both: a share of a thousandth of it would cost all."""
+    names, chosen = [ALONE, ONE_MODEL, "ditto"], [ONE_MODEL, ONE_MODEL]
+    handed = safe_handover(names, chosen, *numbers([[1, 0.1, 1e30], [1e18, 0.1, np.inf]]), 0, 0.5)
+    calm = safe_handover(names, chosen, *numbers([[1, 0.1, 1e30], [1, 0.1, 1e30]]), 0, 0.5)
+    assert handed.shares[:, 2].tolist() == [0, 0]
+    assert handed.shares[1].tolist() == pytest.approx([0, 1, 0])
+    assert handed.shares[0] == pytest.approx(calm.shares[0], abs=0.03)
+    assert [cost is None for cost in handed.most_it_costs] == [False, True]
+    assert bool(handed.outputs.abs().max() < 5)
+
+
+def test_shares_know_no_unit() -> None:
+    names, chosen, errors = [ALONE, ONE_MODEL, "ditto"], [ONE_MODEL] * 2, [[0.5, 0.3, 0.4], [0.2, 0.6, 0.9]]
+    shares = [safe_handover(names, chosen, *numbers(errors, unit), 0, 0.5).shares for unit in (1e-6, 1.0, 1e6)]
+    assert shares[0] == pytest.approx(shares[1], abs=1e-9)
+    assert shares[2] == pytest.approx(shares[1], abs=1e-9)
+
+
+def test_a_model_that_diverged_at_one_site_is_no_farther_off_there_than_a_prediction_can_be() -> None:
+    outputs = torch.tensor([[1e30], [-1e30], [torch.nan], [0.5]], dtype=torch.float64)
+    problem = replace(kinfed.data.Problem.of_numbers(), mean=2.0, scale=0.5)
+    assert within_reach(outputs, problem).flatten().tolist() == [12.0, -8.0, 12.0, 0.5]
+    assert bool(within_reach(outputs, kinfed.data.Problem.of_classes(2)).isnan().any())
 
 
 def test_sets_hold_about_as_many_rows_as_they_say_and_the_likeliest_class_always(folder: Path, table: Table) -> None:

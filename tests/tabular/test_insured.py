@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import kinfed
 from kinfed.errors import ConfigError, DataError
@@ -73,6 +75,12 @@ def test_numbers_are_mixed_by_normal_densities(table: dict[str, list[Any]]) -> N
     ends = one.model.predictions(fresh, level=0.9).sets
     assert one.covered == pytest.approx(0.9, abs=0.1)
     assert ends.shape == (60, 2)
+    diverged = copy.deepcopy(server)
+    with torch.no_grad():
+        for parameter in diverged.module.parameters():
+            parameter.mul_(1e30)
+    with_it = insure(result.personal_model("north", "local"), [server, diverged], fresh, "outcome")
+    assert with_it.shares == pytest.approx([*one.shares, 0.0])
 
 
 def test_rows_and_models_that_do_not_fit_are_refused(models: Models, table: dict[str, list[Any]]) -> None:
