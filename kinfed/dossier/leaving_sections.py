@@ -14,7 +14,8 @@ from kinfed.tabular import Wording
 Facts = dict[str, Any]
 KINDS = {  # of messages, as audit logs call them
     "hello": "greeting", "sums": "statistics of columns", "train": "update", "evaluate": "figures of an evaluation",
-    "judge": "figures of tries", "weigh": "advantages of tries", "settle": "what the site takes, and its gain",
+    "judge": "figures of tries", "weigh": "advantages of tries",
+    "settle": "what the site takes, its gain, and what own columns buy",
     "together": "answers of several runs at once", "share": "shares for a secure sum", "mask": "masked update",
     "confirm": "confirmation of a secure sum", "unmask": "shares of masks",
 }  # fmt: skip
@@ -37,12 +38,14 @@ def leaving(facts: Facts) -> DossierSection:
         )
     texts += [sentence for method in facts["methods"] for sentence in _sentences(method, verb, facts["kind"])]
     if (search := facts["search"]) is not None:
+        own = dict.fromkeys(one["column"] for one in facts["fit"]["own_columns"])
+        bought = f"; and of {listed(list(own))} whether it has the column, and what that buys there" if own else ""
         texts.append(
             f"The search trained {plural(search['runs'], 'run')} (tries, folds and all rows) in "
             f"{plural(search['rounds'], 'round')}; over all of them sites sent {byte_size(search['bytes_up'])} and "
             f"received {byte_size(search['bytes_down'])}. Besides, for every try two numbers (its score on the site's "
             "validation rows and how many these are), for every method its advantage over learning alone with the "
-            "covariance of these, and at the end the gain on its test rows."
+            f"covariance of these, and at the end the gain on its test rows{bought}."
         )
     if (judged := facts["evaluations"]) is not None:
         texts.append(
