@@ -391,7 +391,7 @@ class Wording:
         low, high = gain - 1.96 * error, gain + 1.96 * error
         if low > 0:
             return f"has it, and it buys {self.worth(gain)} (95 % interval {self.worth(low)} to {self.worth(high)})"
-        return f"has it, and nothing is seen of a use ({self.worth(low)} to {self.worth(high)})"
+        return f"has it, and no use of it is seen (95 % interval {self.worth(low)} to {self.worth(high)})"
 
     @staticmethod
     def _mean_worth(has: Sequence[ColumnWorth]) -> tuple[float, float]:

@@ -147,7 +147,10 @@ def roles(table: pa.Table, options: TableOptions, path: str) -> set[str]:
         columns = ", ".join(name for name in table.column_names if name != options.client_column)
         raise ConfigError(f"which column of {path} is to be predicted? Give it with --label-column; columns: {columns}")
     if (options.time_column is None) != (options.event_column is None):
-        raise ConfigError("survival has a time and an event: give both --time-column and --event-column")
+        raise ConfigError(
+            "survival has a time and an event: give both --time-column and --event-column (the date that rows follow "
+            "each other by is --order-column)"
+        )
     if options.time_column is not None and options.task not in ("auto", "survival"):
         raise ConfigError(f"--time-column is for survival, and --task is {options.task}; leave one of them out")
     settings = [
@@ -332,5 +335,8 @@ def _set_groups(source: Source, values: np.ndarray[Any, Any], column: str) -> No
         client = int(source.owners[mixed[0]])
         seen = ", ".join(sorted({names[g] for g in group[source.owners == client].tolist()}))
         name = source.owner_names[client]
-        raise DataError(f"column {column} should have one value per client; client {name} has {seen}")
+        raise DataError(
+            f"column {column} should have one value per client; client {name} has {seen}. A column that says whom a row "
+            "is of (patient, case) is --person-column"
+        )
     source.owner_groups, source.group_names = of_owner, names
