@@ -246,7 +246,7 @@ class TablePreprocessing:
         if own:
             sentences.append(
                 f"not every site has {_some(own)}: each site that has such a column learns its effect by itself, "
-                "pulled to zero; models are fed the effect, which is zero elsewhere (own_columns=shared: as gaps)"
+                "pulled to zero; models are fed the effect, which is zero elsewhere"
             )
         partial = [f"{one.name} (at {one.empty_sites})" for one in self.used if one.empty_sites and one.name not in own]
         if partial:

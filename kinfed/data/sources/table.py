@@ -336,7 +336,7 @@ def _set_groups(source: Source, values: np.ndarray[Any, Any], column: str) -> No
         seen = ", ".join(sorted({names[g] for g in group[source.owners == client].tolist()}))
         name = source.owner_names[client]
         raise DataError(
-            f"column {column} should have one value per client; client {name} has {seen}. A column that says whom a row "
-            "is of (patient, case) is --person-column"
+            f"column {column} should have one value per client; client {name} has {seen}. A column of patients "
+            "or cases is --person-column"
         )
     source.owner_groups, source.group_names = of_owner, names
