@@ -3,7 +3,7 @@ model:
 
   fused    compiled loops over clients of dense and LSTM networks, without the interpreter's lock (extra `fast`), for
            runs long enough to earn what loading compiled code costs
-  stacked  hand-written forward and backward on [n, ...]: dense layers, 5-9x a plain loop, and LSTM layers
+  stacked  hand-written forward and backward on [n, ...]: dense layers, 5-9x a plain loop, LSTM and GRU layers
   rows     one row after the other: by hand for chains of convolutions, which gain nothing from stacking, with autograd
            for anything else
   batched  many clients in one forward pass through what is frozen, for adapters and heads

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from conftest import MakeBatch, MakeSplit
 from kinfed.data.examples.batches import Batch, Batches, LocalTraining, Split
-from kinfed.engine.backends.lstm import LastOutput
+from kinfed.engine.backends.recurrent import LastOutput
 from kinfed.engine.contract.descent import TRANSPOSE_FROM_STEPS, LayerwiseDescent, Terms
 from kinfed.engine.contract.feature_loss import Deltas, FeatureLoss, by_autograd, cross_entropy, logit_delta, on_rows
 from kinfed.engine.contract.head import find_head

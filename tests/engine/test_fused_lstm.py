@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from kinfed.data.examples.batches import Batch, LocalTraining, Split
 from kinfed.data.examples.features import Features
-from kinfed.engine.backends.lstm import LastOutput
+from kinfed.engine.backends.recurrent import LastOutput
 from kinfed.engine.contract.objective import SQUARED
 from kinfed.engine.task_factory import ModuleTask, make_task
 from kinfed.engine.training.sgd import sgd

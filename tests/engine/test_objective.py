@@ -10,7 +10,7 @@ from kinfed.algorithms import ALGORITHMS
 from kinfed.data.examples.batches import Batch, LocalTraining
 from kinfed.data.examples.problem import Problem
 from kinfed.data.federations.federation import Federation
-from kinfed.engine.backends.lstm import LastOutput
+from kinfed.engine.backends.recurrent import LastOutput
 from kinfed.engine.contract.objective import ABSOLUTE, SQUARED, Huber, make_objective
 from kinfed.engine.task_factory import make_task
 from kinfed.engine.zoo.lora import lora

@@ -16,7 +16,7 @@ from conftest import MakeSplit
 from kinfed.data.examples.batches import Batch, Batches, LocalTraining, Split
 from kinfed.data.examples.features import Features
 from kinfed.data.federations.federation import Federation
-from kinfed.engine.backends.lstm import LastOutput
+from kinfed.engine.backends.recurrent import LastOutput
 from kinfed.engine.contract.columns import ParameterSlot
 from kinfed.engine.task_factory import ModuleTask, Task, make_task
 from kinfed.engine.training.sgd import each_step, sgd

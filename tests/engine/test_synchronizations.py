@@ -17,7 +17,7 @@ import kinfed
 from kinfed.algorithms import make_algorithm
 from kinfed.data.examples.batches import LocalTraining
 from kinfed.data.federations.federation import Federation
-from kinfed.engine.backends.lstm import LastOutput
+from kinfed.engine.backends.recurrent import LastOutput
 from kinfed.engine.task_factory import RowsTask, make_task
 from kinfed.engine.training.sgd import sgd
 

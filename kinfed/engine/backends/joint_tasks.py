@@ -1,4 +1,4 @@
-"""Many clients at once: stacked, by hand, for dense layers and LSTM; by torch.func batched, for modules whose trained
+"""Many clients at once: stacked, by hand, for dense layers, LSTM, GRU; by torch.func batched, for modules whose trained
 parameters are adapters and linear layers, and vmap, for small modules of any kind.
 
 Batched, the examples of n clients go through the module as one batch (kinfed.engine.contract.linear). Worth it where a
@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, vmap
 
 from kinfed.data import Batch
 from kinfed.engine.backends.dense import FeedForwardNet
-from kinfed.engine.backends.lstm import RecurrentNet
+from kinfed.engine.backends.recurrent import RecurrentNet
 from kinfed.engine.contract.descent import PLAIN, Descent, Terms
 from kinfed.engine.contract.feature_loss import FeatureLoss, answer, on_rows, pulled_back
 from kinfed.engine.contract.head import HeadProbe
@@ -44,7 +44,7 @@ class StackedTask(ModuleTask):
         net = self._known_net or (stacked_net(self.module, self.objective) if self.is_plain else None)
         if net is None:
             raise ModelError(
-                "the stacked path takes chains of Flatten, Linear, ReLU and Tanh only, or LSTM, LastOutput and Linear"
+                "the stacked path takes chains of Flatten, Linear, ReLU and Tanh, or of LSTM or GRU, LastOutput and Linear"
             )
         self.net = net
 

@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from kinfed.engine.backends.dense import FeedForwardNet
-from kinfed.engine.backends.lstm import RecurrentNet
+from kinfed.engine.backends.recurrent import RecurrentNet
 from kinfed.engine.compiled.kernel_arguments import Unrolled
 from kinfed.engine.contract.linear import Dense
 from kinfed.engine.contract.update_program import Add, Collect, Gradient, GradientStep, Instruction, Mix, Norm, changes

@@ -1,7 +1,7 @@
 """Dense and LSTM networks in compiled loops: one call, without the interpreter's lock, takes all local steps of some
 clients.
 
-Networks are those of kinfed.engine.backends.dense and kinfed.engine.backends.lstm, whose torch code serves where a
+Networks are those of kinfed.engine.backends.dense and kinfed.engine.backends.recurrent, whose torch code serves where a
 feature loss is given, and is the oracle in tests. Each client is trained by itself: its numbers depend neither on the
 clients beside it nor on the number of threads, bit for bit.
 """
@@ -54,7 +54,8 @@ def is_installed() -> bool:
 
 def compiles(net: StackedNet | None, device: torch.device | str, objective: Objective) -> bool:
     """Whether there are compiled loops for such a network on this device."""
-    return net is not None and torch.device(device).type == "cpu" and _loss_rule(objective) is not None
+    fits = net is not None and net.compiles_up_to > 0
+    return fits and torch.device(device).type == "cpu" and _loss_rule(objective) is not None
 
 
 class FusedTask(StackedTask):
@@ -63,6 +64,8 @@ class FusedTask(StackedTask):
 
     def _prepare(self) -> None:
         super()._prepare()
+        if not self.net.compiles_up_to:
+            raise ModelError("the fused path has no loops for GRU layers; use backend = stacked or auto with them")
         fused, loss = fused_net(self.net), _loss_rule(self.objective)
         if loss is None:
             raise ModelError(

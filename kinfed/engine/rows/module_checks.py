@@ -89,7 +89,7 @@ def owns_its_parameters(module: nn.Module, chain: list[nn.Module]) -> bool:
     """Whether the module's parameters are those of the chain's layers, in order: none is tied or reparametrized."""
     expected: list[Tensor] = []
     for layer in chain:
-        if isinstance(layer, nn.LSTM):
+        if isinstance(layer, nn.LSTM | nn.GRU):
             expected += [p for weights in layer.all_weights for p in weights]
         elif isinstance(layer, nn.Linear | nn.Conv2d):
             expected += [layer.weight] if layer.bias is None else [layer.weight, layer.bias]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.core import option
-from kinfed.engine.backends.lstm import LastOutput
+from kinfed.engine.backends.recurrent import LastOutput
 from kinfed.errors import ModelError
 
 
@@ -131,11 +131,29 @@ class LSTMOptions:
 
 def lstm(shape: tuple[int, ...], classes: int, hidden: int = 256, layers: int = 2) -> nn.Module:
     """Self-FL's network for Sent140: two LSTM layers of 256 and a fully connected one on the last output."""
+    width = _vectors("lstm", shape)
+    return nn.Sequential(nn.LSTM(width, hidden, layers, batch_first=True), LastOutput(), nn.Linear(hidden, classes))
+
+
+@dataclass(frozen=True)
+class GRUOptions:
+    hidden: int = option(64, "units of every layer", ge=1)
+    layers: int = option(1, "GRU layers", ge=1)
+
+
+def gru(shape: tuple[int, ...], classes: int, hidden: int = 64, layers: int = 1) -> nn.Module:
+    """GRU layers and a fully connected one on the last output."""
+    width = _vectors("gru", shape)
+    return nn.Sequential(nn.GRU(width, hidden, layers, batch_first=True), LastOutput(), nn.Linear(hidden, classes))
+
+
+def _vectors(name: str, shape: tuple[int, ...]) -> int:
+    """The numbers of a step, for a model that reads sequences of vectors."""
     if len(shape) != 2:
         raise ModelError(
-            f"model lstm reads sequences of vectors, [length, numbers]; got examples of shape {list(shape)}"
+            f"model {name} reads sequences of vectors, [length, numbers]; got examples of shape {list(shape)}"
         )
-    return nn.Sequential(nn.LSTM(shape[1], hidden, layers, batch_first=True), LastOutput(), nn.Linear(hidden, classes))
+    return shape[1]
 
 
 def image_shape(name: str, shape: tuple[int, ...], side: int) -> tuple[int, int, int]:

@@ -203,7 +203,11 @@ _ALL = (
     StepWorkload(
         "user-lstm", "nn.Embedding and nn.LSTM of 64", lambda _: PlainLSTM(80, 64), (32,), 20, 10, 10, vocabulary=80
     ),
-    StepWorkload("gru", "nn.Embedding and nn.GRU of 64", lambda _: PlainGRU(80, 64), (32,), 20, 10, 10, vocabulary=80),
+    StepWorkload("gru", "model gru, one layer of 64", _own("gru", (32, 8)), (32, 8), 8, 10, 10),
+    StepWorkload("gru-two", "model gru, two layers of 64", _own("gru", (32, 8), layers=2), (32, 8), 8, 10, 10),
+    StepWorkload(
+        "user-gru", "nn.Embedding and nn.GRU of 64", lambda _: PlainGRU(80, 64), (32,), 20, 10, 10, vocabulary=80
+    ),
     StepWorkload(
         "gru-dropout", "the same, two layers of 128 with dropout between", lambda _: PlainGRU(80, 128, 2, 0.2), (32,),
         8, 10, 10, vocabulary=80,

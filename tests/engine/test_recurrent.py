@@ -1,4 +1,4 @@
-"""LSTM layers by hand against torch.nn.LSTM and plain autograd."""
+"""LSTM and GRU layers by hand against those of torch and plain autograd."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from conftest import example_gradients
 from kinfed.data.examples.batches import Batch
-from kinfed.engine.backends.lstm import LastOutput, RecurrentNet
+from kinfed.engine.backends.recurrent import LastOutput, RecurrentNet
 from kinfed.engine.task_factory import StackedTask, make_task
 from kinfed.engine.zoo.models import build_model
 from kinfed.errors import ConfigError, ModelError
@@ -18,13 +18,19 @@ from kinfed.errors import ConfigError, ModelError
 CLASSES = 3
 
 
-def network(inputs: int, hidden: int, layers: int, bias: bool = True) -> nn.Sequential:
-    lstm = nn.LSTM(inputs, hidden, layers, batch_first=True)
-    return nn.Sequential(lstm, LastOutput(), nn.Linear(hidden, CLASSES, bias=bias))
+CELLS = {"lstm": nn.LSTM, "gru": nn.GRU}
 
 
-def case(n: int, batch: int, length: int, inputs: int, hidden: int, layers: int, bias: bool = True, seed: int = 0):
-    task = make_task(lambda: network(inputs, hidden, layers, bias), backend="stacked")
+def network(inputs: int, hidden: int, layers: int, bias: bool = True, cell: str = "lstm") -> nn.Sequential:
+    recurrent = CELLS[cell](inputs, hidden, layers, batch_first=True)
+    return nn.Sequential(recurrent, LastOutput(), nn.Linear(hidden, CLASSES, bias=bias))
+
+
+def case(
+    n: int, batch: int, length: int, inputs: int, hidden: int, layers: int, bias: bool = True, seed: int = 0,
+    cell: str = "lstm",
+):  # fmt: skip
+    task = make_task(lambda: network(inputs, hidden, layers, bias, cell), backend="stacked")
     assert isinstance(task, StackedTask)
     assert isinstance(task.net, RecurrentNet)
     g = torch.Generator().manual_seed(seed)
@@ -49,9 +55,10 @@ SIZES = st.tuples(
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("cell", CELLS)
 @given(SIZES)
-def test_gradients_are_those_of_torch(sizes: tuple[int, int, int, int, int, int, bool, int]) -> None:
-    task, theta, batch = case(*sizes)
+def test_gradients_are_those_of_torch(cell: str, sizes: tuple[int, int, int, int, int, int, bool, int]) -> None:
+    task, theta, batch = case(*sizes, cell=cell)
     logits, found = task.logits(theta, batch.x), task.grad(theta, batch)
     for k in range(len(theta)):
         z, expected = plain(task, theta[k], batch.x[k], batch.y[k], batch.weight[k])
@@ -59,9 +66,10 @@ def test_gradients_are_those_of_torch(sizes: tuple[int, int, int, int, int, int,
         torch.testing.assert_close(found[k].double(), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_the_papers_sequences_stay_exact() -> None:
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_papers_sequences_stay_exact(cell: str) -> None:
     """25 steps: what a wrong step back adds up to would show."""
-    task, theta, batch = case(2, 10, 25, 50, 40, 2)
+    task, theta, batch = case(2, 10, 25, 50, 40, 2, cell=cell)
     theta *= 0.3
     found = task.grad(theta, batch)
     for k in range(2):
@@ -69,9 +77,10 @@ def test_the_papers_sequences_stay_exact() -> None:
         torch.testing.assert_close(found[k].double(), expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("cell", CELLS)
 @given(SIZES, st.booleans(), st.booleans())
-def test_a_step_is_the_gradient_and_the_pull(sizes, own_rates: bool, own_pulls: bool) -> None:
-    task, theta, batch = case(*sizes)
+def test_a_step_is_the_gradient_and_the_pull(cell: str, sizes, own_rates: bool, own_pulls: bool) -> None:
+    task, theta, batch = case(*sizes, cell=cell)
     n = len(theta)
     lr = torch.linspace(0.1, 0.5, n, dtype=torch.float64) if own_rates else 0.3
     lam = torch.linspace(0.2, 0.9, n, dtype=torch.float64) if own_pulls else 0.4
@@ -93,8 +102,9 @@ def test_norms_are_those_of_single_examples() -> None:
     torch.testing.assert_close(task.example_norms(theta, batch), single.norm(dim=-1), atol=1e-5, rtol=1e-5)
 
 
-def test_inputs_and_models_stay_as_they_were() -> None:
-    task, theta, batch = case(2, 3, 4, 3, 4, 2)
+@pytest.mark.parametrize("cell", CELLS)
+def test_inputs_and_models_stay_as_they_were(cell: str) -> None:
+    task, theta, batch = case(2, 3, 4, 3, 4, 2, cell=cell)
     before = theta.clone(), batch.x.clone()
     task.grad(theta, batch)
     task.logits(theta.expand(2, -1), batch.x)
@@ -134,13 +144,17 @@ def test_small_networks_are_stacked_and_large_ones_left_to_torch() -> None:
     small = make_task(lambda: build_model("lstm", (25, 50), 2, {"hidden": 32}))
     large = make_task(lambda: build_model("lstm", (25, 300), 2))
     assert (small.backend, large.backend) == ("stacked", "rows")
+    assert make_task(lambda: build_model("gru", (32, 8), 2), examples=1e9).backend == "stacked"
+    with pytest.raises(ModelError, match="no loops for GRU layers"):
+        make_task(lambda: build_model("gru", (32, 8), 2), backend="fused")
     # 4 gates x 256 units, inputs 300 and 256, two biases a layer; then 256 x 2 + 2
     assert large.num_params == 1024 * (300 + 256 + 2) + 1024 * (256 + 256 + 2) + 514
 
 
-def test_paths_agree() -> None:
+@pytest.mark.parametrize("cell", CELLS)
+def test_paths_agree(cell: str) -> None:
     def build() -> nn.Module:
-        return build_model("lstm", (7, 5), 2, {"hidden": 6, "layers": 3})
+        return build_model(cell, (7, 5), 2, {"hidden": 6, "layers": 3})
 
     both = [make_task(build, backend=path) for path in ("stacked", "rows")]
     _, _, batch = case(2, 3, 7, 5, 4, 1)
