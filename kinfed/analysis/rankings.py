@@ -79,8 +79,8 @@ def worst_share(scores: Iterable[float], share: float = 0.1) -> float:
 
 
 def rank_correlation(one: Mapping[str, float], other: Mapping[str, float]) -> float:
-    """Spearman's correlation of two rankings of the same methods; 0 if all tie in one of them, which says nothing of the
-    other."""
+    """Spearman's correlation of two rankings of the same methods; 0 if all tie in one of them, which says nothing of
+    the other."""
     names = [name for name in one if name in other]
     first, second = (places({name: ranks[name] for name in names}) for ranks in (one, other))
     if 1 in (len(set(first.values())), len(set(second.values()))):
