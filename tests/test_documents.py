@@ -18,6 +18,7 @@ from kinfed.algorithms import ALGORITHMS
 from kinfed.cli.app import app
 from kinfed.cli.inspect_command import KINDS, names, options_of
 from kinfed.data.partitions import PARTITIONS
+from kinfed.engine import METRICS
 from kinfed.engine.contract.loss_names import LOSSES
 from kinfed.engine.zoo.models import MODELS
 from tests.tabular.conftest import make_table
@@ -138,7 +139,7 @@ def test_commands_of_the_first_page_run(monkeypatch: pytest.MonkeyPatch, tmp_pat
         app(words, standalone_mode=False)
 
 
-@pytest.mark.parametrize("page", ["start", "targets", "guides/data-scientist", "guides/method-author"])
+@pytest.mark.parametrize("page", ["start", "metrics", "targets", "guides/data-scientist", "guides/method-author"])
 def test_the_python_of_the_guides_runs(page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": page}
@@ -148,6 +149,7 @@ def test_the_python_of_the_guides_runs(page: str, monkeypatch: pytest.MonkeyPatc
     finally:
         ALGORITHMS.unregister("cautious")
         LOSSES.unregister("asymmetric")
+        METRICS.unregister("specificity")
 
 
 def test_the_example_method_runs_and_keeps_the_contract(

@@ -100,7 +100,7 @@ def _entry(path: Path, record: str, root: Path) -> RunEntry:
     try:
         return _recorded(path, record, name, changed) if record else _run(path, name, changed)
     except (StorageError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        kind = _RECORDS[record][0] if record else "run"
+        kind: Kind = _RECORDS[record][0] if record else "run"
         return RunEntry(path, name, "damaged", changed, {}, problem=str(error), kind=kind)
 
 
