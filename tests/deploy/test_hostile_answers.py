@@ -46,6 +46,7 @@ PART = {
 ESTIMATE = {"value": 0.1, "low": -0.1, "high": 0.3, "at_least": 0.0}
 SETTLED = {
     "taken": "alone", "rows": [4, 4, 1], "test_gain": [0.1, 0.2], "gain": ESTIMATE, "gain_chosen": ESTIMATE,
+    "own_columns": [["dose", True, 0.1, 0.05]],
 }  # fmt: skip
 DESCRIBED = {"terms": "exact", "description": {"rows": 60, "columns": {
     "age": {"kind": "number", "missing": 3, "mean": 50.0, "deviation": 9.0},
@@ -78,7 +79,7 @@ def weighed(answer: Packet) -> None:
 
 def learnt(answer: Packet) -> None:
     of_sites = [read_statistics(Packet({"parts": [PART, PART]}), 1, 5, 1e6), read_statistics(answer, 1, 5, 1e6)]
-    learnt_parts(of_sites, Problem.of_numbers(), None)
+    learnt_parts(of_sites, Problem.of_numbers(), None, ("y",))
 
 
 READERS: dict[str, tuple[Packet, Callable[[Packet], Any]]] = {

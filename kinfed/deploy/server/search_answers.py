@@ -166,6 +166,6 @@ def read_settled(answer: Packet, contenders: Collection[str]) -> dict[str, Any]:
     for one in record["own_columns"]:
         is_named = isinstance(one, list) and len(one) == 4 and isinstance(one[0], str) and isinstance(one[1], bool)
         numbers = one[2:] if is_named else [math.nan]
-        if not all(number is None or (type(number) in (int, float) and math.isfinite(number)) for number in numbers):
+        if not all(number is None or is_number(number) for number in numbers):
             raise MessageError("of columns that not every site has, names were asked for, what each buys and its error")
     return record
