@@ -191,7 +191,11 @@ UNPUBLISHED = {
     "qffl": "clients are drawn uniformly; the paper draws them by their shares of examples",
     "selffl_augmented": "the gradient of a batch is its mean; the paper writes a sum with the same rate",
 }
-_ENVELOPE = {"lr": Range(1e-3, 0.05), "lam": Range(1.0, 20.0)}  # lr * lam must not exceed 1
+_ENVELOPE = {  # lr * lam must not exceed 1, and moves a model little where it is far below
+    "lr": Range(0.01, 0.5),
+    "lam": Range(0.2, 2.0),
+    "inner_steps": Range(1, 5, log=False, whole=True),
+}
 SPACES = {
     "fedavgm": {"lr": LEARNING_RATE, "beta1": Range(0.0, 0.99, log=False), "server_lr": Range(0.1, 2.0)},
     "pfedme": _ENVELOPE,

@@ -85,8 +85,8 @@ def _notes(standings: Standings, entry: ArenaEntry | None) -> tuple[str, ...]:
         f"Intervals are of 95 %, by drawing the {budget} federations and their seeds anew; in one federation or axis "
         "Student's over seeds. Federations of one data set are no independent draws. The critical difference is "
         "Nemenyi's.",
-        "Every method has the same budget of gradients, counted by the engine, and as many settings to try on "
-        "validation rows.",
+        "Every method has the same budget of gradients, counted by the engine, and tries the same shares of its ranges "
+        "on validation rows.",
     ]
     machines = sorted(
         {", ".join(f"{name} {version}" for name, version in one.machine.items()) for one in standings.entries}

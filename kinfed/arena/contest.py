@@ -4,8 +4,8 @@ Work is what the engine counts: gradients of single examples at a model, of all 
 what FedAvg's rounds take, and one round of local training more, for what a method does at the end. A method that takes
 more in a round has fewer rounds; none has more rounds than the suite says.
 
-A method is tuned on the validation rows of the first seed: as configured, and with settings that are drawn from its own
-ranges by (suite, federation, method, number) alone, every one within the same budget. Test rows judge once, at the end.
+A method is tuned on the validation rows of the first seed: as configured, and with settings from its own ranges, every
+one within the same budget. The draws are the same for all methods. Test rows judge once, at the end.
 
 New clients are judged on their own test rows after as many rounds of local training as they would have had in the run,
 from what the server would send them. Whoever has nothing to send leaves them to train alone."""
@@ -187,13 +187,22 @@ def refusal(trials: tuple[TriedSetting, ...]) -> str:
 
 
 def drawn_settings(method: str, spec: SuiteFederation, budget: Budget) -> Iterator[dict[str, Any]]:
-    """The settings that are tried: none of one's own, and then draws from the method's ranges."""
-    space = tuning_space(method, "sgd")
+    """The settings that are tried: none of one's own, and then draws from the method's ranges. Each range is cut into
+    as many parts as there are draws, and every draw has a part of its own. Draws know the federation, the option's
+    place (the learning rate is the first) and their number, not the method: all methods try the same shares of their
+    ranges, so that neither luck nor a name makes one of them better."""
+    ranges = sorted(tuning_space(method, "sgd").items(), key=lambda entry: entry[0] != "lr")
     yield {}
-    for number in range(1, budget.trials if space else 1):
-        key = rng.fold(rng.root(number, f"arena {spec.name} {method}"), 0)
-        draws = rng.uniform(key[None], len(space))[0].tolist()
-        yield {name: _drawn(range_, draw) for (name, range_), draw in zip(space.items(), draws, strict=True)}
+    count = budget.trials - 1 if ranges else 0
+    shares = [_shares(rng.root(place, f"arena {spec.name}"), count) for place in range(len(ranges))]
+    for number in range(count):
+        yield {name: _drawn(range_, own[number]) for (name, range_), own in zip(ranges, shares, strict=True)}
+
+
+def _shares(key: Tensor, count: int) -> list[float]:
+    """So many shares of a range, one in each of its equal parts, in random order."""
+    part = rng.permutation(rng.fold(key, 0), count)
+    return ((part + rng.uniform(rng.fold(key, 1), count)) / count).tolist()
 
 
 def _drawn(range_: Range, draw: float) -> float | int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -130,6 +131,16 @@ def test_settings_are_drawn_by_names_alone(own_suite):
     assert second.keys() == {"lam", "lr"}
     assert list(drawn_settings("ditto", one, budget)) == [first, second]
     assert list(drawn_settings("ditto", replace(one, name="other"), budget))[1] != second
+
+
+def test_all_methods_try_the_same_shares_of_their_ranges(own_suite):
+    one, budget = suite(own_suite).federations("lite")[0], replace(suite(own_suite).budgets["lite"], trials=6)
+    rates = {name: [drawn.get("lr") for drawn in drawn_settings(name, one, budget)] for name in ("ditto", "fedrep")}
+    assert rates["ditto"] == rates["fedrep"]
+    parts = [int(5 * math.log(rate / 1e-3) / math.log(1e3)) for rate in rates["ditto"][1:]]
+    assert sorted(parts) == [0, 1, 2, 3, 4]  # of the range from 0.001 to 1
+    names = {name: list(drawn_settings(name, one, budget))[1] for name in ("pfedme", "cgpfl")}
+    assert names["pfedme"].items() <= names["cgpfl"].items()
 
 
 def test_a_run_that_was_stopped_goes_on_and_is_the_same(own_suite, entries, tmp_path):
