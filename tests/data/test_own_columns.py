@@ -93,6 +93,13 @@ def test_a_site_learns_what_its_own_columns_add(number: bool) -> None:
     assert at(data, "north", "test").here is None
 
 
+def test_a_column_of_noise_has_no_effect_at_all() -> None:
+    data = federation(table().drop_columns(["test", "ward"]))
+    for site in ("east", "west"):
+        assert at(data, site, "noise").here is not None
+        assert all(weight == 0 for row in at(data, site, "noise").weights for weight in row)
+
+
 def test_what_a_site_lacks_has_no_effect_and_gaps_have_one() -> None:
     data, rows = federation(), table()
     of = np.array(rows["site"].to_pylist())
@@ -169,6 +176,9 @@ def test_columns_are_own_where_sites_lack_them_and_can_learn_by_themselves() -> 
     assert own(table(rows=40)) == []  # 30 training rows at a site
     two = table(sites=2)
     assert own(two) == ["test", "noise"]  # nobody has `ward`
+    some = np.arange(360) % 10 == 0  # a tenth of the rows of all sites but east
+    cells = pa.array(np.arange(360.0), mask=~(some | (np.arange(360) < 120)))
+    assert "test" in own(table(changed={"test": cells}))
     often = pa.array([float(k) if k % 4 else None for k in range(360)])
     assert "test" not in own(table(changed={"test": often}))  # gaps
 
