@@ -82,6 +82,8 @@ def test_deployments_refuse(where: Where, settings: tuple[str, ...]) -> None:
     values = asking(settings)
     if not where and not values.keys() <= {*SETTINGS}:
         pytest.skip("a deployment has no such setting")
+    if "models" in values:
+        pytest.skip("a deployment's models are those that a search tries")
     with pytest.raises(ConfigError) as error:
         Deployment.parse({"method": "fedavg", "scaling": "none", **values})
     assert str(error.value) == sentence(where, settings)
