@@ -12,7 +12,7 @@ import numpy as np
 
 from kinfed.deploy.node.node import Node
 from kinfed.deploy.transport.exchange import Answer, Sent
-from kinfed.deploy.transport.wire import Packet, arrays
+from kinfed.deploy.transport.wire import MessageError, Packet, arrays
 from kinfed.errors import KinfedError
 
 Tamper = Callable[[str, Sent, Packet], Packet | list[Packet] | None]  # (client, question, answer) -> what arrives
@@ -21,6 +21,14 @@ Tamper = Callable[[str, Sent, Packet], Packet | list[Packet] | None]  # (client,
 def through_the_wire(packet: Packet) -> Packet:
     """As it arrives at the other end."""
     return Packet.read(packet.header_json(), {name: arrays(tensors) for name, tensors in packet.groups.items()})
+
+
+def _received(number: str, packet: Packet) -> Answer:
+    """The answer that arrives; of one that cannot be read, why."""
+    try:
+        return Answer(number, through_the_wire(packet))
+    except MessageError as error:
+        return Answer(number, None, str(error))
 
 
 @dataclass
@@ -64,7 +72,7 @@ class Loopback:
             changed = answer if self.tamper is None else self.tamper(client, one, answer)
             for packet in changed if isinstance(changed, list) else [changed]:
                 if packet is not None:
-                    self._post(client, Answer(number, through_the_wire(packet)))
+                    self._post(client, _received(number, packet))
         return ids
 
     def receive(self, messages: Collection[str]) -> list[Answer]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
+from random import Random
 from statistics import fmean
 
 from kinfed.algorithms import ALGORITHMS
@@ -14,6 +15,7 @@ from kinfed.arena.standings import Standings
 from kinfed.report.drawing import duration, plural
 
 OWN = "kin"  # kinfed's own method: what speaks against it is told first
+MOST_HALVES = 500  # pairs of halves of the federations that are drawn
 
 
 def strengths(standings: Standings, method: str) -> list[str]:
@@ -125,13 +127,14 @@ def stability(standings: Standings) -> list[str]:
     halves = [
         (half, [name for name in places if name not in half])
         for half in combinations(places, len(places) // 2)
-        if places[0] in half
+        if len(places) % 2 or places[0] in half  # of an even number both halves would come twice
     ]
+    halves = halves if len(halves) <= MOST_HALVES else Random(0).sample(halves, MOST_HALVES)
     sentences = [
         f"Ranks by single seeds correlate with each other with {_agreement(combinations(by_seed, 2)):.2f} (Spearman, "
         "mean over pairs of seeds), ranks in one half of the federations with those in the other with "
         f"{_agreement((_ranks_in(standings, one), _ranks_in(standings, other)) for one, other in halves):.2f} (mean "
-        "over all halves)."
+        f"over {plural(len(halves), 'pair')} of halves)."
     ]
     first = [one.name for one in standings.federations if one.subset == standings.federations[0].subset]
     if further := [name for name in places if name not in first]:
@@ -156,7 +159,7 @@ def _of_tuning(standings: Standings) -> list[str]:
     usual, tuned = (_validation_ranks(standings, best) for best in (False, True))
     gains = {name: usual[name] - tuned[name] for name in usual}
     order = sorted(gains, key=lambda name: -gains[name])
-    ends = ((standings.title(name), f"{gains[name]:+.0f}".replace("-", "−")) for name in (*order[:3], *order[-3:]))
+    ends = ((standings.title(name), f"{gains[name]:+.0f}".replace("-", "−")) for name in dict.fromkeys((*order[:3], *order[-3:])))
     tried = [
         (one, scores)
         for entry in standings.entries

@@ -200,7 +200,7 @@ def drawn_settings(method: str, spec: SuiteFederation, budget: Budget) -> Iterat
 
 
 def _shares(key: Tensor, count: int) -> list[float]:
-    """So many shares of a range, one in each of its equal parts, in random order."""
+    """[count] shares of a range, one in each of its equal parts, in random order."""
     part = rng.permutation(rng.fold(key, 0), count)
     return ((part + rng.uniform(rng.fold(key, 1), count)) / count).tolist()
 

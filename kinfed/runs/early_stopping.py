@@ -33,8 +33,8 @@ class Best(Tree):
     """One entry for every evaluated client; of the server's model the first four are the same for all."""
 
     round: Tensor  # [n] int64
-    value: Tensor  # [n] float64, the greater the better; NaN where it is undefined
-    loss: Tensor  # [n] float64
+    value: Tensor  # [n] float64, the greater the better; NaN where it is undefined, -inf of a model that has diverged
+    loss: Tensor  # [n] float64; NaN without validation rows, inf of a model that has diverged
     waited: Tensor  # [n] int64: evaluations since
     correct: Tensor  # [n] on test rows, as all that follows
     test_loss: Tensor  # [n]
@@ -44,7 +44,7 @@ class Best(Tree):
 
     def after(self, now: Best, patience: int) -> Best:
         """The best so far, after models that are `now`."""
-        unknown = now.loss.isnan()  # without validation rows the last round counts
+        unknown = now.loss.isnan()  # without validation rows the last evaluation counts
         equal = (now.value == self.value) | (now.value.isnan() & self.value.isnan())
         better = unknown | (now.value > self.value) | (equal & (now.loss < self.loss))
         better &= self.waited < patience
@@ -90,12 +90,15 @@ class EarlyStopping:
     def _now(self, round: int, validation: Score, test: Score, models: Tensor | None) -> Best:
         n = len(test.count)
         value = validation.metric(self.metric.name).to(torch.float64)
-        value = value if self.metric.higher_is_better else -value
+        value = (value if self.metric.higher_is_better else -value).expand(n)
+        loss = (validation.loss / validation.count).expand(n)
+        has_diverged = loss.isnan() & (validation.count > 0)  # worse than any model; without rows nothing is known
+        value = torch.where(has_diverged, -torch.inf, value)
+        loss = torch.where(has_diverged, torch.inf, loss)
         self.names = tuple(test.sums)
         sums = [test.sums[name] for name in self.names]
         return Best(
-            torch.full((n,), round), value.expand(n), (validation.loss / validation.count).expand(n),
-            torch.zeros(n, dtype=torch.int64), test.correct, test.loss, test.count,
+            torch.full((n,), round), value, loss, torch.zeros(n, dtype=torch.int64), test.correct, test.loss, test.count,
             torch.stack(sums, 1) if sums else torch.zeros(n, 0, 2, dtype=torch.float64), models,
         )  # fmt: skip
 

@@ -154,7 +154,7 @@ def test_sites_that_share_nothing_learn_alone() -> None:
 def test_steps_are_larger_where_the_loss_still_falls_after_a_quarter_of_the_trees(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Few trees end growth early, so that from the fourth of twelve on leaves say three times as much; of eighty
+    """Few trees end growth early, so that from the fifth of sixteen on leaves say three times as much; of eighty
     trees the twenty-first has little left to say, and nothing changes."""
 
     def values(trees: int) -> Any:
@@ -163,12 +163,12 @@ def test_steps_are_larger_where_the_loss_still_falls_after_a_quarter_of_the_tree
             server: Any = loop.server
         return server.trees.value[0]
 
-    few, many = values(12), values(80)
+    few, many = values(16), values(80)
     monkeypatch.setattr("kinfed.algorithms.trees.trees.HASTE", 1.0)
-    few_small, many_small = values(12), values(80)
-    assert torch.equal(few[:3], few_small[:3])
-    torch.testing.assert_close(few[3], 3 * few_small[3])
-    assert not torch.allclose(few[4], 3 * few_small[4])  # the next tree follows the larger step
+    few_small, many_small = values(16), values(80)
+    assert torch.equal(few[:4], few_small[:4])
+    torch.testing.assert_close(few[4], 3 * few_small[4])
+    assert not torch.allclose(few[5], 3 * few_small[5])  # the next tree follows the larger step
     assert torch.equal(many, many_small)
 
 

@@ -13,7 +13,7 @@ from loopback import through_the_wire
 
 from kinfed.deploy.node.gate import Released
 from kinfed.deploy.transport.node_request import NodeRequest
-from kinfed.deploy.transport.wire import TOGETHER, MessageError, Packet, bundled, unbundled
+from kinfed.deploy.transport.wire import LARGEST_NUMBER, TOGETHER, MessageError, Packet, bundled, unbundled
 from kinfed.pools import Steps, in_step
 
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool)
@@ -23,8 +23,9 @@ TENSORS = st.builds(
     SHAPES, st.sampled_from(DTYPES),
 )  # fmt: skip
 GROUPS = st.dictionaries(st.sampled_from(["down", "up", "x/y"]), st.dictionaries(st.text("ab.", max_size=2), TENSORS))
+NUMBERS = st.integers(-LARGEST_NUMBER, LARGEST_NUMBER)
 HEADERS = st.dictionaries(
-    st.text(max_size=3), st.one_of(st.integers(), st.text(max_size=3), st.lists(st.integers(), max_size=2))
+    st.text(max_size=3), st.one_of(NUMBERS, st.text(max_size=3), st.lists(NUMBERS, max_size=2))
 )
 PACKETS = st.builds(Packet, HEADERS, GROUPS)
 

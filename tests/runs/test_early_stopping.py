@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,18 @@ def test_rounds_by_hand() -> None:
     assert again.applied(evaluation(test, test, models)).personal.sums["accuracy"].tolist() == (  # type: ignore
         result.personal.sums["accuracy"].tolist()
     )
+
+
+@pytest.mark.parametrize(("losses", "round"), [((5.0, 4.0, math.nan, math.nan), 2), ((math.nan, 5.0, math.nan, 6.0), 2)])
+def test_a_model_that_has_diverged_is_nobodys_best(losses: tuple[float, ...], round: int) -> None:
+    stopping = EarlyStopping(9, METRICS.named("accuracy"))
+    for number, loss in enumerate(losses, 1):
+        score = judged([3.0, 0.0], [loss, 0.0], [10, 0])
+        stopping.look(number, evaluation(score, score), evaluation(score, score), None)
+    assert stopping.clients is not None
+    assert stopping.server is not None
+    assert stopping.clients.round.tolist() == [round, 4]
+    assert stopping.server.round[0] == round
 
 
 def test_of_a_metric_that_should_be_small_the_smallest_is_best() -> None:

@@ -281,10 +281,10 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
         """The step of the next tree. The `trees` that there are end some growth long before its loss is least: where
         it still falls fast after a quarter of them, all others take larger steps, which serve as many small ones."""
         quarter = self.trees // 4
-        if self.folds == 0 or len(server.losses) <= max(quarter, self.patience):
-            return self.rate
-        start, before, then = server.losses[[0, max(quarter - self.patience, 0), quarter]]
-        is_falling = bool((before - then > STILL * (start - then)).any())
+        if self.folds == 0 or quarter <= self.patience or len(server.losses) <= quarter:
+            return self.rate  # among few trees the last `patience` ones always gave much
+        start, before, then = server.losses[[0, quarter - self.patience, quarter]]
+        is_falling = bool((before - then > STILL * (start - then).clamp_min(0.0)).any())
         return max(self.rate, min(HASTE * self.rate, LARGEST_RATE)) if is_falling else self.rate
 
     def _grown(self, server: Server, sums: Array, moments: Array, least: float, lam: float) -> Server:
