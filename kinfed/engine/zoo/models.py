@@ -62,7 +62,7 @@ _add("mobilenet", "classics", "MobileNetV2 for images from 8x8 (2018)",
 _add("lstm", "classics", "two LSTM layers of 256 for sequences of vectors (Self-FL on Sent140)",
      ((25, 300), 2), "LSTMOptions", "rows/fused", trained=1_098_242)  # fmt: skip
 _add("gru", "classics", "a GRU layer of 64 for sequences of vectors",
-     ((25, 300), 2), "GRUOptions", "rows/stacked", trained=70_402)  # fmt: skip
+     ((25, 300), 2), "GRUOptions", "stacked", trained=70_402)  # fmt: skip
 _add("transformer", "encoder", "a small encoder from scratch, for tokens or for images in patches",
      _TEXT, "TransformerOptions", trained=4_180_482)  # fmt: skip
 _add("minilm", "pretrained", "pretrained all-MiniLM-L6-v2, frozen, with LoRA adapters and a head, for texts",
