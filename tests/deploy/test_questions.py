@@ -19,6 +19,7 @@ from loopback import Loopback
 
 import kinfed
 from kinfed.data.examples.problem import Problem
+from kinfed.data.preprocessing.column_statistics import TableStatistics
 from kinfed.deploy.node.gate import Withheld
 from kinfed.deploy.node.node import Node
 from kinfed.deploy.node.node_data import load_client_data
@@ -121,6 +122,14 @@ def test_a_mean_and_a_deviation_do_not_tell_the_one_value_that_leads_them(tmp_pa
     pa_csv.write_csv(table("east").append_column("income", pa.array(values)), tmp_path / "east.csv")
     column = run(net, "describe")["sites"]["east"]["columns"]["income"]
     assert column == {"kind": "date" if kind == "date" else "number", "missing": 0}
+
+
+def test_a_value_that_leads_in_several_rows_leads_too() -> None:
+    small = np.arange(60, dtype=np.float64) ** 1.5
+    twice, huge, none = (small.copy() for _ in range(3))
+    twice[[7, 30]], huge[7], none[:] = 1_000_000, 3e38, np.nan
+    columns = {"small": small, "twice": twice, "huge": huge, "none": none}
+    assert TableStatistics.led_by_one(pa.table(columns), columns, {}, "east") == {"twice", "huge"}
 
 
 @pytest.mark.parametrize("kind", ["number", "date"])

@@ -133,8 +133,8 @@ class TableStatistics:
 
     @classmethod
     def led_by_one(cls, table: pa.Table, names: Iterable[str], columns: Mapping[str, Kind], where: str) -> set[str]:
-        """Columns of which a single number or day makes more than half of all squared distances from the mean, so that
-        mean and deviation tell it."""
+        """Columns of which a single number or day, in one row or in several, makes more than half of all squared
+        distances from the mean, so that mean and deviation tell it."""
         cells = ReadTable.read(table, names, columns, where).cells
         return {name for name, one in cells.items() if any(map(_is_led, (one.as_numbers(), one.as_days())))}
 
@@ -285,8 +285,11 @@ class ReadTable:
 
 def _is_led(values: Numbers) -> bool:
     known = values[np.isfinite(values)]
-    squares = np.square(known - known.mean()) if len(known) else known
-    return bool(squares.max(initial=0.0) > squares.sum() / 2)
+    if not len(known):
+        return False
+    _, value = np.unique(known, return_inverse=True)
+    squares = np.bincount(value, weights=np.square(known - known.mean()))
+    return bool(squares.max() > squares.sum() / 2)
 
 
 def _collect(cells: Cells, rows: Codes, owner: Codes, sites: int, limit: int) -> tuple[ColumnStatistics, int]:
