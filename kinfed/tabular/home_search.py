@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from kinfed.data import Federation, Ragged
-from kinfed.engine import Metric
+from kinfed.engine import Judged, Metric
 from kinfed.errors import DataError
 from kinfed.tabular.decision import (
     Advantage,
@@ -34,6 +34,7 @@ from kinfed.tabular.decision import (
     pooled_advantages,
     replicates_for,
     seen_advantages,
+    within_reach,
 )  # fmt: skip
 from kinfed.tabular.portfolio import ALONE, ONE_MODEL, Contender
 from kinfed.tabular.search import NEVER, assign_folds, fold_rows, trains_in
@@ -43,7 +44,8 @@ Tried = tuple[str, int]  # a contender and the number of its try
 
 @dataclass(frozen=True)
 class HomeSearch:
-    """The rows of one site: `data` has its training and test rows."""
+    """The rows of one site: `data` has its training and test rows, and the problem as fitted to the training rows of
+    all sites, by which numbers that a model can be meant to predict are told from others."""
 
     data: Federation
     folds: int
@@ -74,11 +76,14 @@ class HomeSearch:
         """[V] training rows that were validated."""
         return (self.fold_of != NEVER).nonzero().squeeze(1)
 
+    def _judged(self, outputs: Tensor) -> Judged:
+        return judged_training(within_reach(outputs, self.data.problem), self.data, self.places)
+
     def figures(self, metric: Metric, outputs: Mapping[Tried, Tensor]) -> dict[Tried, tuple[float, float]]:
         """Numerator and denominator of the score of every try on the validated rows."""
         sums = {}
         for tried, one in outputs.items():
-            numerator, denominator = metric.sums(judged_training(one, self.data, self.places))
+            numerator, denominator = metric.sums(self._judged(one))
             sums[tried] = float(numerator[0]), float(denominator[0])
         return sums
 
@@ -92,7 +97,7 @@ class HomeSearch:
     ) -> tuple[Floats, Floats]:  # fmt: skip
         """a_k [M] and S_k [M, M] of all contenders but learning alone, in the order of `outputs`; NaN where they are
         not known. `number` is the site's among all, by which the bootstrap draws."""
-        judged = {name: judged_training(one, self.data, self.places) for name, one in outputs.items()}
+        judged = {name: self._judged(one) for name, one in outputs.items()}
         seen, covariance = seen_advantages(metric, judged, replicates, torch.tensor([number]))
         return seen[0], covariance[0]
 

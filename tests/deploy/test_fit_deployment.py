@@ -16,8 +16,10 @@ import torch
 from loopback import Loopback
 
 import kinfed
+from kinfed.data import Problem
+from kinfed.deploy.node.fit_client import FitClient
 from kinfed.deploy.node.node import Node
-from kinfed.deploy.node.node_settings import Refused
+from kinfed.deploy.node.node_settings import NodeSettings, Refused
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.server.deployment_server import serve
 from kinfed.deploy.server.enrol import TooFewClients
@@ -123,6 +125,21 @@ def test_sites_choose_what_a_fit_of_all_rows_chooses(
         )
     assert apart.overall.value == pytest.approx(pooled.overall.value, abs=1e-5)
     assert apart.drift == pytest.approx(pooled.drift, abs=1e-6)
+
+
+def test_a_model_that_diverged_at_a_site_is_judged_as_far_off_as_a_prediction_can_be_meant_to_be(
+    tmp_path: Path,
+) -> None:
+    """Its finite error would else be all that is known of a contender."""
+    net = make(tmp_path, True, portfolio="ditto", trials=1)
+    client = FitClient(NodeSettings.parse(net.nodes_[100]), Deployment.parse(net.run_config))
+    target = Problem.of_numbers().of_sums(100, 40.0, 400.0)  # a deviation of 2: no farther off than 80
+    order = Packet({"kind": "judge", "run": "r", "round": 1, "name": "east", "folds": 2, "part": 2,
+                    "number": 0, "problem": target.to_json()})  # fmt: skip
+    rows = [int((client.home(order).fold_of == fold).sum()) for fold in range(2)]
+    client.results = {f"fold/alone/0/{fold}": torch.full((count, 1), 1e20).double() for fold, count in enumerate(rows)}
+    ((_, _, error, count),) = client.judge(order).header["figures"]
+    assert 35**2 < error / count < 45**2
 
 
 def test_a_search_takes_the_rounds_of_one_run_and_five_more(searched: tuple[Loopback, FitResult]) -> None:

@@ -108,6 +108,11 @@ class FitClient(NodeClient):
         problem = self.deployment.problem_of(order.header.get("problem"))
         return replace(self.own, federation=replace(self.own.federation, train=train, test=test, problem=problem))
 
+    def fitted_home(self, order: Packet) -> HomeSearch:
+        """The search at home with the problem as fitted to the rows of all sites."""
+        home = self.home(order)
+        return replace(home, data=replace(home.data, problem=self.part(order).federation.problem))
+
     def prepared(self, order: Packet, deployment: Deployment) -> tuple[ClientData, Federation]:
         """These rows, raw and as the runs of a part are fed them."""
         own = self.part(order)
@@ -200,7 +205,7 @@ class FitClient(NodeClient):
 
     def judge(self, order: Packet) -> Packet:
         """Figures of all tries, from the outputs that came with the same message."""
-        home, metric = self.home(order), self._metric()
+        home, metric = self.fitted_home(order), self._metric()
         outputs = {}
         for name, number in self._tried():
             parts = [self.results.get(_key("fold", name, number, fold)) for fold in range(home.folds)]
@@ -238,7 +243,7 @@ class FitClient(NodeClient):
         return sorted((name, int(number)) for name, number in names)
 
     def weigh(self, order: Packet) -> Packet:
-        home, stored = self.home(order), self._stored(order)
+        home, stored = self.fitted_home(order), self._stored(order)
         outputs = {name: stored[_key("validated", name, number)] for name, number in self._best(order).items()}
         replicates = order.require("replicates", int)
         if not 100 <= replicates <= 1000:
@@ -253,8 +258,7 @@ class FitClient(NodeClient):
 
     def settle(self, order: Packet) -> Packet:
         """Keep what the site takes, write its page, and say what its test rows show."""
-        stored, best, part = self._stored(order), self._best(order), self.part(order)
-        home = replace(self.home(order), data=part.federation)
+        stored, best, home = self._stored(order), self._best(order), self.fitted_home(order)
         entry = self.vault.entry(order.require("run", str), self.name)
         contenders = [
             ContenderRecord(**{**one, "sends": tuple(one["sends"])}) for one in order.require("contenders", list)
