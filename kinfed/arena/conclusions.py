@@ -159,7 +159,8 @@ def _of_tuning(standings: Standings) -> list[str]:
     usual, tuned = (_validation_ranks(standings, best) for best in (False, True))
     gains = {name: usual[name] - tuned[name] for name in usual}
     order = sorted(gains, key=lambda name: -gains[name])
-    ends = ((standings.title(name), f"{gains[name]:+.0f}".replace("-", "−")) for name in dict.fromkeys((*order[:3], *order[-3:])))
+    most = dict.fromkeys((*order[:3], *order[-3:]))
+    ends = ((standings.title(name), f"{gains[name]:+.0f}".replace("-", "−")) for name in most)
     tried = [
         (one, scores)
         for entry in standings.entries

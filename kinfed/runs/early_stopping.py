@@ -98,7 +98,8 @@ class EarlyStopping:
         self.names = tuple(test.sums)
         sums = [test.sums[name] for name in self.names]
         return Best(
-            torch.full((n,), round), value, loss, torch.zeros(n, dtype=torch.int64), test.correct, test.loss, test.count,
+            torch.full((n,), round), value, loss, torch.zeros(n, dtype=torch.int64),
+            test.correct, test.loss, test.count,
             torch.stack(sums, 1) if sums else torch.zeros(n, 0, 2, dtype=torch.float64), models,
         )  # fmt: skip
 

@@ -24,9 +24,7 @@ TENSORS = st.builds(
 )  # fmt: skip
 GROUPS = st.dictionaries(st.sampled_from(["down", "up", "x/y"]), st.dictionaries(st.text("ab.", max_size=2), TENSORS))
 NUMBERS = st.integers(-LARGEST_NUMBER, LARGEST_NUMBER)
-HEADERS = st.dictionaries(
-    st.text(max_size=3), st.one_of(NUMBERS, st.text(max_size=3), st.lists(NUMBERS, max_size=2))
-)
+HEADERS = st.dictionaries(st.text(max_size=3), st.one_of(NUMBERS, st.text(max_size=3), st.lists(NUMBERS, max_size=2)))
 PACKETS = st.builds(Packet, HEADERS, GROUPS)
 
 

@@ -95,7 +95,9 @@ def test_rounds_by_hand() -> None:
     )
 
 
-@pytest.mark.parametrize(("losses", "round"), [((5.0, 4.0, math.nan, math.nan), 2), ((math.nan, 5.0, math.nan, 6.0), 2)])
+@pytest.mark.parametrize(
+    ("losses", "round"), [((5.0, 4.0, math.nan, math.nan), 2), ((math.nan, 5.0, math.nan, 6.0), 2)]
+)
 def test_a_model_that_has_diverged_is_nobodys_best(losses: tuple[float, ...], round: int) -> None:
     stopping = EarlyStopping(9, METRICS.named("accuracy"))
     for number, loss in enumerate(losses, 1):
