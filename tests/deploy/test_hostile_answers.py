@@ -87,7 +87,7 @@ READERS: dict[str, tuple[Packet, Callable[[Packet], Any]]] = {
     "score": (Packet({"rows": 4, "scores": "exact"}, SUMS), scored),
     "judge": (Packet({"figures": [["alone", 0, 2.0, 4], ["one_model", 0, 1.5, 4]]}), judged),
     "weigh": (Packet({}, SEEN), weighed),
-    "settle": (Packet(SETTLED), lambda answer: read_settled(answer, ["alone", "one_model"])),
+    "settle": (Packet(SETTLED), lambda answer: read_settled(answer, ["alone", "one_model"], ["dose"])),
     "sums": (Packet({"parts": [PART, PART]}), learnt),
 }  # fmt: skip
 
@@ -133,6 +133,17 @@ def test_an_answer_is_read_or_refused_whatever_it_says(kind: str) -> None:
         except Exception as error:
             fell.append(f"{what}: {error!r}")
     assert not fell
+
+
+@pytest.mark.parametrize("worth", [
+    [], [["age", True, 0.1, 0.05]], [["dose", True, 0.1, 0.05]] * 2, [["dose", False, 0.1, 0.05]],
+    [["dose", True, 0.1, -0.05]], [["dose", True, 0.1, None]], [["dose", True, None, 0.05]],
+])  # fmt: skip
+def test_a_site_says_of_the_columns_that_it_was_sent_what_they_can_buy(worth: list[Any]) -> None:
+    for columns in (SETTLED["own_columns"], [["dose", True, None, None]], [["dose", False, None, None]]):
+        read_settled(Packet({**SETTLED, "own_columns": columns}), ["alone"], ["dose"])
+    with pytest.raises(MessageError, match="what each buys"):
+        read_settled(Packet({**SETTLED, "own_columns": worth}), ["alone"], ["dose"])
 
 
 @pytest.mark.parametrize("number", ["1" + "0" * 400, "-" + "9" * 5000, str(1 << 64)])

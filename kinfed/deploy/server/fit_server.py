@@ -374,7 +374,8 @@ class FitServer:
             for k in range(len(self.roster.names))
         ]  # fmt: skip
         answers: dict[int, dict[str, Any]] = {}
-        in_step([self._ask(SETTLE, answers, lambda answer: read_settled(answer, best.tries), own)])
+        columns = [one.name for one in TablePreprocessing.from_json(self.parts[-1].preprocessing).own]
+        in_step([self._ask(SETTLE, answers, lambda answer: read_settled(answer, best.tries, columns), own)])
         seconds = f"{self.trips} round trips"
         self.exchange.say(f"every site has its model and its page; {seconds}")
         result = consortium_result(

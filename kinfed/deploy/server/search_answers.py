@@ -145,8 +145,8 @@ def joined_choices(contenders: Sequence[str], sites: Sequence[str], answers: Map
         ) from None
 
 
-def read_settled(answer: Packet, contenders: Collection[str]) -> dict[str, Any]:
-    """What a site says of what it takes: its rows, and gains with their intervals."""
+def read_settled(answer: Packet, contenders: Collection[str], own: Sequence[str]) -> dict[str, Any]:
+    """What a site says of what it takes: its rows, gains with their intervals, and what `own` columns buy there."""
     record: dict[str, Any] = {"taken": answer.require("taken", str), "rows": answer.require("rows", list)}
     record["test_gain"] = answer.require("test_gain", list)
     if record["taken"] not in contenders:
@@ -163,9 +163,17 @@ def read_settled(answer: Packet, contenders: Collection[str]) -> dict[str, Any]:
             raise MessageError(f"{name} should be a value with its interval")
         record[name] = estimate
     record["own_columns"] = answer.require("own_columns", list)
-    for one in record["own_columns"]:
-        is_named = isinstance(one, list) and len(one) == 4 and isinstance(one[0], str) and isinstance(one[1], bool)
-        numbers = one[2:] if is_named else [math.nan]
-        if not all(number is None or is_number(number) for number in numbers):
-            raise MessageError("of columns that not every site has, names were asked for, what each buys and its error")
+    if not all(map(_is_worth, record["own_columns"])) or [one[0] for one in record["own_columns"]] != list(own):
+        raise MessageError(
+            "of columns that not every site has, names were asked for as they were sent, what each buys where it is "
+            "held, and its error"
+        )
     return record
+
+
+def _is_worth(one: Any) -> bool:
+    """Whether this is a column's name, whether a site holds it, and what it buys there with its error, or neither."""
+    if not (isinstance(one, list) and len(one) == 4 and isinstance(one[0], str) and isinstance(one[1], bool)):
+        return False
+    _, held, gain, error = one
+    return (gain is None and error is None) or (held and is_number(gain) and is_number(error) and error >= 0)
