@@ -14,8 +14,9 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 import kinfed
 from kinfed.data.federations.federation import Federation
+from kinfed.data.preprocessing.column_statistics import ReadTable
 from kinfed.data.preprocessing.encodings import OwnColumn
-from kinfed.data.preprocessing.own_columns import RowsAtSite, _Fits, logistic, read_own
+from kinfed.data.preprocessing.own_columns import RowsAtSite, _Fits, learn_at_site, logistic, narrowed, read_own
 from kinfed.errors import ConfigError, DataError
 
 SITES = ("east", "north", "west")
@@ -80,6 +81,24 @@ def test_rows_that_separate_the_classes_have_a_finite_effect() -> None:
 
 
 @pytest.mark.parametrize("number", [False, True])
+def test_features_that_are_not_finite_are_refused_in_words(number: bool) -> None:
+    data, problem = federation(), kinfed.data.Problem.of_numbers() if number else kinfed.data.Problem.of_classes(2)
+    assert data.preprocessing is not None
+    labels = np.arange(120) % 2
+    common = np.ones((120, 1))
+    common[3] = np.nan
+    read = ReadTable.read(table(), ["test"], {}, "east")
+    test = [one for one in data.preprocessing.own if one.name == "test"]
+    with pytest.raises(DataError, match=r"east.* common columns.*not finite"):
+        learn_at_site(test, read, common, RowsAtSite(np.arange(120), labels, problem), "east")
+
+
+def test_newtons_method_ends_where_a_step_is_not_finite() -> None:
+    with np.errstate(all="ignore"), pytest.raises(DataError, match="not finite"):
+        logistic(np.array([[1.0, np.inf], [1.0, 2.0], [1.0, 3.0]]), np.ones(2), np.array([0.0, 1.0, 0.0]))
+
+
+@pytest.mark.parametrize("number", [False, True])
 def test_a_site_learns_what_its_own_columns_add(number: bool) -> None:
     data = federation(table(number))
     east, noise, ward = at(data, "east", "test"), at(data, "east", "noise"), at(data, "west", "ward")
@@ -91,6 +110,20 @@ def test_a_site_learns_what_its_own_columns_add(number: bool) -> None:
     assert east.weights[0][0] > 0
     assert np.argmax([row[0] for row in ward.weights]) == 1
     assert at(data, "north", "test").here is None
+
+
+def test_more_common_features_than_rows_are_fitted_in_as_many_directions_as_there_are_rows() -> None:
+    draw = np.random.default_rng(2)
+    wide, own, y = draw.normal(size=(30, 400)), draw.normal(size=(30, 1)), draw.integers(0, 2, 30)
+    wide -= wide.mean(0)
+    fewer = narrowed(wide)
+    assert fewer.shape == (30, 30)
+    rows = RowsAtSite(np.arange(30), y, kinfed.data.Problem.of_classes(2))
+    fits = [_Fits(common, {"own": own}, rows.targets, rows) for common in (wide, fewer)]
+    for key in ((np.inf, ()), (4.0, ("own",))):
+        np.testing.assert_allclose(*(one.losses(*key) for one in fits), atol=1e-8)
+    np.testing.assert_allclose(*(one.learn(4.0)[0]["own"] for one in fits), atol=1e-8)
+    assert narrowed(wide[:, :20]).shape == (30, 20)
 
 
 def test_a_column_of_noise_has_no_effect_at_all() -> None:
@@ -139,6 +172,17 @@ def test_rows_of_a_person_are_left_out_together() -> None:
     whose = np.repeat(np.arange(4), 5)
     parts = RowsAtSite(np.arange(20), labels, kinfed.data.Problem.of_numbers(), whose).parts
     assert all(len(set(parts[whose == person])) == 1 for person in range(4))
+
+
+def test_the_error_of_what_a_column_buys_is_that_of_persons() -> None:
+    """Rows that came ten times over as those of a person tell no more than once."""
+    number, draw = kinfed.data.Problem.of_numbers(), np.random.default_rng(1)
+    once = draw.normal(size=30)
+    often, whose = np.repeat(once, 10), np.repeat(np.arange(30), 10)
+    seen = RowsAtSite(np.arange(300), often, number, whose).mean_and_error(often)
+    assert seen == pytest.approx((once.mean(), once.std(ddof=1) / np.sqrt(30)))
+    assert seen == pytest.approx(RowsAtSite(np.arange(30), once, number).mean_and_error(once))
+    assert RowsAtSite(np.arange(300), often, number, whose % 4).mean_and_error(often) == (None, None)
 
 
 def test_a_site_that_means_something_else_by_a_column_is_not_misled() -> None:

@@ -46,6 +46,7 @@ ROWS_AT_SITE = 50  # training rows of a site on average, from which effects are 
 PENALTIES = (inf, 100.0, 25.0, 4.0, 1.0)  # λ
 MODERATE = 4.0
 CLOSE_FOLDS = 5
+FEWEST_PERSONS = 5  # whose rows tell what a column buys
 FEWEST_ROWS, FEWEST_OF_A_CLASS = 20, 8  # that an effect is learnt from
 STEPS, CLOSE = 30, 1e-9  # of Newton's method: most of them, and the largest change that ends them
 
@@ -103,10 +104,24 @@ class RowsAtSite:
         return np.asarray(self.labels[:, None] == np.arange(first, self.problem.num_classes), np.float64)
 
     @property
+    def whose(self) -> Array:
+        """[m] the number of every row's person, from 0; every row is one of its own where persons are not known."""
+        if self.persons is None:
+            return np.arange(len(self.rows))
+        return np.asarray(np.unique(self.persons, return_inverse=True)[1])
+
+    @property
     def parts(self) -> Array:
         """[m] the part of every row; rows of a person are in one."""
-        whose = np.arange(len(self.rows)) if self.persons is None else np.unique(self.persons, return_inverse=True)[1]
-        return np.asarray(whose % CLOSE_FOLDS)
+        return np.asarray(self.whose % CLOSE_FOLDS)
+
+    def mean_and_error(self, values: Array) -> tuple[float | None, float | None]:
+        """The mean of values [m] with its standard error, as rows of a person are alike; none of too few persons."""
+        of_persons = np.bincount(self.whose, weights=values - values.mean())
+        if (persons := len(of_persons)) < FEWEST_PERSONS:
+            return None, None
+        square = float(np.square(of_persons).sum()) * persons / (persons - 1)
+        return float(values.mean()), sqrt(square) / len(values)
 
 
 def learn_at_site(
@@ -125,7 +140,13 @@ def learn_at_site(
     raw = {name: one.encode(few[name], where)[0].astype(np.float64) for name, one in held.items()}
     scale = {name: np.array([std for _, std in one.scale]) for name, one in held.items()}
     blocks = {name: (raw[name] - raw[name].mean(0)) / scale[name] for name in held}
-    fits = _Fits(common - common.mean(0), blocks, targets[:, known], rows)
+    for what, some in {"its common columns": common, "the target": targets, **blocks}.items():
+        if not np.isfinite(some).all():
+            raise DataError(
+                f"effects of own columns at {where} cannot be learnt: among values of {what}, as models are fed "
+                "them, some are not finite; correct them, or set own_columns=shared"
+            )
+    fits = _Fits(narrowed(common - common.mean(0)), blocks, targets[:, known], rows)
     penalty = min(PENALTIES, key=lambda one: float(fits.losses(one, tuple(held)).sum()))
     if penalty < inf:
         gamma, effects = fits.learn(penalty)
@@ -139,14 +160,22 @@ def learn_at_site(
         if penalty < inf:
             weights[:, known] = gamma[one.name] / scale[one.name][:, None]
             effect[:, known] = effects[one.name]
-        saved = fits.losses(inf, ()) - fits.losses(MODERATE, (one.name,))
+        gain, error = rows.mean_and_error(fits.losses(inf, ()) - fits.losses(MODERATE, (one.name,)))
         fitted[one.name] = effect.astype(np.float32)
         learnt.append(dataclasses.replace(
             one, here=held[one.name], centre=tuple(raw[one.name].mean(0).tolist()),
-            weights=tuple(map(tuple, weights.tolist())), gain=float(saved.mean()),
-            gain_error=float(saved.std()) / sqrt(len(saved)),
+            weights=tuple(map(tuple, weights.tolist())), gain=gain, gain_error=error,
         ))  # fmt: skip
     return learnt, fitted
+
+
+def narrowed(common: Array) -> Array:
+    """Features [m, F] in no more directions than there are rows: all sums x_i'β with their |β|² are those of before, so
+    that (1) has the same minimum, and no fit grows with the square of F."""
+    if common.shape[1] <= len(common):
+        return common
+    directions, lengths, _ = np.linalg.svd(common, full_matrices=False)
+    return np.asarray(directions * lengths)
 
 
 def _has(name: str, read: ReadTable, rows: Array) -> bool:
@@ -256,6 +285,8 @@ def logistic(x: Array, penalties: Array, y: Array) -> Array:
         gradient = x.T @ (y - p) - penalties * beta
         curve = (x * np.maximum(p * (1 - p), 1e-12)[:, None]).T @ x + np.diag(penalties)
         step = np.linalg.solve(curve, gradient)
+        if not np.isfinite(step).all():
+            raise DataError("features that are not finite have no effects; correct them, or leave the column out")
         if np.abs(step).max() < CLOSE:
             break
     return beta
