@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from scipy.special import stdtrit
+
 from kinfed.analysis import MetricStyle, metric_style
 from kinfed.report.drawing import byte_size, format_number, listed, plural, shown, signed
 from kinfed.tabular.fit_result import ColumnWorth, ContenderRecord, Estimate, FitResult, SiteRecord
@@ -378,8 +380,8 @@ class Wording:
         if without and len(has) == 1:
             sentences.append("What it would buy elsewhere one site cannot tell.")
         elif without and has:
-            mean, error = self._mean_worth(has)
-            low, high = mean - 1.96 * error, mean + 1.96 * error
+            mean, reach = self._mean_worth(has)
+            low, high = mean - reach, mean + reach
             what = f"it would buy about {self.worth(mean)}" if low > 0 else "no use is to be expected"
             ends = f"95 % interval {self.worth(low)} to {self.worth(high)}"
             sentences.append(f"Where it is lacking {what} (the mean of those who have it, {ends}).")
@@ -395,11 +397,13 @@ class Wording:
 
     @staticmethod
     def _mean_worth(has: Sequence[ColumnWorth]) -> tuple[float, float]:
-        """The mean gain over sites, each alike, with its standard error: between sites where that is larger."""
+        """The mean gain over sites, each alike, and half of its 95 % interval: by how few sites differ (Student's t) or
+        by their errors, whichever is larger."""
         gains, errors = ([getattr(one, name) or 0.0 for one in has] for name in ("gain", "error"))
         mean, count = sum(gains) / len(gains), len(gains)
         between = sum((gain - mean) ** 2 for gain in gains) / (count - 1) / count
-        return mean, max(between, sum(error**2 for error in errors) / count**2) ** 0.5
+        within = sum(error**2 for error in errors) / count**2
+        return mean, max(float(stdtrit(count - 1, 0.975)) * between**0.5, 1.96 * within**0.5)
 
     def worth(self, gain: float) -> str:
         """A gain in the loss that effects are learnt by: squared errors are parts of the target's variance."""

@@ -11,7 +11,7 @@ import pytest
 from kinfed.data.examples.problem import Problem
 from kinfed.engine.scoring.metric_catalogue import METRICS
 from kinfed.engine.scoring.metrics import Judged
-from kinfed.tabular.fit_result import ContenderRecord, Estimate, FitResult, SiteRecord
+from kinfed.tabular.fit_result import ColumnWorth, ContenderRecord, Estimate, FitResult, SiteRecord
 from kinfed.tabular.portfolio import BASELINE
 from kinfed.tabular.site_figures import SiteFigures
 from kinfed.tabular.site_sentences import Wording
@@ -118,6 +118,16 @@ def test_errors_are_written_in_digits_that_count_and_fall_where_there_is_a_gain(
 )
 def test_what_follows_for_all_sites_is_said(overall: Estimate, conclusion: str) -> None:
     assert conclusion in Wording(result(overall=overall)).overall()
+
+
+def test_two_sites_do_not_tell_what_a_column_buys_elsewhere_unless_they_agree() -> None:
+    """Student's t of one degree of freedom: 12.7 standard errors each side."""
+    worths = [ColumnWorth("dose", "north", False, None, None)]
+    for east, west, told in ((0.10, 0.30, "no use is to be expected"), (0.10, 0.11, "it would buy about 0.105")):
+        sites = [ColumnWorth("dose", name, True, gain, 0.01) for name, gain in (("east", east), ("west", west))]
+        ((_, sentence),) = Wording(result(own_columns=(*worths, *sites))).own_columns()
+        assert told in sentence
+    assert "0.041 to 0.169" in sentence
 
 
 def test_what_is_predicted_has_its_classes_with_their_rows() -> None:
