@@ -144,6 +144,24 @@ def test_a_page_from_elsewhere_reads_nothing_by_a_name_of_its_own(tmp_path: Path
             assert (b"kinfed_" in text) == (status == 200)
 
 
+def test_every_address_of_this_machine_alone_is_one() -> None:
+    with HealthServer(("127.0.0.1", 0), None) as server:  # type: ignore[arg-type]
+        server.server_address = "127.0.0.2", 9464
+        meant = {host: server.is_meant(f"{host}:9464") for host in ("evil.example", "localhost", "127.0.0.2")}
+    assert meant == {"evil.example": False, "localhost": True, "127.0.0.2": True}
+
+
+def test_a_connection_for_which_no_thread_begins_leaves_its_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    with HealthServer(("127.0.0.1", 0), None) as server, socket.socket() as request:  # type: ignore[arg-type]
+        for _ in range(MOST_CONNECTIONS + 1):
+            with pytest.raises(RuntimeError, match="new thread"):
+                server.process_request(request, None)
+
+
 def test_connections_that_say_nothing_leave_room_for_alerts(tmp_path: Path) -> None:
     """A thousand would have taken all files that the process may open, so that it could tell nobody of a trouble."""
     before = threading.active_count()

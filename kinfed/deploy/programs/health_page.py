@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +95,14 @@ class HealthServer(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        if not self._room.acquire(blocking=False):
             self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread began that would give the room back
+            self._room.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
@@ -108,7 +113,7 @@ class HealthServer(ThreadingHTTPServer):
     def is_meant(self, host: str) -> bool:
         """Whether a request that names this host may be answered; programs that are no browser may name none."""
         here, port = str(self.server_address[0]), self.server_address[1]
-        return here != LOOPBACK or host in ("", *(f"{name}:{port}" for name in (LOOPBACK, "localhost")))
+        return not ip_address(here).is_loopback or host in ("", *(f"{name}:{port}" for name in (here, "localhost")))
 
 
 class _Handler(BaseHTTPRequestHandler):
