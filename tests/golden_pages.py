@@ -26,8 +26,12 @@ from kinfed.analysis.gain import gain_from_arrays, render, summary  # noqa: E402
 from kinfed.arena.arena_pages import arena_board  # noqa: E402
 from kinfed.arena.entries import ArenaEntry, CellScores, FederationScores, TriedSetting  # noqa: E402
 from kinfed.arena.suites import suite  # noqa: E402
+from kinfed.core.storage import write_json  # noqa: E402
 from kinfed.data.examples.problem import Problem  # noqa: E402
 from kinfed.deploy.server.question_pages import description_page, matrix_page  # noqa: E402
+from kinfed.dossier.document import page as dossier_page  # noqa: E402
+from kinfed.dossier.facts import collect_facts  # noqa: E402
+from kinfed.records.run_files import JobFiles, file_digest, sealed  # noqa: E402
 from kinfed.report import build, coefficient_table, measured_gain  # noqa: E402
 from kinfed.serving.coefficients import Coefficient, Coefficients, SiteEffect  # noqa: E402
 from kinfed.tabular import contribution_page  # noqa: E402
@@ -35,6 +39,7 @@ from kinfed.tabular.coalitions import Contribution, Contributions, Received  # n
 from kinfed.tabular.fit_result import ContenderRecord, Estimate, FitResult, SiteRecord  # noqa: E402
 from kinfed.tabular.site_page import page  # noqa: E402
 from kinfed.tabular.watch import Watch  # noqa: E402
+from tests.data.test_audit import PLANTED, findings_of, honest  # noqa: E402
 from tests.report_fixture import stop_early, write_run  # noqa: E402
 
 
@@ -222,9 +227,27 @@ def arena(folder: Path) -> str:
     return text_of(arena_board(folder).html)
 
 
+def audit(folder: Path) -> str:
+    """What the audit says of every planted trouble, in its order."""
+    lines = []
+    for plant in PLANTED:
+        table = honest()
+        for finding in findings_of(table, **plant(table)):
+            lines.append(f"{finding.name}{' (refused)' if finding.refused else ''}: {finding.text}")
+    return "\n".join(dict.fromkeys(lines)) + "\n"
+
+
+def dossier(folder: Path) -> str:
+    """A comparison of two methods on four sites."""
+    whole = write_run(folder / "whole", algorithms=("local", "fedavg"), clients=4, rounds=4, seeds=(0, 1))
+    manifest = JobFiles(whole).envelope | {"files": {"clients.csv": file_digest(whole / "clients.csv")}}
+    write_json(whole / "config.json", sealed(manifest), sort_keys=False)
+    return re.sub(r"\b[0-9a-f]{16,64}\b", "DIGEST", text_of(dossier_page(collect_facts(whole))))
+
+
 PAGES: dict[str, Callable[[Path], str]] = {
     "report": report, "fit": fit, "watch": watch, "gain": gain, "describe": describe, "evaluate": evaluate,
-    "contributions": contributions, "coefficients": coefficients, "arena": arena,
+    "contributions": contributions, "coefficients": coefficients, "arena": arena, "audit": audit, "dossier": dossier,
 }  # fmt: skip
 
 
