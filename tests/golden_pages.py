@@ -25,6 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from kinfed.analysis.gain import gain_from_arrays, render, summary  # noqa: E402
 from kinfed.arena.arena_pages import arena_board  # noqa: E402
 from kinfed.arena.entries import ArenaEntry, CellScores, FederationScores, TriedSetting  # noqa: E402
+from kinfed.arena.plan import StudyPlan  # noqa: E402
+from kinfed.arena.studies import StudyResult  # noqa: E402
 from kinfed.arena.suites import suite  # noqa: E402
 from kinfed.core.storage import write_json  # noqa: E402
 from kinfed.data.examples.problem import Problem  # noqa: E402
@@ -227,6 +229,23 @@ def arena(folder: Path) -> str:
     return text_of(arena_board(folder).html)
 
 
+def study(folder: Path) -> str:
+    """Two federations at two rates, tuned; a method takes other work, and a cell was stopped before its last trials."""
+    plan = StudyPlan.read(
+        {
+            "algorithms": {"local": {}, "fedavg": {}, "ditto": {"steps": 5}}, "rounds": 10, "seeds": [0, 1, 2],
+            "tuning": {"trials": 4}, "clients": 8, "sweep": {"setting": "lr", "values": [0.1, 0.5]},
+            "federations": [{"name": "even", "dataset": "digits"}, {"name": "skewed", "dataset": "digits"}],
+        }
+    )  # fmt: skip
+    cells = plan.cells()
+    for variant, cell in enumerate(cells):
+        run = write_run(folder / "cells" / cell.folder, algorithms={"local": {}, "fedavg": {}, "ditto": {"steps": 5}},
+                        clients=8, rounds=10, variant=variant)  # fmt: skip
+    stop_early(run, 31)
+    return text_of(StudyResult(folder, plan, tuple(cells)).table(costs=True).html())
+
+
 def audit(folder: Path) -> str:
     """What the audit says of every planted trouble, in its order."""
     lines = []
@@ -247,7 +266,8 @@ def dossier(folder: Path) -> str:
 
 PAGES: dict[str, Callable[[Path], str]] = {
     "report": report, "fit": fit, "watch": watch, "gain": gain, "describe": describe, "evaluate": evaluate,
-    "contributions": contributions, "coefficients": coefficients, "arena": arena, "audit": audit, "dossier": dossier,
+    "contributions": contributions, "coefficients": coefficients, "arena": arena, "study": study, "audit": audit,
+    "dossier": dossier,
 }  # fmt: skip
 
 
