@@ -93,18 +93,26 @@ def test_tables_of_nodes_give_the_models_of_a_simulation(tmp_path: Path) -> None
     assert any("columns left out: unit has the same value" in line for line in nodes.log)
 
 
-def test_a_column_of_some_sites_has_the_effects_of_a_simulation_and_none_under_privacy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("persons", [False, True])
+def test_a_column_of_some_sites_has_the_effects_of_a_simulation_and_none_under_privacy(
+    tmp_path: Path, persons: bool
+) -> None:
+    """With persons, whom five rows each are of, their rows are for one purpose and errors are those of persons."""
     draw = np.random.default_rng(4)
     site, x, lab = np.repeat(NAMES, 70), draw.normal(size=210), draw.normal(size=210)
     sick = np.where(x + 2 * lab * (site == "c") + draw.normal(size=210) > 0, "yes", "no")
     cells = pa.array([float(one) if name == "c" else None for one, name in zip(lab, site, strict=True)])
-    whole = pa.table({"x": x, "lab": cells, "sick": sick, "site": site})
+    whole = pa.table({"x": x, "lab": cells, "sick": sick, "site": site, "who": [f"p{k // 5}" for k in range(210)]})
+    ties, owner = ({"person_column": "who"}, {"person": "who"}) if persons else ({}, {"ignore": "who"})
     nodes = net(tmp_path, method="ditto", dp_noise="")
     for name in NAMES:
         own = whole.filter(pa.compute.equal(whole["site"], name)).drop_columns(["site"])
         pyarrow.csv.write_csv(own if name == "c" else own.drop_columns(["lab"]), tmp_path / f"{name}.csv")
+    nodes.nodes_ = {number: config | owner for number, config in nodes.nodes_.items()}
     run(nodes)
-    data = Federation.from_table(whole, label_column="sick", client_column="site")
+    data = Federation.from_table(
+        whole, label_column="sick", client_column="site", ignore="" if persons else "who", **ties
+    )
     loop = simulate(data, "mlr", Deployment.parse(nodes.run_config).algorithm)
     list(loop.rounds(2))
     wanted = loop.evaluate(keep_models=True).models

@@ -137,6 +137,20 @@ def test_roles_stay_when_rows_are_added_and_columns_are_chosen(tmp_path: Path) -
     assert [sorted(order[row] for row in rows if order[row] < 60) for rows in roles(config, run)] == before
 
 
+def test_all_rows_of_a_person_have_one_role(tmp_path: Path) -> None:
+    numbers, who = np.random.default_rng(1), [f"p{k % 20}" for k in range(100)]
+    config = {"client": "a", "data": str(tmp_path / "a.csv"), "vault": str(tmp_path / "vault"), "person": "who"}
+    pa_csv.write_csv(
+        pa.table({"dose": numbers.normal(size=100), "who": who, "ill": np.arange(100) % 2}), config["data"]
+    )
+    run = {"label-column": "ill", "classes": "2", "dp-noise": "", "validation": 0.2}
+    for owner, asked in (({}, run), ({"epsilon": "8", "validation": "0.2"}, run | {"dp-noise": 5.0})):
+        train, val, test = ({who[row] for row in rows} for rows in roles(config | owner, asked))
+        assert train | val | test == set(who)
+        assert len(train) + len(val) + len(test) == 20
+        assert test
+
+
 def test_the_owner_changes_no_role_after_private_training(config: dict[str, Any]) -> None:
     ask(config, "train", {})
     with pytest.raises(Refused, match="another division of its rows"):

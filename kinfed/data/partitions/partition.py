@@ -171,7 +171,10 @@ def _test_rows(source: Source, ties: RowTies, share: float, seed: int) -> Tensor
     """[N] bool: rows for testing, a share of those of every client (of all, where the data set names no clients)."""
     owner = torch.zeros(len(source), dtype=torch.int64) if source.owners is None else source.owners
     owned = Ragged.grouped(torch.arange(len(source)), owner, int(owner.max()) + 1)
-    _, test = ties.hold_out(owned, share, rng.fold(rng.root(seed, "test-persons"), torch.arange(len(owned))))
+    key = rng.root(seed, "test-persons")
+    names = source.owner_names
+    keys = name_keys(key, names) if source.owners is not None and names else rng.fold(key, torch.arange(len(owned)))
+    _, test = ties.hold_out(owned, share, keys)
     chosen = torch.zeros(len(source), dtype=torch.bool)
     chosen[test.rows] = True
     return chosen

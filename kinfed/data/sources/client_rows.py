@@ -15,6 +15,7 @@ from kinfed.data.examples.arrays import as_features, name_keys
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.problem import Problem
 from kinfed.data.examples.ragged import Ragged, hold_out, split_stratified
+from kinfed.data.examples.row_ties import RowTies
 from kinfed.data.examples.target import read_known_target
 from kinfed.data.federations.example_weights import read_weights, scaled_weights
 from kinfed.data.federations.federation import Federation
@@ -36,6 +37,7 @@ class LabelledRows:
     is_test: Tensor | None = None  # [n] bool
     is_val: Tensor | None = None  # [n] bool
     weights: Tensor | None = None  # [n] float64
+    persons: Tensor | None = None  # [n] int64: whom a row is of; all of one are in one part
 
     @classmethod
     def from_arrays(
@@ -63,15 +65,17 @@ class LabelledRows:
         preprocessing: TablePreprocessing | None = None, keyed_by_name: bool = True, stratify: bool = False,
     ) -> Federation:  # fmt: skip
         """The client as a federation of one. Where no rows are marked for testing, a share `test_fraction` is drawn,
-        keyed by the client's name or by `seed` alone, with `stratify` by label. Weights are scaled to mean one over its
-        own training rows."""
+        keyed by the client's name or by `seed` alone: of persons where they are known, else with `stratify` by label.
+        Weights are scaled to mean one over its own training rows."""
         rest, val = Ragged.of([np.arange(len(features))]), Ragged.empty(1)
         if self.is_val is not None:
             rest, val = rest.filter(~self.is_val), rest.filter(self.is_val)
+        ties = RowTies.of(self.persons, None)
         if self.is_test is None:
-            key = rng.root(seed, "test-split")
-            train, test = hold_out(rest, test_fraction, name_keys(key, [client]) if keyed_by_name else key[None])
-            if stratify:
+            key = rng.root(seed, "test-split" if ties is None else "test-persons")
+            held_out = hold_out if ties is None else ties.hold_out
+            train, test = held_out(rest, test_fraction, name_keys(key, [client]) if keyed_by_name else key[None])
+            if stratify and ties is None:
                 keys = name_keys(rng.root(seed, "stratified-split"), [client])
                 train, test = split_stratified(rest, train.count, self.labels, problem, keys)
         else:
@@ -80,7 +84,7 @@ class LabelledRows:
         return Federation(
             features, self.labels, problem, train, val, test, [client],
             description={"dataset": self.name, "partition": "given"}, preprocessing=preprocessing,
-            weights=scaled_weights(self.weights, train.rows),
+            weights=scaled_weights(self.weights, train.rows), persons=self.persons,
         )  # fmt: skip
 
 
@@ -96,7 +100,8 @@ def load_like(rows: Any, options: TableOptions, columns: list[str] | None, probl
     names = present if columns is None else [column for column in columns if column in present]
     read = table.read_features(opened, replace(options, columns=declared), names, name)
     features = table.images_or_tokens(opened, options, name, folder) if read is None else None
-    return LabelledRows(name, labels, read, features, is_test, is_val, table.row_weights(opened, options, name))
+    weights, persons = table.row_weights(opened, options, name), table.persons_of_rows(opened, options, name)
+    return LabelledRows(name, labels, read, features, is_test, is_val, weights, persons)
 
 
 def _flags(value: Any, count: int, where: str) -> Tensor:

@@ -83,9 +83,7 @@ def source_from_table(table: pa.Table, options: TableOptions, name: str, folder:
         source.notes += [hint for hint in undeclared if hint]
     source.standardize = options.standardize and options.has_columns
     source.options = options.record()
-    if options.person_column is not None:
-        persons = values_of(table, options.person_column, name)
-        source.persons = encode(persons, f"column {options.person_column}")[0]
+    source.persons = persons_of_rows(table, options, name)
     if options.order_column is not None:
         source.order = _moments(table, options.order_column, name)
     if options.client_column is not None:
@@ -123,6 +121,12 @@ def opened(rows: Any, encoding: str = "utf-8") -> tuple[pa.Table, str, Path | No
 def row_weights(table: pa.Table, options: TableOptions, where: str) -> Tensor | None:
     column = options.weight_column
     return None if column is None else read_weights(values_of(table, column, where), f"column {column} of {where}")
+
+
+def persons_of_rows(table: pa.Table, options: TableOptions, where: str) -> Tensor | None:
+    """[N] int64: whom each row is of, where a column says so."""
+    column = options.person_column
+    return None if column is None else encode(values_of(table, column, where), f"column {column}")[0]
 
 
 def load_inputs(

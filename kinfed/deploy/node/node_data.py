@@ -132,7 +132,9 @@ class ClientData:
         assert self.table.read is not None
         data = self.federation
         every = torch.arange(len(raw))
-        own = learnt.learn_own(self.table.read, raw, every, data.train.rows, data.labels, data.problem, where)
+        own = learnt.learn_own(
+            self.table.read, raw, every, data.train.rows, data.labels, data.problem, where, data.persons
+        )
         return learnt.at_site(list(own))
 
 
@@ -223,7 +225,7 @@ def _with_own_roles(node: NodeSettings, rows: LabelledRows, named: tuple[bool, b
         return rows, ""
     log = Vault(node.vault, node.counter)
     log.privacy_log(node.owner)  # before the secret
-    draws = log.secret(node.owner).places(_row_digests(node))  # [n] in [0, 1)
+    draws = log.secret(node.owner).places(_row_digests(node))  # [n] in [0, 1), the same for rows of one person
     is_test = draws < test if rows.is_test is None else rows.is_test
     is_val = rows.is_val if named[1] else ~is_test & (draws >= 1 - (1 - test) * validation)
     if named[1]:
@@ -234,10 +236,11 @@ def _with_own_roles(node: NodeSettings, rows: LabelledRows, named: tuple[bool, b
 
 
 def _row_digests(node: NodeSettings) -> list[bytes]:
-    """Digests of all that rows hold, also of columns that a run does not read: a run's choices change no role."""
+    """Digests of all that rows hold, also of columns that a run does not read: a run's choices change no role. Of
+    persons, where they are known."""
     if is_table(node.data):
         table = read_table(Path(node.data))
-        columns = [table[name] for name in sorted(table.column_names)]
+        columns = [table[name] for name in ([node.person] if node.person else sorted(table.column_names))]
         cells = [[_plain(cell) for cell in column.to_pylist()] for column in columns]
         return [hashlib.sha256("\x1f".join(row).encode()).digest() for row in zip(*cells, strict=True)]
     examples = _from_function(node) if calls_function(node.data) else _from_npz(Path(node.data))

@@ -126,6 +126,10 @@ class NodeSettings:
         lt=1,
     )
     ignore: str = option_of(TableOptions, "ignore", "")
+    person: str = option(
+        "", "Column with the person (patient, case) of a row: all rows of one are for one purpose, and count as one "
+        "where this site learns by itself what a column of its own adds.",
+    )  # fmt: skip
     row_weight: str = option("", "Column of positive numbers: how much each row counts in training here.")
     image: str = option_of(TableOptions, "image_column", "")
     text: str = option_of(TableOptions, "text_column", "")
@@ -215,7 +219,8 @@ class NodeSettings:
         """Options for reading a table, without its class."""
         return TableOptions(
             split_column=self.split or None, weight_column=self.row_weight or None, image_column=self.image or None,
-            ignore=self.ignore, text_column=self.text or None, tokenizer=self.tokenizer or None, length=self.length,
+            person_column=self.person or None, ignore=self.ignore, text_column=self.text or None,
+            tokenizer=self.tokenizer or None, length=self.length,
         )  # fmt: skip
 
 

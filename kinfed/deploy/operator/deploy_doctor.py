@@ -126,7 +126,7 @@ def _missing_columns(settings: NodeSettings) -> Condition | None:
     except OSError as error:
         advice = "give the node's user the right to read it"
         return Condition("rows", WRONG, f"{settings.data} cannot be read: {error.strerror}", advice)
-    keys = ("label", "split", "row_weight", "image", "text")
+    keys = ("label", "split", "person", "row_weight", "image", "text")
     lacking = [f'{key} = "{name}"' for key in keys if (name := getattr(settings, key)) and name not in there]
     if not lacking:
         return None
