@@ -8,7 +8,7 @@
 Clients take one step on one example unless told otherwise, so that nearly all of a round is messages, states and
 waiting. `--nodes` starts a cluster of so many nodes on this machine, with one CPU each. Every pool takes its turn in
 every repeat. `driver` is the processor time of this process in a round, which all workers wait for. The tables are
-those of docs/scaling.md.
+those of docs/costs.md.
 """
 
 from __future__ import annotations

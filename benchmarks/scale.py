@@ -5,7 +5,7 @@
 
 Every number of clients has a process of its own, which makes a federation, runs all rounds with a run folder as `kinfed
 run` does, and writes the report. Figures are processor time on one worker. Clients own rows of one pool of images, so
-that what grows is the number of clients and not the data. The table is that of docs/scaling.md.
+that what grows is the number of clients and not the data. The table is that of docs/benchmark/scale.md.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--eval-clients", type=int, default=1000)
     parser.add_argument("--model", default="mlr")
-    parser.add_argument("--markdown", action="store_true", help="the table for docs/scaling.md")
+    parser.add_argument("--markdown", action="store_true", help="the table for docs/benchmark/scale.md")
     parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)  # one measurement, in this process
     arguments = parser.parse_args()
     if arguments.json:
