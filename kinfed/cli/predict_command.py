@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def predict(
-    table: Annotated[Path, Argument(help="New examples: .csv, .tsv, .parquet, or x in an .npz file.")],
+    table: Annotated[Path, Argument(help="New examples: .csv, .tsv, .parquet, or x (or inputs) in .npz.")],
     out: Annotated[
         Path | None, Option("--out", "-o", help="CSV file to write (default: print to the terminal).")
     ] = None,

@@ -15,6 +15,7 @@ from kinfed.data.examples.local_training import LocalTraining as LocalTraining
 from kinfed.data.examples.local_training import TrainingSettings as TrainingSettings
 from kinfed.data.examples.optimizer_state import LoopMemory as LoopMemory
 from kinfed.data.examples.optimizer_state import Moments as Moments
+from kinfed.data.examples.packing import Packing as Packing
 from kinfed.data.examples.problem import IGNORED as IGNORED
 from kinfed.data.examples.problem import Kind as Kind
 from kinfed.data.examples.problem import Problem as Problem

@@ -28,6 +28,7 @@ from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.contract.task import Task as Task
 from kinfed.engine.rows.keyed_random import drops
 from kinfed.engine.rows.layout import RowLayout, still_buffers
+from kinfed.engine.rows.model_calls import packing_of
 from kinfed.engine.rows.model_trial import (
     OutputShapes,
     example_like,
@@ -217,7 +218,12 @@ def _task_for(
         return FusedTask(build, device, module=module, net=net, objective=objective)
     if net is not None and layout.num_params <= net.stacks_up_to:
         return StackedTask(build, device, module=module, net=net, objective=objective)
-    if example is not None and batch is not None and runs_batched(module) and few_positions(example, batch):
+    if (
+        example is not None
+        and batch is not None
+        and runs_batched(module)
+        and few_positions(example, batch, packing_of(module))
+    ):
         return BatchedTask(build, device, module=module, objective=objective)
     has_state = layout.has_statistics or bool(still_buffers(module))
     weights = sum(p.numel() for p in module.parameters())  # frozen ones too: their products are the work of a step

@@ -263,10 +263,11 @@ def _check_fits(run: EndedRun, newcomer: Federation) -> None:
     if len(newcomer) != 1:
         raise ConfigError(f"one client joins at a time; got a federation of {len(newcomer)}")
     problem, own = run.description.problem, newcomer.problem
-    if newcomer.features.shape != run.shape or own.num_classes != problem.num_classes:
+    other_inputs = newcomer.features.packing != run.inputs.packing
+    if other_inputs or newcomer.features.shape != run.shape or own.num_classes != problem.num_classes:
         raise ConfigError(
-            f"the models of {run.name} take examples of shape {list(run.shape)} for {problem.in_words()}; "
-            f"the newcomer has {list(newcomer.features.shape)} for {own.in_words()}"
+            f"the models of {run.name} take examples of {run.inputs.shape_in_words} for {problem.in_words()}; "
+            f"the newcomer has {newcomer.features.shape_in_words} for {own.in_words()}"
         )
 
 

@@ -83,7 +83,9 @@ class EndedRun(ABC):
     def models(self, model: Builder | None = None, example: Tensor | None = None) -> ModuleTask | Architectures:
         """The model of the run, or its architectures; `model` builds it where the run was given a module of the
         caller's own. It is tried on an `example` batch, if given."""
-        return build_models(self.config, self.shape, self.description.problem, build=model, example=example)
+        return build_models(
+            self.config, self.shape, self.description.problem, build=model, example=example, packing=self.inputs.packing
+        )
 
     def task(self, model: Builder | None = None, example: Tensor | None = None, group: str | None = None) -> ModuleTask:
         """The model of a newcomer in this group: where clients have several architectures, that of its group, or

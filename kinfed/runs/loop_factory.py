@@ -350,5 +350,6 @@ def _task_of(federation: Federation, model: Task | Builder | str) -> Any:
     if isinstance(model, Task):
         return model
     problem, example = federation.problem, example_batch(federation)
-    build, objective = model_for(problem, federation.features.shape, model), make_objective(problem)
+    features, objective = federation.features, make_objective(problem)
+    build = model_for(problem, features.shape, model, packing=features.packing)
     return make_task(build, example=example, outputs=problem.output_shapes, objective=objective)

@@ -15,6 +15,7 @@ from kinfed.core import option_types, plugins
 from kinfed.data import (
     Features,
     Federation,
+    Packing,
     Problem,
     Resplit,
     audited,
@@ -197,7 +198,7 @@ class RunInputs:
             self._task = build_models(
                 self.config, data.features.shape, data.problem, build=self._own_model,
                 device=check_device("cpu" if on_workers else self.config.device), example=example_batch(data),
-                examples=0 if on_workers else local_examples(self.config, data),
+                examples=0 if on_workers else local_examples(self.config, data), packing=data.features.packing,
             )  # fmt: skip
         return self._task
 
@@ -318,14 +319,15 @@ def build_models(
 def build_task(
     config: RunConfig, shape: tuple[int, ...], problem: Problem, *, build: Builder | None = None,
     model: Named | None = None, device: torch.device | str = "cpu", example: Tensor | None = None, examples: float = 0,
+    packing: Packing | None = None,
 ) -> ModuleTask:  # fmt: skip
     """The task of a `model`, by default the configuration's (or of the module that `build` makes), for examples of this
     shape; it is tried on an `example` batch at once, if given. `examples` are those of all local steps together."""
     model = config.model if model is None else model
     METRICS.headline(problem, config.metric)  # refuses a metric that is not the problem's
     task = make_task(
-        model_for(problem, shape, model.name, model.options) if build is None
-        else model_for(problem, shape, build),
+        model_for(problem, shape, model.name, model.options, packing) if build is None
+        else model_for(problem, shape, build, packing=packing),
         backend=config.backend, device=device, frozen=parse_patterns(config.frozen), example=example, shape=shape,
         batch=config.batch, objective=make_objective(problem, config.loss, config.huber_delta),
         outputs=problem.output_shapes,
@@ -346,6 +348,9 @@ def local_examples(config: RunConfig, data: Federation) -> float:
 def example_batch(data: Federation) -> Tensor:
     """[2, ...] a few examples to try a model on; of tokens, one with the largest, which an embedding must know."""
     features, numbers = data.features, torch.arange(min(len(data.features), 2))
+    if features.packing is not None:
+        whole = [features.raw[:, place].amax(1) for one, place in features.packing.places if one.kind == "whole"]
+        return features.gather(torch.unique(torch.tensor([*numbers.tolist(), *(int(w.argmax()) for w in whole)])))
     if features.raw.dtype == torch.int64 and features.vectors is None and len(numbers) == 2:
         largest = int(features.raw.flatten(1).amax(1).argmax())
         numbers = torch.tensor([0, largest or 1])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kinfed.data import Description, Federation, Problem
+from kinfed.data import Description, Federation, Packing, Problem
 from kinfed.data.sources import TextInput
 from kinfed.errors import DataError, ModelError
 
@@ -32,6 +32,7 @@ class ModelInputs:
     preprocessing: TablePreprocessing | None = None  # of tables: what columns become, with their scaling
     text: TextInput | None = None  # which column of texts becomes its tokens, and how
     options: Mapping[str, Any] = field(default_factory=dict)  # of the model
+    packing: Packing | None = None  # of several inputs
 
     @property
     def classes(self) -> list[str]:
@@ -41,6 +42,11 @@ class ModelInputs:
     def columns(self) -> list[str] | None:
         """Columns of the table it was trained on; None if it was none."""
         return None if self.preprocessing is None else self.preprocessing.columns
+
+    @property
+    def shape_in_words(self) -> str:
+        """Shape of one example, or of its inputs."""
+        return f"shape {list(self.shape)}" if self.packing is None else self.packing.in_words()
 
     def examples(self, raw: Tensor, where: str) -> Tensor:
         """Rows [n, ...] with as many numbers as an example has, in its shape; token numbers as integers."""
@@ -63,7 +69,7 @@ class ModelInputs:
         return cls(
             tuple(inputs["shape"]), data.problem, inputs["tokens"], mean, std,
             _learnt(inputs.get("preprocessing"), inputs.get("own_columns", {}).get(client)),
-            TextInput.of_options(source), options,
+            TextInput.of_options(source), options, Packing.from_json(inputs.get("packing")),
         )  # fmt: skip
 
     @classmethod
@@ -74,7 +80,8 @@ class ModelInputs:
             learnt = learnt.at_site(list(data.own_columns[data.names.index(client)]))
         mean, std = (features.mean, features.std) if learnt is None else (None, None)
         text = TextInput.of_options(data.description.get("dataset_options", {}))
-        return cls(features.shape, data.problem, features.is_tokens, mean, std, learnt, text, options)
+        tokens, packing = features.is_tokens, features.packing
+        return cls(features.shape, data.problem, tokens, mean, std, learnt, text, options, packing)
 
     def to_json(self) -> str:
         scale = {name: None if t is None else t.tolist() for name, t in (("mean", self.mean), ("std", self.std))}
@@ -82,7 +89,8 @@ class ModelInputs:
         plain = {"shape": shape, "problem": problem, "tokens": self.tokens, "options": self.options}
         learnt = None if self.preprocessing is None else self.preprocessing.to_json()
         text = None if self.text is None else asdict(self.text)
-        return json.dumps({**plain, **scale, "preprocessing": learnt, "text": text})
+        packed = {} if self.packing is None else {"packing": self.packing.to_json()}
+        return json.dumps({**plain, **scale, "preprocessing": learnt, "text": text, **packed})
 
     @classmethod
     def from_json(cls, text: str, where: str) -> ModelInputs:
@@ -96,9 +104,13 @@ class ModelInputs:
             learnt = _learnt(record["preprocessing"])
             if learnt is not None and len(learnt.features) != prod(shape):
                 raise ValueError(f"its columns make {len(learnt.features)} numbers, and it takes {prod(shape)}")
+            packing = Packing.from_json(record.get("packing"))
+            if packing is not None and shape != (packing.numbers,):
+                raise ValueError(f"its inputs make {packing.numbers} numbers, and it takes {list(shape)}")
             return cls(
                 shape, Problem.from_json(record["problem"]), bool(record["tokens"]), mean, std, learnt,
                 None if record["text"] is None else TextInput(**record["text"]), dict(record["options"]),
+                packing,
             )  # fmt: skip
         except (ValueError, LookupError, TypeError, RuntimeError, DataError) as error:  # too deep or large ones, too
             raise ModelError(

@@ -1,7 +1,8 @@
 """A model as an ONNX file, for runtimes without Python: raw rows in, probabilities out.
 
     inputs   of a table one per column, as they stand in it (below); of all other data "features"
-             [rows, ...]: examples before scaling, float32 or int64
+             [rows, ...]: examples before scaling, float32 or int64; of several inputs one each, by its name or as
+             "input 0", ..., float32, int64 or bool
     outputs  "probabilities" [rows, C] of classes, labels or outliving each period, or "prediction" [rows] of numbers
              and counts in the target's own unit
              "deviation" [rows] of models of lmm and glmm beside it: the standard deviation of the target around its
@@ -62,14 +63,14 @@ class _Answer(nn.Module):
     def __init__(self, pipeline: ModelPipeline) -> None:
         super().__init__()
         self.scaling, self.model = pipeline.with_scaling().children()
-        self.problem = pipeline.inputs.problem
+        self.problem, self.packing = pipeline.inputs.problem, pipeline.inputs.packing
 
     @property
     def knows_deviations(self) -> bool:
         return hasattr(getattr(self.model, "extension", None), "uncertainty") and self.problem.kind in intervals.KINDS
 
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        x = self.scaling(x)
+    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        x: Tensor = self.scaling(inputs[0] if self.packing is None else self.packing.joined(inputs))
         answer: Tensor = self.problem.predicted(self.model(x))
         if not self.knows_deviations:
             return answer
@@ -82,14 +83,19 @@ def write_onnx(pipeline: ModelPipeline, path: Path) -> None:
     """Write the model as one file, for any number of rows."""
     inputs, learnt = pipeline.inputs, pipeline.inputs.preprocessing
     network = _Answer(pipeline).eval()
-    example = torch.zeros(2, *inputs.shape, dtype=torch.int64 if inputs.tokens else torch.float32)
+    examples = {"features": torch.zeros(2, *inputs.shape, dtype=torch.int64 if inputs.tokens else torch.float32)}
+    if inputs.packing is not None:
+        empty = inputs.packing.unpack(torch.zeros(2, inputs.packing.numbers, dtype=inputs.packing.dtype))
+        named = empty.items() if isinstance(empty, dict) else enumerate(empty)
+        examples = {name if isinstance(name, str) else f"input {name}": value for name, value in named}
     outputs = ["probabilities" if inputs.problem.has_probabilities else "prediction"]
     outputs += ["deviation"] if network.knows_deviations else []
     try:
         with _quietly():
             program = torch.onnx.export(
-                network, (example,), None, dynamo=True, verbose=False, external_data=False, input_names=["features"],
-                output_names=outputs, dynamic_shapes=({0: torch.export.Dim("rows")},),
+                network, tuple(examples.values()), None, dynamo=True, verbose=False, external_data=False,
+                input_names=list(examples), output_names=outputs,
+                dynamic_shapes=(tuple({0: torch.export.Dim("rows")} for _ in examples),),
             )  # fmt: skip
     except Exception as error:  # of many kinds, for whatever a module does that ONNX cannot say
         kind, sentence = type(error).__name__, str(error).splitlines()[0] if str(error) else ""

@@ -132,7 +132,7 @@ class ModelPipeline:
 
     def __repr__(self) -> str:
         columns = self.inputs.columns
-        source = f"columns={columns}" if columns else f"shape={list(self.inputs.shape)}"
+        source = f"columns={columns}" if columns else self.inputs.shape_in_words
         about = ", ".join(f"{name}={value!r}" for name, value in self.about.items() if name not in TECHNICAL)
         return f"ModelPipeline({about}, {source}, classes={self.classes})"
 
@@ -145,13 +145,16 @@ class ModelPipeline:
         """Rows as features that are scaled when they are gathered, and notes on values that training has not seen.
 
         Rows of a table: a frame, a dictionary of columns, or an array of its columns, all numbers. Other models take
-        arrays of examples."""
+        arrays of examples; of several inputs a dict or a tuple of arrays."""
         inputs, learnt = self.inputs, self.inputs.preprocessing
         if learnt is not None:
             encoded = learnt.encode(rows, where)
             mean, std = self._scale
             return Features(encoded.raw, mean, std), encoded.notes
-        raw = rows if isinstance(rows, Tensor) else torch.from_numpy(_numbers(rows, where))
+        if inputs.packing is not None and not isinstance(rows, Tensor):
+            raw = inputs.packing.pack(rows, where)
+        else:
+            raw = rows if isinstance(rows, Tensor) else torch.from_numpy(_numbers(rows, where))
         features = Features(inputs.examples(raw, where), inputs.mean, inputs.std)
         features.check_finite()
         return features, []
@@ -224,9 +227,9 @@ class ModelPipeline:
         if build is None and kind == MIXTURE:
             return cls._read_mixture(tensors, about, inputs, where)
         if build is not None:
-            make = model_for(inputs.problem, inputs.shape, build)
+            make = model_for(inputs.problem, inputs.shape, build, packing=inputs.packing)
         elif kind in MODELS:
-            make = model_for(inputs.problem, inputs.shape, kind, inputs.options)
+            make = model_for(inputs.problem, inputs.shape, kind, inputs.options, inputs.packing)
         else:
             raise ModelError(
                 f"{where} holds a {kind or 'model without a name'}, which is none of kinfed's models; give `build`, "
@@ -266,7 +269,9 @@ class ModelPipeline:
         if len(parts) == 1:
             return parts[0]
         first = parts[0]
-        if any(one.inputs.shape != first.inputs.shape or one.classes != first.classes for one in parts):
+        if any(
+            one.inputs.shape_in_words != first.inputs.shape_in_words or one.classes != first.classes for one in parts
+        ):
             raise ModelError("models are mixed where they take the same inputs and give the same classes")
         kinds = [{"model": one.about["model"], "options": dict(one.inputs.options)} for one in parts]
         about = {**first.about, "model": MIXTURE, "parts": json.dumps(kinds)}
@@ -290,7 +295,8 @@ class ModelPipeline:
 
     def with_scaling(self) -> nn.Module:
         """The module behind its scaling: it takes encoded rows that are not scaled yet (`encode`)."""
-        return nn.Sequential(_Scaling(*self._scale), self.module)
+        scaled = any(part is not None for part in self._scale)
+        return nn.Sequential(_Scaling(*self._scale) if scaled else nn.Identity(), self.module)  # tokens stay whole
 
     @property
     def _scale(self) -> tuple[Tensor | None, Tensor | None]:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from kinfed.data import TablePreprocessing
+from kinfed.data import Packing, TablePreprocessing
 from kinfed.data.sources import is_table, load_inputs, read_table
 from kinfed.engine import MODELS, Builder
 from kinfed.errors import DataError
@@ -54,13 +54,13 @@ def predict(
     model: ModelPipeline, table: Path | str, *, image_column: str | None = None, ignore: tuple[str, ...] | str = (),
     name_column: str | None = None, level: float | None = None,
 ) -> Predictions:  # fmt: skip
-    """Predictions for every row of a table (.csv, .parquet, ...), or of x in an .npz file.
+    """Predictions for every row of a table (.csv, .parquet, ...), or of x or a model's several inputs in an .npz file.
 
     Columns are found by their names, in any order; other columns do not matter. `name_column` names the rows. `ignore`
     is for models whose training data had no column names. `level` asks for prediction sets."""
     path = Path(table)
     if not is_table(str(path)):
-        return model.predictions(_array(path), where=str(path), level=level)
+        return model.predictions(_arrays(path, model.inputs.packing), where=str(path), level=level)
     rows = _read(path)
     names = None if name_column is None else _texts(rows, name_column, path)
     return model.predictions(_examples(model, rows, path, image_column, ignore), names, str(path), level)
@@ -126,7 +126,8 @@ def _examples(
     return TablePreprocessing.plain(names).encode(rows, str(path)).raw
 
 
-def _array(path: Path) -> np.ndarray[Any, Any]:
+def _arrays(path: Path, packing: Packing | None) -> Any:
+    """x of a file; of several inputs arrays by name, or those that numpy.savez(path, a, b) calls arr_0, arr_1."""
     if path.suffix.lower() != ".npz":
         raise DataError(f"new examples come as a table (.csv, .tsv, .parquet) or as x in an .npz file; got {path}")
     try:
@@ -134,9 +135,14 @@ def _array(path: Path) -> np.ndarray[Any, Any]:
             arrays = np.load(file, allow_pickle=False)
             if not isinstance(arrays, np.lib.npyio.NpzFile):
                 raise DataError(f"{path} holds one array and is no .npz file; write it with numpy.savez(path, x=...)")
+            if packing is not None:
+                names = packing.names or [f"arr_{number}" for number in range(len(packing.inputs))]
+                inputs = {name: arrays[name] for name in names}
+                return inputs if packing.names else tuple(inputs.values())
             x: np.ndarray[Any, Any] = arrays["x"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"cannot read x from {path}: {error}; write it with numpy.savez(path, x=...)") from None
+        what = "x" if packing is None else f"the model's inputs ({packing.in_words()})"
+        raise DataError(f"cannot read {what} from {path}: {error}; write it with numpy.savez(path, x=...)") from None
     if x.dtype.kind not in "biuf" or x.ndim < 2 or not x.size:
         raise DataError(f"x of {path} should hold one row of numbers per example; got {x.dtype} of shape {x.shape}")
     return x

@@ -55,6 +55,20 @@ def test_test_data_sets_are_tested_on() -> None:
     assert (data.features.raw[data.test.rows] == 5.0).all()
 
 
+def test_examples_of_several_inputs() -> None:
+    """As dicts with labels, which data sets of Hugging Face give, and as pairs of a tuple and y."""
+    rows = [{"input_ids": [i, 2], "attention_mask": [1, 0], "labels": i % 2} for i in range(8)]
+    data = Federation.from_datasets({"a": Pairs(rows), "b": Pairs(rows[:4])})
+    assert data.features.shape_in_words == "input_ids [2], attention_mask [2]"
+    assert data.labels.tolist() == [i % 2 for i in (*range(8), *range(4))]
+    inputs = data.features.packing.unpack(data.features.raw)  # type: ignore[union-attr]
+    assert inputs["input_ids"][:8, 0].tolist() == list(range(8))
+    several = Pairs([((torch.full((3,), 0.5), torch.tensor(i)), i % 2) for i in range(4)])
+    assert Federation.from_datasets({"a": several}).features.shape_in_words == "0 [3], 1 []"
+    plain = Pairs([((0.5, 1.0), i % 2) for i in range(4)])  # numbers, not arrays: one input
+    assert Federation.from_datasets({"a": plain}).features.shape == (2,)
+
+
 def test_images_keep_their_bytes() -> None:
     images = Pairs([(torch.zeros(1, 4, 4, dtype=torch.uint8), torch.tensor(i % 2)) for i in range(8)])
     data = Federation.from_datasets({"a": images})
@@ -70,7 +84,16 @@ def test_images_keep_their_bytes() -> None:
         ({"a": pairs(0, 1.0)}, None, "data sets are empty"),
         ({"a": pairs(2, 1.0), "b": Pairs([(torch.zeros(3), 0)])}, None, r"some are \[2\] and some \[3\]"),
         ({"a": Pairs([(torch.zeros(3), 0), (torch.zeros(2), 0)])}, None, "examples of client a should all have one"),
-        ({"a": Pairs([{"x": 1, "y": 0}])}, None, r"should give pairs \(x, y\); it gives dict"),
+        ({"a": Pairs([{"x": 1, "y": 0}])}, None, r"gives \['x', 'y'\] and no target; .* under the name labels"),
+        ({"a": Pairs([5])}, None, r"should give pairs \(x, y\), or dicts of inputs with labels; it gives int"),
+        ({"a": Pairs([{"x": [1], "label": 0}, {"z": [1], "label": 0}])}, None, r"some have \['x'\] and some \['z'\]"),
+        ({"a": Pairs([{"x": [1], "label": 0}, {"x": [1, 2], "label": 0}])}, None, "inputs 'x' of client a should all"),
+        (
+            {"a": Pairs([{"x": [1], "labels": [0]}, {"x": [1], "labels": [0, 1]}])},
+            None,
+            "labels of client a should all",
+        ),
+        ({"a": Pairs([{"x": [1], "label": 0, "labels": 0}])}, None, "label are both names of the target"),
         ({"a": Pairs([(object(), 0)])}, None, "client a has object"),
         ({"a": TensorDataset(torch.zeros(3, 2))}, None, "has 1 tensors; give two, x and y"),
     ],
@@ -121,5 +144,5 @@ def test_data_sets_of_hugging_face_are_tables() -> None:
 def test_what_is_no_mapping_of_clients_is_refused_in_words():
     with pytest.raises(DataError, match="which names the clients; got a list"):
         Federation.from_datasets([[(1.0, 0)]])
-    with pytest.raises(DataError, match="one array with a row per example; got a tuple of 2"):
-        Federation.from_arrays(([[1.0]], [[2.0]]), [0], ["a"])
+    with pytest.raises(DataError, match="their labels and the client of each; y and clients are missing"):
+        Federation.from_arrays(([[1.0]], [0]))

@@ -34,6 +34,10 @@ def check_trees(method: AnyAlgorithm, task: Task) -> None:
     """Refuse options and tasks that trees know nothing of."""
     if method.finetune or method.knn:
         raise ConfigError("trees are not trained by steps and have no features; set finetune and knn to 0")
+    if task.packing is not None:
+        raise ConfigError(
+            f"trees split columns of numbers, and the data have several inputs: {task.packing.in_words()}"
+        )
     TreeLoss.check(task)
     if task.device.type != "cpu":
         raise ConfigError("trees are grown on the processor; run them with --device cpu")

@@ -14,7 +14,12 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from kinfed.core import rng
+from kinfed.data.examples.features import Features
+from kinfed.data.examples.packing import Packing
 from kinfed.errors import DataError
+
+LABELS = ("labels", "label")  # names of the target among inputs by name
+Array = np.ndarray[Any, Any]
 
 
 def encode(values: Any, what: str) -> tuple[Tensor, list[str]]:
@@ -45,9 +50,31 @@ def name_keys(key: Tensor, names: Sequence[str]) -> Tensor:
     return rng.fold(key, torch.tensor([int.from_bytes(h, "little", signed=True) for h in hashes]))
 
 
+def read_features(x: Any, tokens: bool) -> Features:
+    """Features of one array, or of several inputs: arrays by name or in a tuple."""
+    if not isinstance(x, Mapping | tuple):
+        return Features(as_features(x, tokens))
+    if isinstance(x, Mapping) and (target := [name for name in LABELS if name in x]):
+        raise DataError(f"x holds {target[0]}, which are the target and no input of the model; give them as y")
+    packing, raw = Packing.of(x, "x")
+    if tokens and raw.is_floating_point():
+        raise DataError("tokens are whole numbers; of several inputs each keeps its kind, so leave tokens out")
+    return Features(raw, packing=packing)
+
+
+def split_labels(x: Any) -> tuple[Any, Any]:
+    """Inputs by name without the target that stands among them, and that target; None if there is none."""
+    named = [name for name in LABELS if name in x] if isinstance(x, Mapping) else []
+    if len(named) > 1:
+        raise DataError(f"{' and '.join(named)} are both names of the target; keep one")
+    if not named:
+        return x, None
+    return {name: value for name, value in x.items() if name != named[0]}, x[named[0]]
+
+
 def as_features(x: Any, tokens: bool) -> Tensor:
-    if isinstance(x, tuple):
-        raise DataError(f"x should be one array with a row per example; got a tuple of {len(x)}")
+    if isinstance(x, Mapping | tuple):
+        raise DataError(f"x should be one array with a row per example; got a {type(x).__name__} of {len(x)}")
     array = np.asarray(x)
     if array.dtype.kind not in "biuf":
         raise DataError(f"x should hold numbers; got {array.dtype}")
@@ -89,7 +116,7 @@ def column_of(values: Any, what: str) -> np.ndarray:
 Datasets = Mapping[Any, "Dataset[Any]"]
 
 
-def read_datasets(train: Datasets, test: Datasets | None) -> dict[str, np.ndarray[Any, Any]]:
+def read_datasets(train: Datasets, test: Datasets | None) -> dict[str, Any]:
     """Read all examples of all clients, those for training first: arguments of `Federation.from_arrays`."""
     if not isinstance(train, Mapping):
         raise DataError(
@@ -99,31 +126,69 @@ def read_datasets(train: Datasets, test: Datasets | None) -> dict[str, np.ndarra
         raise DataError("from_datasets takes a data set of every client, {client: dataset}; got none")
     if test is not None and (strangers := [client for client in test if client not in train]):
         raise DataError(f"client {strangers[0]} has test data and no training data; give it some, or leave it out")
-    parts = [(str(client), _read(dataset, client), False) for client, dataset in train.items()]
-    parts += [(str(client), _read(dataset, client), True) for client, dataset in (test or {}).items()]
-    _check_shapes({x.shape[1:] for _, (x, _), _ in parts if len(x)}, "examples")
-    parts = [part for part in parts if len(part[1][0])]
+    parts = [(str(client), *_read(dataset, client), False) for client, dataset in train.items()]
+    parts += [(str(client), *_read(dataset, client), True) for client, dataset in (test or {}).items()]
+    parts = [part for part in parts if len(part[2])]
     if not parts:
         raise DataError("the data sets are empty; a federation needs at least one example")
-    sizes = [len(x) for _, (x, _), _ in parts]
-    marks = {} if test is None else {"test_rows": np.repeat([is_test for _, _, is_test in parts], sizes)}
-    x, y = (np.concatenate([pair[place] for _, pair, _ in parts]) for place in (0, 1))
-    return marks | {"x": x, "y": y, "clients": np.repeat([client for client, _, _ in parts], sizes)}
+    names = _same_names([x for _, x, _, _ in parts])
+    for name in names:
+        _check_shapes({x[name].shape[1:] for _, x, _, _ in parts}, _examples(name))
+    sizes = [len(y) for _, _, y, _ in parts]
+    marks = {} if test is None else {"test_rows": np.repeat([is_test for *_, is_test in parts], sizes)}
+    inputs = {name: np.concatenate([x[name] for _, x, _, _ in parts]) for name in names}
+    y = np.concatenate([y for _, _, y, _ in parts])
+    return marks | {"x": _as_given(inputs), "y": y, "clients": np.repeat([client for client, *_ in parts], sizes)}
 
 
-def _read(dataset: Dataset[Any], client: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """x [n, ...] and y [n]."""
+Named = dict[str | int | None, Any]  # inputs by name, by place in a tuple, or under None the only one
+
+
+def _inputs_of(x: Any) -> Named:
+    if isinstance(x, Mapping):
+        return dict(x)
+    if isinstance(x, tuple) and x and all(isinstance(one, torch.Tensor | np.ndarray) for one in x):
+        return dict(enumerate(x))
+    return {None: x}
+
+
+def _as_given(inputs: Named) -> Any:
+    """The reverse of `_inputs_of`."""
+    if None in inputs:
+        return inputs[None]
+    return tuple(inputs.values()) if 0 in inputs else inputs
+
+
+def _same_names(several: list[Named]) -> list[str | int | None]:
+    first = list(several[0])
+    if other := next((list(x) for x in several if set(x) != set(first)), None):
+        raise DataError(f"all examples should have the same inputs; some have {first} and some {other}")
+    return first
+
+
+def _examples(name: str | int | None) -> str:
+    return "examples" if name is None else f"inputs {name!r}"
+
+
+def _read(dataset: Dataset[Any], client: Any) -> tuple[Named, Array]:
+    """Inputs [n, ...] by name, and y [n]."""
     if isinstance(dataset, TensorDataset):
         if len(dataset.tensors) != 2:
-            raise DataError(f"the data set of client {client} has {len(dataset.tensors)} tensors; give two, x and y")
+            raise DataError(
+                f"the data set of client {client} has {len(dataset.tensors)} tensors; give two, x and y, or pairs "
+                "((a, b), y) of several inputs"
+            )
         x, y = (tensor.detach().cpu().numpy() for tensor in dataset.tensors)
-        return x, y
+        return {None: x}, y
     items = list(dataset) if isinstance(dataset, IterableDataset) else [dataset[i] for i in range(_size(dataset))]
     if not items:
-        return np.zeros(0), np.zeros(0)
+        return {None: np.zeros(0)}, np.zeros(0)
     pairs = [_pair(item, client) for item in items]
-    _check_shapes({x.shape for x, _ in pairs}, f"examples of client {client}")
-    return np.stack([x for x, _ in pairs]), np.asarray([y for _, y in pairs])
+    names = _same_names([x for x, _ in pairs])
+    for name in names:
+        _check_shapes({x[name].shape for x, _ in pairs}, f"{_examples(name)} of client {client}")
+    _check_shapes({np.shape(y) for _, y in pairs}, f"labels of client {client}")
+    return {name: np.stack([x[name] for x, _ in pairs]) for name in names}, np.asarray([y for _, y in pairs])
 
 
 def _check_shapes(shapes: set[tuple[int, ...]], what: str) -> None:
@@ -139,16 +204,27 @@ def _size(dataset: Any) -> int:
         raise DataError(f"{type(dataset).__name__} does not say how many examples it has (__len__)") from None
 
 
-def _pair(item: Any, client: Any) -> tuple[np.ndarray[Any, Any], Any]:
-    if not isinstance(item, tuple | list) or len(item) != 2:
+def _pair(item: Any, client: Any) -> tuple[Named, Any]:
+    if isinstance(item, Mapping):
+        x, y = split_labels(item)
+        if y is None:
+            raise DataError(
+                f"the data set of client {client} gives {list(item)} and no target; a dict of inputs has one under "
+                f"the name {LABELS[0]}, or is part of a pair (inputs, y)"
+            )
+    elif not isinstance(item, tuple | list) or len(item) != 2:
         raise DataError(
-            f"the data set of client {client} should give pairs (x, y); it gives {type(item).__name__}. Wrap it in one "
-            "that does, or use Federation.from_arrays"
+            f"the data set of client {client} should give pairs (x, y), or dicts of inputs with {LABELS[0]}; it gives "
+            f"{type(item).__name__}. Wrap it in one that does, or use Federation.from_arrays"
         )
-    x, y = item
-    if not isinstance(x, torch.Tensor | np.ndarray | int | float | list | tuple):
-        raise DataError(
-            f"examples should be tensors, arrays or numbers; client {client} has {type(x).__name__}. Give its data set "
-            "a transform that makes tensors [channels, height, width] of images"
-        )
-    return np.asarray(x), y.item() if hasattr(y, "item") else y
+    else:
+        x, y = item
+    inputs = _inputs_of(x)
+    for value in inputs.values():
+        if not isinstance(value, torch.Tensor | np.ndarray | int | float | list | tuple):
+            raise DataError(
+                f"examples should be tensors, arrays or numbers; client {client} has {type(value).__name__}. Give its "
+                "data set a transform that makes tensors [channels, height, width] of images"
+            )
+    arrays = {name: np.asarray(value) for name, value in inputs.items()}
+    return arrays, y.item() if hasattr(y, "item") and not getattr(y, "ndim", 0) else np.asarray(y)

@@ -110,7 +110,7 @@ class Split:
             return self
         rows, places = torch.unique(self.rows, return_inverse=True)
         old, labels = self.features, self.labels[self.features.places(rows)].to(device)
-        features = Features(old.rows(rows).to(device), old.mean, old.std, device, old.vectors)
+        features = Features(old.rows(rows).to(device), old.mean, old.std, device, old.vectors, old.packing)
         return replace(self, features=features, labels=labels, rows=places)
 
     def scaled(self, factor: Tensor) -> Split:

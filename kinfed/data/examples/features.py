@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kinfed.core import storage
+from kinfed.data.examples.packing import Packing
 from kinfed.errors import DataError
 
 
@@ -19,16 +20,18 @@ class Features:
     """`raw` [N, ...]: uint8 images, float32 tables, or int64 tokens (left as they are).
 
     A gathered value is (raw - mean) / std in float32; mean and std broadcast over one example. With `vectors` [V, D],
-    whole numbers in raw stand for their rows: an example gathered has one axis more, and only numbers are stored."""
+    whole numbers in raw stand for their rows: an example gathered has one axis more, and only numbers are stored.
+    `packing` says how several inputs lie in raw [N, numbers], and in what is gathered."""
 
     raw: Tensor
     mean: Tensor | None = None
     std: Tensor | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     vectors: Tensor | None = None
+    packing: Packing | None = None
 
     def __repr__(self) -> str:
-        return f"<Features of {len(self.raw):,} examples of shape {list(self.shape)}, {self.raw.dtype}>"
+        return f"<Features of {len(self.raw):,} examples of {self.shape_in_words}, {self.raw.dtype}>"
 
     def __post_init__(self) -> None:
         if self.vectors is not None:
@@ -65,6 +68,11 @@ class Features:
     def shape(self) -> tuple[int, ...]:
         """Shape of one example."""
         return (*self.raw.shape[1:], *(() if self.vectors is None else self.vectors.shape[1:]))
+
+    @property
+    def shape_in_words(self) -> str:
+        """Shape of one example, or of its inputs."""
+        return f"shape {list(self.shape)}" if self.packing is None else self.packing.in_words()
 
     @property
     def is_tokens(self) -> bool:
@@ -140,7 +148,10 @@ class Features:
         for part in torch.split(rows, 8192):
             square += (self.raw[part].to(torch.float64) - mean).square().sum(0)
         std = spread(mean, square, len(rows))
-        return Features(self.raw, mean.to(torch.float32), std.to(torch.float32), self.device)
+        for one, place in () if self.packing is None else self.packing.places:
+            if one.kind != "float":  # names of things, which have no scale
+                mean[place], std[place] = 0, 1
+        return replace(self, mean=mean.to(torch.float32), std=std.to(torch.float32))
 
 
 def spread(mean: Tensor, square: Tensor, rows: int) -> Tensor:

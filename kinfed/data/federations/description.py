@@ -246,6 +246,8 @@ def _inputs(federation: Federation) -> dict[str, Any]:
     if federation.own_columns:
         pairs = zip(federation.names, federation.own_columns, strict=True)
         columns["own_columns"] = {name: [asdict(one) for one in own] for name, own in pairs}
+    if features.packing is not None:
+        columns["packing"] = features.packing.to_json()
     return {"shape": list(features.shape), "tokens": features.is_tokens} | plain | columns
 
 

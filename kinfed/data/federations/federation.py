@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kinfed.core import make_options, rng, storage
-from kinfed.data.examples.arrays import as_features, encode, groups_of, name_keys
+from kinfed.data.examples.arrays import encode, groups_of, name_keys, read_features, split_labels
 from kinfed.data.examples.batches import Split
 from kinfed.data.examples.features import Features
 from kinfed.data.examples.optimizer_state import LoopMemory, MemoryView
@@ -90,9 +90,9 @@ class Federation(HasProblem):
 
     def __repr__(self) -> str:
         counts = " + ".join(f"{len(self.split(name).rows):,} {name}" for name in SPLITS)
-        clients, shape = f"{self.num_clients:,} clients", list(self.features.shape)
+        clients, shape = f"{self.num_clients:,} clients", self.features.shape_in_words
         name = self.description.get("dataset", "data")
-        return f"<Federation {name}: {clients}, {self.problem.in_words()}, {counts} examples of shape {shape}>"
+        return f"<Federation {name}: {clients}, {self.problem.in_words()}, {counts} examples of {shape}>"
 
     def _repr_html_(self) -> str:
         return self.describe()._repr_html_()
@@ -296,6 +296,8 @@ class Federation(HasProblem):
         """Make a federation from arrays of your own.
 
         - `x` [N, ...]: numbers; uint8 stays as it is until a batch is made, whole numbers are token ids with `tokens`.
+          Several inputs are a dict of such arrays or a tuple, as the model's `forward` takes them; `labels` in a dict
+          are y. Each keeps its kind: floats, whole numbers, booleans.
         - `y` [N]: classes (whole numbers 0..C-1 as they are, text by alphabet) or numbers to predict; [N, ...]: several
           labels or numbers, classes of positions, time and event; `task` says which, or the rule of
           kinfed.data.examples.target.
@@ -304,13 +306,15 @@ class Federation(HasProblem):
           the client's name, with `stratify` in proportion to its labels.
         - `standardize` scales every feature by mean and deviation of all training rows.
         - `weights` [N]: positive numbers by which examples count in training."""
+        if y is None:
+            x, y = split_labels(x)
         if y is None or clients is None:
             raise DataError(
                 "from_arrays takes three things: from_arrays(x, y, clients), the examples, their labels and the client "
                 f"of each; {'y and ' if y is None else ''}clients are missing. Of one pair of arrays for each client "
                 "make datasets: from_datasets({'north': TensorDataset(x, y), ...})"
             )
-        features = Features(as_features(x, tokens))
+        features = read_features(x, tokens)
         has_classes = num_classes is not None and task == "auto"
         target = read_target(y, "y", "classification" if has_classes else task, codes=True)
         labels = target.labels
@@ -364,7 +368,7 @@ class Federation(HasProblem):
         from kinfed.data.partitions.partition import make_federation
         from kinfed.data.sources.source import Source
 
-        features, target = Features(as_features(x, tokens)), read_target(y, "y", task, codes=True)
+        features, target = read_features(x, tokens), read_target(y, "y", task, codes=True)
         if len(features) != len(target.labels):
             raise DataError(f"x and y must have one entry per example; got {len(features)} and {len(target.labels)}")
         is_test = None if test_rows is None else _marked(test_rows, len(features))
@@ -398,7 +402,8 @@ class Federation(HasProblem):
 
     @classmethod
     def from_datasets(cls, train: Datasets, test: Datasets | None = None, **options: Any) -> Federation:
-        """A federation from torch data sets of pairs (x, y), {client: dataset}.
+        """A federation from torch data sets of pairs (x, y), {client: dataset}; x may be a dict or a tuple of tensors,
+        and an example a dict of inputs with `labels`, as data sets of Hugging Face's `datasets` have them.
 
         Without data sets for testing, a share `test_fraction` of each client's examples is. `options` are
         those of `from_arrays`. Examples are read once, in order: random transforms are fixed then."""

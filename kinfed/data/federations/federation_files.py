@@ -12,6 +12,7 @@ from torch import Tensor
 from kinfed.core import storage
 from kinfed.data.audit.findings import from_record
 from kinfed.data.examples.features import Features
+from kinfed.data.examples.packing import Packing
 from kinfed.data.examples.problem import Problem
 from kinfed.data.examples.ragged import SPLITS, Ragged
 from kinfed.errors import StorageError
@@ -30,6 +31,8 @@ def digest(data: Federation) -> str:
     """The body of Federation.digest."""
     plain = {name: getattr(data, name) for name in ("names", "group_names", "tag_names")}
     plain["problem"] = data.problem.to_json()
+    if data.features.packing is not None:
+        plain["packing"] = data.features.packing.to_json()
     return hashlib.sha256(f"{storage.checksum(arrays_of(data))} {storage.to_json(plain)}".encode()).hexdigest()[:32]
 
 
@@ -57,6 +60,8 @@ def save(data: Federation, folder: Path | str) -> None:
     findings = [asdict(finding) for finding in data.findings]
     own = [[asdict(one) for one in columns] for columns in data.own_columns]
     known = {"problem": data.problem.to_json(), "preprocessing": learnt, "findings": findings, "own_columns": own}
+    if data.features.packing is not None:
+        known["packing"] = data.features.packing.to_json()
     storage.write_json(folder / _RECORD, record | plain | known)
     for old in folder.glob("arrays-*.safetensors"):
         if old.name != file:
@@ -77,7 +82,10 @@ def load(folder: Path | str) -> dict[str, Any]:
     arrays = storage.read_tensors(folder / record["arrays"])
     if storage.read_metadata(folder / record["arrays"])[storage.CHECKSUM] != record["checksum"]:
         raise StorageError(f"{folder}: arrays and record come from different federations; save it again")
-    features = Features(arrays["raw"], arrays.get("mean"), arrays.get("std"), vectors=arrays.get("vectors"))
+    packing = Packing.from_json(record.get("packing"))
+    features = Features(
+        arrays["raw"], arrays.get("mean"), arrays.get("std"), vectors=arrays.get("vectors"), packing=packing
+    )
     splits: dict[str, Any] = {name: Ragged(*(arrays[f"{name}.{array}"] for array in _RAGGED)) for name in SPLITS}
     plain = {name: record[name] for name in _PLAIN_FIELDS}
     plain["preprocessing"] = None

@@ -64,7 +64,8 @@ def share_examples(
         lists.append(first + choice[~torch.isin(donated[choice], own)])
     received = Ragged.of(lists)
     old = federation.features
-    features = SharedFeatures(old.raw, old.mean, old.std, old.device, old.vectors, copies=old.rows(donated))
+    inputs = old.raw, old.mean, old.std, old.device, old.vectors, old.packing
+    features = SharedFeatures(*inputs, copies=old.rows(donated))
     columns = {name: getattr(federation, name) for name in ("labels", "tags", "weights")}
     longer: dict[str, Any] = {name: torch.cat([x, x[donated]]) for name, x in columns.items() if x is not None}
     shared = replace(federation, features=features, train=federation.train.joined(received), **longer)

@@ -190,6 +190,11 @@ def site_names(federation: Federation) -> list[str]:
 
 def write_sites(folder: Path, federation: Federation, names: list[str]) -> list[Site]:
     """One folder and one .npz file per client. Features are scaled as in a simulation, and every row has its split."""
+    if federation.features.packing is not None:
+        raise ConfigError(
+            f"nodes of a deployment have examples of one array, and these have several inputs, "
+            f"{federation.features.packing.in_words()}; run them in a simulation (kinfed.run)"
+        )
     sites, classes = [], class_names(federation)
     for k, name in enumerate(names):
         parts = {split: federation.split(split)[k] for split in ("train", "val", "test")}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from kinfed.data import Batch
+from kinfed.data import Batch, Packing
 from kinfed.engine.backends.dense import FeedForwardNet
 from kinfed.engine.backends.recurrent import RecurrentNet
 from kinfed.engine.contract.descent import PLAIN, Descent, Terms
@@ -144,9 +144,12 @@ class BatchedTask(ModuleTask):
         return (torch.cat(phi) if with_features else phi[0]), torch.cat(z)
 
 
-def few_positions(example: Tensor, batch: int) -> bool:
+def few_positions(example: Tensor, batch: int, packing: Packing | None = None) -> bool:
     """Whether a step of `batch` such examples [B, ...] is too small to fill the processor: tokens [T] and activations
-    [T, D] have T positions each, all others one."""
+    [T, D] have T positions each, all others one. Of several inputs the one with most positions counts."""
+    if packing is not None:
+        inputs = packing.unpack(example)
+        return all(few_positions(one, batch) for one in (inputs.values() if isinstance(inputs, dict) else inputs))
     is_sequence = example.dim() == 3 or (example.dim() == 2 and not example.is_floating_point())
     return batch * (example.shape[1] if is_sequence else 1) < FEW_POSITIONS
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kinfed.core import runs
-from kinfed.data import Batch, Batches, Problem, Split
+from kinfed.data import Batch, Batches, Packing, Problem, Split
 from kinfed.engine.contract import columns
 from kinfed.engine.contract.columns import ParameterSlot
 from kinfed.engine.contract.descent import PLAIN, Descent, GradientPieces, ProximalTerm, StepwiseDescent, Terms
@@ -50,6 +50,7 @@ class Task(ABC):
     objective: Objective = CROSS_ENTROPY
     problem: Problem | None = None  # by whose metrics models are scored; None: by loss and accuracy alone
     metric: str | None = None  # the headline metric of the run; None: the problem's own
+    packing: Packing | None = None  # of several inputs in an example; None: it is one
     no_features: str = ""  # why features cannot be read, as a trial of the model on examples showed
     of_server: Task | None = None  # the task of the server's model, where clients have architectures of their own
 

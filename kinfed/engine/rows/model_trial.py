@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from kinfed.data import Batch
 from kinfed.engine.rows.keyed_random import KeyedDraws
 from kinfed.engine.rows.layout import STILL, Norm, statistics
+from kinfed.engine.rows.model_calls import packing_of
 from kinfed.engine.rows.module_task import ModuleTask
 from kinfed.engine.rows.python_state import changed_attribute, python_state
 from kinfed.errors import KinfedError, ModelError
@@ -144,7 +145,9 @@ def _failure(module: nn.Module, example: Tensor, error: Exception, where: str) -
         hint = f"; the largest token is {int(example.max())}, so that an nn.Embedding has at least one row more"
     elif not example.is_floating_point():
         hint = "; the examples are tokens (int64), which a model embeds (nn.Embedding) or turns into x.float()"
-    return f"the model fails on examples of shape {list(example.shape[1:])}{where}: {kind}{reason}{hint}"
+    packing = packing_of(module)
+    shape = f"shape {list(example.shape[1:])}" if packing is None else packing.in_words()
+    return f"the model fails on examples of {shape}{where}: {kind}{reason}{hint}"
 
 
 def _check_output(z: Any, examples: int, outputs: OutputShapes, when: str) -> None:

@@ -17,7 +17,7 @@ from kinfed.engine.contract.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.contract.task import Task
 from kinfed.engine.rows.keyed_random import drops
 from kinfed.engine.rows.layout import NORM_KINDS, RowLayout, WorkingCopy, freeze
-from kinfed.engine.rows.model_calls import prepare_call
+from kinfed.engine.rows.model_calls import packing_of, prepare_call, refuse_module
 from kinfed.engine.rows.module_checks import check_module
 from kinfed.errors import KinfedError, ModelError
 
@@ -37,6 +37,7 @@ class ModuleTask(Task):
         self.module = (checked_module(build) if module is None else module).to(self.device).train()
         self.objective, self.classifies = objective, objective.classifies
         self._per_thread = threading.local()
+        self.packing = packing_of(self.module)
         self.layout = RowLayout.of(self.module)
         self.slots = self.layout.slots
         self.num_params = self.layout.num_params
@@ -72,7 +73,7 @@ class ModuleTask(Task):
     def as_part_of(self, whole: ModuleTask) -> Self:
         """The same task, whose rows are exported as models of `whole`: its module is the upper part of that one."""
         task = self.starting_at(whole.start)
-        task._whole = whole.module
+        task._whole, task.packing = whole.module, whole.packing
         task.problem, task.metric, task.no_features = whole.problem, whole.metric, whole.no_features
         return task
 
@@ -217,11 +218,7 @@ def build_seeded(build: Build, seed: int) -> nn.Module:
 
 def checked_module(build: Build, frozen: tuple[str, ...] = ()) -> nn.Module:
     """A module to train, with the random numbers of seed 0, in which `frozen` patterns are."""
-    if isinstance(build, nn.Module):
-        raise ModelError(
-            f"a model is given as a function that makes it, since methods need several starts; got a "
-            f"{type(build).__name__}: write model=lambda: {type(build).__name__}(...)"
-        )
+    refuse_module(build)
     try:
         module = build_seeded(build, 0)
     except (KinfedError, torch.OutOfMemoryError):

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from kinfed.data import Features
 from kinfed.engine.rows.keyed_random import KeyedDraws
+from kinfed.engine.rows.model_calls import call_plainly
 from kinfed.engine.rows.model_trial import failures_as_model_errors
 from kinfed.engine.task_factory import ModuleTask, upper_task
 from kinfed.errors import ModelError
@@ -100,6 +101,7 @@ class FrozenPrefix:
 
     def _above(self, module: nn.Module) -> nn.Module:
         """`module`, with a forward pass that begins at the activations."""
+        call_plainly(module)
         module.forward = MethodType(self._upper, module)  # of this one module
         return module
 

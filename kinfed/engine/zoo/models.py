@@ -19,12 +19,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kinfed.core import NoOptions, Registry, imported, make_options
-from kinfed.data import Problem
+from kinfed.data import Packing, Problem
+from kinfed.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import nn
 
-Builder = Callable[..., "nn.Module"]  # (input shape, number of classes, **options)
+Builder = Callable[..., "nn.Module"]  # (input shape, number of classes, **options); of several inputs their shapes
 Example = tuple[tuple[int, ...], int]  # input shape, number of classes
 
 MODELS: Registry[Builder] = Registry("model")
@@ -70,31 +71,48 @@ _add("minilm", "pretrained", "pretrained all-MiniLM-L6-v2, frozen, with LoRA ada
      frozen=22_565_376)  # fmt: skip
 
 
-def build_model(name: str, shape: tuple[int, ...], classes: int, options: Mapping[str, Any] | None = None) -> nn.Module:
+def build_model(name: str, shape: Any, classes: int, options: Mapping[str, Any] | None = None) -> nn.Module:
     """The registered model for examples of this shape."""
     entry = MODELS[name]
     values = {**entry.preset, **(options or {})}
     return entry.target(shape, classes, **asdict(make_options(entry.options, values, f"model {name}")))
 
 
-def own_model(build: Builder, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
+def own_model(build: Builder, shape: Any, classes: int) -> Callable[[], nn.Module]:
     """A user's function as one without arguments: as it is, or, where it requires two, as a model of the registry is
     called, with the shape of an example and the number of classes."""
-    return (lambda: build(shape, classes)) if _required_arguments(build) == 2 else build
+    is_module = hasattr(build, "named_parameters") and not isinstance(build, type)  # which is refused
+    return (lambda: build(shape, classes)) if not is_module and _required_arguments(build) == 2 else build
 
 
 def model_for(
-    problem: Problem, shape: tuple[int, ...], model: str | Builder, options: Mapping[str, Any] | None = None
-) -> Callable[[], nn.Module]:
+    problem: Problem, shape: tuple[int, ...], model: str | Builder, options: Mapping[str, Any] | None = None,
+    packing: Packing | None = None,
+) -> Callable[[], nn.Module]:  # fmt: skip
     """A function that makes the model of a problem for examples of this shape: a registered one by its name, or what a
-    user's function makes. Of classes in an order it makes the score, and thresholds are added (zoo/adapted.py)."""
+    user's function makes. Of classes in an order it makes the score, and thresholds are added (zoo/adapted.py). Of
+    several inputs, which `packing` describes, a model is told the shapes, and called with them as they are."""
     in_order = problem.kind == "ordinal"
     outputs = 1 if in_order else problem.outputs
+    inputs = shape if packing is None else packing.shapes
     if isinstance(model, str):
-        make: Callable[[], nn.Module] = partial(build_model, model, shape, outputs, options)
+        if packing is not None and MODELS.is_own(model):
+            raise ConfigError(
+                f"model {model} takes one input, and the data have several, {packing.in_words()}: give a module whose "
+                "forward takes these (model=), or make one array of them"
+            )
+        make: Callable[[], nn.Module] = partial(build_model, model, inputs, outputs, options)
     else:
-        make = own_model(model, shape, outputs)
+        make = own_model(model, inputs, outputs)
+    if packing is not None or not isinstance(model, str):
+        make = partial(_prepared, make, packing)
     return partial(_with_thresholds, make, problem.num_classes) if in_order else make
+
+
+def _prepared(make: Callable[[], nn.Module], packing: Packing | None) -> nn.Module:
+    from kinfed.engine.rows.model_calls import make_prepared  # with torch
+
+    return make_prepared(make, packing)
 
 
 def _with_thresholds(make: Callable[[], nn.Module], classes: int) -> nn.Module:
