@@ -15,7 +15,7 @@ table in which it stands twice, but close to them.
 
 A client that was not there gets the server's model. `adopt` gives it one of its own, from labelled rows of its own and
 what the others have learnt: by the method's own rule for newcomers (kinfed.newcomers.adoption), with "auto" by what
-serves the clients of the fit best on average. Nobody else's model changes.
+serves the clients of the fit best on average. No other model changes.
 
 In pipelines, searches and cross-validation clients are best a column of the frame, which every step and every scorer
 sees:

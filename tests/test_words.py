@@ -31,6 +31,9 @@ DIALECT = {
     r"\bwhere (none (is|was|are) (given|named)|given|absent)\b": "by default; if given",
     r"\bwhat there (is|was)\b": "the noun",
     r"\bso many\b": "this many; the number of",
+    r"\bnobody\b": "no one; no client; not",
+    r"\bwhoever\b": "a client that; anyone who",
+    r"\b(any|some)body\b": "anyone; someone; a client",
     r"([.;] |^\W*|\b(and|by|to) )who (asks|has (not|none|no)|is missing|sends|wants|writes)\b": "a client that",
 }
 

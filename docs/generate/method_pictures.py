@@ -2,7 +2,7 @@
 
     python docs/generate/method_pictures.py        writes docs/pictures/methods/*.svg; a test compares them
 
-Blue is what all share, a colour of its own what a client keeps to itself, grey what nobody trains."""
+Blue is what all share, a colour of its own what a client keeps to itself, grey what is not trained."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Compare methods.
 
-Digits of twenty clients in four groups that nobody names: images of some are turned. Five methods on the same clients,
+Digits of twenty clients in four hidden groups: images of some are turned. Five methods on the same clients,
 batches and starting model, three seeds. Lines are the mean accuracy of personal models, bands the spread over seeds.
 """
 

@@ -206,7 +206,7 @@ class Algorithm(Generic[Server, Client, Down, Up]):
         return rounds
 
     def is_done(self, server: Server) -> bool:
-        """Whether all is learnt and nobody will be asked any more: the run of the algorithm ends then."""
+        """Whether all is learnt and no client will be asked any more: the run of the algorithm ends then."""
         return False
 
     def server_models(self, server: Server) -> ServerModels | None:
@@ -297,7 +297,7 @@ class AveragingAlgorithm(Algorithm[Server, Client, Down, Up]):
     adds_up: ClassVar[bool] = False
     """Whether the fields are sums over a client's rows, and `step` works with their total over clients, which is the
     mean times `RoundInfo.weight`. Every client weighs the same, and no robust rule takes the mean's place: a median of
-    sums is no sum of anybody's rows."""
+    sums is no sum of any rows."""
 
     @property
     def single_updates(self) -> str:

@@ -106,7 +106,7 @@ class CFL(HasClusters[Server, Up]):
             members = (server.cluster == c).nonzero().squeeze(1)
             rows = torch.isin(owner, members).nonzero().squeeze(1)
             if len(rows) < len(members):
-                continue  # somebody has not been heard since the cluster came to be
+                continue  # a client has not been heard since the cluster was made
             updates = take_rows(last, rows)
             mean_norm[c] = float(mean_update(updates, None).norm(dtype=torch.float64))
             max_norm[c] = float(size[rows].max())

@@ -5,7 +5,7 @@
 Cox, JRSS B 34 (1972), stratified by site; tied events as Efron, JASA 72 (1977). Rows of two sites are never compared,
 so that the log partial likelihood, its gradient and its information are sums over sites. The server asks all sites
 about one β, adds up, and takes a step of Newton's method (kinfed.theory.sums.hazards); after 4 to 7 rounds it has the
-digits of R's coxph with strata(site), and nobody is asked any more. Coefficients are log hazard ratios with standard
+digits of R's coxph with strata(site), and no site is asked any more. Coefficients are log hazard ratios with standard
 errors.
 
 The server uses totals alone, so that secure sums apply. Under user-level privacy the proof of the linear model's totals
@@ -53,7 +53,7 @@ from kinfed.author import Cohort, ConfigError, Nothing, Population, RoundInfo, S
 from kinfed.data import Problem
 from kinfed.theory.sums import Likelihood, baseline_hazard, exposure, partial_likelihood
 
-LEAST = 1e-12  # hazard of a period that nobody lived through
+LEAST = 1e-12  # hazard of a period without survivors
 
 
 @dataclass

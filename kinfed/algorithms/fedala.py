@@ -64,8 +64,8 @@ class FedALA(AveragesOneModel[Client]):
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         start = task.init(data.seed).expand(len(data), -1)
-        nobody = torch.zeros(len(data), dtype=torch.bool)
-        return Client(start, torch.ones_like(self.split(task).take_own(start)), nobody, nobody.clone())
+        no_client = torch.zeros(len(data), dtype=torch.bool)
+        return Client(start, torch.ones_like(self.split(task).take_own(start)), no_client, no_client.clone())
 
     def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         omega = client.omega

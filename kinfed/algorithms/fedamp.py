@@ -92,8 +92,8 @@ class FedAMP(Algorithm[Server, Client, Down, Up]):
 
     def init_server(self, task: Task, population: Population) -> Server:
         n = population.num_clients
-        nobody = torch.zeros(n, dtype=torch.bool)
-        return Server(task.init(population.seed).repeat(n, 1), nobody, torch.eye(n, dtype=torch.float64), nobody)
+        no_client = torch.zeros(n, dtype=torch.bool)
+        return Server(task.init(population.seed).repeat(n, 1), no_client, torch.eye(n, dtype=torch.float64), no_client)
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         return Client.start(task, data)
@@ -125,7 +125,7 @@ class FedAMP(Algorithm[Server, Client, Down, Up]):
         too_much = total > 1 - self.self_weight + 1e-12
         share *= torch.where(too_much, (1 - self.self_weight) / total, 1.0)[:, None]
         share.diagonal().copy_(1 - share.sum(1))  # ξ_ii
-        xi = known.to(torch.float64).div(n).repeat(len(known), 1)  # whoever has no model: the mean of all others'
+        xi = known.to(torch.float64).div(n).repeat(len(known), 1)  # a client without a model: the mean of all others'
         xi[members] = 0.0
         xi[members[:, None], members] = share
         scaled = torch.zeros_like(known)

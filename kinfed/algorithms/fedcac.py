@@ -57,7 +57,7 @@ class FedCAC(DeploysLastModel[Server, ModelDown, Up]):
     tau: float = option(
         0.5, "τ: share of critical parameters; 0 is FedAvg", ge=0, le=1, tune=Range(0.1, 0.9, log=False)
     )
-    beta: float = option(100.0, "β: the round after which nobody helps with critical parameters", gt=0)
+    beta: float = option(100.0, "β: the round after which no client helps with critical parameters", gt=0)
     max_gb: float = option(4.0, "refuse models and masks that take more than this many gigabytes of memory", gt=0)
 
     single_updates = "keeps every single model"

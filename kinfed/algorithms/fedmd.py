@@ -14,8 +14,8 @@ Decisions. The logits of a round are those of the models it ends with, and guide
 equally over the clients of the round. Every round uses all public examples (the paper: a subset). Digest is plain SGD
 at the common rate, on batches of its own. Algorithm 1 lets a party approach the consensus and names no distance; the
 authors' code takes the mean absolute error of logits, which is the default here (`l2`: the mean squared one). A
-public example is nobody's own: the federation sets them aside for all methods of a comparison alike, from training data
-(kinfed run --public).
+public example belongs to no client: the federation sets them aside for all methods of a comparison alike, from training
+data (kinfed run --public).
 
 The personal model is the client's own; before its first training, the common start. There is no server model. Not
 private: what a model says of public examples is computed from it without noise.

@@ -85,7 +85,7 @@ class FedNova(DeploysLastModel[ModelState, ModelDown, Up]):
         norm = up.norm.to("cpu", torch.float64)
         p = torch.ones_like(norm) if up.count is None else up.count.to(norm)
         tau = (p * norm).sum() / p.sum()  # τ_eff
-        scale = torch.where(norm > 0, tau / norm, 0.0)  # whoever took no step has no direction
+        scale = torch.where(norm > 0, tau / norm, 0.0)  # a client without a step has no direction
         delta = up.delta[:, round.trainable]
         w[round.trainable] = server.w[round.trainable] + mean_update(delta * scale.to(delta)[:, None], up.count)
         return ModelState(w)

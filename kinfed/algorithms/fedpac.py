@@ -24,7 +24,7 @@ leaves the own head and is counted in the figure `unsolved`. A mixed head is del
 not by a second one in the same round; the server keeps it, so clients keep nothing. A client not heard yet gets
 the mean of all heads that the server keeps, or the common start before there are any. Prototypes are means over a
 clean pass. A class without C̄ is drawn to the client's own mean of step 0, once any prototypes exist (released code);
-a class that nobody sent keeps its C̄.
+a class that no client sent keeps its C̄.
 
 The personal model is the current body under the client's mixed head; there is no server model. Not private: class
 means and counts leave a client.

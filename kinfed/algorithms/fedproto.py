@@ -12,7 +12,7 @@ Decisions. R is a mean over the d_f features (released code); `reduce = "sum"` i
 being d_f times as strong. Prototypes are means over a clean pass of the trained model (public codes collect features
 while the weights move). Clients count equally in C̄, as in the released code, or by their examples of the class; the
 paper's formula divides by the number of clients *and* weighs by shares, which shrinks prototypes, and is not followed.
-A class that nobody sent in a round keeps its prototype.
+A class that no client sent in a round keeps its prototype.
 
 The personal model predicts by its own head. Beside it, "nearest_prototype" predicts as the paper does, by the nearest
 C̄_c of the known classes: argmin |φ − C̄_c|² is argmax of 2 C̄_c φ − |C̄_c|², a linear head, so it is a row like any

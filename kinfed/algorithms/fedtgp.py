@@ -14,7 +14,7 @@ and Model Heterogeneity in Federated Learning, AAAI 2024.
 Decisions. A step of the server is on all pairs that came (released code: shuffled batches of ten), at a plain rate; P̌
 begins normally distributed, the layers as torch draws them, from the seed. δ is the released code's: the largest of
 the distances to the nearest other class, over the classes of the round. Where only one class came, δ is 0. Distances
-have 10⁻¹² under the root, which has no slope at 0. A class that nobody has sent yet has no prototype for clients.
+have 10⁻¹² under the root, which has no slope at 0. A class that no client has sent yet has no prototype for clients.
 
 Personal models, what travels and what leaves a client are FedProto's; the server sees every client's means.
 """

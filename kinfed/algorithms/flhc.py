@@ -73,7 +73,7 @@ class FLHC(HasClusters[Server, DeltaUp]):
         return Server(w[None], everyone, w.clone(), centre, torch.zeros((), dtype=torch.float64))
 
     def _clusters_now(self, server: Server, round: RoundInfo) -> bool:
-        """True where this round's updates decide the clusters: round n₁ + 1, or the next in which somebody replies."""
+        """True where this round's updates decide the clusters: round n₁ + 1, or the next in which a client replies."""
         return round.number > self.n1 and not len(server.centre)
 
     def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
@@ -123,7 +123,7 @@ class FLHC(HasClusters[Server, DeltaUp]):
         return label, torch.tensor(limit, dtype=torch.float64)
 
     def server_models(self, server: Server) -> ServerModels:
-        """The clusters' models; after them, where somebody has no cluster yet, the one that everyone trained from."""
+        """The clusters' models; after them, if a client has no cluster yet, the one that everyone trained from."""
         placed = server.cluster >= 0
         if bool(placed.all()):
             return ServerModels(server.model, server.cluster)

@@ -16,10 +16,10 @@ Decisions. Not all of the paper's text could be checked: corners of the last lay
 least distance of 1e-4, and r of a region drawn uniformly follow the code released for Flower. That code draws points
 that leave the simplex; here α lies on the way from c_m to a uniform point of the simplex, at a uniform part of what ρ
 allows (ρ = 2 is the whole simplex, drawn uniformly). It asks all clients in round τ; here each counts with its
-last change, and whoever has sent none by then keeps the whole simplex and its middle, as do newcomers. z runs over 200
-values from 1/100 to 10 times the largest |κ| instead of 1000 up to 1, so that the scale of changes does not matter.
-Corners start at different draws, biases belong to them, and weight decay acts on the point of a step. Floco+, which
-then trains a model by Ditto, is left out.
+last change, and a client that has sent none by then keeps the whole simplex and its middle, as do newcomers. z runs
+over 200 values from 1/100 to 10 times the largest |κ| instead of 1000 up to 1, so that the scale of changes does not
+matter. Corners start at different draws, biases belong to them, and weight decay acts on the point of a step. Floco+,
+which then trains a model by Ditto, is left out.
 
 The server keeps the last change of the corners of every client, and `max_gb` refuses what would not fit.
 """

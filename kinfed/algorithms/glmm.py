@@ -6,7 +6,7 @@ Breslow and Clayton, JASA 88 (1993), by maximum likelihood. Every site integrate
 Gauss-Hermite quadrature for an intercept, Laplace's approximation for slopes) and answers (β, λ) with the value,
 gradient and curvature of its log likelihood; the server takes a step of Newton's method on the totals
 (kinfed.theory.sums.generalized). It ends at the digits of R's glmer after about ten rounds; when a step would gain
-nothing, nobody is asked any more. Penalized quasi-likelihood takes as many rounds and halves variances where sites are
+nothing, no site is asked any more. Penalized quasi-likelihood takes as many rounds and halves variances where sites are
 small: it is not offered.
 
 The server uses totals alone, so that secure sums apply. Under user-level privacy the proof of the linear model's totals

@@ -161,7 +161,7 @@ class LMM(BySums[Server, Nothing, Fit]):
         return max(rounds, 2) if self.curves else rounds
 
     def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
-        """Nobody is asked twice for the same sums, nor after the last step of totals."""
+        """No site is asked twice for the same sums, nor after the last step of totals."""
         return server, self._missing(server).cpu().nonzero().squeeze(1)
 
     def is_done(self, server: Server) -> bool:

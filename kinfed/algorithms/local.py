@@ -14,7 +14,7 @@ from kinfed.author import AveragingAlgorithm, Cohort, Nothing, Population, Task,
 
 @dataclass(frozen=True)
 class Local(KeepsOwnModel[Nothing, Nothing, Nothing], AveragingAlgorithm[Nothing, OwnModel, Nothing, Nothing]):
-    traits = frozenset({"keeps stragglers"})  # nobody waits for it
+    traits = frozenset({"keeps stragglers"})  # it is not waited for
     fields = ()  # nothing is sent
     gradients = 1
 

@@ -10,14 +10,14 @@ Ticket Hypothesis on Non-IID Datasets, 2020.
     server:    every parameter ← its mean over the clients of the round that have it; unchanged where none has
 
 A client that prunes goes back to the start, which is what makes a lottery ticket of it, and does so whenever it is
-called and does well. Nobody prunes with accuracy = 1, which is FedAvg with equal weights, bit for bit.
+called and does well. No client prunes with accuracy = 1, which is FedAvg with equal weights, bit for bit.
 
 Decisions. Accuracy is that on validation examples; the authors' code looks at the client's test examples. Weights are
 matrices and kernels; biases and normalization layers are never pruned, and go back to the start with the rest. Of equal
 magnitudes the first in the row go. Training is confined to what is left; the authors' code trains all parameters and
 masks the result, so that its average counts what the client throws away. The deployed model is the client's after
 training; "masked" beside it is M_m ⊙ w with the present w, by which the authors judge. Going back to the start costs
-rounds, after which models recover; w as a whole is nobody's network, and its own accuracy says little.
+rounds, after which models recover; w as a whole is no client's network, and its own accuracy says little.
 
 What travels: parameters that are left, and the mask in bits (d/32 numbers). The server keeps N masks. A reply that is
 lost costs nothing: the client's own mask is the one that counts. Running statistics (of BatchNorm, say) are averaged.

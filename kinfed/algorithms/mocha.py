@@ -15,8 +15,8 @@ solved in its dual, in which every example of a client has a variable β_i ∈ [
 
     β_i ← clip(β_i + n_t (1 − y_i ⟨u, x_i⟩) / (q_t ‖x_i‖²), 0, 1),     u = w_t + q_t (b_t − b_t at the start)
 
-  and b_t goes to the server. ρ makes the local steps safe to add up: the dual never falls, whoever takes part and
-  however far each has come (stragglers' partial work counts, as the paper intends).
+  and b_t goes to the server. ρ makes the local steps safe to add up: the dual never falls, whichever clients take part
+  and however far each has come (stragglers' partial work counts, as the paper intends).
 
   Σ step, every `sigma_every` rounds:  Σ = (WᵀW)^½ / tr (WᵀW)^½, eigenvalues not below 1e-7.
 
@@ -59,7 +59,7 @@ class Server(Tree):
     sigma: Tensor  # [N, N] float64 relations of clients, Σ
     q: Tensor  # [N] ρ Σ_tt / λ
     seen: Tensor  # [N] bool
-    rounds: Tensor  # [] int64, those in which somebody replied
+    rounds: Tensor  # [] int64, those in which a client replied
 
 
 @dataclass

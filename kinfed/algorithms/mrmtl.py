@@ -11,7 +11,7 @@ regularized multi-task learning).
 under differential privacy less noise, which is the paper's point. There the pull is added to the noisy gradient, as it
 depends on no example; the authors' code clips it with each example's gradient.
 
-The server adds changes to w and divides by all N clients, so that w is the mean of everybody's current model whoever
+The server adds changes to w and divides by all N clients, so that w is the mean of all current models whichever clients
 took part (the authors call all clients in every round, where it is the same). All begin at w. Clients weigh equally.
 `mocha_deep` with lam1 = 0 and lam2 = λ/2 is the same recursion; it does not send running statistics (of BatchNorm,
 say) and has no server model. Here they are part of the mean, and the pull leaves them alone.

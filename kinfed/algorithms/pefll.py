@@ -9,7 +9,7 @@ Scott, Zakerinia, Lampert: PeFLL: Personalized Federated Learning by Learning to
 h is a network of `hidden_layers` hidden layers of `hidden` units and a linear head to all T trainable parameters, as
 pFedHN's. φ_v is the body of the model and a network of one hidden layer on its features and the label. Descriptors are
 means over one batch in training and over all training examples for the personal model, h(v_i), which needs no
-training: so do clients that join later, whose examples nobody has seen.
+training: so do clients that join later, whose examples no one has seen.
 
 What travels. In the paper h stays at the server, and a round is three exchanges: η_v for v_i, θ_i for Δθ_i, and Δv_i
 for the client's share of Δη_v. Here it is one: h goes down with η_v, (hidden + 1) T numbers, and the client does the

@@ -14,8 +14,8 @@ Decisions. The quadratic program is solved exactly: a_i is the point of the simp
 code calls a solver, and cuts cosines at 0.9, as here.) The second term of the client's loss draws θ towards the mix;
 released code adds the cosine instead of subtracting it, so that its steps lead away from it. It is the code's variant
 with the mix as it is, whose direction clients know: that of normalized models would travel beside it. Released code
-mixes the clients of a round; here all last known models take part, and whoever has none begins at the mean of these by
-p, or at the common start before there are any.
+mixes the clients of a round; here all last known models take part, and a client without one begins at the mean of these
+by p, or at the common start before there are any.
 
 Distances are of trainable columns. The server keeps N models, and `max_gb` refuses what would not fit. The personal
 model is the client's own after its last training; there is no server model.
@@ -64,8 +64,8 @@ class PFedGraph(DeploysLastModel[Server, ModelDown, DeltaUp]):
 
     def init_server(self, task: Task, population: Population) -> Server:
         n, w = population.num_clients, task.init(population.seed)
-        nobody, shares = torch.zeros(n, dtype=torch.bool), torch.eye(n, dtype=torch.float64)
-        return Server(w, w.repeat(n, 1), nobody, torch.zeros(n, dtype=torch.float64), shares)
+        no_client, shares = torch.zeros(n, dtype=torch.bool), torch.eye(n, dtype=torch.float64)
+        return Server(w, w.repeat(n, 1), no_client, torch.zeros(n, dtype=torch.float64), shares)
 
     def download(self, server: Server, ids: Tensor) -> ModelDown:
         return ModelDown(self._mixes(server, ids))

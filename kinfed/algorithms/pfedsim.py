@@ -66,8 +66,8 @@ class PFedSim(DeploysLastModel[Server, ModelDown, DeltaUp]):
         n, w = population.num_clients, task.init(population.seed)
         columns = torch.arange(task.num_params, dtype=torch.float64)[None]
         weight = task.head.split(columns)[0][0].to(torch.int64).clone()
-        nobody, p = torch.zeros(n, dtype=torch.bool), torch.eye(n, dtype=torch.float64)
-        return Server(w, w.repeat(n, 1), nobody, p, task.head.mask, weight, torch.tensor(False))
+        no_client, p = torch.zeros(n, dtype=torch.bool), torch.eye(n, dtype=torch.float64)
+        return Server(w, w.repeat(n, 1), no_client, p, task.head.mask, weight, torch.tensor(False))
 
     def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
         return replace(server, personal=torch.tensor(round.number > self.fedavg_rounds)), active
@@ -82,7 +82,7 @@ class PFedSim(DeploysLastModel[Server, ModelDown, DeltaUp]):
         return torch.stack([self._start(server, i) for i in ids.tolist()]) if len(ids) else server.theta[:0]
 
     def _start(self, server: Server, i: int) -> Tensor:
-        """[P]: a mixed body under the client's own head; one row at a time, whoever is asked for with it."""
+        """[P]: a mixed body under the client's own head; one row at a time, whatever others are asked for."""
         if not bool(server.known[i]):
             return server.w
         body = server.p[i].to(server.theta) @ server.theta
@@ -104,7 +104,7 @@ class PFedSim(DeploysLastModel[Server, ModelDown, DeltaUp]):
 
 
 def _shares(theta: Tensor, known: Tensor, weight: Tensor) -> Tensor:
-    """p [N, N] of models [N, P]; clients that have sent none have a share in nobody's body, and none of their own."""
+    """p [N, N] of models [N, P]; clients that have sent none have no share in any body, and none of their own."""
     members = known.nonzero().squeeze(1)
     rows = theta[members][:, weight.reshape(-1)].to("cpu", torch.float64).reshape(-1, *weight.shape)  # [n, C, d_f]
     directions = torch.nn.functional.normalize(rows, dim=-1).flatten(1)

@@ -149,7 +149,7 @@ def progress_display(config: RunConfig, wanted: bool | None) -> Iterator[Observe
     elif wanted is False or (wanted is None and not sys.stderr.isatty()):
         yield NullObserver()
     else:
-        from rich.console import Console  # where nobody looks on, nobody waits for it
+        from rich.console import Console  # without an onlooker it is not waited for
 
         console = Console(stderr=True, markup=False, emoji=False, force_terminal=True)
         with LiveDisplay(console, rounds, metric, transient=True) as display:

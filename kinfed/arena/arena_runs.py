@@ -150,7 +150,8 @@ def verify(
     file: Path | str, cells: int = 8, *, draw: int | None = None, plugin: Path | None = None, trust_code: bool = False,
     say: Say = lambda sentence: None,
 ) -> EntryCheck:  # fmt: skip
-    """Run a drawn part of an entry again. `draw` repeats a draw; otherwise it is a new one, which nobody foresees."""
+    """Run a drawn part of an entry again. `draw` repeats a draw; otherwise it is a new one, which cannot be
+    foreseen."""
     import numpy as np
 
     entry = read_entry(file)

@@ -8,7 +8,7 @@ A method is tuned on the validation rows of the first seed: as configured, and w
 one within the same budget. The draws are the same for all methods. Test rows judge once, at the end.
 
 New clients are judged on their own test rows after as many rounds of local training as they would have had in the run,
-from what the server would send them. Whoever has nothing to send leaves them to train alone."""
+from what the server would send them. Without anything to send they train alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entries of the arena: one method's scores by federation, seed and client, to be checked and run again by anybody.
+"""Entries of the arena: one method's scores by federation, seed and client, to be checked and run again by anyone.
 
     entry = read_entry("entry.json")          refused where it is damaged, incomplete, or contradicts itself
 

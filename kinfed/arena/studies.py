@@ -123,7 +123,7 @@ def study(
 
 
 def open_study(folder: Path | str) -> StudyResult:
-    """The study in a folder, as far as it has come. The folder may be anybody's: no plugin that it names is run."""
+    """The study in a folder, as far as it has come. The folder may come from anyone: no plugin that it names is run."""
     record = storage.read_json(Path(folder) / _RECORD, "the record of a study")
     if record.get("format") != _FORMAT or record.get("version") != _VERSION:
         raise DataError(

@@ -7,7 +7,7 @@ What it guards against: it listens on the loopback address alone, so that other 
 Host is not this address and port is refused: a page from elsewhere cannot read runs by a name of its own that it lets
 point here (DNS rebinding). Only GET and HEAD are answered. A run is looked up among those that a search of the folder
 has found; no part of an address ever becomes a path. Answers forbid other sites to frame or embed them, and allow the
-board's own scripts only. Whoever has an account on this machine can read the board, like any local server.
+board's own scripts only. Anyone with an account on this machine can read the board, like any local server.
 """
 
 import time
@@ -42,7 +42,7 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-# Pages in folders may be anybody's: they can draw, and read nothing else of the board.
+# Pages in folders may come from anyone: they can draw, and read nothing else of the board.
 _SANDBOX = (
     "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; frame-ancestors 'none'"
@@ -94,7 +94,7 @@ class BoardRequest(BaseHTTPRequestHandler):
             return
         try:
             answer = self._answer(urlsplit(self.path).path)
-        except Exception as error:  # files that somebody changed, or addresses that are none: the board goes on
+        except Exception as error:  # files that were changed by hand, or invalid addresses: the board goes on
             reason = str(error) if isinstance(error, KinfedError) else f"this cannot be shown: {error!r}"
             answer = HTTPStatus.INTERNAL_SERVER_ERROR, reason.encode(), "text/plain", _POLICY
         self._send(*answer)
@@ -211,7 +211,7 @@ def live_view(entry: RunEntry) -> dict[str, Any]:
 
 def _deployment(entry: RunEntry, run: RunRecord) -> dict[str, Any]:
     """What a deployment's server last wrote of its sites: who is awaited, who is away, what is left of epsilon. Where
-    the choice of clients is secret, nobody is told who was asked."""
+    the choice of clients is secret, the page does not say who was asked."""
     path = entry.path / STATUS
     if not path.is_file():
         return {"sites": []}

@@ -14,7 +14,7 @@ from kinfed.cli.parameters import CommandGroup
 from kinfed.cli.terminal import say
 
 arena = CommandGroup(
-    help="A frozen suite that anybody can enter, and entries that anybody can verify.", no_args_is_help=True
+    help="A frozen suite that anyone can enter, and entries that anyone can verify.", no_args_is_help=True
 )
 Folder = Annotated[Path, Option("--out", "-o", help="Folder of entries; what is there is not run again.")]
 
@@ -56,7 +56,7 @@ def verify(
     cells: Annotated[
         int, Option(min=1, help="How many federations with a seed, and tried settings, are drawn and run again.")
     ] = 8,
-    draw: Annotated[int | None, Option(help="Repeat a draw by its number; without, nobody can foresee it.")] = None,
+    draw: Annotated[int | None, Option(help="Repeat a draw by its number; a new draw cannot be foreseen.")] = None,
     plugin: Annotated[Path | None, Option(help="The method's file, which you have read.")] = None,
     trust_code: Annotated[bool, Option("--trust-code", help="Run the code that is in the entry.")] = False,
 ) -> None:

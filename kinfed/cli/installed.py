@@ -42,7 +42,7 @@ def find(group: str, name: str) -> EntryPoint | None:
 
 
 def load_list(name: str) -> Mapping[str, str]:
-    """Lines of `kinfed list` for a kind of thing; an error that says what to install where nobody offers it."""
+    """Lines of `kinfed list` for a kind of thing; an error that says what to install if none is installed."""
     point = find(LISTS, name)
     if point is None:
         _not_installed(f"the list of {name}")

@@ -49,7 +49,7 @@ def difference(rows: Tensor, others: Tensor) -> Tensor:
 
 
 def forget_free_blocks() -> None:
-    """Give what nobody uses back to the system."""
+    """Give unused memory back to the system."""
     _free.clear()
 
 
@@ -60,6 +60,6 @@ def _new_block(nbytes: int) -> Block:
 
 
 def _give_back(free: list[Block], block: Block) -> None:
-    """Keep a block that nobody looks at any more, unless enough of its size are free."""
+    """Keep a block that is no longer read, unless enough of its size are free."""
     if (len(free) + 1) * block.nbytes <= KEPT:
         free.append(block)

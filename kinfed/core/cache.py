@@ -25,7 +25,7 @@ _DIGEST = 16  # bytes
 
 
 def cache_folder() -> Path:
-    """A StorageError if the user has no home; whoever can write to this folder decides what kinfed computes."""
+    """A StorageError if the user has no home; anyone who can write to this folder decides what kinfed computes."""
     if configured := os.environ.get("KINFED_CACHE"):
         return Path(configured).expanduser()
     if home := os.environ.get("XDG_CACHE_HOME"):

@@ -36,7 +36,7 @@ class Plugin:
 
 
 class _TextLoader(SourceFileLoader):
-    """Runs the text of a file, which is what its digest is of; a compiled file beside it may be anybody's."""
+    """Runs the text of a file, which is what its digest is of; a compiled file beside it may come from anyone."""
 
     def get_code(self, fullname: str) -> CodeType:
         code: CodeType = self.source_to_code(self.get_data(self.path), self.path)

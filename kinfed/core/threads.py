@@ -64,12 +64,12 @@ def _start(count: int) -> ThreadPoolExecutor:
             torch.set_num_threads(1)
             all_set.wait()
         except RuntimeError:
-            all_set.abort()  # nobody needs to wait for this thread
+            all_set.abort()  # this thread need not be waited for
 
     executor = ThreadPoolExecutor(count, "kinfed", initializer=start)
     try:
         for _ in range(count):
-            executor.submit(int)  # a job finds nobody idle, so each starts one more thread
+            executor.submit(int)  # a job finds no idle thread, so each starts one more
         all_set.wait()
     except RuntimeError as error:  # the system's limit on threads, or a barrier that was not reached in time
         all_set.abort()

@@ -238,7 +238,7 @@ class Deployment:
             )
 
     def _check_model(self) -> None:
-        """Refuse options, a metric or a loss that the model and the problem do not know, before anybody is asked."""
+        """Refuse options, a metric or a loss that the model and the problem do not know, before any site is asked."""
         entry, name = MODELS[self.run.model.name], self.run.model.name
         convert_options(entry.options, {**entry.preset, **self.run.model.options}, f"model {name}")
         METRICS.headline(self.problem, self.run.metric)
@@ -259,7 +259,7 @@ class Deployment:
         if self.joined_names and self.algorithm.has_invariant:
             raise ConfigError(
                 f"{self.method}: server and clients remember the same sum over as many clients as there are, so that "
-                "nobody joins; begin a new run with the new site"
+                "no site can join; begin a new run with the new site"
             )
 
     def _check_class_weights(self) -> None:

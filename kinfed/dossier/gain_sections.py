@@ -32,7 +32,9 @@ def _fit_gains(record: Facts) -> tuple[list[str], list[tuple[str, TextTable]]]:
 def _run_gains(facts: Facts) -> tuple[list[str], list[tuple[str, TextTable]]]:
     if not facts["gains"]:
         why = (
-            "each site keeps its rows and one method was run" if facts["kind"] == DEPLOYMENT else "nobody trained alone"
+            "each site keeps its rows and one method was run"
+            if facts["kind"] == DEPLOYMENT
+            else "no site trained alone"
         )
         return [f"No gain can be told: {why}, so that what a site reaches by itself is not known."], []
     texts, tables, style = [], [], metric_style(facts["metric"])

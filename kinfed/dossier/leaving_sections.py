@@ -82,7 +82,7 @@ def _sentences(method: Facts, verb: str, kind: str) -> list[str]:
     if method["as_declared"] is True:
         sentences[-1] += " That is what the method declares that it sends, byte for byte."
     elif method["as_declared"] is False:
-        sentences[-1] += " That is not the size that the method declares; ask whoever ran it why."
+        sentences[-1] += " That is not the size that the method declares; ask the person who ran it why."
     if method["hands_on"]:
         sentences[-1] += " The server hands models of sites on to other sites as they are."
     return sentences
@@ -155,8 +155,8 @@ def _epsilon(value: float | None) -> str:
 def guarantees(facts: Facts) -> DossierSection:
     apart = facts["kind"] in APART
     texts = [] if apart else [
-        "A computation in one place protects nobody from whoever runs it. What follows is what would hold if sites ran "
-        "the same apart."
+        "A computation in one place protects no one from the person who runs it. What follows is what would hold if "
+        "sites ran the same apart."
     ]  # fmt: skip
     by_mode: dict[str, list[str]] = {}
     for method in facts["methods"]:

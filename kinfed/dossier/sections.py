@@ -40,8 +40,8 @@ def summary(facts: Facts) -> list[str]:
         "No row was sent from the site that holds it; what can be worked out from what was sent is said under the "
         "guarantees."
     ) if apart else (
-        "All rows were in one place: nothing was protected from whoever ran it. What is said of messages is what sites "
-        "would have sent."
+        "All rows were in one place: nothing was protected from the person who ran it. The part on messages says what "
+        "sites would have sent."
     )  # fmt: skip
     return [f"{plural(sites, 'site')} with {plural(rows, 'row')} in all. {where}"]
 
@@ -55,7 +55,7 @@ def purpose(facts: Facts) -> DossierSection:
     )
     if facts["columns"]:
         texts.append(
-            f"{plural(len(facts['columns']), 'column')} of the table were known by name to whoever ran it: "
+            f"{plural(len(facts['columns']), 'column')} of the table were known by name to the person who ran it: "
             f"{', '.join(facts['columns'])}."
         )
     several = any(method["seeds"] > 1 for method in facts["methods"])
@@ -87,7 +87,7 @@ def identity(facts: Facts) -> DossierSection:
         texts.append(f"Taken up again with kinfed {later['kinfed']} ({others}).")
     texts.append(
         f"The seal of the folder is {own['seal']}; it covers the configuration ({own['fingerprint']}) and the digests "
-        f"below of {plural(len(own['files']), 'file')}. A seal finds edits by whoever does not seal anew; it is no "
+        f"below of {plural(len(own['files']), 'file')}. A seal finds edits unless someone sealed again; it is no "
         "signature and says nothing of who computed."
     )
     digests = [["data and code: " + name, digest] for name, digest in own["contents"].items()]

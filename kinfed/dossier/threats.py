@@ -29,7 +29,7 @@ THREATS = {
     PRIVATE: Threat(
         "example-level privacy asked for by the run (dp-noise, dp-epsilon)",
         "updates with noise made at the node. Figures of test rows are exact, and so are numbers of the method's own",
-        "the run to ask for it; nobody with the noise",
+        "the run to ask for it; no one with the noise",
     ),
     SEARCH: Threat(
         'a search (method = "fit")',
@@ -61,7 +61,7 @@ THREATS = {
     SECURE_PRIVATE: Threat(
         "secure sums and the owner's example-level privacy",
         "the sum of noisy updates",
-        "nobody but the node's machine, for what ε covers",
+        "the node's machine alone, for what ε covers",
     ),
 }
 # Of the sections of that page that no mode changes.

@@ -7,7 +7,7 @@ A newcomer is a client that was never called. Wherever the server keeps somethin
 more row, as `init_server` makes it; methods with several models then find the newcomer's place by its training loss
 (`Algorithm.place_newcomer`). From there the newcomer does what every client of the method does when it is called: it
 receives its message, trains by the method's rule and keeps its state, for as many rounds as clients of the run took
-part in. What it would send is dropped: nobody else is needed, and the server's models stay what they are. What
+part in. What it would send is dropped: no other client is needed, and the server's models stay what they are. What
 `personalize` gives is its model.
 
 Beside it stand the server's model as it is, and the control: training alone, from a random start, on the same batches.

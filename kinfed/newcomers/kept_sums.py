@@ -8,7 +8,7 @@
 Forgetting takes the sums of sites out, and fits what remains anew. It is exact: a fit is a function of the sums it is
 made of, so that no trace of a site is left in one that is made without its own. Other methods have mixed what sites
 sent, and must run again without the site. The record says which sums the new fit is made of, each by its digest, so
-that anybody who has the others' sums can compute it again, and the site can see that its own are not among them.
+that anyone who has the others' sums can compute it again, and the site can see that its own are not among them.
 
 Two things are not undone: means and scales of columns are those that all sites gave before the run, and coefficients
 are exact in spite of them, for they are in the units of the table; and the run's folder is as it was, until it is

@@ -146,7 +146,7 @@ class _WorkerSlot:
     share: WorkerShare
     spec: _RunSpec | None = None
     snapshots: list[tuple[Tensor, Any]] = field(default_factory=list)  # ids, reference to a StateSnapshot; oldest first
-    under_way: list[tuple[Any, Call]] = field(default_factory=list)  # calls that nobody has waited for yet
+    under_way: list[tuple[Any, Call]] = field(default_factory=list)  # calls that have not been waited for yet
 
     def prepare(self, spec: _RunSpec) -> None:
         """Send what the worker does not have of a run: the data of its clients, and always the algorithm. `wait` ends

@@ -44,7 +44,7 @@ def connect(address: str | None, workers: int | None) -> None:
         settings |= {"num_cpus": workers or available_cores(), "include_dashboard": False}
     try:
         with _own_signals(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of open files, about which nobody but Ray can do anything
+            warnings.simplefilter("ignore")  # of open files, which only Ray can close
             ray.init(**settings, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # of any kind: what times out while Ray starts is a plain Exception
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -89,7 +89,7 @@ class WorkerShare:
 
 
 def free(kind: str) -> float:
-    """CPUs or GPUs ("CPU", "GPU") of the cluster that nobody uses at the moment."""
+    """CPUs or GPUs ("CPU", "GPU") of the cluster that are free at the moment."""
     cluster: Any = ray  # its functions have no types
     return float(cluster.available_resources().get(kind, 0))
 

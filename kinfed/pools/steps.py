@@ -1,7 +1,7 @@
 """Work in steps, so that many runs share one round: everything between two requests to clients is a step.
 
-A loop, or a pool whose clients are far away, is a generator: it yields a request and is sent the answers. Whoever
-drives one alone answers its requests one after the other; `in_step` drives many, and lets requests that can travel
+A loop, or a pool whose clients are far away, is a generator: it yields a request and is sent the answers. The caller
+that drives one alone answers its requests one after the other; `in_step` drives many, and lets requests that can travel
 together do so: those of twenty runs to the same nodes are one message to each.
 
     report = in_step([loop.steps()])[0]                    a round of one run

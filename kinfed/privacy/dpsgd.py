@@ -152,7 +152,7 @@ class PrivateTask(Task):
     def _name_gradients(self, ids: Tensor, draw: PoissonSample) -> Tensor:
         """The names of these gradients; from now on they count."""
         if self._record is None:
-            raise RuntimeError("nobody keeps a record of private gradients; ask for them inside `recording()`")
+            raise RuntimeError("no record of private gradients is kept here; ask for them inside `recording()`")
         with self._lock:
             index = self._record.next_index(ids, draw)
         return rng.fold(draw.key, self._record.phase, index)

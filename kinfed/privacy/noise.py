@@ -4,8 +4,8 @@ A source gives standard normal noise for a named gradient: `source(name [n], the
 one gradient of one client: which sample of its examples, and the index of the gradient on that sample.
 
 In a simulation noise is a function of (seed, name) like every other draw, so runs repeat and resume bit for bit. At a
-real client that would be no noise at all: whoever knows the seed can subtract it. There a `Secret` takes the place of
-the seed. It has to hide two things, the noise and which examples were sampled: epsilon counts on both. And epsilon
+real client that would be no noise at all: anyone who knows the seed can subtract it. There a `Secret` takes the place
+of the seed. It has to hide two things, the noise and which examples were sampled: epsilon counts on both. And epsilon
 counts on answers that are independent of each other: noise that two answers share cancels in their difference, and a
 sample that they share is not hidden twice. So every answer has draws of its own.
 """
@@ -56,7 +56,7 @@ def seeded_noise(seed: int) -> Source:
 
 
 def fresh_noise(name: Tensor, theta: Tensor) -> Tensor:
-    """A source of noise that nobody can repeat, by random bytes that are forgotten: for what leaves a server once."""
+    """A source of noise that cannot be repeated, by random bytes that are forgotten: for what leaves a server once."""
     return AnswerDraws(secrets.token_bytes(SECRET_BYTES)).noise(name, theta)
 
 

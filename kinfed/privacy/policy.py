@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Privacy:
     """DP-SGD at every client. Either the noise is given, or the epsilon that it is to be found for. The ranges are far
-    beyond what anybody would choose, and as far as the accountant's numbers neither overflow nor vanish."""
+    beyond what anyone would choose, and as far as the accountant's numbers neither overflow nor vanish."""
 
     noise: float | None = option(
         None, "Differential privacy: noise in units of the clipping norm.", ge=0.01, le=1e6, or_zero=True
@@ -77,7 +77,7 @@ class Privacy:
         profile = privacy_profile(method, count)
         if profile is None:
             raise ConfigError(
-                f"{label} declares no privacy profile, so nobody can say what its clients would reveal; leave the "
+                f"{label} declares no privacy profile, so it is not known what its clients would reveal; leave the "
                 f"method out, or write {type(method).__name__}.privacy"
             )
         if profile.impossible:
@@ -154,7 +154,7 @@ def check_statistics(data: Federation) -> None:
 
 
 def check_public(data: Federation, label: str) -> None:
-    """Refuse public examples that were clients' own: whoever reads them sees what epsilon speaks of hiding."""
+    """Refuse public examples that were clients' own: their readers see what epsilon promises to hide."""
     from kinfed.data import PUBLIC_EXAMPLES
 
     if data.description.get(PUBLIC_EXAMPLES):

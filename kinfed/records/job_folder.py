@@ -1,7 +1,7 @@
 """A folder that a job writes: a run, a search or a fit. One process at a time, and the same job when it is resumed.
 
 config.json      {"kinfed", "versions", "fingerprint", "contents", "config", "seal"}; written first. "contents" are
-                 digests of the data and of code that is not kinfed's; "continued" has the versions of whoever resumed
+                 digests of the data and of code that is not kinfed's; "continued" has the versions that resumed
                  the job with others; "files" and "seal": kinfed.records.run_files
 .lock            held while a process writes
 """
@@ -101,8 +101,8 @@ class JobFolder:
             )
 
     def seal_files(self, *patterns: str) -> None:
-        """Write digests of the files of these names into the manifest: the job has ended. Whoever takes it up again
-        removes them first."""
+        """Write digests of the files of these names into the manifest: the job has ended. A process that takes it up
+        again removes them first."""
         paths = sorted(path for pattern in patterns for path in self.path.glob(pattern))
         files = {path.relative_to(self.path).as_posix(): file_digest(path) for path in paths}
         self._write_manifest(JobFiles(self.path).envelope | {"files": files})

@@ -3,9 +3,9 @@ run together, for reports, are read by kinfed.records.reader.
 
 config.json is the folder's manifest: the configuration, digests of code and data ("contents"), of the files of a
 finished run ("files"), and a "seal" over all of this. It is replaced as a whole, so that no crash leaves it half
-written. "files" is there only while nothing is written: whoever takes the run up again removes it first. A folder of an
-earlier version has no seal, and is read as it is. The seal finds mistakes and edits; it is no signature, since anyone
-can compute it.
+written. "files" is there only while nothing is written: a process that takes the run up again removes it first. A
+folder of an earlier version has no seal, and is read as it is. The seal finds mistakes and edits; it is no signature,
+since anyone can compute it.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class JobFiles:
     @property
     def trusted_settings(self) -> dict[str, Any]:
         """The configuration with plugins only where their files were named in this process and have the recorded code:
-        a folder may be anybody's, and whoever makes a `RunConfig` of its settings runs their plugins."""
+        a folder may come from anyone, and making a `RunConfig` of its settings runs their plugins."""
         files = [plugins.admitted(path, code, self.path) for path, code in self._plugins()]
         return self.settings | {"plugins": files} if files else self.settings
 

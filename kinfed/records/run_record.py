@@ -28,8 +28,8 @@ Metrics = dict[str, float]
 Key = tuple[str, int]  # algorithm, seed
 TrialKey = tuple[str, int, int | None]  # algorithm, seed, and fold in a cross-validation
 
-# Cross-entropy in nats: whoever gives the truth a probability of e^-100 on average has not learned badly, but computed
-# with numbers that grew out of bounds. Knowing nothing about 100,000 classes costs 11.5.
+# Cross-entropy in nats: a model that gives the truth a probability of e^-100 on average has not learned badly, but
+# computed with numbers that grew out of bounds. Knowing nothing about 100,000 classes costs 11.5.
 DIVERGED_LOSS = 100.0
 # Targets of a regression are standardized for training, so that a squared error of 1e6 is off by a thousand standard
 # deviations of all targets.

@@ -1,9 +1,9 @@
 """The round at which every client, and the server, would have stopped, by validation rows alone.
 
 After every due evaluation the models are also scored on validation rows, by the headline metric and, where that is
-equal, by the loss. Whoever has not become better in `patience` such evaluations has stopped, at the round of its best:
-a client by its personal model on its own rows, the server by its model on the rows of all. What the model of that round
-did on test rows is kept from the evaluation of that round, and nobody chooses by it.
+equal, by the loss. A client that has not become better in `patience` such evaluations has stopped, at the round of its
+best: a client by its personal model on its own rows, the server by its model on the rows of all. What the model of that
+round did on test rows is kept from the evaluation of that round, and nothing is chosen by it.
 
 A client that has stopped goes on training for the others; the model that it would deploy is an earlier one.
 """
@@ -105,7 +105,7 @@ class EarlyStopping:
 
     @property
     def all_stopped(self) -> bool:
-        """Whether nobody's result can change any more."""
+        """Whether no result can change any more."""
         known = [one for one in (self.clients, self.server) if one is not None]
         return bool(known) and all(bool((one.waited >= self.patience).all()) for one in known)
 

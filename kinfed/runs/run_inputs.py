@@ -77,7 +77,7 @@ class RunInputs:
 
     @property
     def order(self) -> list[str]:
-        """Labels of the methods as they are run: whoever trains alone comes first, since the others are compared with
+        """Labels of the methods as they are run: training alone comes first, since the others are compared with
         it client by client as soon as they are done."""
         return sorted(self.algorithms, key=lambda label: not isinstance(self.algorithms[label], Local))
 

@@ -1,8 +1,8 @@
 """Asynchronous rounds in simulation: clients come and go by the clock, and no step of the server waits for the slowest.
 
-As many clients train at a time as a synchronous round would call. Whoever is done hands in its update and another one,
-drawn from those that are idle, gets the model of that moment. When `rule.size` updates are there, the server makes a
-step, which is a `round` here: journal, evaluation and checkpoints are those of all loops.
+As many clients train at a time as a synchronous round would call. A client that is done hands in its update and another
+one, drawn from those that are idle, gets the model of that moment. When `rule.size` updates are there, the server makes
+a step, which is a `round` here: journal, evaluation and checkpoints are those of all loops.
 
 When a client is done depends on the clock alone, never on what it computed, so the work is done when its update is
 needed, together with that of others who started from the same model. The order of events at one moment: all who are
@@ -44,7 +44,7 @@ class InFlight(Tree):
     finish: Tensor  # [M] float64 seconds of the clock
 
     @classmethod
-    def nobody(cls) -> InFlight:
+    def empty(cls) -> InFlight:
         none = torch.zeros(0, dtype=torch.int64)
         return cls(none, none.clone(), none.clone(), torch.zeros(0, dtype=torch.float64))
 
@@ -67,8 +67,8 @@ class AsyncLoop(Loop):
             )
         self.rule, self._update_bytes = staleness.rule, staleness.update_bytes
         self._mixes_models = self.rule.mixes_models and bool(staleness.changes)
-        self._flight = InFlight.nobody()
-        self._versions: dict[int, Tree] = {}  # the server as it was, by rounds completed, while somebody trains on it
+        self._flight = InFlight.empty()
+        self._versions: dict[int, Tree] = {}  # the server as it was, by rounds completed, while a client trains on it
         self._starts = torch.zeros((), dtype=torch.int64)  # how often places have been filled
         self._last_number = torch.zeros(population.num_clients, dtype=torch.int64)  # [K] round of each one's last draws
         if self._mixes_models:
@@ -84,7 +84,7 @@ class AsyncLoop(Loop):
         began = time.perf_counter()
         assert self.clock is not None
         sent: list[int] = []
-        arrived, dropped = InFlight.nobody(), 0
+        arrived, dropped = InFlight.empty(), 0
         while len(arrived.ids) < self.rule.size:
             if not len(self._flight.ids) or float(self._flight.finish.min()) > self.now:
                 self._fill(sent)

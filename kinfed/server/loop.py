@@ -81,7 +81,7 @@ class Loop:
     @threads.one_thread()
     def round(self) -> RoundReport:
         """One round. If no update arrives that can be used, the server stays as it was before the round; under
-        user-level privacy it gets the noise all the same, or one would see that nobody came."""
+        user-level privacy it gets the noise even so, or one would see that no client came."""
         return in_step([self.steps()])[0]
 
     def steps(self) -> Steps[RoundReport]:

@@ -126,7 +126,7 @@ class Schedule(Participation):
         return ids
 
     def client_sampling(self, num_clients: int) -> ClientSampling:
-        """Sampling that epsilon of whole clients is computed from. Nobody is counted as hidden by dropping out."""
+        """Sampling that epsilon of whole clients is computed from. Dropping out hides no client."""
         rate = self.participation if self.sampling == "poisson" else self.size(num_clients) / num_clients
         return ClientSampling(self.sampling, rate)
 

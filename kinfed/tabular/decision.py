@@ -172,7 +172,7 @@ class FitDecision:
 
     @property
     def fitted(self) -> list[Contender]:
-        """Contenders that are fitted on all training rows: what somebody takes or is compared with."""
+        """Contenders that are fitted on all training rows: what a site takes or is compared with."""
         names = {ALONE, ONE_MODEL, *self.chosen, *self.together}
         return [one for one in self.contenders if one.name in names]
 
@@ -252,8 +252,8 @@ def only_choice(search: Search) -> FitDecision:
     """Learning alone with default settings, where nothing else is to be tried: there is nothing to validate."""
     (alone,) = contenders_of(LOCAL)
     sites, first = search.data.num_clients, search.make_try(0, LOCAL)
-    nobody, unknown = torch.zeros(sites, dtype=torch.int64), {ALONE: math.nan}
-    return FitDecision([alone], {ALONE: first}, unknown, {}, choose({}, sites), best_together({}, sites), nobody)
+    choices, unknown = torch.zeros(sites, dtype=torch.int64), {ALONE: math.nan}
+    return FitDecision([alone], {ALONE: first}, unknown, {}, choose({}, sites), best_together({}, sites), choices)
 
 
 def judged_rows(outputs: Tensor, rows: Tensor, owner: Tensor, data: Federation) -> Judged:

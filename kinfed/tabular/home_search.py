@@ -156,5 +156,5 @@ class SiteChoices:
 
     @property
     def fitted(self) -> set[str]:
-        """Contenders that somebody takes or is compared with."""
+        """Contenders that a site takes or is compared with."""
         return {ALONE, ONE_MODEL, *self.chosen, *(name for name in self.together if name is not None)}

@@ -58,7 +58,7 @@ def contenders_of(method: str) -> tuple[Contender, ...]:
 
 
 def methods_of(algorithms: Sequence[str] | str, sites: int, kind: str = "") -> tuple[str, ...]:
-    """The methods to try, alone first, for a kind of problem; with a single site there is nobody to learn with."""
+    """The methods to try, alone first, for a kind of problem; with a single site there is no other to learn with."""
     if sites == 1:
         return (LOCAL,)
     by_sums = (BY_SUMS[kind],) if kind in BY_SUMS else ()

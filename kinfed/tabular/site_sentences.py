@@ -346,7 +346,7 @@ class Wording:
 
     @property
     def kept_at_home(self) -> tuple[str, ...]:
-        """Columns of figures that sites keep where they have shown their rows to nobody."""
+        """Columns of figures that sites keep if they have not shown their rows."""
         return "Alone", "Takes", "One for all", self.baseline
 
     @property
@@ -429,7 +429,7 @@ class Wording:
         if self.result.apart == "site":
             return f"This page is of {sites[0].site} alone and has not left it; of the other sites it knows nothing."
         if len(sites) == 1:
-            return "There is only one site and nobody to learn with: it uses the best of its own models."
+            return "There is only one site, so there is no other to learn with: it uses the best of its own models."
         if not moved:
             return f"All {len(sites)} sites are best served alone, by their validation rows."
         head = f"{len(moved)} of {len(sites)} sites take a model that learns with the others"

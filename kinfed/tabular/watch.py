@@ -6,7 +6,7 @@ New labelled rows are read in their order, as they came. Two e-processes are kep
                 error in units of (3 × the 90 % threshold)², at most 1; both lie in [0, 1]
     coverage    1 where a row is outside its prediction set, less 1 − level
 
-An alarm is raised where one of them exceeds 1 / α (20 for 5 %). Somebody may look after every row and stop at will: the
+An alarm is raised where one of them exceeds 1 / α (20 for 5 %). One may look after every row and stop at will: the
 chance of a false alarm is at most α in all that time, each. The price is power: small harm takes many rows to show.
 """
 

@@ -21,7 +21,7 @@ ones it is measured, not proved (91 to 92 % on three tables). A new site without
 every other site counts 1 / (K + 1), which covers new sites on average and is infinite below nine sites.
 
 **The watch** is an e-process for losses in [0, 1] that come one by one: betting against "no worse than alone". Its
-value exceeds 1 / α with probability at most α at any time, however often somebody looks (Ville's inequality).
+value exceeds 1 / α with probability at most α at any time, however often one looks (Ville's inequality).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ somewhere would then make it large for all (squared errors double). So a model w
 the lower end of its 95 % range being above the median model's, is measured in a larger unit d_m, d_m² = (lowest τ_m² +
 v) / (median τ² + v), v being the variance that a typical site sees it with.
 
-**Drift.** Validation rows were predicted by models of fewer rows, and whoever learns alone suffers most from that, so
+**Drift.** Validation rows were predicted by models of fewer rows, and learning alone suffers most from that, so
 that gains on validation rows are too large even where nothing was chosen. What test rows say of the chosen model at all
 sites together corrects it, downwards only:
 

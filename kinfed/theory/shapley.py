@@ -3,7 +3,7 @@
     φ_i = Σ_T  |T|! (n − 1 − |T|)! / n!  ·  (v(T with i) − v(T)),   over all T without i
 
 A coalition is a number whose bit i says whether player i is in it. Values are linear in v: of several games at once, or
-of draws of one, each gets its own, and Σ_i φ_i = v(all) − v(nobody) in every one of them.
+of draws of one, each gets its own, and Σ_i φ_i = v(all) − v(∅) in every one of them.
 
 Shapley (1953), A value for n-person games.
 """

@@ -58,9 +58,9 @@ def log_shrink(s: Tensor, Q: Tensor) -> Tensor:
 def others_sum(x: Tensor, dim: int) -> Tensor:
     """``x.sum(dim, keepdim=True) - x`` without the subtraction, which cancels if one client outweighs all."""
     count = x.shape[dim]
-    nobody = torch.zeros_like(x.narrow(dim, 0, 1))
-    before = torch.cat([nobody, x.narrow(dim, 0, count - 1).cumsum(dim)], dim)
-    after = torch.cat([x.narrow(dim, 1, count - 1).flip(dim).cumsum(dim).flip(dim), nobody], dim)
+    zero = torch.zeros_like(x.narrow(dim, 0, 1))
+    before = torch.cat([zero, x.narrow(dim, 0, count - 1).cumsum(dim)], dim)
+    after = torch.cat([x.narrow(dim, 1, count - 1).flip(dim).cumsum(dim).flip(dim), zero], dim)
     return before + after
 
 

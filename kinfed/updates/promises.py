@@ -72,7 +72,7 @@ class UserPrivacy:
             )
 
     def check_sums(self, secure: SecureSettings | None) -> None:
-        """Refuse noise at nodes whose updates the server would see one by one, or that nobody honest adds."""
+        """Refuse noise at nodes whose updates the server would see one by one, or that no honest client adds."""
         if not self.at_nodes:
             return
         if secure is None:
@@ -83,7 +83,7 @@ class UserPrivacy:
         if self.conspirators >= secure.least:
             raise ConfigError(
                 f"of {secure.least} clients in a sum (secure_least) {self.conspirators} are taken for conspirators, "
-                "and nobody is left who adds noise; raise secure_least or lower user_conspirators"
+                "and no client is left that adds noise; raise secure_least or lower user_conspirators"
             )
 
     def noise_over(self, sampling: ClientSampling, sums: int) -> float:

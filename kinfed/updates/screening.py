@@ -1,6 +1,6 @@
 """Updates are looked at before the server uses them: what a method cannot have sent is left out, with the reason.
 
-A pool of clients that nobody vouches for compares each reply with an `UpdateSpec` as it comes; whatever the pool, the
+A pool of unknown clients compares each reply with an `UpdateSpec` as it comes; whatever the pool, the
 stage `Screening` looks at the rows that the server gets.
 """
 

@@ -4,8 +4,8 @@
     server:   the messages → [at_server of every stage] → `aggregate` of the rows that are left, or `step` of their mean
 
 A stage is one thing that happens to updates on this road: a codec, a bound on norms, a robust rule, a sum, noise.
-Stages come in one order (`ORDER`), whoever names them in which. A stage that leaves only a mean of the updates needs a
-method whose server only averages (`AveragingAlgorithm`), and hands the mean over as `Updates.mean`.
+Stages come in one order (`ORDER`), in whatever order they are named. A stage that leaves only a mean of the updates
+needs a method whose server only averages (`AveragingAlgorithm`), and hands the mean over as `Updates.mean`.
 
 A round is a transaction: a client's new state counts once the server has taken its update. What a stage refuses, or
 leaves unused, leaves both sides as they were before the round. Where a stage changes what arrives, the client is told
@@ -38,7 +38,7 @@ class Updates:
     """Updates of a cohort: rows belong to `ids`, in ascending order, until a stage leaves nothing but their mean."""
 
     ids: Tensor  # [n] clients whose updates are used
-    rows: Any  # Tree [n, ...]; None if nobody replied
+    rows: Any  # Tree [n, ...]; None if no client replied
     nbytes: int  # of all updates sent, the refused ones too
     refused: dict[int, str] = field(default_factory=dict)  # by client, why its update is not used; "": not finite
     mean: Any = None  # Tree: the averaged fields, without the axis of clients; then `rows` are of no use any more
@@ -99,7 +99,7 @@ class Stage:
 
     def at_client(self, up: Tree, memory: Moments, key: Tensor) -> SentUpdates:
         """Change updates [n, ...] of some clients before they are sent. `memory`: what they remembered before, empty
-        where nobody has sent anything yet; `key` [n]: for draws."""
+        where nothing has been sent yet; `key` [n]: for draws."""
         return SentUpdates(up, memory, up.nbytes)
 
     def at_server(self, updates: Updates, round: RoundInfo) -> Updates:

@@ -1,4 +1,4 @@
-"""User-level privacy: nobody can tell from the server's models whether a client took part at all; or, with noise from
+"""User-level privacy: the server's models do not tell whether a client took part at all; or, with noise from
 the nodes, not even the server can tell what is in a client's data.
 
 McMahan, Ramage, Talwar, Zhang: Learning Differentially Private Recurrent Language Models, ICLR 2018; the clipping norm
@@ -15,7 +15,7 @@ the same. With a `quantile` γ the norm C follows that quantile of ‖Δ_m‖, b
 The sum has noise (z⁻² − (2σ_b)⁻²)^−½ then, so that sum and count together cost what one sum with noise z does.
 
 Methods need not know: their `step` gets Δ̃ in place of the clients' mean. The server sees all updates and
-is trusted; whoever sees only its models is not. What never leaves a client needs no noise and is not covered. With
+is trusted; readers of its models are not. What never leaves a client needs no noise and is not covered. With
 secure aggregation clients shorten their updates themselves and the server sees Σ alone, still without noise: it is
 trusted to add it, and with a sum instead of single updates. Rounding may lengthen an update by h√P/2, with h = 2^−40 C
 for up to four million clients: of no account beside the noise.
@@ -26,7 +26,7 @@ trust in the server. In the whole numbers of a secure sum every client m of the 
     [Δ_m min(1, C/‖Δ_m‖) / h] + η_m,        η_m discrete normal of deviation s = ⌈z B / √H⌉ + 1,   B = C/h + √P/2
 
   * H clients of every sum are honest: the fewest that nodes add up, less those that may tell the server their noise.
-    So the server never sees less than H shares, whoever drops out: a sum of fewer is not unmasked by any node.
+    So the server never sees less than H shares, whichever clients drop out: a sum of fewer is not unmasked by any node.
   * B is the longest that an update can be after rounding: what a client changes in the sum.
   * Whole noise is as good as real noise. A discrete normal of variance v is, but for a share of e^−2π²r² of all cases,
     what a normal of variance v − r² becomes by rounding at random (Micciancio, Regev 2007; Peikert 2010), and a sum of
@@ -78,7 +78,7 @@ class SumLedger:
         count = record.get("sums")
         if record.get("format") != _FORMAT or record.get("run") != self.run or type(count) is not int or count < 0:
             raise StorageError(
-                f"{self.path} is damaged, or another run's. Restore it from a copy: without it nobody knows how much "
+                f"{self.path} is damaged, or another run's. Restore it from a copy, which alone says how much "
                 "of epsilon is spent"
             )
         return count
@@ -230,7 +230,7 @@ class UserLevel(Stage):
         """Δ̃ from the sum [1, W] of a round."""
         self.spent += 1
         if self._books is not None:
-            self._books.enter(self.spent)  # before anybody can see it
+            self._books.enter(self.spent)  # before anyone can see it
         if self.sum_noise and self._averages:
             total = total + self.sum_noise * self.clip * self._normal(round, "sum", total)
         return mean_from_row(self._template, self._averages, (total / self.expected).squeeze(0))

@@ -42,7 +42,7 @@ HOW_TO_READ = (
         "Unknown",
         "too close to call, or not all rivals were run. “About 9 seeds” is a rough guide: if the measured differences "
         "are the true ones, the closest comparison has an even chance of being decided by 9 seeds. New seeds replace "
-        "the old ones and are never added to them, so that nobody can keep adding seeds until the result looks right. "
+        "the old ones and are never added to them, so that no one can keep adding seeds until the result looks right. "
         "“Draw 2” is such a second set of seeds for the same settings: its intervals are widened to hold at 95 % for "
         "both draws together.",
     ),

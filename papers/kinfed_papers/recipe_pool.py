@@ -210,7 +210,7 @@ def measure_recipe(job: RecipeJob, connection: Connection, stop: Any) -> None:
         write_reproduction(done)
         connection.send(("done", None))
     except (Interrupted, BrokenPipeError):
-        pass  # stopped, or nobody is left to tell; what is done is saved
+        pass  # stopped, or no process is left to tell; what is done is saved
     except KinfedError as error:
         connection.send(("failed", str(error)))
     except Exception:

@@ -202,7 +202,7 @@ def test_without_its_books_a_run_does_not_go_on(tmp_path: Path, monkeypatch: pyt
     books = tmp_path / "run" / FILE
     text = books.read_text()
     books.write_text(text.replace('"sums": 2', '"sums": true'))
-    with pytest.raises(StorageError, match="nobody knows how much of epsilon is spent"):
+    with pytest.raises(StorageError, match="which alone says how much of epsilon is spent"):
         run(net)
     books.unlink()
     with pytest.raises(CheckpointError, match="0 noisy sums were let out, and the checkpoint 1"):

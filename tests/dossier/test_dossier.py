@@ -247,10 +247,10 @@ def test_a_number_in_the_facts_is_found(dossier: tuple[Path, Path]) -> None:
 
 def test_a_sentence_is_found(dossier: tuple[Path, Path]) -> None:
     folder, document = dossier
-    lie(document, "protects nobody", "protects everybody")
+    lie(document, "protects no one", "protects everyone")
     (difference,) = verify_dossier(document, folder).differences
-    assert "protects everybody" in difference
-    assert "protects nobody" in difference
+    assert "protects everyone" in difference
+    assert "protects no one" in difference
 
 
 def test_a_consistent_lie_is_found(dossier: tuple[Path, Path]) -> None:
@@ -363,7 +363,7 @@ def test_the_command_writes_and_verifies(fitted: Path, tmp_path: Path) -> None:
     assert command("dossier", folder, "--by", "sex", cwd=tmp_path).returncode == 0
     done = command("dossier", "verify", folder / "dossier.html", cwd=tmp_path)
     assert (done.returncode, done.stdout.startswith("verified")) == (0, True)
-    lie(folder / "dossier.html", "protects nobody", "protects everybody")
+    lie(folder / "dossier.html", "protects no one", "protects everyone")
     done = command("dossier", "verify", folder / "dossier.html", cwd=tmp_path)
     assert done.returncode == 1
-    assert "protects everybody" in done.stdout
+    assert "protects everyone" in done.stdout

@@ -338,7 +338,7 @@ def test_an_own_loss_is_registered_once_and_must_give_a_value_per_example():
     ("y", "task", "message"),
     [
         ([-1.0, 2.0], "counts", "counts 0, 1, 2"),
-        (["low", "high"], "ordinal", "order nobody knows"),
+        (["low", "high"], "ordinal", "which has no order"),
         ([0, 1], "ordinal", "an order needs three"),
         ([[1.0, 2.0], [2.0, 1.0]], "survival", "event in y is 1"),
         ([[-1.0, 1.0], [2.0, 1.0]], "survival", "0 or more"),

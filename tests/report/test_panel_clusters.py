@@ -97,10 +97,10 @@ def test_the_strip_shows_every_client_in_every_evaluated_round() -> None:
 @pytest.mark.parametrize(
     ("figures", "words"),
     [
-        (WALK, "form 2 clusters, the largest with 2 and the smallest with 2 of 4 clients. Nobody has changed cluster "
-               "since round 15."),
+        (WALK, "form 2 clusters, the largest with 2 and the smallest with 2 of 4 clients. No client has changed "
+               "cluster since round 15."),
         ({n: WALK[n] for n in (5, 10, 15)}, "1 changed cluster between the last two evaluated rounds."),
-        ({n: WALK[n] for n in (15, 20)}, "Nobody changed cluster between the evaluated rounds."),
+        ({n: WALK[n] for n in (15, 20)}, "No client changed cluster between the evaluated rounds."),
         ({5: WALK[5]}, "form 1 cluster. 1 client had no cluster yet."),
     ],
 )  # fmt: skip

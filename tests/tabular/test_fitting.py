@@ -379,7 +379,7 @@ def test_one_site_has_nothing_to_choose(table: Table) -> None:
     }
     result = kinfed.fit(mine, **COLUMNS, **SMALL)
     assert [site.chosen for site in result.sites] == ["alone"]
-    assert "nobody to learn with" in Wording(result).overall()
+    assert "no other to learn with" in Wording(result).overall()
     with pytest.raises(ConfigError, match="no model of all sites"):
         result.model()
 

@@ -162,7 +162,7 @@ def test_a_round_with_too_few_clients_changes_nothing() -> None:
     [
         ({"secure_sum": False}, "set secure_sum, too"),
         ({"user_quantile": 0.5}, "give user_clip alone"),
-        ({"user_conspirators": 3}, "nobody is left who adds noise"),
+        ({"user_conspirators": 3}, "no client is left that adds noise"),
         ({"user_at_nodes": False, "user_conspirators": 1}, "set user_at_nodes, too"),
     ],
 )

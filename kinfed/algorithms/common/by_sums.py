@@ -85,7 +85,8 @@ class CurvedPosterior(Posterior):
 @dataclass(frozen=True)
 class BySums(AveragingAlgorithm[Server, Client, Down, SumsUp]):
     """What these methods have in common. They take no local steps: settings of local training do not matter. Nor does
-    participation: a round that is needed at all needs everybody; whoever does not answer is missing from the sum."""
+    participation: a round that is needed at all needs every client; one that does not answer is missing from the
+    sum."""
 
     fields = (SUMS,)
     adds_up = True

@@ -62,7 +62,7 @@ def with_neighbours(
 
 
 def _memory(task: Task, theta: Tensor, split: Split, k: int, capacity: int) -> Tensor:
-    """[n, E] with λ = 0; as wide for all clients of the federation, whoever is in the cohort."""
+    """[n, E] with λ = 0; as wide for all clients of the federation, whatever the cohort."""
     size, width = min(capacity, split.longest), task.head.inputs
     labels = torch.full((len(theta), size), EMPTY)
     stored = torch.zeros(len(theta), size, width)

@@ -2,7 +2,7 @@
 
 Methods whose log likelihood is a sum over sites ask all of them about one point (β, λ) in a round: coefficients of
 columns, that of the ones first, then deviations of random effects where a method has any. When a step would gain
-nothing, nobody is asked any more, and the last point is the fit.
+nothing, no client is asked any more, and the last point is the fit.
 
 Where a coefficient of a standardized column runs away, the likelihood has no maximum: the columns separate those with
 the event from those without. The fit then starts again with a normal prior of precision RIDGE on all but the intercept,

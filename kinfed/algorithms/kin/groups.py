@@ -30,7 +30,7 @@ def sketch(direction: Tensor, seed: int) -> Tensor:
 
 def no_sketches(clients: int, like: Tensor) -> Tensor:
     """Zeros [clients, D] of the type and on the device of `like`. Of very many on the processor, memory is taken for
-    those alone that somebody writes to: small pages, which the system clears at the first touch."""
+    only those that are written to: small pages, which the system clears at the first touch."""
     nbytes = clients * BUCKETS * like.element_size()
     if nbytes <= LARGE or like.device.type != "cpu":
         return like.new_zeros(clients, BUCKETS)

@@ -222,7 +222,7 @@ class Kin(Algorithm[Server, Client, Down, Up]):
         return replace(server, sketch=sketch, replies=replies, prior=prior, heat=heat, loss=loss)
 
     def _train_groups(self, server: Server, ids: Tensor, up: Up) -> Server:
-        """FedAvg in every group; whoever is new joins the nearest one for the rounds to come."""
+        """FedAvg in every group; a new client joins the nearest one for the rounds to come."""
         group, new = server.group.clone(), server.group[ids] == NONE
         omega = moved_by_cluster(server.omega, group[ids], up.delta, up.count)
         group[ids[new]] = torch.cdist(up.sketch[new], server.centre).argmin(1).to(group.device)

@@ -4,7 +4,7 @@ Random splits under privacy after Maddock, Cormode, Wang, Maple and Jha, "Federa
 Differential Privacy", CCS 2022; many such trees averaged are the forest of Geurts, Ernst and Wehenkel, "Extremely
 Randomized Trees", 2006, without a choice of splits.
 
-A round draws R trees: at every inner node a feature and one of the bins. Nobody's rows choose them, and everyone who
+A round draws R trees: at every inner node a feature and one of the bins. No rows choose them, and everyone who
 knows the seed knows them. Client k answers with means over its rows i at F + b_k,
 
     G_krl = mean_i g_i 1[leaf_r(i) = l],   H_krl = mean_i h_i 1[leaf_r(i) = l]                                   (1)

@@ -7,7 +7,7 @@ At weights w the score of a row is Σ_a w_a z_a, and over left-out rows
 are sums, as is the loss. The server takes w to the least value of this quadratic form on the simplex and asks again;
 for squared losses that is exact at once. Every client then moves from the common weights s by its own sums, held by
 PRIOR_ROWS / 2 · Σ_a (w_a − s_a)² / s_a, the quadratic form of a Kullback-Leibler divergence that many rows are worth:
-a candidate that serves nobody else is not taken up by one client alone.
+a candidate that serves no other client is not taken up by one client alone.
 """
 
 from __future__ import annotations

@@ -31,13 +31,13 @@ leaf values, own trees, trees alone: tree_candidates). The model is their convex
 that they did not see: weights common to all clients from sums, then of each (tree_weights). A choice of one candidate
 by a client's own losses is not safe; a combination was the only thing that was never far off.
 
-Rounds are the method's own (`rounds_in`): it runs to its end whatever others are given, and asks nobody afterwards.
+Rounds are the method's own (`rounds_in`): it runs to its end whatever others are given, and asks no client afterwards.
 Stopped before, the trees so far and the intercepts are used.
 
 Only totals over clients are used, so that secure sums apply. A message has room for half of the lowest level: the
 heavier child of a node is the difference of its parent and its sibling, which takes the same clients in both rounds.
 Where they differ (sums of g and h tell), all nodes are asked for, and trees end where these have no more room, one
-level above. A client that was away takes up the trees that it missed. Once all is chosen, nobody is asked any more.
+level above. A client that was away takes up the trees that it missed. Once all is chosen, no client is asked any more.
 
 Limits: one client is plain boosting; τ → ∞ is boosting of pooled rows without site.
 Not under differential privacy: a row is in a histogram of every feature at every level, and noise for that leaves
@@ -175,14 +175,14 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
 
     def rounds_in(self, rounds: int) -> int:
         """Its own number: two of counts, those of the linear model, `depth` a tree, few that choose, and a tenth more,
-        as nobody may answer in some."""
+        as no client may answer in some."""
         return math.ceil(1.1 * (2 + LINEAR_STEPS + self.depth * self.trees + 2 + WEIGHINGS))
 
     def is_done(self, server: Server) -> bool:
         return int(server.phase) == DONE
 
     def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
-        """Nobody is called once all is chosen."""
+        """No client is called once all is chosen."""
         return server, active[:0] if self.is_done(server) else active
 
     def download(self, server: Server, ids: Tensor) -> Down:

@@ -92,7 +92,7 @@ def fit(
 ) -> None:  # fmt: skip
     """Search for the method of every site: all are tried where the rows are, and models stay there.
 
-    With tables a trial on this machine, a node for each site, which shows its rows to nobody; with --at the nodes that
+    With tables a trial on this machine, a node for each site, which shows its rows to no one; with --at the nodes that
     run. A page for each and for all."""
     from kinfed.deploy import Trial, fit_plan
     from kinfed.tabular import PAGE, FitResult, FitSettings

@@ -35,8 +35,8 @@ def certs(
     say("ca.key and server.key stay here; sites get ca.crt")
     if node:
         say(
-            f"TRIAL    the private keys of {', '.join(node)} were made here: whoever reads this folder can take part "
-            "as them, and secure sums protect nobody from its owner. Real sites make their own: kinfed deploy key"
+            f"TRIAL    the private keys of {', '.join(node)} were made here: readers of this folder can take part "
+            "as them, and secure sums protect no site from its owner. Real sites make their own: kinfed deploy key"
         )
 
 

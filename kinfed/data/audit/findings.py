@@ -3,7 +3,7 @@
     findings = audit(...)                                   table_audit.py, rows_audit.py
     refuse(findings, accepted("label_copy,units"))          raises a DataError with the first that was not accepted
 
-A finding has a name, by which it can be accepted (`--accept NAME,...`). Some are refused, as nobody can mean them and
+A finding has a name, by which it can be accepted (`--accept NAME,...`). Some are refused, as they cannot be meant and
 every figure would be wrong; the others are notes, which ask. Labels of test rows are looked at for these doubts and for
 nothing else.
 """

@@ -31,7 +31,7 @@ SAMPLE, MOSTLY_DIFFERENT = 2_000, 0.8  # rows that differ, of which this many ha
 VARIED, MORE = 0.5, 2.0  # the same share within clients, from which on a feature is left out; how many more are equal
 BLOCK = 4096  # rows that are hashed at once
 BY_CHANCE = 5  # test rows up to which a class may have come there by chance alone
-SIMULATED_CLIENTS = 100_000  # with more nobody looks at single rows
+SIMULATED_CLIENTS = 100_000  # with more, single rows are not looked at
 
 Array = np.ndarray[Any, Any]
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
@@ -97,7 +97,7 @@ def class_findings(data: Federation) -> list[Finding]:
         return []
     labels = data.problem.class_labels
     shown = some(f"{labels[label]} ({count})" for label, count in zip(tested[new], counts[new], strict=True))
-    text = f"classes that occur in test rows and in no training row: {shown} row(s). Nobody can learn them"
+    text = f"classes that occur in test rows and in no training row: {shown} row(s). They cannot be learnt"
     if counts[new].max() > BY_CHANCE:
         return [Finding("test_classes", f"{text}; move some of their rows to training, or leave them out.", True)]
     return [Finding("test_classes", f"{text}; --stratify draws test rows by class")]

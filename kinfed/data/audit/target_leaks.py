@@ -9,7 +9,7 @@ are a bin of their own, since a date that only the dead have says enough by bein
                that the most frequent class of all gets wrong; or where the means of its bins, or a straight line,
                explain 99 % of the variance of a number
 
-A copy cannot be meant. A leak may be a column that is that good: whoever knows the table decides.
+A copy cannot be meant. A leak may be a column that is that good: someone who knows the table decides.
 """
 
 from collections.abc import Iterator, Mapping

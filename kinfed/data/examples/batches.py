@@ -57,7 +57,7 @@ class Batch:
     sample: PoissonSample | None = None  # set where batches are Poisson samples
     seed: int = 0  # with `stream`: of the draws that models make in training
     stream: str = ""
-    may_pad: bool = True  # False: no row holds padding, and nobody needs to look for any
+    may_pad: bool = True  # False: no row holds padding, and it need not be looked for
     steps_ahead: int = 0  # that the same clients are sure to take after this one, as far as they are planned
 
     def __len__(self) -> int:

@@ -68,7 +68,7 @@ def read_target(
         other = "" if task != "auto" else "; if its values are classes, --task classification"
         return Target(_numbers(column, what), Problem.of_numbers(), f"{head}: regression{other}")
     if task == "ordinal" and column.dtype.kind not in "iuf":
-        raise DataError(f"{what} is text, whose order nobody knows; number its classes in their order: 1, 2, 3, ...")
+        raise DataError(f"{what} is text, which has no order; number its classes in their order: 1, 2, 3, ...")
     labels, names = encode(_whole(column), what) if task == "auto" else encode_labels(column, what)
     if codes and _whole(column).dtype.kind in "iu":
         if column.min() < 0:

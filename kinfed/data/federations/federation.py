@@ -70,7 +70,7 @@ class Federation(HasProblem):
     own_columns: tuple[
         tuple[OwnColumn, ...], ...
     ] = ()  # [K] columns that not every client has, as each has learnt them
-    public: Tensor | None = None  # [U] int64 rows that server and clients all know; nobody trains on them as its own
+    public: Tensor | None = None  # [U] int64 rows that server and clients all know; no client trains on them as its own
     weights: Tensor | None = None  # [N] float32 weight of every example in training (example_weights.py)
     persons: Tensor | None = None  # [N] int64 and
     order: Tensor | None = None  # [N] float64: ties between rows, which all parts respect (row_ties.py)
@@ -238,8 +238,8 @@ class Federation(HasProblem):
         return replace(self, groups=groups, group_names=names)
 
     def with_public(self, fraction: float, seed: int) -> Federation:
-        """Make a random part of every client's training rows public: known to all, and no longer anyone's own. Whoever
-        has few gives none and keeps at least one; rows that are validated or tested on anywhere stay as they are."""
+        """Make a random part of every client's training rows public: known to all, and no longer anyone's own. A client
+        with few gives none and keeps at least one; rows that are validated or tested on anywhere stay as they are."""
         if not 0 < fraction < 1:
             raise ConfigError(f"the public share must lie in (0, 1); got {fraction}")
         keys = rng.fold(rng.root(seed, "public"), torch.arange(self.num_clients))

@@ -180,7 +180,8 @@ class Lognormal(NeighbouringClasses):
 
 
 def _reduced(column: Tensor, most: int) -> Tensor:
-    """Counts times the largest common factor for which their sum is at most `most`; whoever had some keeps one."""
+    """Counts times the largest common factor for which their sum is at most `most`; a client that had some keeps
+    one."""
     held = (column > 0).to(torch.int64)
 
     def times(factor: float) -> Tensor:
@@ -226,7 +227,7 @@ class Dirichlet(CountPartition):
 
     Small alpha: few clients own most of a class; large alpha: nearly iid. The whole draw is repeated (up to 50
     times) until every client has `min_size` examples. With `fill` there is one draw, and clients below min_size are
-    topped up from the most plentiful class of whoever is largest at the moment."""
+    topped up from the most plentiful class of the client that is largest at the moment."""
 
     # 0.3: uneven enough that one model does not fit all, even enough that clients can learn from each other.
     alpha: float = option(0.3, "concentration: 0.1 very uneven, 100 nearly iid", gt=0)

@@ -53,7 +53,7 @@ class TweetOptions:
 
 @dataclass(frozen=True)
 class TweetSubsetOptions(TweetOptions):
-    min_tweets: int = option(5, "leave out users with fewer tweets; nobody here has FedProx's 30", ge=1)
+    min_tweets: int = option(5, "leave out users with fewer tweets; no user here has FedProx's 30", ge=1)
     vectors: str = option("glove_6b_50d_subset", _VECTORS)
 
 

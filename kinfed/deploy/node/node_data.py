@@ -198,7 +198,7 @@ def load_client_data(node: NodeSettings, deployment: Deployment) -> ClientData:
 
 def audit_sentences(node: NodeSettings) -> list[str]:
     """What the audit says of a node's rows (kinfed.data.audit), for its owner alone, before any run asks for them.
-    Where nobody has named test rows yet, some are drawn to look at."""
+    If no test rows are named yet, some are drawn to look at."""
     try:
         if is_table(node.data):
             options = replace(node.table_options, label_column=node.label or RUN_DEFAULTS["label_column"])

@@ -5,7 +5,7 @@
     <vault>.<client>.count         how many entries with a price there were: beside the vault, not in it
 
 The server keeps a ledger too (kinfed.privacy.budget), of its own run. This one is the client's own: it needs to trust
-nobody, and a second run or a second server begins where the first one ended. An entry counts, whether or not its
+no one, and a second run or a second server begins where the first one ended. An entry counts, whether or not its
 answer arrived. A vault that is restored from a backup brings an older ledger, which has forgotten what was spent since:
 it has fewer entries than the count beside the vault, and nothing leaves with it.
 """
@@ -148,8 +148,8 @@ class PrivacyLog:
         """Write the count, after the ledger: a crash in between leaves one that is too small, and no refused ledger."""
         if self.counter.parent.is_dir() and not os.access(self.counter.parent, os.W_OK):
             _LOG.warning(
-                "%s cannot be written, so nobody will notice if the vault is set back to an older copy; name a folder "
-                "for it: counter in node.toml", self.counter,
+                "%s cannot be written, so it will not be noticed if the vault is set back to an older copy; name a "
+                "folder for it: counter in node.toml", self.counter,
             )  # fmt: skip
             return
         storage.write_json(self.counter, {"client": self.client, "answers": entries}, private=True)
@@ -161,8 +161,8 @@ class PrivacyLog:
         if not isinstance(counted, int) or entries < counted:
             raise StorageError(
                 f"the ledger {self.path} has been set back: it has {entries} answers with a price, and {counted} had "
-                f"left when {self.counter} was written. Restore the newest ledger. If it is lost, nobody knows what "
-                "was spent: only whoever accepts that removes the count"
+                f"left when {self.counter} was written. Restore the newest ledger. If it is lost, it is not known what "
+                "was spent: remove the count only if you accept that"
             )
 
     def _write(self, page: Page) -> None:

@@ -170,7 +170,7 @@ def now() -> str:
 
 
 class Lock:
-    """A lock between processes; whoever holds it may take it again."""
+    """A lock between processes; its holder may take it again."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._file = path, FileLock(path, mode=0o600)

@@ -5,8 +5,8 @@
 
 Every line has its number and the digest of the line before, so that a line that is changed, moved or taken out is
 noticed by `verify`. The number of lines and the last digest are also in <file>.head; `head`, noted elsewhere, shows
-later that nothing was taken from the end, which whoever may write both files could do. A line is on the disk before the
-message leaves; where it cannot be written, nothing leaves.
+later that nothing was taken from the end, which anyone who may write both files could do. A line is on the disk before
+the message leaves; where it cannot be written, nothing leaves.
 
 Of a message there are its kind, size and digest, not its content. The other side's log has the digest of the same
 message: with both logs, whether all that came has left is checked, too (`unmatched`).

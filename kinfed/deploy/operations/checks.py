@@ -66,7 +66,7 @@ def certificate(path: Path, renewal: str) -> Condition:
     left = (end - datetime.now(UTC)).total_seconds() / 86400
     day = end.date()
     if left <= 0:
-        return Condition("certificate", WRONG, f"{path} has expired on {day}; nobody connects", renewal)
+        return Condition("certificate", WRONG, f"{path} has expired on {day}; no node can connect", renewal)
     level = WARNING if left < EXPIRY_DAYS else OK
     return Condition("certificate", level, f"{path} is valid until {day}", renewal if level != OK else "")
 

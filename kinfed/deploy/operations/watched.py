@@ -1,5 +1,5 @@
 """A node and a server as health, metrics and alerts see them: from files that are there anyway. One that hangs, or has
-died, is so reported by whoever reads its files.
+died, is reported as such by readers of its files.
 """
 
 from __future__ import annotations

@@ -26,12 +26,12 @@ Say = Callable[[str], None]
 
 
 class RunStopped(Exception):
-    """Somebody asked to stop."""
+    """A request to stop has come."""
 
 
 @dataclass(frozen=True)
 class Control:
-    """The control port of a superlink, as whoever has an account on its machine reaches it."""
+    """The control port of a superlink, as any account on its machine reaches it."""
 
     home: Path  # for Flower's own files
     address: str  # host:port

@@ -56,7 +56,7 @@ def without_site(settings: Mapping[str, Any], site: str, out: str = "") -> dict[
         raise ConfigError(f"{site} is not in the run of {deployment.folder}; its sites are {', '.join(names)}")
     left = [name for name in names if name != site and name not in deployment.left_names]
     if len(left) < 2:
-        raise ConfigError(f"without {site} fewer than two sites are left, and nobody to learn with")
+        raise ConfigError(f"without {site} fewer than two sites are left, so there is no other to learn with")
     folder = out or f"{settings['out']}-without-{site}"
     return {**settings, "clients": ",".join(left), "joined": "", "left": "", "out": folder}
 

@@ -1,4 +1,4 @@
-"""Keys of sites. A site makes its key and keeps the private half; whoever has to know the site enrols the public one.
+"""Keys of sites. A site makes its key and keeps the private half; the operator enrols the public one.
 
     at the site        kinfed deploy key hospital-a                   hospital-a, which stays, and hospital-a.pub
     at the operator    kinfed deploy enrol certs hospital-a.pub       the folder that `keys` of the app names
@@ -8,7 +8,7 @@ Both sides print the key's fingerprint, as `ssh-keygen -l -E sha256` does, and p
 file did not take: a fingerprint that came with the file proves nothing.
 
 A folder of members holds a file <client>.pub each, whose comment ends with the last day of its validity, and `revoked/`
-with keys that are never enrolled again. A renewed key is signed by the one before it, so that nobody has to compare
+with keys that are never enrolled again. A renewed key is signed by the one before it, so that no one has to compare
 fingerprints anew; any other key for a name that is taken needs `--replace`.
 """
 
@@ -22,7 +22,7 @@ from kinfed.deploy.transport.client_keys import REVOKED, PublicKey, fingerprint
 from kinfed.deploy.transport.client_keys import read_members as read_members
 from kinfed.errors import ConfigError, StorageError
 
-KEY_DAYS = 730  # that a key is valid for, unless whoever enrols it says otherwise
+KEY_DAYS = 730  # that a key is valid for, unless the enrolment says otherwise
 _NEXT = ".next"  # behind the name of a key that is to replace the present one
 _RENEWS = "renews="  # before the former key's signature, in the comment of a renewed key
 
@@ -109,7 +109,7 @@ def revoke(folder: Path, client: str) -> PublicKey:
 
 
 def _names(folder: Path) -> str:
-    return ", ".join(key.client for key in read_members(folder)) or "nobody"
+    return ", ".join(key.client for key in read_members(folder)) or "none"
 
 
 def _read(file: Path) -> tuple[str, str, bytes]:

@@ -76,7 +76,7 @@ class Watching:
     """How a service is watched: where health and metrics are, who is told of troubles, and how logs are written."""
 
     health: str = ""  # "": nowhere; a port of this machine, or host:port
-    alert: str = ""  # "": nobody; a command or an address
+    alert: str = ""  # "": none; a command or an address
     log: str = "text"  # or json
 
     def __post_init__(self) -> None:
@@ -359,7 +359,7 @@ def run_server(
         f"nodes    {place.host}:{place.port}: {who}, over TLS and with a registered key; nothing but Flower's Fleet API"
     )
     say(
-        f"operator {LOOPBACK}:{place.control_port}: whoever has an account on this machine can start and stop runs of "
+        f"operator {LOOPBACK}:{place.control_port}: anyone with an account on this machine can start and stop runs of "
         "the installed kinfed and register nodes, without a key"
     )
     say("Ctrl-C stops it")

@@ -49,9 +49,9 @@ The node of {client}
 4. Start it:  sh start.sh        (Linux, macOS, or WSL)
    Under systemd:  ExecStart=kinfed deploy node /path/to/node.toml,  Restart=always,  User= one for it alone
 
-SECRET: the file {client} is this site's private key. Whoever has it can take part as {client}. It is readable for its
-owner only (mode 600); nobody else needs it, the operator least of all. If it may have leaked, tell the operator, who
-revokes it, and make another. The vault, which the node makes, is personal and stays here; back it up.
+SECRET: the file {client} is this site's private key. Anyone who has it can take part as {client}. It is readable for
+its owner only (mode 600); no one else needs it, the operator least of all. If it may have leaked, tell the operator,
+who revokes it, and make another. The vault, which the node makes, is personal and stays here; back it up.
 Not secret: ca.crt, by which the node knows the server; node.toml; start.sh; peers.
 This node runs the kinfed that you have installed, and no code that comes with a run.
 {peers}

@@ -1,7 +1,7 @@
 """The server's door for nodes: of all that a superlink offers at one port, only the Fleet API is passed on.
 
 A superlink serves its Fleet API (nodes), its Control API (`flwr run`, `flwr supernode register`) and its Runtime API
-(task programs) at one address, and asks nobody who uses the Control API for a key. `kinfed deploy server` therefore
+(task programs) at one address, and asks for no key at the Control API. `kinfed deploy server` therefore
 binds the superlink to this machine alone, and this program listens where nodes reach it: over TLS with the server's
 certificate, for the paths of the Fleet API and no others, with bodies of a bounded size.
 
@@ -86,7 +86,7 @@ class _TooLarge(Exception):
 
 
 class _Gone(Exception):
-    """Whoever asked has gone away before the end of the request."""
+    """The asking side has gone away before the end of the request."""
 
 
 def _refusal(scope: Scope) -> int:

@@ -66,7 +66,7 @@ def from_records(content: RecordDict) -> Packet:
 
 class _Pull:
     """One look for the reply to a message, in a thread of its own: Flower waits in it for as long as a node that has
-    announced a reply may take to send it, whoever else has answered and whatever the deadline is."""
+    announced a reply may take to send it, however many others have answered and whatever the deadline is."""
 
     def __init__(self, grid: Grid, message: str) -> None:
         self._grid, self._message = grid, message

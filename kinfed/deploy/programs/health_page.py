@@ -5,8 +5,8 @@
 
 It is a process of its own, which reads files: it answers, too, where the service hangs. It has no other path, and takes
 GET alone. Without a host it listens for this machine, and answers no request that names another: a page from elsewhere
-that is open in a browser here could read it by a name that it lets point here. Nobody is asked for a key, so name
-another host only where whoever reaches it may see which sites and runs there are. Whoever opens more connections than
+that is open in a browser here could read it by a name that it lets point here. No key is asked for, so name
+another host only if everyone who reaches it may see which sites and runs there are. A client with more connections than
 there is room for is not answered; alerts are told all the same.
 
     python -m kinfed.deploy.programs.health_page '{"side": "node", "listen": "127.0.0.1:9464", ...}'

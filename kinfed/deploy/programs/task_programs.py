@@ -1,10 +1,10 @@
 """Flower's task programs, with the installed kinfed in place of whatever app a run names.
 
-Flower's own `flwr-clientapp` installs the app that a run brings and executes it, with the rights of the node: whoever
-may start a run could read tables and keys, and the owner's rules would be void, for they are enforced by the code that
-the app replaces. The programs here take a run's configuration and its messages, and nothing else. An app is looked at
-only to refuse what is not kinfed's: its file `kinfed_app.py` is known by its digest, and no other component is named.
-Not even an app that is accepted is unpacked at a node.
+Flower's own `flwr-clientapp` installs the app that a run brings and executes it, with the rights of the node: anyone
+who may start a run could read tables and keys, and the owner's rules would be void, for they are enforced by the code
+that the app replaces. The programs here take a run's configuration and its messages, and nothing else. An app is looked
+at only to refuse what is not kinfed's: its file `kinfed_app.py` is known by its digest, and no other component is
+named. Not even an app that is accepted is unpacked at a node.
 
 They replace three names in Flower's two modules that run apps. Flower is pinned to a minor version; should a name be
 missing, no task is done.

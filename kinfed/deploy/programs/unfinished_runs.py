@@ -4,7 +4,7 @@
     <folder>/run-0123456789ab.json     Flower's number of the run, and the folder of its results
     <folder>/ended-0123456789ab.json   the same of a run that has ended, for kinfed.deploy.operations
 
-A run that ends, well or with a reason of its own, is taken out by the process that did it. What is left when nobody
+A run that ends, well or with a reason of its own, is taken out by the process that did it. What is left when no process
 holds the lock of the results has died: its process was killed, or the superlink was. One that the operator has stopped
 (`flwr stop`) is left alone.
 """

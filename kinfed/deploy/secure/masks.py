@@ -7,7 +7,7 @@
     sharing        Shamir's scheme over GF(2^128) by pycryptodome, a half of a secret at a time
 
 Flower has a secure aggregation of its own (SecAgg+), which does not fit: its masks come from a generator with a seed of
-32 bits that anybody can try out, public keys are not signed, so that the server may put its own in their place, and a
+32 bits that anyone can try out, public keys are not signed, so that the server may put its own in their place, and a
 client gives both kinds of shares of one client if the server names it twice. It also lives in Flower's workflows and in
 a context that does not outlast a restart. Of what it uses, the scheme of pycryptodome is used here, too.
 """
@@ -48,7 +48,7 @@ def commitment(secret: bytes) -> bytes:
 
 
 def agreed_key(private: bytes, public: bytes, purpose: str) -> bytes:
-    """The key that the owners of two key pairs both compute, and nobody else can."""
+    """The key that the owners of two key pairs both compute, and no one else can."""
     try:
         shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
@@ -57,7 +57,7 @@ def agreed_key(private: bytes, public: bytes, purpose: str) -> bytes:
 
 
 def mask(key: bytes, length: int) -> Ring:
-    """[length] numbers that nobody without the key can tell from random ones."""
+    """[length] numbers that cannot be told from random ones without the key."""
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(8 * length))
     return np.frombuffer(stream, dtype="<u8").astype(np.uint64)
 

@@ -10,14 +10,14 @@ servers that lie). A round of n clients has five requests:
     confirm    gets the list of the clients that did (U2); answers with its signature on it
     unmask     gets the signatures; answers with its share of b for clients in U2, of s for those in U1 but not in U2
 
-Whoever sent y has its b revealed and its s never, whoever did not has s revealed and b never. An honest client signs
-one list in a round, t of n clients must have signed it before one of them reveals anything, and t is more than a half:
-no two lists can both get there, so nobody's both secrets can.
+A client that sent y has its b revealed and its s never, one that did not has s revealed and b never. An honest client
+signs one list in a round, t of n clients must have signed it before one of them reveals anything, and t is more than a
+half: no two lists can both get there, so never both secrets of one client can.
 
 The sum hides an update among others that the server does not know. It would know them if it could choose them: under a
 model that learns nothing, or without steps, an update is zero (Pasquini, Francati, Ateniese: Eluding Secure Aggregation
 in Federated Learning via Model Inconsistency, CCS 2022). So what a client was told to train, but for what is its own,
-is of the terms that it signs with its keys, and nobody adds up with clients who were told otherwise.
+is of the terms that it signs with its keys, and no client adds up with others that were told otherwise.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ pool of all nodes sees the sum of a round, and no update.
 
 Clients may go away between any two requests; as long as enough of them answer the last one, the sum is that of all
 whose masked updates came. Where too few do, or shares do not give the secrets that their owners committed to, there is
-no sum, and the round is as if nobody had replied.
+no sum, and the round is as if no client had replied.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 A request may come twice, because an answer was lost on the way: the same one gets the same answer. Another one in its
 place is refused, and so is a round in which the client has masked an update already: in two sums of one update and
-different clients, whoever is in one of them alone stands in the difference. So a server that stops between masks and
+different clients, a client in only one of them stands in the difference. So a server that stops between masks and
 its checkpoint loses that round.
 
 <vault>/<run>/<client>/sum.json                its secrets and the answers of the sum under way (mode 600)
@@ -262,7 +262,7 @@ class SecureSession:
             known, where = storage.read_json(seen) if seen.exists() else {}, str(seen)
         for member in members:
             if self.owner.peers and member.name not in known:
-                raise Refused(f"{where} has no {member.name}.pub, so nobody vouches for {member.name}")
+                raise Refused(f"{where} has no {member.name}.pub, so {member.name} cannot be verified")
             if known.get(member.name, member.key) != member.key:
                 raise Refused(
                     f"{member.name} would have key {fingerprint(member.key)}; {where} has "

@@ -58,7 +58,7 @@ class AnswerChecks:
             )
 
     def _check_count(self, k: int, split: int, count: float) -> None:
-        """Refuse another count than at the enrolment: counts are weights, and nobody else can know them."""
+        """Refuse another count than at the enrolment: counts are weights, and only the client knows them."""
         declared = int(self._declared[k, split])
         if not abs(count - declared) <= self._deployment.drift * declared:  # NaN is not
             raise MessageError(

@@ -259,7 +259,7 @@ class FitServer:
         self.status.update(RUNNING, f"round {round} of {last}")
         runs, began = [run for run in self.alive.values() if not run.is_over], self.exchange.clock()
         for run in runs:
-            run.pool.reasons = None  # a run that has all it needs asks nobody
+            run.pool.reasons = None  # a run that has all it needs asks no site
         with threads.one_thread():
             reports = in_step([run.loop.steps() for run in runs])
         self._check_answers(runs, f"round {round}")

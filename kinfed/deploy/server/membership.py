@@ -68,7 +68,7 @@ def present(deployment: Deployment, names: Sequence[str]) -> Tensor | None:
     if unknown := sorted(gone - set(names)):
         raise ConfigError(f"left: {unknown[0]} is not in this run; its sites are {', '.join(names)}")
     if len(gone) == len(names):
-        raise ConfigError("left: all sites have left, and nobody is there to learn")
+        raise ConfigError("left: all sites have left, and none is there to learn")
     return torch.tensor([k for k, name in enumerate(names) if name not in gone]) if gone else None
 
 

@@ -251,7 +251,7 @@ class NodePool:
 
     def _record(self, ids: Tensor, events: Mapping[int, list[Event]]) -> Record:
         """Gradients of every client that was called. One that did not answer may have computed them all the same, and
-        somebody may yet read its answer: it is charged in full."""
+        its answer may yet be read: it is charged in full."""
         return _make_record({k: events.get(k) or list(self._checks.planned(k)[0]) for k in ids.tolist()}, TRAINING)
 
 

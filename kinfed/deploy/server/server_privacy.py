@@ -1,6 +1,6 @@
 """Privacy at a real server: the budget of examples, and user-level noise, choice of clients and released sums.
 
-In a simulation noise and samples are functions of the run's seed. At a real server whoever has the app's settings has
+In a simulation noise and samples are functions of the run's seed. At a real server anyone with the app's settings has
 the seed, and every node has. So here
 
   * the noise of a sum comes from random bytes that are drawn for it and forgotten (kinfed.privacy.noise.fresh_noise);
@@ -37,7 +37,7 @@ FILE = "sums.json"  # in the run's folder
 
 @dataclass(frozen=True)
 class SecretSchedule(Schedule):
-    """Choice of clients by the system's random numbers: never the same twice, and known to nobody else."""
+    """Choice of clients by the system's random numbers: never the same twice, and known to it alone."""
 
     def active(self, seed: int, round: int, num_clients: int) -> Tensor:
         source = secrets.SystemRandom()

@@ -85,7 +85,7 @@ class Status:
     reason: str = ""
     epsilon_limit: float | None = None  # of the run, for rows of a client
     user_epsilon_limit: float | None = None  # for clients as a whole
-    secret_choice: bool = False  # of clients in a round, on which epsilon rests: nobody else is told who was asked
+    secret_choice: bool = False  # of clients in a round, on which epsilon rests: the page does not say who was asked
 
     def budgets(self, progress: Progress) -> list[tuple[float, float]]:
         """Pairs of epsilon spent and its limit, if both are known."""

@@ -8,7 +8,7 @@ again, and one whose process that should have answered was killed gets it once m
 most: a second one, an answer to an earlier request, or one that comes after the time is up is never looked at. A client
 that is silent for long is named in the log, with all that is known of it.
 
-A node that lets the time of a request pass without a word from any of its clients may be dead without anybody's having
+A node that lets the time of a request pass without a word from any of its clients may be dead without anyone having
 noticed. It is a suspect: it counts as not connected, so that no request with answers enough waits for it, and is asked
 again and again who it is. That costs neither side anything, as an order would whose answer comes too late. As soon as
 it says so it is back, and gets its share of the request that is under way.
@@ -36,7 +36,7 @@ class Sent:
     node: int
     kind: str
     packet: Packet
-    seconds: float  # after which nobody waits for the answer any more
+    seconds: float  # after which the answer is no longer waited for
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,8 @@ class Exchange:
         self, kind: str, packets: Mapping[str, Packet], seconds: float, take: Take, needed: int | None = None
     ) -> dict[str, str]:
         """Send each client its own request, and hand over the answers as they come. Ends when all have answered, when
-        the time is up, or when `needed` have and nobody else is connected. Returns, by client, why there is none."""
+        the time is up, or when `needed` have and no other client is connected. Returns, by client, why there is
+        none."""
         self.trips += 1
         start = self.clock()
         silence, end = Silence(start), start + seconds

@@ -234,7 +234,7 @@ class FusedTask(StackedTask):
 
     def compile(self) -> None:
         """Load or compile what training and scoring call; a call of it meanwhile waits."""
-        with contextlib.suppress(ModelError):  # the call says it again, where somebody hears it
+        with contextlib.suppress(ModelError):  # the call says it again, where it is heard
             for name in _EVERY_RUN:
                 self._compiled(name)
 
@@ -254,7 +254,7 @@ class FusedTask(StackedTask):
 
     def _shape(self, example: tuple[int, ...]) -> Shape:
         shape = self._fused.shape_of(example)
-        assert shape is not None  # whoever calls a kernel has asked before
+        assert shape is not None  # callers of a kernel have asked before
         return shape
 
     def _reads(self, features: Features) -> bool:

@@ -192,7 +192,7 @@ def num_components(width: int, num_params: int, *, tempered: bool = False) -> in
 class Extension(Protocol):
     """The work of the further numbers of a row. Its class is registered, and made without arguments."""
 
-    mark: int  # negative, and nobody else's: the weights of a mixture, which rows may end in too, are not
+    mark: int  # negative, and used nowhere else: the weights of a mixture, which rows may end in too, are not
 
     def logits(self, phi: Tensor, weight: Tensor, bias: Tensor | None, extra: Tensor) -> Tensor:
         """z [n, B, C] of features [n, B, d_f], the head W [n, C, d_f] and b [n, C], and `extra` [n, E]; differentiable

@@ -129,7 +129,7 @@ def _arguments(operation: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     return {**values, **kwargs}
 
 
-# Kernels of accelerators that draw while they compute, and tell nobody what.
+# Kernels of accelerators that draw while they compute, and do not tell what.
 _FUSED_ATTENTION = frozenset(
     f"_scaled_dot_product_{kind}"
     for kind in ("flash_attention", "efficient_attention", "cudnn_attention", "fused_attention_overrideable")
@@ -137,8 +137,8 @@ _FUSED_ATTENTION = frozenset(
 
 
 def _attention(draws: Draws, operation: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
-    """softmax(QK'/√d + bias), some of it dropped by key, times V: what a fused kernel computes, step by step. Nobody
-    reads its other outputs, which are for a backward pass of its own."""
+    """softmax(QK'/√d + bias), some of it dropped by key, times V: what a fused kernel computes, step by step. Its
+    other outputs are not read; they are for its own backward pass."""
     values = _arguments(operation, args, kwargs)
     q, k, v = (values[name] for name in ("query", "key", "value"))
     scale = q.shape[-1] ** -0.5 if values["scale"] is None else values["scale"]

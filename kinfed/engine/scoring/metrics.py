@@ -36,7 +36,7 @@ from kinfed.data import Kind, Problem
 from kinfed.errors import ConfigError, unknown_name
 
 CALIBRATION_BINS = 10
-HEADLINES: Mapping[Kind, str] = {  # by which methods are compared where nobody names another metric
+HEADLINES: Mapping[Kind, str] = {  # by which methods are compared unless another metric is named
     "binary": "accuracy", "multiclass": "accuracy", "regression": "rmse", "ordinal": "rank_error", "counts": "deviance",
     "survival": "concordance", "multilabel": "label_accuracy", "dense": "position_accuracy",
 }  # fmt: skip

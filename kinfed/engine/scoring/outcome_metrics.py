@@ -150,7 +150,7 @@ def _horizon_calibration(d: Judged) -> Sums:
     gap, count = np.zeros(d.clients), np.zeros(d.clients)
     for client, rows in _clients(d):
         time, event = d.target[rows].T
-        if time.max() < horizon and event[time.argmax()] == 0:  # nobody is known to be there at the horizon
+        if time.max() < horizon and event[time.argmax()] == 0:  # no one is known to be there at the horizon
             continue
         weight = np.ones(len(time)) if d.weight is None else d.weight[rows]
         observed = 1 - kaplan_meier(time, event, np.array([horizon]), weight)[0]

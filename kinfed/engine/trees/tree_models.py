@@ -101,7 +101,7 @@ class EnsembleRows:
     @classmethod
     def of_rows(cls, theta: Tensor) -> EnsembleRows:
         shape = TreeShape.of_row(theta[0])
-        assert shape is not None  # whoever asks has seen the mark
+        assert shape is not None  # callers have seen the mark
         slots = shape.slots[:-1]
         return cls.of_parts(shape, (theta[:, one.start : one.stop].reshape(len(theta), *one.shape) for one in slots))
 

@@ -55,7 +55,7 @@ def _costs(method: Method, seed: int) -> Iterator[tuple[int, float]]:
     """(round, Σ_i (m_i/m) ‖θ_i − ω_k(i)‖²) of the clients' own models, where the run recorded them.
 
     The theorem has the nearest of all contexts (`algorithms.cgpfl.bound.cost`), which is at most this: a client is sent
-    its own context's model and no other, and its θ_i never leaves it, so nobody in a run can tell the nearest."""
+    its own context's model and no other, and its θ_i never leaves it, so the nearest is not known in a run."""
     federation = method.run.federations.get(seed)
     for number, figures in sorted(series(method, "clients").get(seed, {}).items()):
         apart = figures.get("squared_distance_to_context") if isinstance(figures, dict) else None

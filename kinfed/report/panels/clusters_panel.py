@@ -92,9 +92,9 @@ def _sentence(history: ClusterHistory) -> str:
     if moves:
         calm = next((i for i, moved in enumerate(reversed(moves)) if moved), len(moves))
         if calm == len(moves):
-            text += f" Nobody changed {noun} between the evaluated rounds."
+            text += f" No client changed {noun} between the evaluated rounds."
         elif calm:
-            text += f" Nobody has changed {noun} since round {history.rounds[-1 - calm]}."
+            text += f" No client has changed {noun} since round {history.rounds[-1 - calm]}."
         else:
             text += f" {moves[-1]} changed {noun} between the last two evaluated rounds."
     placed = [m for m, label in enumerate(history.last) if label != NONE]

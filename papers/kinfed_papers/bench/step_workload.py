@@ -170,14 +170,14 @@ class StepWorkload:
             raw = torch.randint(1, self.vocabulary, (total, *self.shape), generator=generator)
         else:
             raw = torch.randn(total, *self.shape, generator=generator)
-        nobody = Ragged.empty(self.clients)
+        no_client = Ragged.empty(self.clients)
         return Federation(
             features=Features(raw),
             labels=torch.randint(CLASSES, (total,), generator=generator),
             problem=Problem.of_classes(CLASSES),
             train=Ragged(torch.arange(0, total + 1, each), torch.arange(total)),
-            val=nobody,
-            test=nobody,
+            val=no_client,
+            test=no_client,
             names=[str(client) for client in range(self.clients)],
             description={"dataset": "synthetic", "partition": "equal"},
         )

@@ -113,14 +113,14 @@ def synthetic(workload: Workload, seed: int = 0) -> Federation:
     labels = rng.bits(rng.fold(key, 2), total) % CLASSES
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), count.cumsum(0)])
     one = (1,) * len(workload.shape)
-    nobody = Ragged.empty(workload.clients)
+    no_client = Ragged.empty(workload.clients)
     return Federation(
         features=Features(raw, torch.full(one, 127.5), torch.full(one, 73.9)),
         labels=labels,
         problem=Problem.of_classes(CLASSES),
         train=Ragged(offsets, torch.arange(total)),
-        val=nobody,
-        test=nobody,
+        val=no_client,
+        test=no_client,
         names=[str(client) for client in range(workload.clients)],
         description={"dataset": "synthetic", "partition": "power law"},
     )

@@ -1,7 +1,7 @@
 """Sound as pictures: log-mel spectrograms, and what a microphone, a room and other sounds do to a recording.
 
 Waves are float tensors [n, samples]. A spectrogram's values are decibels, kept as bytes: 0 is FLOOR_DB and below, 255
-is CEILING_DB and above, so that one step is 0.4 dB, less than anybody hears.
+is CEILING_DB and above, so that one step is 0.4 dB, less than anyone hears.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     speech_commands_8k_subset  the same columns and `keyword`, `official_split`: fewer speakers, 8 kHz
     espeak                     spoken by espeak-ng in many voices, for lack of recordings
 
-Test clips are those of the official validation and test speakers, whom nobody trains on; of a synthesizer's voices
-every sixth one.
+Test clips are those of the official validation and test speakers, who are in no training data; of a synthesizer's
+voices every sixth one.
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ recognized, all others are to be ignored. Sizes are in the proportions of Table 
     heard = microphone(room(speech) + playback or alarm) + noise
 
 A clip is heard once or several times, each time at another moment, loudness, mixture and noise. Training clips belong
-to one device type each; all types are tested on the same clips, of speakers whom nobody trains on. Every draw is a hash
-of (draw, split, type, state, number), so any part can be made again alone; spectrograms are kept in the cache folder.
+to one device type each; all types are tested on the same clips, of speakers that are in no training data. Every draw is
+a hash of (draw, split, type, state, number), so any part can be made again alone; spectrograms are kept in the cache
+folder.
 """
 
 from __future__ import annotations

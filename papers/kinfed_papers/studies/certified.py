@@ -190,7 +190,7 @@ def expectations(seeds: Sequence[int], sites: int) -> Measurements:
 
 
 def watches(seeds: Sequence[int], draws: int) -> Measurements:
-    """Share of false alarms in 500 rows where somebody looks after each, and of alarms where 10 points are lost."""
+    """Share of false alarms in 500 rows if one looks after each, and of alarms where 10 points are lost."""
     collector, rows, looks = Collector(), 500, np.arange(10, 501)
     for seed in seeds:
         draw = np.random.default_rng(seed)

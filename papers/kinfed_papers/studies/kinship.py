@@ -45,7 +45,7 @@ def kinship(run: RunRecord) -> Measurements:
 
 
 def top_places(run: RunRecord, trial: Trial) -> dict[int, float]:
-    """Share of top places that kin hold, by evaluated round. Empty if nobody has kin, or nothing is recorded."""
+    """Share of top places that kin hold, by evaluated round. Empty if no client has kin, or nothing is recorded."""
     clients, shares = _clients(run, trial), {}
     for number, affinity in _matrices(trial, "affinity"):
         hits, places = kin_found(affinity, clients)

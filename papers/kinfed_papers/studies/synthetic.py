@@ -110,7 +110,7 @@ class Setting:
         return self.start[:, None].expand_as(self.worlds.z)
 
     @property
-    def nobody(self) -> Tensor:
+    def no_client(self) -> Tensor:
         """bool [R, M] False everywhere."""
         return torch.zeros_like(self.worlds.z, dtype=torch.bool)
 
@@ -138,7 +138,7 @@ def average(theta: Tensor, x: Tensor, weight: Tensor, c: float = 1.0) -> Tensor:
 
 def fedavg(setting: Setting, *, equal: bool = False, smooth: bool = False) -> State:
     worlds, protocol = setting.worlds, setting.protocol
-    theta, own, seen = setting.start, setting.starts, setting.nobody
+    theta, own, seen = setting.start, setting.starts, setting.no_client
     weight = torch.ones_like(worlds.count) if equal else worlds.count
     for here in setting.active:
         x = toward(theta[:, None], worlds.z, protocol.lr / worlds.s, protocol.steps)
@@ -149,7 +149,7 @@ def fedavg(setting: Setting, *, equal: bool = False, smooth: bool = False) -> St
 
 def ditto(setting: Setting, *, lam: float) -> State:
     worlds, protocol = setting.worlds, setting.protocol
-    theta, own, seen = setting.start, setting.starts, setting.nobody
+    theta, own, seen = setting.start, setting.starts, setting.no_client
     curvature = 1 / worlds.s + lam
     for here in setting.active:
         pulled = (worlds.z / worlds.s + lam * theta[:, None]) / curvature  # optimum of f(v) + (λ/2)(v − θ)²
@@ -170,7 +170,7 @@ def pfedme(
 ) -> State:
     """`inner_steps` steps of size `personal_lr` towards the proximal point, or all the way to it."""
     worlds, protocol = setting.worlds, setting.protocol
-    theta, own, seen = setting.start, setting.starts, setting.nobody
+    theta, own, seen = setting.start, setting.starts, setting.no_client
     curvature = 1 / worlds.s + lam
     for here in setting.active:
         w = theta[:, None].expand_as(worlds.z)
