@@ -172,6 +172,16 @@ def test_steps_are_larger_where_the_loss_still_falls_after_a_quarter_of_the_tree
     assert torch.equal(many, many_small)
 
 
+def test_trees_are_deeper_where_the_loss_still_falls_after_a_quarter_of_the_trees() -> None:
+    options = {"trees": 16, "depth": 4, "rate": 0.1, "folds": 1, "patience": 3, "personal": False}
+    with finished(federation(level=0.0), **options) as loop:
+        server: Any = loop.server
+    first, others = server.trees.feature[0, :4], server.trees.feature[0, 4:]
+    assert bool((first[:, :7] >= 0).any())
+    assert bool((first[:, 7:] == -1).all())
+    assert bool((others[:, 7:] >= 0).any())
+
+
 def test_bytes_are_those_of_histograms_moments_and_losses() -> None:
     loop = simulate(federation(), "mlr", "trees", depth=4, bins=16, folds=1)
     with loop:

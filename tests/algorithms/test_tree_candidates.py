@@ -13,7 +13,7 @@ import kinfed
 from kinfed import Federation, simulate
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.trees.tree_candidates import LINEAR, NAMES, newton_step
-from kinfed.algorithms.trees.tree_linear import LinearModels, linear_sums, newton
+from kinfed.algorithms.trees.tree_linear import FIXED, LinearModels, effects_of, linear_sums, newton
 from kinfed.algorithms.trees.tree_weights import least_on_simplex, own_weights, weight_sums
 from kinfed.data import Problem
 from kinfed.data.examples.local_training import LocalTraining
@@ -91,12 +91,63 @@ def test_a_step_of_the_linear_model_is_the_penalized_least_squares_of_all_rows()
     x = np.column_stack([np.ones(len(owner)), draw.normal(size=(len(owner), 2))])
     y = x @ [0.5, 1.0, -2.0] + np.array([2.0, -1.0, 0.5])[owner] + 0.1 * draw.normal(size=len(owner))
     data = ClientRows(np.zeros((0, 2), np.uint8), np.arange(len(y)), np.array([0, 30, 35, 115]), y)
-    models = LinearModels(np.zeros((1, 3, 1)), np.array([[tau]]), np.ones(1))
-    sums, _, _ = linear_sums(SQUARED, data, x, np.ones((len(y), 1), np.float32), models)
+    models = LinearModels(np.zeros((1, 3, 1)), np.array([tau, FIXED, FIXED])[None, :, None], np.ones(1))
+    sums = linear_sums(SQUARED, data, x, np.ones((len(y), 1), np.float32), models)
     beta = newton(SQUARED, models, sums.sum(0)).beta[0, :, 0]
     both = np.column_stack([x, np.eye(3)[owner]])
     wanted = np.linalg.solve(both.T @ both + np.diag([1e-6, 1.0, 1.0, tau, tau, tau]), both.T @ y)
     assert np.allclose(beta, wanted[:3], atol=1e-4)
+
+
+def sites_with_slopes(logistic: bool = False) -> tuple[ClientRows, Array]:
+    """60 sites whose level and first slope differ, and whose second does not."""
+    draw = np.random.default_rng(3)
+    owner = np.repeat(np.arange(60), 25)
+    x = np.column_stack([np.ones(len(owner)), draw.normal(size=(len(owner), 2))])
+    u = draw.normal(size=(60, 3)) * [0.7, 0.4, 0.0]
+    score = (x * ([0.5, 1.0, -0.5] + u[owner])).sum(1)
+    y = draw.random(len(owner)) < 1 / (1 + np.exp(-score)) if logistic else score + 0.5 * draw.normal(size=len(owner))
+    first = np.arange(0, len(owner) + 1, 25)
+    return ClientRows(np.zeros((0, 2), np.uint8), np.arange(len(owner)), first, y.astype(np.float64)), x
+
+
+def test_variances_of_slopes_are_those_of_greatest_likelihood() -> None:
+    """From sums alone, against the likelihood of all rows; a variance that is nothing ends as nothing."""
+    data, x = sites_with_slopes()
+    models, ones = LinearModels(np.zeros((1, 3, 1)), np.full((1, 3, 1), 5.0), np.ones(1)), np.ones((len(x), 1))
+    for _ in range(40):
+        sums = linear_sums(SQUARED, data, x, ones.astype(np.float32), models)
+        models = newton(SQUARED, models, sums.sum(0) / 60, clients=60)
+
+    def deviance(logs: Array) -> float:
+        psi, phi, total = np.exp(logs[:3]), float(np.exp(logs[3])), 0.0
+        moments, right = 1e-9 * np.eye(3), np.zeros(3)
+        parts = []
+        for k in range(60):
+            own, y = x[25 * k : 25 * k + 25], data.y[25 * k : 25 * k + 25]
+            v = phi * (np.eye(25) + own @ np.diag(psi) @ own.T)
+            inverse = np.linalg.inv(v)
+            moments, right = moments + own.T @ inverse @ own, right + own.T @ inverse @ y
+            parts.append((own, y, inverse))
+            total += np.linalg.slogdet(v)[1]
+        beta = np.linalg.solve(moments, right)
+        return float(total + sum((y - own @ beta) @ inverse @ (y - own @ beta) for own, y, inverse in parts))
+
+    best = minimize(deviance, [0.0, 0.0, -4.0, -1.0], method="L-BFGS-B", bounds=[(-12, 5)] * 4).x
+    assert 1 / models.tau[0, :2, 0] == pytest.approx(np.exp(best[:2]), rel=0.03)
+    assert models.phi[0] == pytest.approx(np.exp(best[3]), rel=0.03)
+    assert abs(1 / models.tau[0, 2, 0] - np.exp(best[2])) < 0.01
+
+
+def test_effects_of_classes_are_where_the_penalized_loss_is_least() -> None:
+    data, x = sites_with_slopes(logistic=True)
+    tau = np.array([2.0, 4.0, FIXED])
+    models = LinearModels(np.array([0.5, 1.0, -0.5])[None, :, None], tau[None, :, None], np.ones(1))
+    u = effects_of(LOGISTIC, data, x, np.ones((len(x), 1), np.float32), models)[:, 0, :, 0]
+    gradient = 1 / (1 + np.exp(-(x * (models.beta[0, :, 0] + np.repeat(u, 25, 0))).sum(1))) - data.y
+    slope = (gradient[:, None] * x).reshape(60, 25, 3).sum(1)[:, :2] + tau[:2] * u[:, :2]
+    assert np.allclose(slope, 0, atol=1e-4)
+    assert not u[:, 2].any()
 
 
 def linear_federation(sites: int = 6, each: int = 40) -> Federation:
@@ -117,7 +168,7 @@ def test_where_the_world_is_linear_the_mixed_model_is_taken() -> None:
     with simulate(data, "mlr", "lmm") as loop:
         loop.round()
         mixed = loop.evaluate().personal
-    assert float(server.best[LINEAR]) > 0.9, dict(zip(NAMES, server.best.tolist(), strict=True))
+    assert float(server.best[LINEAR:].sum()) > 0.9, dict(zip(NAMES, server.best.tolist(), strict=True))
     assert personal is not None
     assert mixed is not None
     assert float(personal.loss.sum()) < 1.1 * float(mixed.loss.sum())

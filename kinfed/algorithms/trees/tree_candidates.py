@@ -9,6 +9,7 @@
     early    own trees after fewer shared ones, where clients differ much
     alone    trees on the client's rows from nothing
     linear   the mixed model: one linear model and an intercept (tree_linear)
+    slopes   the same with coefficients of the client's own, held near those of all
 
 How strongly leaves are held, and how many trees there are, is the same for all clients: what has the least sum of
 losses on rows that neither shared trees nor candidates saw. So are the weights that every client begins with
@@ -27,8 +28,8 @@ from kinfed.engine.trees import ClientRows, LocalTrees, TreeLoss, Trees
 
 Array = np.ndarray[Any, Any]
 
-NAMES = ("pooled", "shared", "leaves", "own", "early", "alone", "linear")
-POOLED, SHARED, LEAVES, OWN, EARLY, ALONE, LINEAR = range(len(NAMES))
+NAMES = ("pooled", "shared", "leaves", "own", "early", "alone", "linear", "slopes")
+POOLED, SHARED, LEAVES, OWN, EARLY, ALONE, LINEAR, SLOPES = range(len(NAMES))
 STRENGTHS = (0.03, 0.3, 3.0)  # prior variances of leaf changes, in units of φ; T trees share them
 OWN_TREES = (5, 10, 20, 40)
 STAGES = (10, 40)  # shared trees before early ones
@@ -95,6 +96,10 @@ class PersonalParts:
     data: ClientRows
     weight: Array
 
+    @property
+    def _depth(self) -> int:
+        return min(OWN_DEPTH, self.model.trees.depth)
+
     @cached_property
     def _scores(self) -> Array:
         return self.model.scores(self.data)
@@ -123,7 +128,7 @@ class PersonalParts:
 
     def own(self, trees: int) -> Trees:
         """The client's trees that follow the shared ones."""
-        grower = LocalTrees(trees, min(OWN_DEPTH, self.model.trees.depth), OWN_RATE, 1.0, self.model.bins)
+        grower = LocalTrees(trees, self._depth, OWN_RATE, 1.0, self.model.bins)
         return grower.grow(self.model.loss, self.data, self.shared, self.weight)
 
     def after(self, trees: int) -> PersonalParts:
@@ -140,7 +145,7 @@ class PersonalParts:
         return self.model.base + intercepts(self.model.loss, self.data, base, self.weight, tau)
 
     def alone(self, trees: int, start: Array) -> Trees:
-        grower = LocalTrees(trees, self.model.trees.depth, OWN_RATE, 1.0, self.model.bins)
+        grower = LocalTrees(trees, self._depth, OWN_RATE, 1.0, self.model.bins)
         return grower.grow(self.model.loss, self.data, start[self.data.owner], self.weight)
 
 
@@ -202,9 +207,9 @@ class Judgement:
         losses = self.parts.model.loss.losses(score, self.parts.data.y) * self.judged
         return self.parts.data.sums(losses.sum(1))
 
-    def left_out(self, choice: CandidateChoice, pooled: Array | None, linear: Array | None) -> Array:
+    def left_out(self, choice: CandidateChoice, pooled: Array | None, linear: list[Array]) -> Array:
         """[R, K, C] scores of every candidate on a row, by the ensemble that did not see it; for scores [R, V, C] of
-        the pooled trees and of the linear model. One that is missing says what the shared trees do."""
+        the pooled trees and of the linear models. One that is missing says what the shared trees do."""
         parts, data, shared = self.parts, self.parts.data, self.parts.shared
         leaves = shared + parts.leaves(STRENGTHS[choice.strength])[1]
         count = OWN_TREES[choice.own]
@@ -214,6 +219,7 @@ class Judgement:
         (early,) = stages(data, before.own(count), before.shared, (count,)) if before is not parts else (shared,)
         start, count = parts.alone_start(), ALONE_TREES[choice.alone]
         (alone,) = stages(data, parts.alone(count, start), start[data.owner], (count,))
-        every = [shared if one is None else one for one in (pooled, shared, leaves, own, early, alone, linear)]
+        trees = [shared if pooled is None else pooled, shared, leaves, own, early, alone]
+        every = [*trees, *linear, *[shared] * (len(NAMES) - len(trees) - len(linear))]
         place = np.argmax(self.judged > 0, 1)
         return np.stack([score[np.arange(len(place)), place] for score in every], 1)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from kinfed.algorithms.trees.tree_candidates import CandidateChoice, Judgement, PersonalParts, intercepts, newton_step
-from kinfed.algorithms.trees.tree_linear import design, linear_sums
+from kinfed.algorithms.trees.tree_candidates import CandidateChoice, Judgement, PersonalParts, newton_step
+from kinfed.algorithms.trees.tree_linear import design, effects_of, linear_sums
 from kinfed.algorithms.trees.tree_messages import (
     LEFT_LOSS,
     LEFT_WEIGHT,
@@ -101,20 +101,11 @@ def histograms(
     return client, moments
 
 
-def linear_step(
-    loss: TreeLoss, order: Down, own: ClientRows, rows: OwnRows, split: Split, ensembles: int
-) -> tuple[Array, Array]:
-    """Sums (5) of the linear models [n, ...], and moments [n, E, ...]."""
-    C, models = loss.scores, order.linear.models
-    weight = rows.weight[:, : len(models.beta)]
-    x = design(split, rows.rows)
-    sums, b, size = linear_sums(loss, own, x, weight, models)
-    moments = np.zeros((len(b), ensembles, SUMS + 4 * C))
-    losses = loss.losses(models.scores(x) + b[rows.owner], rows.y) * weight
-    seen = moments[:, : len(models.beta)]
-    seen[..., WEIGHT], seen[..., LOSS] = own.sums(weight), own.sums(losses)
-    seen[..., SUMS + C : SUMS + 2 * C] = b.astype(np.float64) ** 2 + models.phi[:, None] / (size + models.tau)
-    return sums, moments
+def linear_step(loss: TreeLoss, order: Down, own: ClientRows, rows: OwnRows, split: Split, each: int) -> Array:
+    """Sums (5) and (6) of the linear models [n, ...]."""
+    models = order.linear.models
+    weight = np.tile(rows.weight[:, :each], len(models.beta) // each)
+    return linear_sums(loss, own, design(split, rows.rows), weight, models)
 
 
 @dataclass(frozen=True)
@@ -138,14 +129,13 @@ class LeftOut:
     def scores(self, choice: CandidateChoice) -> Array:
         """[R, K, C] of every candidate."""
         folds, order = slice(1, 1 + self.folds), self.order
-        pooled = linear = None
+        pooled, linear = None, []
         if len(order.used) > POOLED:
             pooled = order.model(self.loss, self.bins, POOLED).ensembles(folds).scores(self.own)
-        if order.linear.exists:
-            models = order.linear.models.ensembles(folds)
-            linear = models.scores(design(self.split, self.rows.rows))
-            b = intercepts(self.loss, self.own, linear, self.rows.weight[:, folds], models.tau)
-            linear = linear + b[self.rows.owner]
+        for models in order.linear.kinds(1 + self.folds):
+            x, one = design(self.split, self.rows.rows), models.ensembles(folds)
+            effects = effects_of(self.loss, self.own, x, self.rows.weight[:, folds], one)
+            linear.append(one.scores(x, effects[self.rows.owner]))
         return self.judgement.left_out(choice, pooled, linear)
 
     def weigh(self, client: Client) -> tuple[Client, Array]:

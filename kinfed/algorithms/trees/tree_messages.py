@@ -84,15 +84,14 @@ def _wide() -> Tensor:
 class LinearState(Tree):
     """The linear models beside the trees; no columns until they begin."""
 
-    beta: Tensor  # [1 + V, p + 1, C] float64
-    tau: Tensor  # [1 + V, C] float64
-    phi: Tensor  # [1 + V] float64
+    beta: Tensor  # [M, p + 1, C] float64: 1 + V of every kind
+    tau: Tensor  # [M, p + 1, C] float64
+    phi: Tensor  # [M] float64
 
     @classmethod
-    def nothing(cls, folds: int = 0, columns: int = 0, scores: int = 1) -> LinearState:
-        ones = torch.ones(1 + folds, scores, dtype=torch.float64)
-        beta = torch.zeros(1 + folds, columns, scores, dtype=torch.float64)
-        return cls(beta, FIRST_TAU * ones, ones[:, 0].clone())
+    def nothing(cls, models: int = 0, columns: int = 0, scores: int = 1) -> LinearState:
+        beta = torch.zeros(models, columns, scores, dtype=torch.float64)
+        return cls(beta, FIRST_TAU * torch.ones_like(beta), torch.ones(models, dtype=torch.float64))
 
     @classmethod
     def of_models(cls, models: LinearModels) -> LinearState:
@@ -102,9 +101,9 @@ class LinearState(Tree):
     def models(self) -> LinearModels:
         return LinearModels(self.beta.numpy(), self.tau.numpy(), self.phi.numpy())
 
-    @property
-    def exists(self) -> bool:
-        return self.beta.shape[-2] > 0
+    def kinds(self, each: int) -> list[LinearModels]:
+        """The models of every kind that there is, `each` of one."""
+        return [self.models.ensembles(slice(begin, begin + each)) for begin in range(0, len(self.beta), each)]
 
 
 def _only_shared() -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -67,10 +68,10 @@ def model_rows(trees: Trees, edges: Array, base: Array, outputs: int, linear: Ar
 
 def personal_rows(
     parts: PersonalParts, edges: Array, shares: Array, choice: CandidateChoice, pooled: SharedModel | None = None,
-    linear: tuple[Array, Array] | None = None,
+    linear: Sequence[Array] = (),
 ) -> Tensor:  # fmt: skip
-    """[n, W] models Σ_a w_a z_a of clients with one ensemble, for weights [n, K]; `linear` are β [p + 1, C] and the
-    intercepts [n, C] of that candidate. A candidate without a weight at any client is not made."""
+    """[n, W] models Σ_a w_a z_a of clients with one ensemble, for weights [n, K]; `linear` are the
+    coefficients [n, p + 1, C] of the linear candidates. A candidate without a weight at any client is not made."""
     model, clients, w = parts.model, len(parts.b), shares[:, :, None, None, None, None].swapaxes(0, 1)
     of_shared = w[SHARED] + w[LEAVES] + w[OWN]
     base = of_shared[:, 0, 0, 0] * (model.base + parts.b)[:, 0]
@@ -90,16 +91,18 @@ def personal_rows(
         together.append(parts.own(OWN_TREES[choice.own]).deeper(shared.depth).weighted(w[OWN]))
     if shares[:, ALONE].any():
         start = parts.alone_start()
-        together.append(parts.alone(ALONE_TREES[choice.alone], start).weighted(w[ALONE]))
+        alone = parts.alone(ALONE_TREES[choice.alone], start).deeper(shared.depth)
+        together.append(alone.weighted(w[ALONE]))
         base = base + w[ALONE][:, 0, 0, 0] * start[:, 0]
     if pooled is not None and shares[:, POOLED].any():
         together.append(pooled.trees.weighted(w[POOLED]))
         base = base + w[POOLED][:, 0, 0, 0] * pooled.base
-    slopes = None
-    if linear is not None and shares[:, LINEAR].any():
-        beta, b = linear
-        slopes = shares[:, LINEAR, None, None] * beta[None, 1:]
-        base = base + shares[:, LINEAR, None] * (beta[0] + b)
+    slopes = np.zeros((clients, len(edges), model.loss.scores))
+    for candidate, beta in enumerate(linear, LINEAR):
+        if shares[:, candidate].any():
+            share = shares[:, candidate, None, None]
+            slopes = slopes + share * beta[:, 1:]
+            base = base + share[:, 0] * beta[:, 0]
     every = [np.repeat(part, clients, 0) for part in shared.parts[:3]]
     trees = Trees.joined([Trees(every[0], every[1], every[2], value.astype(np.float32)), *together], 2)
     return model_rows(trees, edges, base, model.loss.outputs, slopes)

@@ -25,8 +25,8 @@ Folds. With `folds` = V, V further ensembles grow in the same rounds, each witho
 there, summed over clients, say how many trees are used (growth ends `patience` trees after the best). With folds = 1
 one part in five is held out; with 0 nothing is chosen: all trees, and the intercept as personal part.
 
-Candidates. Beside the shared trees stand trees without intercepts (`pooled`, in the same rounds), a linear mixed model
-by a dozen rounds of its own before the first tree (tree_linear), and what a client makes of the trees itself (changed
+Candidates. Beside the shared trees stand trees without intercepts (`pooled`, in the same rounds), linear mixed models
+by a dozen rounds of their own before the first tree (tree_linear), and what a client makes of the trees itself (changed
 leaf values, own trees, trees alone: tree_candidates). The model is their convex combination by what they say of rows
 that they did not see: weights common to all clients from sums, then of each (tree_weights). A choice of one candidate
 by a client's own losses is not safe; a combination was the only thing that was never far off.
@@ -60,7 +60,9 @@ from kinfed.algorithms.trees.tree_candidates import (
     SHARED,
     CandidateChoice,
     PersonalParts,
-    intercepts,
+)
+from kinfed.algorithms.trees.tree_candidates import (
+    LINEAR as FIRST_LINEAR,
 )
 from kinfed.algorithms.trees.tree_client import (
     LeftOut,
@@ -70,7 +72,7 @@ from kinfed.algorithms.trees.tree_client import (
     linear_step,
     weights_of_clients,
 )
-from kinfed.algorithms.trees.tree_linear import MOST_COLUMNS, design, newton, num_sums
+from kinfed.algorithms.trees.tree_linear import FIXED, MOST_COLUMNS, MOST_SLOPES, design, effects_of, newton, num_sums
 from kinfed.algorithms.trees.tree_linear import STEPS as LINEAR_STEPS
 from kinfed.algorithms.trees.tree_messages import (
     COUNT,
@@ -109,6 +111,7 @@ LOSSES = max(CANDIDATES, 1 + len(NAMES) + len(NAMES) ** 2)  # numbers in a messa
 LEAST_CELLS = 512
 HASTE, STILL = 3.0, 0.06  # larger steps where the last `patience` trees gave so much of all that was gained
 LARGEST_RATE = 0.3
+FIRST_LEVELS = 3  # of trees, before any are deeper
 MOST_CURVES = 12  # features whose dependence is told
 SAME = 1e-6  # two means of the same clients differ by less
 SEEN_BY_ALL = slice(0, 1)  # the ensemble of all rows, of its kind
@@ -117,7 +120,7 @@ SEEN_BY_ALL = slice(0, 1)  # the ensemble of all rows, of its kind
 @dataclass(frozen=True)
 class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
     trees: int = option(200, "most trees", ge=1, le=10_000)
-    depth: int = option(4, "levels of a tree, and rounds that it takes", ge=2, le=8)
+    depth: int = option(4, "most levels of a tree, and rounds that it takes", ge=2, le=8)
     rate: float = option(0.1, "η: share of a leaf's best value that is taken", gt=0, le=1)
     bins: int = option(64, "bins of a feature, with that of missing values", ge=4, le=256)
     lam: float = option(1.0, "λ: penalty of leaf values", gt=0)
@@ -166,7 +169,7 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
         steady, outputs = torch.tensor(population.participation >= 1), torch.tensor(loss.outputs)
         tau, losses = FIRST_TAU * ones, torch.zeros(0, self.kinds, dtype=torch.float64)
         tau[1 + self.folds :] = NO_INTERCEPT
-        linear = LinearState.nothing(self.folds, 0, loss.scores)
+        linear = LinearState.nothing(0, 0, loss.scores)
         inner, leaves = torch.zeros(0, 2**self.depth - 1), torch.zeros(0, 2**self.depth)
         effects = {"gains": inner.to(torch.float64), "covers": leaves.to(torch.float64)}
         return Server(
@@ -199,7 +202,10 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
             edges = bin_edges(server.ends.numpy(), sums.reshape(len(server.ends), -1), self.bins)
             return self._with_linear(replace(server, phase=torch.tensor(GROW), edges=torch.from_numpy(edges)))
         if phase == LINEAR:
-            return self._linear_step(server, loss, sums, moments)
+            models, number = newton(loss, server.linear.models, sums, round.weight), int(server.round) + 1
+            after = torch.tensor(LINEAR if number < LINEAR_STEPS else GROW)
+            linear, place = LinearState.of_models(models), torch.tensor(number % LINEAR_STEPS)
+            return replace(server, phase=after, linear=linear, round=place)
         if phase == JUDGE:
             choice, shares = CandidateChoice.best(losses), self._first_shares(server)
             marks = torch.tensor([choice.strength, choice.own, choice.early, choice.alone])
@@ -225,26 +231,20 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
         """The server before the linear models' first round, where a message has room for them."""
         columns, C = len(server.edges) + 1, server.base.shape[1]
         room = len(server.edges) * self.cells(C)
-        if not self._chooses or columns > MOST_COLUMNS or (1 + self.folds) * num_sums(columns, C) > room:
+        each = 1 + self.folds
+        models = each * (1 + (len(server.edges) <= MOST_SLOPES))
+        if not self._chooses or columns > MOST_COLUMNS or models * num_sums(columns, C) > room:
             return server
-        linear = LinearState.nothing(self.folds, columns, C)
-        linear.beta[:, 0] = server.base[: 1 + self.folds].to(torch.float64)
+        linear = LinearState.nothing(models, columns, C)
+        linear.beta[:, 0] = server.base[:each].to(torch.float64).repeat(models // each, 1)
+        linear.tau[:each, 1:] = FIXED
         return replace(server, phase=torch.tensor(LINEAR), linear=linear)
-
-    def _linear_step(self, server: Server, loss: TreeLoss, sums: Array, moments: Array) -> Server:
-        models, number = server.linear.models, int(server.round) + 1
-        tau, phi = _strengths(loss, moments[: len(models.beta)])
-        models = replace(newton(loss, models, sums), tau=tau, phi=phi)
-        phase = torch.tensor(LINEAR if number < LINEAR_STEPS else GROW)
-        return replace(
-            server, phase=phase, linear=LinearState.of_models(models), round=torch.tensor(number % LINEAR_STEPS)
-        )
 
     def _first_shares(self, server: Server) -> Tensor:
         """The same weight for every candidate that there is."""
         there = torch.ones(len(NAMES), dtype=torch.float64)
         there[NAMES.index("pooled")] = self.kinds - 1
-        there[NAMES.index("linear")] = float(server.linear.exists)
+        there[FIRST_LINEAR + len(server.linear.beta) // (1 + self.folds) :] = 0.0
         return there / there.sum()
 
     def _weighed(self, server: Server, losses: Array) -> Server:
@@ -277,15 +277,23 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
         best = max(server.used(kind) for kind in range(self.kinds))
         return count >= self.trees or (self.folds > 0 and count - best >= self.patience)
 
-    def _rate(self, server: Server) -> float:
-        """The step of the next tree. The `trees` that there are end some growth long before its loss is least: where
-        it still falls fast after a quarter of them, all others take larger steps, which serve as many small ones."""
+    def _still_falls(self, server: Server) -> bool:
+        """Whether the loss fell fast still after a quarter of the trees, as where columns act together. The `trees`
+        that there are end such growth long before its loss is least: all others are deeper and take larger steps."""
         quarter = self.trees // 4
         if self.folds == 0 or quarter <= self.patience or len(server.losses) <= quarter:
-            return self.rate  # among few trees the last `patience` ones always gave much
+            return False  # among few trees the last `patience` ones always gave much
         start, before, then = server.losses[[0, quarter - self.patience, quarter]]
-        is_falling = bool((before - then > STILL * (start - then).clamp_min(0.0)).any())
-        return max(self.rate, min(HASTE * self.rate, LARGEST_RATE)) if is_falling else self.rate
+        return bool((before - then > STILL * (start - then).clamp_min(0.0)).any())
+
+    def _rate(self, server: Server) -> float:
+        """The step of the next tree."""
+        return max(self.rate, min(HASTE * self.rate, LARGEST_RATE)) if self._still_falls(server) else self.rate
+
+    def _levels(self, server: Server) -> int:
+        """Levels of the next tree. Most tables with sites lose less with one fewer than `depth`; where the loss still
+        falls all are grown, and all are where nothing is chosen."""
+        return self.depth if self.folds == 0 or self._still_falls(server) else min(self.depth, FIRST_LEVELS)
 
     def _grown(self, server: Server, sums: Array, moments: Array, least: float, lam: float) -> Server:
         """The tree in growth after one more level. Sums are means over clients, and so are `least` and λ."""
@@ -301,7 +309,7 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
             shape = (self.ensembles, self.slots, len(server.edges), self.bins, 2 * C)
             growth.grow(sums[: math.prod(shape)].reshape(shape), wanted)
             server = replace(server, young_gain=torch.cat([server.young_gain, torch.from_numpy(growth.gain[0])]))
-        asked = None if growth.is_complete else growth.wanted(self.slots, steady)
+        asked = None if growth.level >= self._levels(server) else growth.wanted(self.slots, steady)
         server = replace(server, gradients=torch.from_numpy(gradients.copy()), steady=torch.tensor(steady))
         if asked is None:
             growth.stop()
@@ -337,7 +345,7 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
             if phase == GROW:
                 client, moments = histograms(loss, client, order, own, rows, self.slots, self.bins, sums)
             elif phase == LINEAR:
-                parts, moments = linear_step(loss, order, own, rows, data.train, self.ensembles)
+                parts = linear_step(loss, order, own, rows, data.train, 1 + self.folds)
                 np.divide(parts, UNIT, out=sums[:, : parts.shape[1]], casting="same_kind")
             else:
                 asked = LeftOut(loss, order, own, rows, data.train, self.folds, self.bins)
@@ -362,11 +370,10 @@ class BoostedTrees(AveragingAlgorithm[Server, Client, Down, Up]):
             return personal_rows(parts, edges, _only(SHARED, len(data)), order.chosen())
         shares = weights_of_clients(loss, client, order, data.train, self.folds)
         pooled = order.model(loss, self.bins, POOLED).ensembles(SEEN_BY_ALL) if self.kinds > POOLED else None
-        linear = None
-        if order.linear.exists:
-            models = order.linear.models.ensembles(SEEN_BY_ALL)
-            b = intercepts(loss, parts.data, models.scores(design(data.train, rows.rows)), rows.weight, models.tau)
-            linear = (models.beta[0], b[:, 0])
+        x, linear = design(data.train, rows.rows), []
+        for models in order.linear.kinds(1 + self.folds):
+            one = models.ensembles(SEEN_BY_ALL)
+            linear.append(one.beta + effects_of(loss, parts.data, x, rows.weight, one)[:, 0])
         return personal_rows(parts, edges, shares, order.chosen(), pooled, linear)
 
     def server_models(self, server: Server) -> ServerModels:
