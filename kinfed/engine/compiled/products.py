@@ -1,8 +1,8 @@
 """Products of small matrices where they lie in memory, compiled: tiles in the registers of the processor, written in
-LLVM's own vectors of eight numbers, and whole matrices made of them.
+LLVM's own vectors of eight numbers, or sixteen, and whole matrices made of them.
 
     dot_tile(m, n)            C[i, j] = Σ_k A[i, k] B[j, k]                   i < m, j < n
-    outer_tile(m, vectors)    C[i, j] += scale Σ_k A[i, k] B[k, j]            i < m, j < 8 vectors
+    outer_tile(m, vectors)    C[i, j] += scale Σ_k A[i, k] B[k, j]            i < m, j < 16 vectors
     turned_tile               C[j, i] = A[i, j]                               i, j < 8
     slope_tile                s = Σ_i g[i] (b[i] - a[i])
 
@@ -15,9 +15,17 @@ in numbers.
 from collections.abc import Callable
 
 import numpy as np
+from llvmlite.binding import get_host_cpu_features
 from numba import carray, njit
 
 from kinfed.engine.compiled.vector_code import LANES, ZERO, Value, emitted, floats_at, whole_number
+
+# Of what is read again and again while the other matrix passes by: a quarter of a cache of the second level.
+PANEL_BYTES = 128 << 10
+PANEL = 16  # columns of a tile of one vector: one register of AVX-512, two of AVX, four of SSE or NEON
+# Columns of the widest tile, and the most of the narrowest. Twelve registers of sums hide how long an addition takes;
+# with AVX-512 these are twice as wide, and there are 32 of them.
+WIDEST, EDGE = (2 * PANEL, PANEL) if get_host_cpu_features().get("avx512f") else (PANEL, LANES)
 
 
 def dot_tile(m: int, n: int) -> Callable[..., None]:
@@ -46,27 +54,28 @@ def dot_tile(m: int, n: int) -> Callable[..., None]:
 
 
 def outer_tile(m: int, vectors: int, masked: bool = False) -> Callable[..., None]:
-    """A[i, k] lies at a + i * a_row + k * a_step; a `masked` tile of one vector has `width` columns only."""
+    """A[i, k] lies at a + i * a_row + k * a_step, and the columns of B's second vector `apart` from those of the first;
+    a `masked` tile of one vector of EDGE has `width` columns only."""
 
-    @emitted(f"outer_{m}_{vectors}{'_masked' * masked}", real="scale")
-    def tile(emit, builder, c, c_row, a, a_row, a_step, b, b_row, k, scale, width):
+    @emitted(f"outer_{m}_{vectors}{'_masked' * masked}", real="scale", lanes=EDGE if masked else PANEL)
+    def tile(emit, builder, c, c_row, a, a_row, a_step, b, b_row, k, scale, width, apart):
         mask = emit.first_lanes(width) if masked else None
         left, right, target = emit.pointer(a), emit.pointer(b), emit.pointer(c)
 
         def products(at: Value, sums: list[Value]) -> list[Value]:
             row, column = emit.at(right, builder.mul(at, b_row)), emit.at(left, builder.mul(at, a_step))
-            rights = [emit.load(emit.at(row, whole_number(LANES * v)), mask) for v in range(vectors)]
+            rights = [emit.load(emit.row(row, apart, v), mask) for v in range(vectors)]
             changed = []
             for i in range(m):  # one at a time: m vectors + vectors + 1 are in registers
                 factor = emit.broadcast(builder.load(emit.row(column, a_row, i)))
                 changed += [emit.multiply_add(factor, rights[v], sums[i * vectors + v]) for v in range(vectors)]
             return changed
 
-        sums = emit.loop(k, 1, [ZERO] * (m * vectors), products)
+        sums = emit.loop(k, 1, [emit.zero] * (m * vectors), products)
         amount = emit.broadcast(scale)
         for i in range(m):
             for v in range(vectors):
-                place = emit.at(emit.row(target, c_row, i), whole_number(LANES * v))
+                place = emit.at(emit.row(target, c_row, i), whole_number(PANEL * v))
                 emit.store(emit.multiply_add(amount, sums[i * vectors + v], emit.load(place, mask)), place, mask)
 
     return tile
@@ -111,15 +120,12 @@ def slope_tile(emit, builder, g, a, b, count, out):
     builder.store(emit.sum_of_lanes(total), emit.pointer(out))
 
 
-# Of what is read again and again while the other matrix passes by: a quarter of a cache of the second level.
-PANEL_BYTES = 128 << 10
-PANEL = 16  # columns of the widest tile
-
 # A tile more is a function more to compile: rows and columns that are left over go into a few sizes.
 _DOT_34, _DOT_32, _DOT_31 = (dot_tile(3, n) for n in (4, 2, 1))
 _DOT_52, _DOT_51 = (dot_tile(5, n) for n in (2, 1))
 _DOT_14, _DOT_12, _DOT_11 = (dot_tile(1, n) for n in (4, 2, 1))
-_WIDE_6, _WIDE_4, _WIDE_1 = (outer_tile(m, 2) for m in (6, 4, 1))
+_WIDEST_6, _WIDEST_4, _WIDEST_1 = (outer_tile(m, WIDEST // PANEL) for m in (6, 4, 1))
+_WIDE_6, _WIDE_4, _WIDE_1 = (outer_tile(m, 1) for m in (6, 4, 1))
 _EDGE_6, _EDGE_4, _EDGE_1 = (outer_tile(m, 1, masked=True) for m in (6, 4, 1))
 
 
@@ -166,40 +172,60 @@ def products_of_rows(m, n, k, a, a_row, b, b_row, c, c_row):
 
 
 @njit(nogil=True, inline="always")
-def _outer(rows, wide, out, c_row, left, a_row, a_step, right, b_row, k, factor, width):
-    """The tile of `rows` rows, of PANEL columns, or of `width` up to 8."""
-    if wide:
+def _outer(rows, columns, out, c_row, left, a_row, a_step, right, b_row, k, factor, apart):
+    """The tile of `rows` rows, of WIDEST or PANEL columns, or of up to EDGE."""
+    width = np.int64(min(EDGE, columns))
+    if columns == WIDEST:
         if rows == 6:
-            _WIDE_6(out, c_row, left, a_row, a_step, right, b_row, k, factor, width)
+            _WIDEST_6(out, c_row, left, a_row, a_step, right, b_row, k, factor, width, apart)
         elif rows == 4:
-            _WIDE_4(out, c_row, left, a_row, a_step, right, b_row, k, factor, width)
+            _WIDEST_4(out, c_row, left, a_row, a_step, right, b_row, k, factor, width, apart)
         else:
-            _WIDE_1(out, c_row, left, a_row, a_step, right, b_row, k, factor, width)
+            _WIDEST_1(out, c_row, left, a_row, a_step, right, b_row, k, factor, width, apart)
+    elif columns == PANEL:
+        if rows == 6:
+            _WIDE_6(out, c_row, left, a_row, a_step, right, b_row, k, factor, width, apart)
+        elif rows == 4:
+            _WIDE_4(out, c_row, left, a_row, a_step, right, b_row, k, factor, width, apart)
+        else:
+            _WIDE_1(out, c_row, left, a_row, a_step, right, b_row, k, factor, width, apart)
     elif rows == 6:
-        _EDGE_6(out, c_row, left, a_row, a_step, right, b_row, k, factor, width)
+        _EDGE_6(out, c_row, left, a_row, a_step, right, b_row, k, factor, width, apart)
     elif rows == 4:
-        _EDGE_4(out, c_row, left, a_row, a_step, right, b_row, k, factor, width)
+        _EDGE_4(out, c_row, left, a_row, a_step, right, b_row, k, factor, width, apart)
     else:
-        _EDGE_1(out, c_row, left, a_row, a_step, right, b_row, k, factor, width)
+        _EDGE_1(out, c_row, left, a_row, a_step, right, b_row, k, factor, width, apart)
+
+
+@njit(nogil=True, inline="always")
+def _rows(left):
+    """Rows of the next tile, of those that are left: 8 and 9 are two tiles of four (and one), where six would leave
+    tiles of one, which take as long."""
+    return 6 if left >= 6 and left != 8 and left != 9 else 4 if left >= 4 else 1
+
+
+@njit(nogil=True, inline="always")
+def _columns(left):
+    """Columns of the next tile, of those that are left."""
+    return WIDEST if left >= WIDEST else PANEL if left >= PANEL else min(EDGE, left)
 
 
 @njit(nogil=True)
 def add_products(m, n, k, scale, a, a_row, a_step, b, b_row, c, c_row):
     """C [m, n] += scale * A [m, k] B [k, n], with A[i, k] at a + i * a_row + k * a_step: A may be transposed."""
     factor = np.float32(scale)
-    panel = max(64, PANEL_BYTES // (64 * max(k, 1)) * 16)
+    panel = max(64, PANEL_BYTES // (128 * max(k, 1)) * 32)
     for begin in range(0, n, panel):
         end = min(n, begin + panel)
         i = 0
         while i < m:
-            rows = 6 if m - i >= 6 else 4 if m - i >= 4 else 1
+            rows = _rows(m - i)
             left = a + 4 * i * a_row
             j = begin
             while j < end:
-                right, out, width = b + 4 * j, c + 4 * (i * c_row + j), min(8, end - j)
-                wide = end - j >= PANEL
-                _outer(rows, wide, out, c_row, left, a_row, a_step, right, b_row, k, factor, width)
-                j += PANEL if wide else 8
+                columns, right, out = _columns(end - j), b + 4 * j, c + 4 * (i * c_row + j)
+                _outer(rows, columns, out, c_row, left, a_row, a_step, right, b_row, k, factor, np.int64(PANEL))
+                j += columns
             i += rows
 
 
@@ -235,16 +261,16 @@ def pack(k, n, b, b_row, b_step, panels):
 @njit(nogil=True)
 def add_panel_products(m, n, k, scale, a, a_row, panels, c, c_row):
     """C [m, n] += scale * A [m, k] B [k, n], with B in panels: for a B that is used many times."""
-    factor, block = np.float32(scale), max(6, PANEL_BYTES // (24 * max(k, 1)) * 6)
+    factor, block, one, beside = np.float32(scale), max(6, PANEL_BYTES // (24 * max(k, 1)) * 6), np.int64(1), PANEL * k
     for begin in range(0, m, block):
         end = min(m, begin + block)
         j = 0
         while j < n:
-            wide, inside, width = n - j >= PANEL, j % PANEL, np.int64(min(8, n - j))
-            right, i = panels + 4 * ((j - inside) * k + inside), begin
+            columns, inside, i = _columns(n - j), j % PANEL, begin
+            right = panels + 4 * ((j - inside) * k + inside)
             while i < end:
-                rows = 6 if end - i >= 6 else 4 if end - i >= 4 else 1
+                rows = _rows(end - i)
                 left, out = a + 4 * i * a_row, c + 4 * (i * c_row + j)
-                _outer(rows, wide, out, c_row, left, a_row, np.int64(1), right, np.int64(PANEL), k, factor, width)
+                _outer(rows, columns, out, c_row, left, a_row, one, right, np.int64(PANEL), k, factor, beside)
                 i += rows
-            j += PANEL if wide else 8
+            j += columns

@@ -1,5 +1,6 @@
-"""Code of vectors of eight numbers in LLVM's own language, for compiled loops whose speed must not depend on what a
-compiler makes of them. What is summed, and in which order, does not depend on how wide the processor's vectors are.
+"""Code of vectors of eight or sixteen numbers in LLVM's own language, for compiled loops whose speed must not depend on
+what a compiler makes of them. What is summed, and in which order, does not depend on how wide the processor's vectors
+are.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from numba.extending import intrinsic
 LANES = 8  # of a vector; two SSE or NEON registers, one of AVX, half of one of AVX-512
 
 _F32, _I64, _I32 = ir.FloatType(), ir.IntType(64), ir.IntType(32)
-VECTOR, _MASK = ir.VectorType(_F32, LANES), ir.VectorType(ir.IntType(1), LANES)
+VECTOR = ir.VectorType(_F32, LANES)
 ZERO = ir.Constant(VECTOR, [0.0] * LANES)
 _DISTANCES = (4, 2, 1)  # a value that is joined with itself, turned by each of these, has joined all lanes
 Builder = Any  # llvmlite has no types to check
@@ -54,17 +55,17 @@ def prefetch(context: Any, address: Any) -> Any:
     return types.void(types.intp), generate
 
 
-def emitted(name: str, real: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
+def emitted(name: str, real: str = "", lanes: int = LANES) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A decorator that makes a compiled function of this name from `body(emit, builder, *arguments)`, which writes its
     code. Arguments are whole numbers, but for that called `real`, a float32. It is never part of its callers: compiling
-    a tile at every place that needs it took three times as long in all."""
+    a tile at every place that needs it took three times as long in all. Its vectors have `lanes` numbers."""
 
     def decorate(body: Callable[..., None]) -> Callable[..., None]:
         arguments = list(signature(body).parameters.values())[2:]
         kinds = [types.float32 if one.name == real else types.intp for one in arguments]
 
         def declare(context: Any, *_: Any) -> Any:
-            return types.void(*kinds), _calling(f"kinfed_{name}", body)
+            return types.void(*kinds), _calling(f"kinfed_{name}", body, lanes)
 
         context = Parameter("context", Parameter.POSITIONAL_OR_KEYWORD)
         declare.__signature__ = Signature([context, *arguments])  # type: ignore[attr-defined]  # which numba reads
@@ -74,7 +75,7 @@ def emitted(name: str, real: str = "") -> Callable[[Callable[..., None]], Callab
     return decorate
 
 
-def _calling(name: str, body: Callable[..., None]) -> Callable[..., Value]:
+def _calling(name: str, body: Callable[..., None], lanes: int) -> Callable[..., Value]:
     def generate(context: Any, builder: Builder, signature: Any, args: list[Value]) -> Value:
         kind = ir.FunctionType(ir.VoidType(), [value.type for value in args])
         function = cgutils.get_or_insert_function(builder.module, kind, name)
@@ -83,7 +84,7 @@ def _calling(name: str, body: Callable[..., None]) -> Callable[..., Value]:
             function.attributes.add("noinline")
             function.attributes.add("nounwind")
             inside = ir.IRBuilder(function.append_basic_block("entry"))
-            body(Emitter(inside), inside, *function.args)
+            body(Emitter(inside, lanes), inside, *function.args)
             inside.ret_void()
         builder.call(function, args)
         return context.get_dummy_value()
@@ -94,8 +95,12 @@ def _calling(name: str, body: Callable[..., None]) -> Callable[..., Value]:
 class Emitter:
     """Instructions on vectors. Loads and stores take any alignment; with a mask they touch its lanes alone."""
 
-    def __init__(self, builder: Builder) -> None:
-        self._b = builder
+    def __init__(self, builder: Builder, lanes: int = LANES) -> None:
+        self._b, self._lanes, self._vector = builder, lanes, ir.VectorType(_F32, lanes)
+
+    @property
+    def zero(self) -> Value:
+        return ir.Constant(self._vector, [0.0] * self._lanes)
 
     def pointer(self, address: Value) -> Value:
         return self._b.inttoptr(address, _F32.as_pointer())
@@ -107,22 +112,25 @@ class Emitter:
         return self.at(pointer, self._b.mul(distance, whole_number(number)))
 
     def load(self, pointer: Value, mask: Value | None) -> Value:
-        vector = self._b.bitcast(pointer, VECTOR.as_pointer())
+        vector = self._b.bitcast(pointer, self._vector.as_pointer())
         if mask is None:
             return self._b.load(vector, align=4)
-        kind = ir.FunctionType(VECTOR, [vector.type, _I32, _MASK, VECTOR])
-        return self._call("llvm.masked.load.v8f32.p0", kind, [vector, ir.Constant(_I32, 4), mask, ZERO])
+        kind = ir.FunctionType(self._vector, [vector.type, _I32, mask.type, self._vector])
+        return self._call(
+            f"llvm.masked.load.v{self._lanes}f32.p0", kind, [vector, ir.Constant(_I32, 4), mask, self.zero]
+        )
 
     def store(self, value: Value, pointer: Value, mask: Value | None) -> None:
-        vector = self._b.bitcast(pointer, VECTOR.as_pointer())
+        vector = self._b.bitcast(pointer, self._vector.as_pointer())
         if mask is None:
             self._b.store(value, vector, align=4)
             return
-        kind = ir.FunctionType(ir.VoidType(), [VECTOR, vector.type, _I32, _MASK])
-        self._call("llvm.masked.store.v8f32.p0", kind, [value, vector, ir.Constant(_I32, 4), mask])
+        kind = ir.FunctionType(ir.VoidType(), [self._vector, vector.type, _I32, mask.type])
+        self._call(f"llvm.masked.store.v{self._lanes}f32.p0", kind, [value, vector, ir.Constant(_I32, 4), mask])
 
     def multiply_add(self, x: Value, y: Value, z: Value) -> Value:
-        return self._call("llvm.fmuladd.v8f32", ir.FunctionType(VECTOR, [VECTOR] * 3), [x, y, z])
+        kind = ir.FunctionType(self._vector, [self._vector] * 3)
+        return self._call(f"llvm.fmuladd.v{self._lanes}f32", kind, [x, y, z])
 
     def floor(self, x: Value) -> Value:
         return self._call("llvm.floor.v8f32", ir.FunctionType(VECTOR, [VECTOR]), [x])
@@ -133,9 +141,9 @@ class Emitter:
         return self._call("llvm.fptosi.sat.v8i32.v8f32", kind, [x])
 
     def broadcast(self, value: Value) -> Value:
-        kind = ir.VectorType(value.type, LANES)
+        kind = ir.VectorType(value.type, self._lanes)
         first = self._b.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_I32, 0))
-        return self._b.shuffle_vector(first, ir.Constant(kind, ir.Undefined), _lanes([0] * LANES))
+        return self._b.shuffle_vector(first, ir.Constant(kind, ir.Undefined), _lanes([0] * self._lanes))
 
     def mixed(self, one: Value, other: Value, lanes: list[int]) -> Value:
         """Lanes of two vectors: numbers from LANES on are those of the other one."""
@@ -143,7 +151,7 @@ class Emitter:
 
     def first_lanes(self, count: Value) -> Value:
         """A mask of lanes 0 to count - 1."""
-        numbers = ir.Constant(ir.VectorType(_I64, LANES), list(range(LANES)))
+        numbers = ir.Constant(ir.VectorType(_I64, self._lanes), list(range(self._lanes)))
         return self._b.icmp_signed("<", numbers, self.broadcast(count))
 
     def sum_of_lanes(self, value: Value) -> Value:
@@ -175,7 +183,7 @@ class Emitter:
         b.cbranch(b.icmp_signed(">", stop, whole_number(0)), inside, after)
         b.position_at_end(inside)
         at = b.phi(_I64)
-        values = [b.phi(VECTOR) for _ in start]
+        values = [b.phi(self._vector) for _ in start]
         changed = body(at, values)
         following, end = b.add(at, whole_number(step)), b.block
         for phi, first, later in zip([at, *values], [whole_number(0), *start], [following, *changed], strict=True):
@@ -183,7 +191,7 @@ class Emitter:
             phi.add_incoming(later, end)
         b.cbranch(b.icmp_signed("<", following, stop), inside, after)
         b.position_at_end(after)
-        results = [b.phi(VECTOR) for _ in start]
+        results = [b.phi(self._vector) for _ in start]
         for phi, first, later in zip(results, start, changed, strict=True):
             phi.add_incoming(first, before)
             phi.add_incoming(later, end)
@@ -205,4 +213,4 @@ def whole_number(value: int) -> Value:
 
 
 def _lanes(numbers: list[int]) -> Value:
-    return ir.Constant(ir.VectorType(_I32, LANES), numbers)
+    return ir.Constant(ir.VectorType(_I32, len(numbers)), numbers)
