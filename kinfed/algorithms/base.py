@@ -91,6 +91,8 @@ class PrivacyProfile:
     per_personalization: Mapping[int, Tensor] = field(default_factory=dict)  # the same for `personalize`
     uncovered: Mapping[str, str] = field(default_factory=dict)
     impossible: str = ""  # what leaves a client that noise on gradients cannot hide: the algorithm is refused
+    # By how much one example changes every sum in the messages at most, as a norm; inf: by any amount.
+    sensitivity: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -277,6 +279,11 @@ class Algorithm(Generic[Server, Client, Down, Up]):
     def has_invariant(self) -> bool:
         """True where server and clients remember the same."""
         return type(self).invariant is not Algorithm.invariant
+
+    def clients_for_noise(self, task: Task, noise: float) -> float:
+        """Clients of a round below which user-level noise of this deviation, in units of the clipping norm, spoils what
+        is solved for with their total. 0: many rounds make up for noise, and nothing is told beforehand."""
+        return 0.0
 
     def invariant(self, task: Task, server: Server, clients: Client) -> tuple[Tensor, Tensor] | None:
         """Two tensors, one that the server keeps and the same of the states of all clients [K, ...]: equal after every

@@ -5,6 +5,7 @@ used."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -79,6 +80,12 @@ class Privacy:
             raise ConfigError(
                 f"{label} declares no privacy profile, so it is not known what its clients would reveal; leave the "
                 f"method out, or write {type(method).__name__}.privacy"
+            )
+        if any(math.isinf(most) for most in profile.sensitivity.values()):
+            raise ConfigError(
+                f"{label} cannot be private: {profile.impossible} would leave a client, and one example changes them "
+                "by any amount (its values are multiplied with one another), so that no noise hides it; leave the "
+                "method out, or hide every client as a whole (user_epsilon), whose sums are shortened to user_clip"
             )
         if profile.impossible:
             raise ConfigError(

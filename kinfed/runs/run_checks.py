@@ -186,7 +186,8 @@ def run_notes(inputs: RunInputs) -> list[str]:
     if user_privacy is not None:
         sampling = config.schedule.client_sampling(data.num_clients)
         for label, algorithm in inputs.algorithms.items():
-            notes += user_privacy.notes(label, algorithm, data.num_clients, sampling)
+            noise = user_privacy.noise_over(sampling, algorithm.rounds_in(config.rounds))
+            notes += user_privacy.notes(label, algorithm, data.num_clients, sampling, inputs.task(), noise)
     return [note for note in notes if note]
 
 

@@ -114,7 +114,10 @@ class UserPrivacy:
             )
         return averaging.fields
 
-    def notes(self, label: str, algorithm: AnyAlgorithm, num_clients: int, sampling: ClientSampling) -> Iterator[str]:
+    def notes(
+        self, label: str, algorithm: AnyAlgorithm, num_clients: int, sampling: ClientSampling, task: Task, noise: float
+    ) -> Iterator[str]:
+        """Sentences before the first round, whose sums have this noise."""
         if not algorithm.sends:
             yield f"{label}: nothing leaves the clients, so user-level privacy has nothing to do"
             return
@@ -122,6 +125,14 @@ class UserPrivacy:
             yield f"{label}: updates are clipped but without noise: there is no user-level privacy, epsilon is infinite"
         if getattr(algorithm, "weights", "examples") == "examples":
             yield f"{label}: user-level privacy weighs all clients the same, whatever their numbers of examples"
+        needed, called = algorithm.clients_for_noise(task, noise), sampling.rate * num_clients
+        if called < needed:
+            yield (
+                f"{label}: a round asks {called:.0f} clients, and with noise of {noise:.3g} clipping norms in their "
+                f"total what is fitted to it may be worse than the mean of the target; about {needed:,.0f} clients "
+                "would do, or fewer rounds, or a larger user_epsilon. user_clip should be near the length of a "
+                "client's sums"
+            )
         if self.delta * num_clients >= 1:
             yield (
                 f"{label}: user_delta {self.delta:g} is not below 1/{num_clients}, so large that even publishing one "

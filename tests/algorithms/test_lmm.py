@@ -13,7 +13,7 @@ from kinfed.algorithms.lmm import CONSTANT, FEW_ROWS, FITTED, ONE_SITE
 from kinfed.data import Federation, LocalTraining
 from kinfed.engine import make_objective, make_task
 from kinfed.errors import ConfigError
-from kinfed.privacy import seeded_noise
+from kinfed.privacy import Privacy, seeded_noise
 from kinfed.runs.loop_factory import simulate
 from kinfed.theory.sums import Sums, fit_diagonal
 from kinfed.updates import ClientSampling, SecureSettings, SecureSum, UserLevel, UserPrivacy
@@ -115,6 +115,28 @@ def test_user_level_noise_is_on_totals_and_one_site_moves_them_by_the_clipping_n
     big = replace(up, sums=up.sums.clone())
     big.sums[3] *= 1e6  # whatever a site's rows are
     assert float((total(big) - total(big.take(ids[ids != 3]))).norm()) <= clip * (1 + 1e-9)
+
+
+def test_too_few_sites_for_the_noise_are_told_beforehand():
+    """Twelve sites are hopeless with a noise of 1; thousands are not, nor are twelve without noise."""
+    algorithm = make_algorithm("lmm", LocalTraining(), {"totals": True})
+    task = make_task(lambda: nn.Sequential(nn.Flatten(), nn.Linear(3, 1)))
+    privacy, sampling = UserPrivacy(epsilon=8.0, delta=1e-6), ClientSampling("fixed", 1.0)
+
+    def told(clients, noise):
+        return " ".join(privacy.notes("lmm", algorithm, clients, sampling, task, noise))
+
+    assert algorithm.clients_for_noise(task, 1.0) == pytest.approx(100 * 15**0.5)  # of (p + 1)(p + 2) / 2 numbers
+    assert "asks 12 clients" in told(12, 1.0)
+    assert "about 387 clients would do" in told(12, 1.0)
+    assert "asks" not in told(388, 1.0)
+    assert "asks" not in told(12, 0.0)
+
+
+def test_noise_by_row_is_refused_with_the_reason():
+    algorithm = make_algorithm("lmm", LocalTraining(poisson=True), {"totals": True})
+    with pytest.raises(ConfigError, match=r"sums of its rows would leave .* by any amount .*user_epsilon"):
+        Privacy(noise=1.0).check_method("lmm", algorithm, torch.tensor([30, 20]))
 
 
 def test_noise_that_spoils_a_total_leaves_the_fit_finite():

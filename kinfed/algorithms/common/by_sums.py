@@ -22,7 +22,7 @@ from torch import Tensor
 
 from kinfed.algorithms.base import AveragingAlgorithm, Client, Down, Server
 from kinfed.algorithms.common.bending import BENDS, FORM, bent, count_rows
-from kinfed.author import ConfigError, Population, RoundInfo, Split, Task, Tree, exact
+from kinfed.author import ConfigError, Population, PrivacyProfile, RoundInfo, Split, Task, Tree, exact
 from kinfed.engine import extended_rows
 from kinfed.errors import ModelError
 
@@ -30,6 +30,7 @@ Array = NDArray[np.float64]
 
 UNIT = 1024.0  # rows that sums travel in units of
 SUMS = "sums"
+NOISE_SHARE = 0.01  # of the longest total that clients can make, above which noise may spoil a fit
 MOST_CURVED = 40  # columns: with curves, sums have the square of ten times as many
 
 
@@ -90,8 +91,18 @@ class BySums(AveragingAlgorithm[Server, Client, Down, SumsUp]):
 
     fields = (SUMS,)
     adds_up = True
-    leaks = "sums of its rows"
     traits = frozenset({"no example weights"})
+
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        """One row changes products of its columns by any amount."""
+        return PrivacyProfile(None, impossible="sums of its rows", sensitivity={SUMS: math.inf})
+
+    def clients_for_noise(self, task: Task, noise: float) -> float:
+        """A total of K clients is at most K C long, and noise in it z C √W for W = (p + 1)(p + 2) / 2 numbers. In
+        simulations (3 and 10 columns, 50 to 4,000 sites) fits were no better than the mean of the target now and then
+        until noise was less than a hundredth of that."""
+        p = num_columns(task)
+        return noise * math.sqrt((p + 1) * (p + 2) / 2) / NOISE_SHARE
 
     def check(self, task: Task, population: Population) -> None:
         name = type(self).__name__

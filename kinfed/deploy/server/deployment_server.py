@@ -225,7 +225,7 @@ def _make_loop(
     if user_level is not None:
         if user_level.hides_absence:
             schedule = SecretSchedule(schedule.participation, sampling=schedule.sampling)
-        for note in notes(deployment, user_level, len(roster.names)):
+        for note in notes(deployment, user_level, len(roster.names), task):
             exchange.say(note)
     rule, trained = config.robust_rule, trained_columns(algorithm, task)
     stages = (

@@ -83,13 +83,13 @@ def share_of(deployment: Deployment, num_clients: int) -> user_level.Share | Non
     return user_level.Share.of(privacy, num_clients, noise, secure.least)
 
 
-def notes(deployment: Deployment, stage: UserLevel, num_clients: int) -> list[str]:
+def notes(deployment: Deployment, stage: UserLevel, num_clients: int, task: Task) -> list[str]:
     """Sentences for the operator before the first round."""
     config, label = deployment.run, deployment.method
     privacy = config.user_privacy
     assert privacy is not None
     return [
-        *privacy.notes(label, deployment.algorithm, num_clients, stage.sampling),
+        *privacy.notes(label, deployment.algorithm, num_clients, stage.sampling, task, stage.noise),
         f"{label}: user-level noise {stage.noise:.4g} on every sum, of {stage.expected:g} clients expected; "
         + ("every node adds a share of it" if stage.at_nodes else "the server adds it, and is trusted to"),
     ]
