@@ -54,7 +54,8 @@ def run(
 def verify(
     entry: Annotated[Path, Argument(help="entry.json")],
     cells: Annotated[
-        int, Option(min=1, help="How many federations with a seed, and tried settings, are drawn and run again.")
+        int,
+        Option(min=1, help="Number of federations with a seed, and of tried settings, that are drawn and run again."),
     ] = 8,
     draw: Annotated[int | None, Option(help="Repeat a draw by its number; a new draw cannot be foreseen.")] = None,
     plugin: Annotated[Path | None, Option(help="The method's file, which you have read.")] = None,
@@ -91,9 +92,9 @@ def verify(
 @arena.command()
 def board(
     entries: Annotated[Path, Argument(help="Folder with entries, at any depth.")],
-    out: Annotated[Path, Option("--out", "-o", help="The page, which needs nothing beside itself; or .md.")] = Path(
-        "board.html"
-    ),
+    out: Annotated[
+        Path, Option("--out", "-o", help="The page to write, one file that needs no others; or .md.")
+    ] = Path("board.html"),
 ) -> None:
     """Make the board of all entries in a folder: a page without a server."""
     from kinfed.arena import arena_board

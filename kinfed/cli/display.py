@@ -56,7 +56,7 @@ class PlainDisplay(NullObserver):
 
     def finished(self, result: FinalRecord) -> None:
         if self._done < self._rounds:
-            self._say(f"{result.label} seed {result.seed}: has learnt all it will after round {self._done}")
+            self._say(f"{result.label} seed {result.seed}: has learnt all that it can after round {self._done}")
 
     def note(self, text: str) -> None:
         self._say(f"note: {text}")

@@ -70,7 +70,7 @@ def requirements(texts: list[str] | None = None) -> dict[str, list[Package]]:
 
 
 def doctor() -> None:
-    """Show what is installed, which backends and devices there are, and which data; exit status 1 where a package is
+    """Show what is installed, which backends and devices there are, and which data; exit status 1 if a package is
     missing or does not fit."""
     packages = requirements()
     wrong = [package for package in packages[BASE] if not package.fits]
@@ -104,7 +104,7 @@ def _show_packages(base: list[Package], extras: dict[str, list[Package]]) -> Non
         table.add_row(extra, "no" if extra in lacking else "yes", ", ".join(map(str, packages)), EXTRAS[extra])
     console.print(table)
     if lacking:
-        say(f"what is not here: pip install 'kinfed[{','.join(lacking)}]'")
+        say(f"not installed: pip install 'kinfed[{','.join(lacking)}]'")
 
 
 def _show_engine() -> None:
@@ -129,6 +129,6 @@ def _show_data() -> None:
     named = "KINFED_DATA" if os.environ.get("KINFED_DATA") else "KINFED_DATA or --data name another"
     folders = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
     sets = [name for name in folders if any((folder / name).rglob("*.parquet"))]
-    names = ", ".join(sets) or "none yet; kinfed list datasets says which come with kinfed"
+    names = ", ".join(sets) or "none yet; kinfed list datasets shows those that come with kinfed"
     say(f"data     {folder} ({named}): {names}")
     say(f"cache    {cache.cache_folder()}")

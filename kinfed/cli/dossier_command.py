@@ -31,7 +31,7 @@ class FolderOrVerify(TyperGroup):
 
 dossier = CommandGroup(
     cls=FolderOrVerify, no_args_is_help=True, subcommand_metavar="FOLDER | verify DOCUMENT",
-    help="Document for an ethics board or a data-protection officer: what left each site, how protected, who gained.",
+    help="Write a document for an ethics board or a data-protection officer: what left a site, how it was protected.",
 )  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def write(
 @dossier.command()
 def verify(
     document: Annotated[Path, Argument(help="The dossier.")],
-    folder: Annotated[Path | None, Option(help="The folder that it is of (default: the one it lies in).")] = None,
+    folder: Annotated[Path | None, Option(help="Folder that it describes (default: the one it lies in).")] = None,
     vault: Vaults = None,
 ) -> None:
     """Compute every fact and every sentence of a dossier again; exit status 1 if one differs."""

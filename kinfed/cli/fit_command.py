@@ -23,8 +23,8 @@ TRAINING = "Training"
 DEMO = "post_offices"
 DEMO_SETTINGS = {"trials": 2, "rounds": 15, "algorithms": "ditto", "models": "mlr"}  # half a minute on a laptop
 NOTHING_TO_GAIN = (
-    "It is not always so: on breast_cancer (kinfed fit breast_cancer), where sites by themselves are right about "
-    "nearly every row, there is little to gain, and the page says that nothing is shown."
+    "It is not always like this: on breast_cancer (kinfed fit breast_cancer), where sites alone are right about "
+    "nearly every row, there is little to gain, and the page says that no gain is shown."
 )
 TEXTS = {
     "client_column": "Column that names the site of each row.",
@@ -68,7 +68,9 @@ def fit(
     ] = None,
     minutes: Annotated[
         float | None,
-        Option(help="Time limit (of work, on a busy machine); fewer tries meet it.", rich_help_panel=FILES),
+        Option(
+            help="Time limit (processor time on a busy machine); tries are left out to meet it.", rich_help_panel=FILES
+        ),
     ] = None,
     out: Annotated[
         Path | None, Option("--out", "-o", help="Folder to write (default: fits/<time>).", rich_help_panel=FILES)
@@ -130,7 +132,7 @@ def contributions(
         Path | None, Option("--out", "-o", help="Folder to write (default: fits/<time>).", rich_help_panel=FILES)
     ] = None,
 ) -> None:
-    """Say who gives and who gains: Shapley values of up to ten sites, for each pair, with intervals."""
+    """Show which sites give and which gain: Shapley values of up to ten sites, for each pair, with intervals."""
     from kinfed.tabular import coalitions
 
     options: dict[str, Any] = dict(context.obj)

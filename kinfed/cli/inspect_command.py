@@ -66,7 +66,7 @@ def list_(
     if what == "models":
         console.print(_model_table())
         say(
-            "path: how gradients are computed; where two are given, the second is used in most runs (fused) or for "
+            "path: how gradients are computed; if two are given, the second is used in most runs (fused) or for "
             "small steps (batched)"
         )
         return
@@ -129,7 +129,7 @@ def describe(
         Path | None, Option(help="Write who holds which rows into this file, for --partition file; no data.")
     ] = None,
 ) -> None:
-    """Show who holds what: sizes, classes per client, how far apart label distributions are."""
+    """Show which client holds what: sizes, classes per client, distances of label distributions."""
     from kinfed.cli.federation_view import FederationView
     from kinfed.data import audited
     from kinfed.data import describe as description_of

@@ -134,7 +134,7 @@ def watch(
 
     if is_fit(model):
         if client is None:
-            raise ConfigError("which site? Give --client NAME, one of the sites of the fit")
+            raise ConfigError("give --client NAME, one of the sites of the fit")
         result = watches.watch_site(FitResult.read(model), client, table, label_column, alpha)
     elif against is None or label_column is None:
         raise ConfigError("a model file is watched beside another: give --against FILE and --label-column NAME")
@@ -156,7 +156,7 @@ def insure(
     out: Annotated[Path, Option("--out", "-o", help="File of the mixture.")],
     alone_prior: Annotated[float, Option(help="Prior weight of the own model.")] = 0.5,
 ) -> None:
-    """Mix a model of a deployment, or an adopted one, with the site's own: it can hardly cost more than that."""
+    """Mix a model of a deployment, or an adopted one, with the site's own, at hardly any risk."""
     from kinfed.serving import ModelPipeline
     from kinfed.tabular import insure
 

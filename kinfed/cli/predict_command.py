@@ -36,7 +36,9 @@ def predict(
     level: Annotated[
         float | None,
         Option(
-            "--set", "--interval", help="Add sets or intervals that hold the truth so often (0.9; of fit, lmm, glmm)."
+            "--set",
+            "--interval",
+            help="Add sets or intervals that hold the truth this often, such as 0.9 (of fit, lmm, glmm).",
         ),
     ] = None,
     plugin: Plugins = None,
@@ -77,7 +79,7 @@ def _source(
     if vault is not None:
         return ModelPipeline.read(Vault(vault).model_path(run, client))
     raise ConfigError(
-        "which model? --model FILE, or --run DIR (of kinfed fit or kinfed run) with --client NAME, or --vault DIR"
+        "name a model: --model FILE, --run DIR (of kinfed fit or kinfed run) with --client NAME, or --vault DIR"
     )
 
 

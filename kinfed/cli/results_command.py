@@ -42,7 +42,7 @@ def coefficients(
     algorithm: Algorithm = None,
     seed: Seed = None,
     profile: Annotated[
-        bool, Option("--profile", help="Intervals by the profile likelihood, too (method lmm).")
+        bool, Option("--profile", help="Also give intervals by the profile likelihood (method lmm).")
     ] = False,
     out: Annotated[
         Path | None, Option("--out", "-o", help="File to write: .csv, .tex or .md (default: the terminal).")

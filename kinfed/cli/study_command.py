@@ -24,8 +24,8 @@ def study(
 ) -> None:
     """Run federations x models x a swept setting with all methods and seeds, and show them as one table.
 
-    The file holds settings of `kinfed run` for all cells, [[federations]] and [[models]] with a name and settings of
-    their own, [sweep] with a setting and its values, and [tuning] with the trials of every method. Repeat the command
+    The file holds settings of `kinfed run` for all cells, tables `federations` and `models` with a name and settings of
+    their own, `sweep` with a setting and its values, and `tuning` with the trials of every method. Repeat the command
     to go on where it stopped, or after adding a method, a seed, a value or a federation to the file.
     """
     from kinfed.api import total_rounds
@@ -62,7 +62,7 @@ def table(
         Form | None, Option(help="text, markdown, latex, csv or html (default: by --out, or text).")
     ] = None,
     out: Annotated[Path | None, Option("--out", "-o", help="File to write instead of showing the table.")] = None,
-    metric: Annotated[str | None, Option(help="Another metric than the headline one.")] = None,
+    metric: Annotated[str | None, Option(help="Metric to show instead of the headline one.")] = None,
     costs: Annotated[bool, Option("--costs", help="Add columns of bytes and seconds.")] = False,
 ) -> None:
     """Show the table of a study, for the terminal, a paper or a page."""

@@ -40,7 +40,7 @@ TEXTS = {
     "rounds": "Communication rounds of a trial (default 40).",
     "seeds": "Seeds that a trial is averaged over (default 0).",
     "lr": "Learning rate of the first trial (default 0.05).",
-    "eval_every": "Rounds between looks at a trial that --prune may stop (default 5).",
+    "eval_every": "Rounds between checks whether --prune stops a trial (default 5).",
 }
 
 

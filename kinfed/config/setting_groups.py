@@ -98,7 +98,7 @@ class MethodSettings:
         registry="preset",
     )  # fmt: skip
     as_published: bool = option(
-        False, "Methods as their papers have them, where their defaults are others; options that you set win."
+        False, "Methods with the options of their papers, not kinfed's defaults; options that you set win."
     )
 
 

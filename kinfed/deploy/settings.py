@@ -90,10 +90,12 @@ class Deployment:
     """Settings that only a deployment has, and those of its run."""
 
     out: str = option("runs/deployment", "Folder on the server's machine; the same again resumes the run.")
-    clients: Names = option("3", 'How many, or their names: "hospital-a,hospital-b,hospital-c".')
+    clients: Names = option("3", 'Number of clients, or their names: "hospital-a,hospital-b,hospital-c".')
     joined: str = option("", "Names of sites that have come into the run since it began, in their order.")
-    left: str = option("", "Names of sites that have left the run; taken out of here, a site is back.")
-    quorum: int = option(0, "Updates that a round needs to count (0: of more than half of the called).", ge=0)
+    left: str = option("", "Names of sites that have left the run; removed from this list, a site is back.")
+    quorum: int = option(
+        0, "Number of updates that a round needs to count (0: more than half of the clients called).", ge=0
+    )
     deadline: float = option(600.0, "Seconds that a round waits for its clients.", gt=0)
     wait: float = option(600.0, "Seconds that the start waits for all clients to appear.", gt=0)
     patience: int = option(3, "Rounds in a row without quorum after which the run stops.", ge=1)
@@ -107,15 +109,17 @@ class Deployment:
     trials: int = option_of(FitSettings, "trials")
     search_folds: int = option_of(FitSettings, "folds")
     deploy: Literal["chosen", "certified"] = option(
-        "chosen", "Of fit: a site takes what folds chose, or that where its test rows show a gain."
+        "chosen", "For fit: a site takes what the folds chose, or only if its test rows show a gain."
     )
-    judged: str = option("", "Of evaluate: files of models on the server (kinfed export), or a folder of them.")
-    options: str = option("", 'Of the method, the model and the rule: "lam=0.5 model.width=8 robust.share=0.2".')
-    seed: int = option(0, "Of all draws but the noise and samples of private training.")
-    classes: Names = option("10", 'How many (labels 0, 1, ...), or their names: "benign,malignant".')
+    judged: str = option("", "For evaluate: files of models on the server (kinfed export), or a folder of them.")
+    options: str = option(
+        "", 'Options of the method, the model and the rule: "lam=0.5 model.width=8 robust.share=0.2".'
+    )
+    seed: int = option(0, "Seed of all draws but the noise and samples of private training.")
+    classes: Names = option("10", 'Number of classes (labels 0, 1, ...), or their names: "benign,malignant".')
     target: str = option(
         "",
-        "Where a number is predicted, in place of classes: its mean and standard deviation as known to "
+        "If a number is predicted instead of classes: its mean and standard deviation as known to "
         'everybody, such as "29,10". Models learn (y - mean) / deviation; no node is asked for either. Of other '
         'targets their record, such as {"kind": "counts", "mean": 2.5} (docs/targets.md).',
     )
@@ -132,7 +136,7 @@ class Deployment:
     largest_count: int = option(10**6, "Examples that a client may say it has; more is refused.", ge=1)
     drift: float = option(0.1, "Share by which a client's numbers of examples may change after the start.", ge=0, le=1)
     largest_value: float = option(
-        1e6, "Of a feature before scaling; clients whose sums say more are left out of the scaling.",
+        1e6, "Largest value of a feature before scaling; clients whose sums say more are left out of the scaling.",
         gt=0, infinite=True,
     )  # fmt: skip
     secure_threshold: float = option(

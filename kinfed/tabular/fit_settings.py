@@ -33,10 +33,11 @@ class FitSettings:
         0, "Cross-validation folds of a site's training rows; 0: five, or ten where sites have fewer than 100.", ge=0
     )
     rounds: int = option_of(RunConfig, "rounds", 30, "Rounds of training.")
-    steps: int = option_of(RunConfig, "steps", 20)
+    steps: int = option_of(RunConfig, "steps", 20, "Local steps per round.")
     metric: str = option("auto", "Metric to report: auroc, accuracy, rmse, ...; choices are made by proper scores.")
     deploy: Literal["safe", "chosen", "certified"] = option(
-        "safe", "What a site is handed: a safe mixture with its own model, what folds chose, or that where shown."
+        "safe",
+        "What a site gets: a safe mixture with its own model, what the folds chose, or that only if its gain is shown.",
     )
     alone_prior: float = option(0.5, "Prior weight of a site's own model in safe mixtures.", gt=0, lt=1)
     class_weights: str = option_of(
@@ -44,7 +45,7 @@ class FitSettings:
     )
     references: bool = option(
         True,
-        "Fit what one would take instead, too: ridge or logistic regression and trees alone, trees on pooled rows.",
+        "Fit the usual alternatives, too: ridge or logistic regression and trees alone, trees on pooled rows.",
     )
     test_fraction: float = option(0.25, "Share of each site's rows for testing.", gt=0, lt=1)
     seed: int = option(0, "Seed of all draws.", ge=0)

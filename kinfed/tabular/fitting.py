@@ -348,7 +348,7 @@ class SiteFit:
         if budget.is_over():
             self.observer.note("time was up before references (ridge or logistic regression, trees) were fitted")
             return ()
-        self.observer.step("references: what one would take instead")
+        self.observer.step("references: the usual alternatives")
         reference = ReferenceData.of(self.data, self.settings.seed)
         return reference_records(self.metric, self.data, reference.every(), reference.titles(), handed.outputs)
 

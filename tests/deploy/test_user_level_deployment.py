@@ -225,7 +225,7 @@ def test_a_round_without_answers_is_noised_like_any_other(tmp_path: Path) -> Non
     for before, after in ((1, 2), (2, 3)):
         assert float((sent[after][0] - sent[before][0]).std()) == pytest.approx(2.0 * 0.5 / 3, rel=0.2)
     assert summary(folder)["rounds"] == 3
-    assert any("none of 3 updates; the model gets its noise all the same" in line for line in net.log)
+    assert any("none of 3 updates; the model gets its noise nevertheless" in line for line in net.log)
 
 
 def test_both_kinds_of_privacy_at_once(tmp_path: Path) -> None:

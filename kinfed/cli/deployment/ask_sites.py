@@ -113,7 +113,7 @@ def fit(
     say(f"page     {trial.run_folder / PAGE}, for all; it holds one sentence per site")
     for site in parts:
         page = next(iter(sorted(site.vault.rglob(PAGE))), site.vault)
-        say(f"page     {page}, which stays at {site.client}, with its model beside it")
+        say(f"page     {page}, which stays at {site.client}, beside its model")
 
 
 def evaluate(
@@ -162,9 +162,9 @@ def _nodes(at: str, certs: Path, sites: str, tables: list[str] | None, seconds: 
     from kinfed.deploy import Sites
 
     if tables:
-        raise ConfigError("nodes that run have rows of their own; leave out the tables, or --at")
+        raise ConfigError("nodes that run have their own rows; leave out the tables, or --at")
     if not sites:
-        raise ConfigError("which of the nodes? Name the sites with --sites a,b,c")
+        raise ConfigError("name the sites to ask with --sites a,b,c")
     return Sites(at, certs, [name.strip() for name in sites.split(",")], say, seconds=seconds)
 
 
@@ -174,5 +174,5 @@ def _described(typed: dict[str, Any]) -> dict[str, Any]:
 
 def _some(tables: list[str] | None) -> list[str]:
     if not tables:
-        raise ConfigError("whose rows? Name a table, or the nodes that run (--at, --sites)")
+        raise ConfigError("name a table, or the nodes that run (--at, --sites)")
     return tables

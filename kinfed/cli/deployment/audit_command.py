@@ -29,10 +29,10 @@ def show(
     place: Place,
     client: Annotated[str, Option(help="Only of this client.")] = "",
     run: Annotated[str, Option(help="Only of this run.")] = "",
-    last: Annotated[int, Option(help="This many of the newest messages; 0: all.", min=0)] = 50,
-    as_json: Annotated[bool, Option("--json", help="As lines of JSON, all of them.")] = False,
+    last: Annotated[int, Option(help="Number of the newest messages to show; 0: all.", min=0)] = 50,
+    as_json: Annotated[bool, Option("--json", help="Print all of them as lines of JSON.")] = False,
 ) -> None:
-    """Show what left and what was refused. --json has the run, the server and the digest of the message, too."""
+    """Show what left and what was refused; --json also has the run, the server and the digest of the message."""
     entries = [
         entry
         for log in _logs(place)
@@ -67,7 +67,7 @@ def verify(
         Path | None, Option(help="The server's log of a run: whether all that came from a client has left it.")
     ] = None,
 ) -> None:
-    """Verify that no line of an audit log was changed, moved or taken out; exit status 1 where one was."""
+    """Verify that no line of an audit log was changed, moved or taken out; exit status 1 if one was."""
 
     from kinfed.deploy import audit_log
 
@@ -92,14 +92,14 @@ def verify(
                     say(f"line {entry['n']} of {theirs.path} came from {client} and is not in its log", style="red")
                 wrong = wrong or bool(missing)
                 came = any(entry.get("client") == client for entry in theirs.read())
-                held = f"all that came from {client} is in its log" if came else f"it has nothing of {client}"
+                held = f"all that came from {client} is in its log" if came else f"it lacks {client}"
                 say(f"{theirs.path}: whole; " + ("" if missing else held))
         except StorageError as error:
             say(str(error), style="red")
             wrong = True
     if wrong:
         raise typer.Exit(1)
-    say("note the head elsewhere: with it, a log that was written anew is noticed")
+    say("keep the head elsewhere: with it, a log that was rewritten is noticed")
 
 
 def _logs(place: Path) -> list[audit_log.AuditLog]:

@@ -77,7 +77,7 @@ def enrol(
     folder: Members,
     file: Annotated[Path, Argument(help="The .pub that a site has sent.")],
     days: Annotated[int | None, Option(help="Days for which it is valid (default 730).", min=1)] = None,
-    replace: Annotated[bool, Option("--replace", help="Also in place of a key that did not sign it.")] = False,
+    replace: Annotated[bool, Option("--replace", help="Accept it even if the former key did not sign it.")] = False,
 ) -> None:
     """Take a site's public key into the folder of those that are believed."""
     with _needs_cryptography():

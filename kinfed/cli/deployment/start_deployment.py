@@ -43,12 +43,11 @@ Health = Annotated[
     ),
 ]
 Alert = Annotated[
-    str, Option(envvar="KINFED_ALERT", help="Command, or http(s) address, that is told when a trouble begins and ends.")
+    str,
+    Option(envvar="KINFED_ALERT", help="Command or http(s) address to call when a trouble begins and when it ends."),
 ]
-Log = Annotated[
-    str, Option(envvar="KINFED_LOG_FORMAT", help="text, or json: a line of JSON for everything that is said.")
-]
-Cold = Annotated[bool, Option("--cold", help="Start a Python for every message.")]
+Log = Annotated[str, Option(envvar="KINFED_LOG_FORMAT", help="text, or json: one line of JSON for each message.")]
+Cold = Annotated[bool, Option("--cold", help="Start a new Python process for every message.")]
 
 
 def up(
@@ -113,7 +112,7 @@ def server(
     port: Annotated[int, Option(help="Port for nodes.", min=1, max=65535)] = 8000,
     control_port: Annotated[int, Option(help="Port of this machine alone, for flwr.", min=1, max=65535)] = 8001,
     folder: Annotated[Path, Option(help="Folder for its database and Flower's own files.")] = Path("superlink"),
-    cold: Annotated[bool, Option("--cold", help="Start a Python for every run.")] = False,
+    cold: Annotated[bool, Option("--cold", help="Start a new Python process for every run.")] = False,
     health: Health = "",
     alert: Alert = "",
     log: Log = "text",

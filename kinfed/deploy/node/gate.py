@@ -245,7 +245,7 @@ class Gate:
         differential privacy figures get noise, sums are those of all training rows, and all of it has a price."""
         rules, private = self.rules, self.deployment.run.privacy is not None
         if rules.hides_client or rules.require_secure_aggregation or (rules.demands_privacy and not private):
-            raise Refused(f"{self.client} gives no exact figures of its rows, by which a search chooses")
+            raise Refused(f"{self.client} gives no exact figures of its rows, which a search chooses by")
         if not private:
             self.check_split("test")
 

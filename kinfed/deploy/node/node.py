@@ -115,7 +115,7 @@ class Node:
         name = order.require("name", str)
         if name not in self.clients:
             everyone = ", ".join(self.clients)
-            raise MessageError(f"a message for client {name!r} has come to the node of {everyone}; nothing was done")
+            raise MessageError(f"a message for client {name!r} has reached the node of {everyone}; nothing was done")
         if kind == wire.TOGETHER:
             client = self.clients[name]
             with client.gate.released_errors():

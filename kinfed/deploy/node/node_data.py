@@ -85,7 +85,7 @@ class ClientData:
             return federation
         if self.roles is not None:
             raise Refused(
-                f"the run wants validation examples, and {federation.names[0]} has none: its rows have the roles that "
+                f"the run needs validation examples, and {federation.names[0]} has none: its rows have the roles that "
                 "its owner gave them. Name some in the data, or set validation in node.toml before the first run"
             )
         return federation.with_validation(share, deployment.seed, None if number is None else torch.tensor([number]))

@@ -42,7 +42,7 @@ Permission = Annotated[bool, BeforeValidator(_yes)]
 class NodeRules:
     min_noise: float = option(0.0, "Never train without differential privacy of at least this noise.", ge=0)
     epsilon: float = option(
-        math.inf, "All answers together, of all runs and servers, may cost this at most.", gt=0, infinite=True
+        math.inf, "Largest epsilon that all answers together may cost, over all runs and servers.", gt=0, infinite=True
     )
     delta: float = option_of(Privacy, "delta")
     methods: tuple[str, ...] = option((), "Methods that may be run (default: any).")
@@ -59,7 +59,7 @@ class NodeRules:
         False, "Give exact counts and sums of features for a common scaling although training is private; the names of "
         "categories are never given under privacy.",
     )  # fmt: skip
-    describe: Permission = option(True, "Say what the table is like before any model: means, gaps, large counts.")
+    describe: Permission = option(True, "Describe the table before anything is trained: means, gaps, large counts.")
     smallest_count: int = option(
         5, "Counts of fewer rows leave in no description, and models are judged on no fewer rows.", ge=1
     )
@@ -113,15 +113,15 @@ class NodeSettings:
     data: str = option(
         "", "A table (.csv, .tsv, .csv.gz, .parquet), arrays (.npz), or /srv/load.py:load, a function of this machine."
     )
-    label: str = option("", "Column with the class, where it is called otherwise than at the server.")
+    label: str = option("", "Column with the class, if it has another name than at the server.")
     split: str = option("", "Column with train, val or test; without it some rows are drawn for the test.")
     test_fraction: float | None = option(
-        None, "Share of the rows for the test, drawn here for good, where the data name none and runs shall not choose "
-        "them (they never do where the owner protects anything: default 0.25).", ge=0, lt=1,
+        None, "Share of the rows for the test, drawn here for good, if the data name none and runs shall not choose "
+        "them (they never do if the owner protects anything: default 0.25).", ge=0, lt=1,
     )  # fmt: skip
     validation: float | None = option(
         None,
-        "Likewise, share of the other rows for validation (where the owner protects anything: default 0).",
+        "Likewise, share of the other rows for validation (if the owner protects anything: default 0).",
         ge=0,
         lt=1,
     )
@@ -135,9 +135,9 @@ class NodeSettings:
     text: str = option_of(TableOptions, "text_column", "")
     tokenizer: str = option("", "Folder with tokenizer.json or vocab.txt, for text.")
     length: int = option_of(TableOptions, "length")
-    weights: str = option("", "Where this machine has the weights that the setting model.weights names.")
+    weights: str = option("", "Folder on this machine with the weights that the setting model.weights names.")
     group: str = option("", "The client's group, for methods that use groups.")
-    vault: str = option(DEFAULT_VAULT, "Where the personal model is kept (kinfed.deploy.node.vault).")
+    vault: str = option(DEFAULT_VAULT, "Folder that the personal model is kept in (kinfed.deploy.node.vault).")
     counter: str = option(
         "", "Folder for the number of private answers, by which a vault that is set back is noticed (default: the one "
         "that the vault is in).",

@@ -93,7 +93,7 @@ class Resumer:
             tries = self._tries[name] = self._tries.get(name, 0) + 1
             pause = min(FIRST_PAUSE * 2**tries, LONGEST_PAUSE)
             self._wait_until[name] = now + pause
-            text = f"the server's part of this run has died; it is started again, and resumes (try {tries})"
+            text = f"the server's part of this run has died; it is started again and resumes (try {tries})"
             self._say(f"{about['out']}: {text}")
             with contextlib.suppress(OSError), (Path(about["out"]) / "log.txt").open("a", encoding="utf-8") as log:
                 log.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {text}\n")

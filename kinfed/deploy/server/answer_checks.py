@@ -75,7 +75,7 @@ class AnswerChecks:
         headline = METRICS.headline(problem, self._deployment.run.metric)
         wanted = {f"sums.{one.name}" for one in METRICS.of_problem(problem, headline)} if exact else set()
         if tensors.keys() - {*plain, "error"} - wanted or wanted - tensors.keys():
-            raise MessageError("an evaluation by other metrics than the run's; all must have the same plugins")
+            raise MessageError("an evaluation by metrics other than the run's; all must have the same plugins")
         if any(tensors[name].shape != (1, 2) or not bool(torch.isfinite(tensors[name]).all()) for name in wanted):
             raise MessageError("an evaluation whose metrics are not two finite sums each")
         if "error" in tensors and tensors["error"].numel() != 1:
@@ -137,7 +137,7 @@ def _reported_events(answer: Packet) -> list[Event]:
     events = []
     for entry in answer.require("gradients", list):
         if not isinstance(entry, list) or len(entry) != 3 or not all(type(value) in (int, float) for value in entry):
-            raise MessageError("an answer without a readable list of what its data were asked")
+            raise MessageError("an answer without a readable list of the questions to its data")
         q, gradients, samples = entry
         if not (0 < q <= 1 and type(gradients) is int and type(samples) is int and gradients > 0 and samples > 0):
             raise MessageError("an answer with an impossible number of private gradients")

@@ -103,7 +103,7 @@ class NodePool:
         if answers and len(answers) >= needed:
             updates = yield from self._combine(answers, round, needed, updates)
         elif hidden:
-            self.exchange.say(f"round {round}: none of {len(ids)} updates; the model gets its noise all the same")
+            self.exchange.say(f"round {round}: none of {len(ids)} updates; the model gets its noise nevertheless")
         elif self._about is None:
             self.exchange.say(
                 f"round {round}: {len(answers)} of {len(ids)} updates, and {needed} are needed; nothing was changed"

@@ -44,7 +44,7 @@ GAPS = (
     "has no such column."
 )
 MEANS = "Mean ± deviation of what is there, to four digits."
-CATEGORIES = "Rows of every category; those of few rows are told together."
+CATEGORIES = "Rows of every category; categories with few rows are added up."
 
 
 def doubts(sites: Sites) -> list[str]:
@@ -85,7 +85,7 @@ def other_units(name: str, own: Mapping[str, Mapping[str, Any]]) -> list[str]:
             sentences.append(f"{name} at {site}: about {ratio:.2g} times the values of other sites ({values}){hint}")
         elif abs(mean[place] - usual) > FAR * float(deviation[others].max()):
             sentences.append(
-                f"{name} at {site}: far from the values of all other sites ({values}). Is it another unit?"
+                f"{name} at {site}: far from the values of all other sites ({values}). Is the unit another one?"
             )
     return sentences
 
@@ -155,7 +155,9 @@ def matrix_page(record: Mapping[str, Any], missing: Mapping[str, str]) -> str:
     return _page("Whose model works where", "kinfed deploy evaluate", lead, _absent(sites, missing), tables)
 
 
-MATRIX = "A line for each model, a column for each site. Bold: the best model at a site. A model is called as its file."
+MATRIX = (
+    "A line for each model, a column for each site. Bold: the best model at a site. A model has the name of its file."
+)
 
 
 def matrix_table(record: Mapping[str, Any], name: str) -> TextTable:

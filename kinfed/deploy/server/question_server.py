@@ -95,7 +95,7 @@ def read_models(places: str) -> dict[str, ModelPipeline]:
     if not paths:
         raise ConfigError(f"{places} holds no .safetensors files; write some with kinfed export")
     if len({path.stem for path in paths}) < len(paths):
-        raise ConfigError("two models are called alike; a model is called as its file")
+        raise ConfigError("two models have the same name; a model has the name of its file")
     return {path.stem: ModelPipeline.read(path) for path in paths}
 
 

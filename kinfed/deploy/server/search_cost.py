@@ -41,7 +41,7 @@ class SearchPrice:
         fewer = "" if self.trials == wanted else f" ({wanted} tries would cost more than dp_budget)"
         return (
             f"price of this search: {self.runs} runs of {self.trials} {'try' if self.trials == 1 else 'tries'}{fewer} "
-            f"with noise {self.noise:.4g}: epsilon {self.epsilon:.3g} (delta {delta:g}) at {self.site}, who pays most; "
+            f"with noise {self.noise:.4g}: epsilon {self.epsilon:.3g} (delta {delta:g}) at {self.site}, the most; "
             f"{self.with_figures:.3g} with figures, if the owner's evaluation_noise is {USUAL_NOISE:g}"
         )
 
