@@ -19,11 +19,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kinfed.core import NoOptions, Registry, imported, make_options
-from kinfed.data import Packing, Problem
+from kinfed.data import Problem
 from kinfed.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from kinfed.data import Packing
 
 Builder = Callable[..., "nn.Module"]  # (input shape, number of classes, **options); of several inputs their shapes
 Example = tuple[tuple[int, ...], int]  # input shape, number of classes
