@@ -7,7 +7,8 @@ All methods get the same number of tries. Try i takes model i mod M of the M kin
 methods as they are by default, the others draw their options from the ranges that `kinfed tune` searches, and
 weight decay with them. Draws are points of Halton's sequence, shifted by the seed: they fill the ranges evenly however
 many there are, a try does not depend on how many follow, and in the same try all methods have the same learning rate
-and weight decay. Methods with nothing to tune and no network (mixed models, trees) are tried once, as they are.
+and weight decay. Methods with nothing to tune and no network (mixed models, trees) are tried once, as they are: trees
+choose their number, depth and candidates by left-out rows themselves, in one growth instead of several.
 """
 
 from collections.abc import Sequence
