@@ -152,7 +152,7 @@ USERS = {
     "tied": (Tied, VECTOR, "rows"),
     "tutorial": (Tutorial, IMAGE, "rows"),
     "unused": (Unused, VECTOR, "rows"),
-    "recurrent": (Recurrent, TOKENS, "rows"),
+    "recurrent": (Recurrent, TOKENS, "stacked"),
     "bag of words": (BagOfWords, TOKENS, "vmap"),
     "subclass of Sequential": (lambda: Doubled(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)), VECTOR, "vmap"),
     "subclass of Linear": (lambda: nn.Sequential(Clipped(6, 4), nn.ReLU(), nn.Linear(4, 3)), VECTOR, "vmap"),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from conftest import example_gradients
 from kinfed.data.examples.batches import Batch
 from kinfed.engine.backends.recurrent import LastOutput, RecurrentNet
+from kinfed.engine.contract.descent import Terms
 from kinfed.engine.task_factory import StackedTask, make_task
 from kinfed.engine.zoo.models import build_model
 from kinfed.errors import ConfigError, ModelError
@@ -43,7 +44,7 @@ def case(
 def plain(task: StackedTask, row: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Logits and gradient of one client by torch alone, in float64."""
     module = task.module_of(row).double()
-    z = module(x.double())
+    z = module(x.double() if x.is_floating_point() else x)
     loss = (nn.functional.cross_entropy(z, y, reduction="none") * weight.double()).sum()
     grads = torch.autograd.grad(loss, list(module.parameters()))
     return z.detach(), torch.cat([g.reshape(-1) for g in grads])
@@ -176,3 +177,75 @@ def test_wrong_inputs_are_named() -> None:
         build_model("lstm", (4, 3), 2, {"hiden": 3})
     with pytest.raises(ConfigError, match="model mlp has no options; got 'hidden'"):
         build_model("mlp", (4,), 2, {"hidden": 3})
+
+
+class Own(nn.Module):
+    """A module of a user's: how it reads the answer of its layer is what tests vary."""
+
+    def __init__(self, cell: str = "gru", read: str = "last", padding: int | None = 0) -> None:
+        super().__init__()
+        self.words = nn.Embedding(11, 4, padding_idx=padding)
+        self.cell, self.out = CELLS[cell](4, 5, 2, batch_first=True), nn.Linear(5, CLASSES)
+        self.read = read
+        self.kept: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, state = self.cell(self.words(x))
+        self.kept = out
+        top = state[0] if isinstance(self.cell, nn.LSTM) else state
+        if self.read == "data" and x.sum() > 0:
+            return self.out(out[:, -2])
+        reads = {
+            "last": lambda: out[:, -1], "all of last": lambda: out[:, -1, :], "state": lambda: top[-1],
+            "first": lambda: out[:, 0], "mean": lambda: out.mean(1), "data": lambda: out[:, -1],
+            "lower state": lambda: top[0], "bent": lambda: out[:, -1].relu(),
+            "mode": lambda: out[:, -1] if self.training else out[:, 0],
+        }  # fmt: skip
+        z: Tensor = self.out(reads[self.read]())
+        return z
+
+
+TOKENS = torch.randint(0, 11, (2, 4, 6), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("padding", [None, 0])
+@pytest.mark.parametrize("read", ["last", "all of last", "state"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_own_modules_with_an_embedding_train_in_lockstep(cell: str, read: str, padding: int | None) -> None:
+    """The same gradients, steps with pulls and outputs as torch alone gives."""
+
+    def build() -> nn.Module:
+        return Own(cell, read, padding=padding)
+
+    task = make_task(build)
+    assert isinstance(task, StackedTask)
+    rows = make_task(build, backend="rows")
+    theta = torch.stack([task.init(0), task.init(1)])
+    batch = Batch(TOKENS, torch.arange(8).view(2, 4) % CLASSES, torch.rand(2, 4), torch.arange(2))
+    for k in range(2):
+        z, expected = plain(task, theta[k], TOKENS[k], batch.y[k], batch.weight[k])
+        torch.testing.assert_close(task.logits(theta, TOKENS)[k].double(), z, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(task.grad(theta, batch)[k].double(), expected, atol=1e-6, rtol=1e-6)
+    for rate in (0.3, torch.tensor([0.1, 0.5])):
+        ours, theirs = theta.clone(), theta.clone()
+        terms = Terms(proximal=(0.2, theta + 0.1))
+        task.take_step_(ours, batch, rate, terms)
+        rows.take_step_(theirs, batch, rate, terms)
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
+    with pytest.raises(ModelError, match=r"embeds tokens 0..10; got 0..11"):
+        task.logits(theta, TOKENS + (TOKENS == 10))
+
+
+@pytest.mark.parametrize("read", ["first", "mean", "data", "lower state", "bent", "mode"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_what_reads_anything_else_goes_row_by_row(cell: str, read: str) -> None:
+    assert make_task(lambda: Own(cell, read)).backend == "rows"
+
+
+def test_a_trace_leaves_the_module_as_it_is() -> None:
+    module = Own("gru")
+    assert RecurrentNet.from_module(module) is not None
+    assert module.kept is None
+    assert module.training
+    module.cell.register_forward_hook(lambda *_: None)
+    assert RecurrentNet.from_module(module) is None

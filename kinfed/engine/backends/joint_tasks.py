@@ -44,7 +44,8 @@ class StackedTask(ModuleTask):
         net = self._known_net or (stacked_net(self.module, self.objective) if self.is_plain else None)
         if net is None:
             raise ModelError(
-                "the stacked path takes chains of Flatten, Linear, ReLU and Tanh, or LSTM or GRU, LastOutput, Linear"
+                "the stacked path takes chains of Flatten, Linear, ReLU and Tanh, or LSTM or GRU (on nn.Embedding), "
+                "its last output and Linear"
             )
         self.net = net
 

@@ -1,6 +1,7 @@
 """Recurrent networks for many clients at once: forward and backward through time by hand on [n, ...] tensors.
 
-A network is LSTM or GRU layers, the last output, and one dense layer. Time is the outermost axis inside,
+A network is LSTM or GRU layers, perhaps on the vectors of an embedding, the last output, and one dense layer: in
+nn.Sequential, or in a module of a user's own whose `forward`, traced, is nothing else. Time is the outermost axis,
 [T, n, B, ...]: one step of all clients is one contiguous piece. The factors of a step back do not depend on the steps
 after it, so they are worked out for all steps at once, and the loop over time is left with a product and a few sums.
 
@@ -12,6 +13,8 @@ after it, so they are worked out for all steps at once, and the loop over time i
 
 from __future__ import annotations
 
+import copy
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -189,11 +192,42 @@ class GRULayer(RecurrentLayer):
         return at_x.flatten(-2), at_h.flatten(-2)
 
 
+@dataclass(frozen=True)
+class TokenTable:
+    """An embedding: a row of vectors [n, V, D] for every token."""
+
+    weight: int  # where it begins in a row of theta
+    tokens: int  # V
+    width: int  # D
+    padding: int | None  # the token that does not learn
+
+    def of(self, theta: Tensor) -> Tensor:
+        return theta[:, self.weight : self.weight + self.tokens * self.width].view(len(theta), self.tokens, self.width)
+
+    def places(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """(client, token) of tokens [..., n, B] or [n, m]."""
+        shape = (-1, 1)
+        return torch.arange(tokens.shape[-2], device=tokens.device).view(shape).expand(tokens.shape[-2:]), tokens
+
+    def vectors(self, theta: Tensor, tokens: Tensor) -> Tensor:
+        """[T, n, B, D] of tokens [T, n, B]."""
+        known = tokens.device.type == "cpu"  # others say so themselves, and asking would wait for them
+        if known and tokens.numel() and not (int(tokens.min()) >= 0 and int(tokens.max()) < self.tokens):
+            span = f"{int(tokens.min())}..{int(tokens.max())}"
+            raise ModelError(f"the model embeds tokens 0..{self.tokens - 1}; got {span}")
+        return self.of(theta)[self.places(tokens)]
+
+    def learnt(self, delta: Tensor, tokens: Tensor) -> Tensor:
+        """The deltas [n, m, D] without those of padding."""
+        return delta if self.padding is None else delta * (tokens != self.padding)[..., None]
+
+
 _LAYERS: dict[type, type[RecurrentLayer]] = {nn.LSTM: LSTMLayer, nn.GRU: GRULayer}
 
 
-# The gradient of a dense map: Σ over time and batch of outer products of a delta and an input, [n, T B, ...] each.
-OuterGradient = tuple[Dense, Tensor, Tensor]
+# The gradient of a dense map: Σ over time and batch of outer products of a delta and an input, [n, T B, ...] each; of a
+# table the sum of deltas at the rows of tokens.
+OuterGradient = tuple[Dense | TokenTable, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -203,15 +237,18 @@ class RecurrentNet:
     layers: tuple[RecurrentLayer, ...]
     head: Dense
     objective: Objective = CROSS_ENTROPY
+    table: TokenTable | None = None
 
     @property
     def compiles(self) -> bool:
         """Whether there are compiled loops for its layers."""
-        return isinstance(self.layers[0], LSTMLayer)
+        return isinstance(self.layers[0], LSTMLayer) and self.table is None
 
     @property
     def stacks_up_to(self) -> int:
-        return STACKS_UP_TO if self.compiles else GRU_STACKS_UP_TO
+        """Parameters, to which a table adds: of its rows, few are read in a step."""
+        most = STACKS_UP_TO if isinstance(self.layers[0], LSTMLayer) else GRU_STACKS_UP_TO
+        return most if self.table is None else most + self.table.tokens * self.table.width
 
     @property
     def compiles_up_to(self) -> int:
@@ -219,10 +256,15 @@ class RecurrentNet:
 
     @classmethod
     def from_module(cls, module: nn.Module, objective: Objective = CROSS_ENTROPY) -> RecurrentNet | None:
-        chain = chain_of(module, (*_LAYERS, LastOutput, nn.Linear))
-        if chain is None or [type(layer) for layer in chain[1:]] != [LastOutput, nn.Linear]:
+        chain = chain_of(module, (nn.Embedding, *_LAYERS, LastOutput, nn.Linear)) or _traced_chain(module)
+        if chain is None or [type(layer) for layer in chain[-2:]] != [LastOutput, nn.Linear] or len(chain) > 4:
             return None
-        cell, _, last = chain
+        *before, cell, _, last = chain
+        words = before[0] if before else None
+        if words is not None and (
+            not isinstance(words, nn.Embedding) or words.max_norm or words.sparse or words.scale_grad_by_freq
+        ):
+            return None
         if not isinstance(cell, nn.RNNBase) or not isinstance(last, nn.Linear):
             return None
         if cell.bidirectional or cell.proj_size or not cell.bias or not cell.batch_first or cell.dropout:
@@ -230,7 +272,11 @@ class RecurrentNet:
         if not owns_its_parameters(module, chain):
             return None
         kind = _LAYERS[type(cell)]
-        layers, position, inputs, hidden = [], 0, cell.input_size, cell.hidden_size
+        table = None
+        if isinstance(words, nn.Embedding):
+            table = TokenTable(0, words.num_embeddings, words.embedding_dim, words.padding_idx)
+        start = 0 if table is None else table.tokens * table.width
+        layers, position, inputs, hidden = [], start, cell.input_size, cell.hidden_size
         outputs = kind.gates * hidden
         for _ in range(cell.num_layers):  # torch's order: weight_ih, weight_hh, bias_ih, bias_hh
             w_h = position + outputs * inputs
@@ -239,7 +285,7 @@ class RecurrentNet:
             layers.append(kind(Dense(inputs, outputs, position, b_x), own))
             position, inputs = b_x + 2 * outputs, hidden
         bias = None if last.bias is None else position + last.weight.numel()
-        return cls(tuple(layers), Dense(last.in_features, last.out_features, position, bias), objective)
+        return cls(tuple(layers), Dense(last.in_features, last.out_features, position, bias), objective, table)
 
     @torch.no_grad()
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
@@ -253,13 +299,22 @@ class RecurrentNet:
     def _forward_all(self, theta: Tensor, x: Tensor) -> list[Activations]:
         """Activations of every recurrent layer, from the first to the last."""
         wanted = self.layers[0].x.inputs
+        if self.table is not None:
+            if x.dim() != 3 or x.is_floating_point():
+                raise ModelError(f"the model reads tokens, [length]; got {x.dtype} of shape {list(x.shape[2:])}")
+            values = self.table.vectors(theta, x.permute(2, 0, 1))
+            return self._activations_of(theta, values)
         if x.dim() != 4 or x.shape[3] != wanted or not x.is_floating_point():
             kind = "" if x.is_floating_point() else " tokens"
             raise ModelError(
                 f"the model reads sequences of {wanted} numbers, [length, {wanted}]; "
                 f"got examples of shape {list(x.shape[2:])}{kind}"
             )
-        values, activations = x.permute(2, 0, 1, 3), []
+        return self._activations_of(theta, x.permute(2, 0, 1, 3))
+
+    def _activations_of(self, theta: Tensor, values: Tensor) -> list[Activations]:
+        """Activations for inputs [T, n, B, D]."""
+        activations = []
         for layer in self.layers:
             activations.append(layer.forward(theta, values))
             values = activations[-1].h[1:]
@@ -285,16 +340,23 @@ class RecurrentNet:
             at_x, at_h = layer.backward(theta, values, below)
             delta = _by_client(at_x)
             again = delta if at_h is at_x else _by_client(at_h)
+            at_inputs = torch.bmm(delta, layer.x.weight_of(theta)) if number or self.table is not None else delta
             if number:
-                below = _by_time(torch.bmm(delta, layer.x.weight_of(theta)), len(top.x))
+                below = _by_time(at_inputs, len(top.x))
             yield layer.x, delta, _by_client(values.x)
             yield layer.h, again, _by_client(values.h[:-1])
+            if not number and self.table is not None:
+                tokens = batch.x.transpose(1, 2).flatten(1)
+                yield self.table, self.table.learnt(at_inputs, tokens), tokens
 
     @torch.no_grad()
     def grad(self, theta: Tensor, batch: Batch, feature_loss: FeatureLoss | None = None) -> Tensor:
         out = torch.empty_like(theta, memory_format=torch.contiguous_format)
         for dense, delta, x in self._outer_gradients(theta, batch, feature_loss):
-            write_gradient(dense.params_of(out), delta, x)
+            if isinstance(dense, TokenTable):
+                dense.of(out).zero_().index_put_(dense.places(x), delta, accumulate=True)
+            else:
+                write_gradient(dense.params_of(out), delta, x)
         return out
 
     @torch.no_grad()
@@ -302,7 +364,71 @@ class RecurrentNet:
         lam, center = terms.proximal or (None, None)
         step = DenseStep(lr, lam, theta.dtype)
         for dense, delta, x in self._outer_gradients(theta, batch, terms.feature_loss, step):
-            step.apply_(dense.params_of(theta), delta, x, None if center is None else dense.params_of(center))
+            if isinstance(dense, TokenTable):
+                toward = None if center is None else dense.of(center)
+                step.apply_to_table_(dense.of(theta), dense.places(x), delta, toward)
+            else:
+                step.apply_(dense.params_of(theta), delta, x, None if center is None else dense.params_of(center))
+
+
+def _traced_chain(module: nn.Module) -> list[nn.Module] | None:
+    """The layers of a user's own module: an embedding perhaps, one LSTM or GRU, its last output and a linear layer,
+    if its `forward`, traced in training and in evaluation, calls these one after the other and does nothing else."""
+    kinds = [type(child) for child in module.children()]
+    if not any(kind in _LAYERS for kind in kinds) or chain_of(module, (type(module),)) is None:
+        return None  # not worth a trace, or with hooks
+    last, traced = LastOutput(), copy.deepcopy(module)  # a forward may keep what it is called with
+    chains = [_layers_called(module, traced.train(mode), last) for mode in (True, False)]
+    return chains[0] if chains[0] == chains[1] else None
+
+
+def _layers_called(module: nn.Module, traced: nn.Module, last_output: LastOutput) -> list[nn.Module] | None:
+    from torch import fx  # for modules of this kind alone
+
+    try:
+        graph = fx.Tracer().trace(traced)
+    except Exception:  # the code of a stranger that cannot be traced
+        return None
+    for node in reversed(list(graph.nodes)):  # such as the state, taken apart from the outputs
+        if node.target is operator.getitem and not node.users:
+            graph.erase_node(node)
+    nodes = list(graph.nodes)
+    (first, *inside), end = nodes[:-1], nodes[-1]
+    chain: list[nn.Module] = []
+    if first.op != "placeholder" or end.op != "output":
+        return None
+    last: object = first
+    indices: list[Any] = []
+    for node in inside:
+        if node.args[:1] != (last,) or node.kwargs:
+            return None
+        last = node
+        if node.op == "call_function" and node.target is operator.getitem:
+            indices.append(node.args[1])
+            continue
+        if node.op != "call_module" or len(node.args) != 1:
+            return None
+        layer = module.get_submodule(node.target)
+        if chain_of(layer, (nn.Embedding, *_LAYERS, nn.Linear)) != [layer]:
+            return None
+        if isinstance(layer, nn.Linear):
+            if tuple(indices) not in _LAST_OUTPUT.get(type(chain[-1]) if chain else None, ()):
+                return None
+            chain.append(last_output)
+            indices = []
+        elif indices:
+            return None
+        chain.append(layer)
+    return chain if end.args == (last,) and not indices else None
+
+
+_EVERYTHING = slice(None)
+_OF_OUTPUTS = ((0, (_EVERYTHING, -1)), (0, (_EVERYTHING, -1, _EVERYTHING)))
+# What is read from a layer's answer (outputs, state), where this is the last output of the last layer.
+_LAST_OUTPUT: dict[type | None, tuple[tuple[Any, ...], ...]] = {
+    nn.LSTM: (*_OF_OUTPUTS, (1, 0, -1)),
+    nn.GRU: (*_OF_OUTPUTS, (1, -1)),
+}
 
 
 def _by_client(x: Tensor) -> Tensor:

@@ -101,6 +101,15 @@ class DenseStep:
         if params.bias is not None:
             params.bias.add_(delta.sum(1), alpha=self._scale)
 
+    def apply_to_table_(
+        self, table: Tensor, places: tuple[Tensor, Tensor], delta: Tensor, center: Tensor | None
+    ) -> None:
+        """The same for tables [n, V, D], whose gradient is a sum of deltas [n, m, D] at places (client, row) [n, m]."""
+        if center is not None:
+            amount = self._amount
+            table.lerp_(center, amount[..., None] if isinstance(amount, Tensor) else amount)
+        table.index_put_(places, delta * self._scale, accumulate=True)
+
 
 def write_gradient(params: Params, delta: Tensor, x: Tensor) -> None:
     """Overwrite `params` with the gradient Σ_b delta_b x_b'."""

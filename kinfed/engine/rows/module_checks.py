@@ -91,6 +91,8 @@ def owns_its_parameters(module: nn.Module, chain: list[nn.Module]) -> bool:
     for layer in chain:
         if isinstance(layer, nn.LSTM | nn.GRU):
             expected += [p for weights in layer.all_weights for p in weights]
+        elif isinstance(layer, nn.Embedding):
+            expected.append(layer.weight)
         elif isinstance(layer, nn.Linear | nn.Conv2d):
             expected += [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
     parameters = list(module.parameters())
