@@ -90,7 +90,7 @@ class CallArguments:
         return args, more | kwargs
 
     def _is_packed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether examples come packed, not as whoever has the module alone calls it: with its own inputs."""
+        """Whether examples come packed, and not as the inputs of the module itself."""
         assert self.packing is not None
         if len(args) != 1 or kwargs.keys() & set(self.packing.names):
             return False
