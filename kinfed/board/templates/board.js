@@ -184,7 +184,7 @@
       return row;
     }));
     byId("sites").hidden = !run.sites.length;
-    byId("doing").textContent = [run.doing, run.budget].filter(Boolean).join(". ");
+    byId("doing").textContent = [run.doing, run.budget].filter(Boolean).join("; ");
     byId("sites").tBodies[0].replaceChildren(...run.sites.map((site) => {
       const row = element("tr");
       cell(row, site.name);
