@@ -1,6 +1,7 @@
 """The references (kinfed.testing.reference_case): every method as its paper has it, to be read beside that."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -135,6 +136,166 @@ def pfedgraph(case: ReferenceCase, alpha: float, lam: float) -> Iterator[Stage]:
 
 def _toward(lam: float, mix: Tensor, x: Tensor) -> Tensor:
     return -lam * cosine_similarity(x, mix, dim=0)
+
+
+# ---- servers that step, models to start from, mixtures, clusters ----
+
+
+def adaptive(
+    case: ReferenceCase, server_lr: float, beta1: float, beta2: float, tau: float,
+    squares: Callable[[Tensor, Tensor], Tensor],
+) -> Iterator[Stage]:  # fmt: skip
+    """Algorithm 2 of Adaptive Federated Optimization, with the line for v that tells its three methods apart."""
+    w, m, v = case.start, torch.zeros(case.P), torch.full((case.P,), tau**2)
+    for active in case.rounds:
+        mean = case.mean({k: case.train(k, w) - w for k in active})
+        m, v = beta1 * m + (1 - beta1) * mean, squares(v, mean**2)
+        w = w + server_lr * m / (torch.sqrt(v) + tau)
+        yield {"server w": w, "server m": m, "server v": v}
+
+
+@reference("fedadam", server_lr=0.07, beta1=0.8, beta2=0.9, tau=0.05)
+def fedadam(case: ReferenceCase, beta2: float, **others: float) -> Iterator[Stage]:
+    yield from adaptive(case, beta2=beta2, squares=lambda v, new: beta2 * v + (1 - beta2) * new, **others)
+
+
+@reference("fedyogi", server_lr=0.07, beta1=0.8, beta2=0.9, tau=0.05)
+def fedyogi(case: ReferenceCase, beta2: float, **others: float) -> Iterator[Stage]:
+    yield from adaptive(
+        case, beta2=beta2, squares=lambda v, new: torch.where(v > new, v - (1 - beta2) * new, v + (1 - beta2) * new),
+        **others,
+    )  # fmt: skip
+
+
+@reference("fedadagrad", server_lr=0.07, beta1=0.8, beta2=0.9, tau=0.05)
+def fedadagrad(case: ReferenceCase, **options: float) -> Iterator[Stage]:
+    yield from adaptive(case, squares=torch.add, **options)
+
+
+@reference("perfedavg", alpha=0.2, beta=0.1)
+def perfedavg(case: ReferenceCase, alpha: float, beta: float) -> Iterator[Stage]:
+    """First order: the gradient behind the step, without the Hessian of the step."""
+    w = case.start
+    for active in case.rounds:
+        sent = {}
+        for m in active:
+            own = w
+            for _ in range(case.steps):
+                (v,) = slopes(case.loss(m), descend(case.loss(m), own, alpha))
+                own = own - beta * v
+            sent[m] = own
+        w = case.mean(sent, equal=True)
+        yield {"server w": w, "numbers": (case.P, case.P)}
+
+
+@reference("perfedavg_hf", alpha=0.2, beta=0.1, delta=0.1)
+def perfedavg_hf(case: ReferenceCase, alpha: float, beta: float, delta: float) -> Iterator[Stage]:
+    w = case.start
+    for active in case.rounds:
+        sent = {}
+        for m in active:
+            own, f = w, case.loss(m)
+            for _ in range(case.steps):
+                (v,) = slopes(f, descend(f, own, alpha))
+                small = delta / max(1.0, float(v.norm()))
+                (ahead,), (behind,) = slopes(f, own + small * v), slopes(f, own - small * v)
+                own = own - beta * (v - alpha * (ahead - behind) / (2 * small))
+            sent[m] = own
+        w = case.mean(sent, equal=True)
+        yield {"server w": w}
+
+
+@reference("pfedme", lam=2.0, inner_steps=3, personal_lr=0.07, beta=1.4)
+def pfedme(case: ReferenceCase, lam: float, inner_steps: int, personal_lr: float, beta: float) -> Iterator[Stage]:
+    w = case.start
+    for active in case.rounds:
+        theta, sent = {}, {}
+        for m in active:
+            theta[m] = sent[m] = w
+            for _ in range(case.steps):
+                for _ in range(inner_steps):
+                    theta[m] = descend(total(case.loss(m), near(sent[m], lam)), theta[m], personal_lr)
+                sent[m] = sent[m] - case.lr * lam * (sent[m] - theta[m])
+        w = (1 - beta) * w + beta * case.mean(sent, equal=True)
+        yield {"server w": w, "client theta": theta}
+
+
+@reference("apfl", alpha=0.4)
+def apfl(case: ReferenceCase, alpha: float) -> Iterator[Stage]:
+    """α moves on the first batch of a round."""
+    w, v, a = case.start, dict.fromkeys(range(3), case.start), dict.fromkeys(range(3), torch.tensor(alpha))
+    for active in case.rounds:
+        sent = {}
+        for m in active:
+            own = w
+            for step in range(case.steps):
+                (g,) = slopes(case.loss(m), a[m] * v[m] + (1 - a[m]) * own)
+                before = a[m]
+                if step == 0:
+                    a[m] = (a[m] - case.lr * g.dot(v[m] - own)).clamp(0, 1)
+                v[m] = v[m] - case.lr * before * g
+                own = descend(case.loss(m), own, case.lr)
+            sent[m] = own
+        w = case.mean(sent, equal=True)
+        yield {"server w": w, "client v": {m: v[m] for m in active}, "client alpha": {m: a[m] for m in active}}
+
+
+def clustered(case: ReferenceCase, equal: bool) -> Iterator[Stage]:
+    omega = list(case.server["omega"])
+    for active in case.rounds:
+        choice = {m: min(range(len(omega)), key=lambda k: float(case.loss(m)(omega[k]))) for m in active}
+        sent = {m: case.train(m, omega[choice[m]]) for m in active}
+        for k in set(choice.values()):
+            omega[k] = case.mean({m: sent[m] for m in active if choice[m] == k}, equal)
+        yield {"server omega": torch.stack(omega), "numbers": (len(omega) * case.P, case.P + (2 if equal else 3))}
+
+
+@reference("ifca", clusters=3)
+def ifca(case: ReferenceCase, clusters: int) -> Iterator[Stage]:
+    yield from clustered(case, equal=True)
+
+
+@reference("hypcluster", clusters=2)
+def hypcluster(case: ReferenceCase, clusters: int) -> Iterator[Stage]:
+    yield from clustered(case, equal=False)
+
+
+def attending(
+    case: ReferenceCase, strength: float, shares: Callable[[int, dict[int, Tensor]], dict[int, float]]
+) -> Iterator[Stage]:
+    """Each model held near a mix of all that are known; a newcomer begins at their mean."""
+    models = dict[int, Tensor]()
+    for active in case.rounds:
+        new = {}
+        for m in active:
+            known = torch.stack(list(models.values())).mean(0) if models else case.start
+            mix = (
+                known if m not in models else torch.stack([a * models[j] for j, a in shares(m, models).items()]).sum(0)
+            )
+            new[m] = case.train(m, models.get(m, known), near(mix, strength))
+        models |= new
+        yield {"client theta": {m: models[m] for m in active}}
+
+
+@reference("fedamp", lam=0.4, alpha=0.5, sigma=3.0, relative=False)
+def fedamp(case: ReferenceCase, lam: float, alpha: float, sigma: float, relative: bool) -> Iterator[Stage]:
+    def shares(i: int, models: dict[int, Tensor]) -> dict[int, float]:
+        far = {j: float((models[i] - models[j]).square().sum()) for j in models if j != i}
+        others = {j: alpha / sigma * math.exp(-d / sigma) for j, d in far.items()}
+        return others | {i: 1 - sum(others.values())}
+
+    yield from attending(case, lam / alpha, shares)
+
+
+@reference("heurfedamp", lam=0.4, alpha=0.5, self_weight=0.3, sharpness=2.0)
+def heurfedamp(case: ReferenceCase, lam: float, alpha: float, self_weight: float, sharpness: float) -> Iterator[Stage]:
+    def shares(i: int, models: dict[int, Tensor]) -> dict[int, float]:
+        like = {j: sharpness * cosine_similarity(models[i], models[j], dim=0) for j in models if j != i}
+        whole = float(sum(map(torch.exp, like.values())))
+        others = {j: (1 - self_weight) * math.exp(float(s)) / whole for j, s in like.items()}
+        return others | {i: 1 - sum(others.values())}
+
+    yield from attending(case, lam / alpha, shares)
 
 
 # ---- own layers ----
