@@ -12,6 +12,7 @@ from kinfed.analysis import rankings
 from kinfed.arena.contest import best_trial
 from kinfed.arena.entries import ArenaEntry
 from kinfed.arena.standings import Standings
+from kinfed.arena.suites import SUBSETS
 from kinfed.report.drawing import duration, plural
 
 OWN = "kin"  # kinfed's own method: what speaks against it is told first
@@ -81,7 +82,8 @@ def findings(standings: Standings) -> list[str]:
 
 
 def who_is_missing(standings: Standings, nowhere: Sequence[ArenaEntry]) -> list[str]:
-    """The methods that can run in no federation, which are not ranked, and those of kinfed's that have no entry."""
+    """The methods that can run in no federation, which are not ranked, and in the smallest subset, which all methods of
+    kinfed are to enter, those of them that have no entry."""
     sentences = []
     if nowhere:
         reasons: dict[str, list[str]] = {}
@@ -90,7 +92,8 @@ def who_is_missing(standings: Standings, nowhere: Sequence[ArenaEntry]) -> list[
         shown = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items())
         sentences.append(f"Cannot run in any of these federations, and so have no rank: {shown}.")
     entered = {*standings.by_method, *(entry.method for entry in nowhere)}
-    if missing := [name for name in ALGORITHMS if ALGORITHMS.is_own(name) and name not in entered]:
+    missing = [name for name in ALGORITHMS if ALGORITHMS.is_own(name) and name not in entered]
+    if missing and standings.entries[0].subset == SUBSETS[0]:
         sentences.append(f"{plural(len(missing), 'method')} of kinfed without an entry: {', '.join(missing)}.")
     return sentences
 

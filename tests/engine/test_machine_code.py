@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -214,6 +215,31 @@ def test_code_of_files_that_change_meanwhile_is_not_kept(
     assert works(kept_kernel("rows", compile_it))
     assert not folder.exists()
     machine_code._identity.cache_clear()
+
+
+def test_threads_compile_one_after_the_other(code: MachineCode, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While numba begins to compile in one thread, another would see half of its types."""
+    monkeypatch.setattr(machine_code, "_LOADED", {})
+    begun, ended = threading.Event(), threading.Event()
+    order = []
+
+    def slowly() -> MachineCode:
+        begun.set()
+        ended.wait(0.2)
+        order.append("first")
+        return code
+
+    def quickly() -> MachineCode:
+        order.append("second")
+        ended.set()
+        return code
+
+    first = threading.Thread(target=machine_code.loaded_kernel, args=("one", slowly))
+    first.start()
+    begun.wait()
+    assert works(machine_code.loaded_kernel("trees-other", quickly))
+    first.join()
+    assert order == ["first", "second"]
 
 
 def test_old_code_of_other_versions_goes(code: MachineCode, folder: Path) -> None:

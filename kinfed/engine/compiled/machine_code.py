@@ -98,8 +98,7 @@ class Kernel:
 
 
 def compiled_kernel(name: str, network: str, target: str) -> Kernel:
-    """`train`, `program`, `step` or `score` of a `dense` or `recurrent` network for `classes` or `numbers`, loaded or
-    compiled at the first call; threads that come at the same time wait."""
+    """`train`, `program`, `step` or `score` of a `dense` or `recurrent` network for `classes` or `numbers`."""
     kernel = f"{name}-{network}-{target}"
 
     def compile_it() -> MachineCode:
@@ -107,10 +106,17 @@ def compiled_kernel(name: str, network: str, target: str) -> Kernel:
 
         return compile_kernel(name, network, target)
 
-    with _LOCK:
-        if kernel not in _LOADED:
-            _LOADED[kernel] = kept_kernel(kernel, compile_it)
-        return _LOADED[kernel]
+    return loaded_kernel(kernel, compile_it)
+
+
+def loaded_kernel(name: str, compile_it: Callable[[], MachineCode]) -> Kernel:
+    """The kernel of that name, loaded or compiled at the first call. Whatever the kernels, one thread at a time: numba
+    renews what it knows of types where a compilation begins, and others would see half of it."""
+    if name not in _LOADED:
+        with _LOCK:
+            if name not in _LOADED:
+                _LOADED[name] = kept_kernel(name, compile_it)
+    return _LOADED[name]
 
 
 def is_compiled(name: str, network: str, target: str) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from kinfed.engine.compiled.fused_task import is_installed
-from kinfed.engine.compiled.machine_code import Kernel, MachineCode, kept_kernel
+from kinfed.engine.compiled.machine_code import Kernel, MachineCode, loaded_kernel
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -202,7 +202,6 @@ def refit_leaves(
     return delta, score
 
 
-@cache
 def kernel(name: str) -> Kernel:
     """The compiled loop of that name, loaded or compiled at the first call."""
 
@@ -211,7 +210,7 @@ def kernel(name: str) -> Kernel:
 
         return compile_loop(name)
 
-    return kept_kernel(f"trees-{name}", compile_it)
+    return loaded_kernel(f"trees-{name}", compile_it)
 
 
 _has_compiler = cache(is_installed)
