@@ -32,6 +32,8 @@ DIALECT = {
     r"\bwhat there (is|was)\b": "the noun",
     r"\bso many\b": "this many; the number of",
     r"\bnobody\b": "no one; no client; not",
+    r"\bone would take\b": "the usual alternative",
+    r"\(it were\b|many \w+ it were\b": "there were",
     r"\bwhoever\b": "a client that; anyone who",
     r"\b(any|some)body\b": "anyone; someone; a client",
     r"([.;] |^\W*|\b(and|by|to) )who (asks|has (not|none|no)|is missing|sends|wants|writes)\b": "a client that",

@@ -341,7 +341,7 @@ class SiteFit:
         )  # fmt: skip
 
     def _references(self, handed: Handover, budget: TimeBudget) -> tuple[ReferenceRecord, ...]:
-        """What one would take instead; none for problems that these cannot predict, or once time is up."""
+        """The usual alternatives; none for problems that these cannot predict, or once time is up."""
         problem = self.data.problem
         if not self.settings.references or not (problem.classifies or problem.is_single_number):
             return ()

@@ -211,7 +211,7 @@ def _site_row(site: SiteRecord, words: Wording, reach: float, result: FitResult)
 
 
 def reference_table(result: FitResult) -> TextTable:
-    """What one would take instead, beside what sites have alone by kinfed and what they are handed."""
+    """The usual alternatives beside what sites have alone by kinfed and what they get."""
     words, metric = Wording(result), result.known_metric
     columns = [
         TableColumn("What", "name"),

@@ -448,7 +448,7 @@ class Wording:
         return f" In {self.choice.noun}, by which models were chosen, it is {self.advantage(gain.value)} ({ends})."
 
     def references(self) -> str:
-        """What one would take instead, in one sentence; "" if it was not fitted."""
+        """The usual alternatives, in one sentence; "" if they were not fitted."""
         parts = [
             f"{one.title} {self.number(one.value)}{' (needs pooled rows)' if one.pooled else ''}"
             for one in self.result.references
@@ -459,7 +459,7 @@ class Wording:
             return ""
         mean = self.number(sum(handed) / len(handed))
         figures = f"{self.style.noun}, mean over sites"
-        return f"Instead of this one would take ({figures}): {', '.join(parts)}; here it is {mean}."
+        return f"The usual alternatives ({figures}): {', '.join(parts)}; here it is {mean}."
 
     def _clear_sites(self, moved: Sequence[SiteRecord]) -> str:
         """The sites whose gain, or loss, is beyond chance; of many sites some are by chance."""
