@@ -222,7 +222,9 @@ def test_vectors_are_read_in_the_order_of_their_numbers(tmp_path):
     d = 11  # estimate_10 sorts before estimate_2 as text
     z = torch.randn(3, d, generator=torch.Generator().manual_seed(0), dtype=F64)
     columns = {f"estimate_{j}": z[:, j].tolist() for j in reversed(range(d))}
-    table = pa.table({"client": [1, 2, 3], "variance": [1.0, 2.0, 3.0], "n": [1.0, 2.0, 3.0], **columns})
+    table = pa.table(
+        {"client": [1, 2, 3], "variance": [1.0, 2.0, 3.0], "n": [1.0, 2.0, 3.0], **columns, "11": ["x"] * 3}
+    )
     pa.parquet.write_table(table, tmp_path / "t.parquet")
     report = gain_from_table(tmp_path / "t.parquet")
     assert report == gain_from_arrays(z, [1.0, 2.0, 3.0], [1, 2, 3], clients=["1", "2", "3"])
@@ -313,6 +315,8 @@ def test_table_shows_each_verdict_and_names_as_they_are():
     assert changes["poor"] == ("better", "better")
     assert changes["[b]middle"] == ("better", "worse")
     assert changes["rich"] == ("same", "same")
+    red = [str(cell) for cell in render(report).columns[4].cells if cell.style == "red"]
+    assert len(red) == sum(row.with_paper == "worse" for row in report.rows) > 0
     lines = printed(report).splitlines()
     assert next(line for line in lines if "poor" in line).rstrip("│ ").endswith("│ gains")
     assert any("[b]middle" in line and "gains with exact weights only" in line for line in lines)
@@ -327,6 +331,10 @@ def test_long_tables_keep_both_ends(limit):
     assert sum(text.count(f" c{i} ") for i in n) == min(limit, 20)
     assert 0 < text.index(" c1 ") < text.index(" c20 ")  # c1 saves most, c20 least
     assert (f"... {20 - limit} more" in text) == (limit < 20)
+
+
+def test_forty_clients_are_shown():
+    assert "... 1 more" in printed(gain_from_arrays([0.0] * 41, [1.0] * 41, list(range(1, 42)), s0=0.1))
 
 
 def test_summary_says_who_gains_and_who_is_harmed():
@@ -351,6 +359,13 @@ def test_the_control_of_self_fl_estimates_no_s0(tmp_path):
         batch=5, steps=5, out=tmp_path / "run",
     )  # fmt: skip
     assert gain_from_run(tmp_path / "run").rows == gain_from_run(tmp_path / "run", "selffl").rows
-    with pytest.raises(ConfigError, match="run selffl first"):
-        gain_from_run(tmp_path / "run", "selffl_control")
+    for wanted in ("selffl_control", "ditto"):
+        with pytest.raises(ConfigError, match=f"of {wanted} with client variances; run selffl first"):
+            gain_from_run(tmp_path / "run", wanted)
     assert gain_from_run(tmp_path / "run", "selffl_control", s0=1.0).rows
+    run(
+        federation=tiny_federation(), model=tiny_model, algorithms="selffl", rounds=1, seeds=[0], participation=0.1,
+        batch=5, steps=5, out=tmp_path / "short",
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="trained often enough to have a variance, and two are needed"):
+        gain_from_run(tmp_path / "short")

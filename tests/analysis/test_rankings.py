@@ -36,6 +36,7 @@ def test_groups_hold_all_methods_within_the_critical_difference():
     ranks = {"a": 1.0, "b": 1.8, "c": 2.4, "d": 4.0}
     assert rankings.alike(ranks, 1.0) == [["a", "b"], ["b", "c"]]
     assert rankings.alike(ranks, 0.1) == []
+    assert rankings.alike({"a": 1.0, "b": 2.0}, 1.0) == []  # which differ by the critical difference
     assert rankings.alike(ranks, 10.0) == [["a", "b", "c", "d"]]
 
 
@@ -52,6 +53,7 @@ def test_the_interval_of_a_mean_is_as_wide_as_its_standard_error():
     one = rankings.mean_intervals(values)["a"]
     assert one.mean == 0.5
     assert one.high - one.low == pytest.approx(2 * 1.96 * 0.5 / 10, rel=0.1)
+    assert one.high + one.low == pytest.approx(1.0, abs=0.005)
 
 
 def test_the_worst_share_has_one_client_at_least():
