@@ -52,7 +52,7 @@ async def pump(reader, writer):
     try:
         while piece := await reader.read(16384):
             due = asyncio.get_event_loop().time() + 0.1 + (0.3 if random.random() < 0.05 else 0.0)
-            end = max(end, due)  # pieces stay in order, as in TCP
+            end = max(end + 1e-6, due)  # pieces stay in order, as in TCP; those of one moment would not
             asyncio.get_event_loop().call_at(end, writer.write, piece)
         await asyncio.sleep(max(end - asyncio.get_event_loop().time(), 0) + 0.01)
     except OSError:

@@ -22,7 +22,7 @@ from kinfed.deploy.server.search_answers import (
     read_settled,
     read_statistics,
 )
-from kinfed.deploy.transport.wire import MessageError, Packet
+from kinfed.deploy.transport.wire import FORMAT, MessageError, Packet
 from kinfed.engine.scoring.metrics import METRICS
 from kinfed.errors import DataError
 from kinfed.tabular.home_search import ChosenTries
@@ -149,5 +149,5 @@ def test_a_site_says_of_the_columns_that_it_was_sent_what_they_can_buy(worth: li
 @pytest.mark.parametrize("number", ["1" + "0" * 400, "-" + "9" * 5000, str(1 << 64)])
 def test_a_header_holds_no_whole_number_beyond_64_bits(number: str) -> None:
     with pytest.raises(MessageError, match="without a readable header"):
-        Packet.read(f'{{"format": 4, "rows": {number}}}', {})
-    assert Packet.read(f'{{"format": 4, "rows": {(1 << 64) - 1}}}', {}).header["rows"] == (1 << 64) - 1
+        Packet.read(f'{{"format": {FORMAT}, "rows": {number}}}', {})
+    assert Packet.read(f'{{"format": {FORMAT}, "rows": {(1 << 64) - 1}}}', {}).header["rows"] == (1 << 64) - 1

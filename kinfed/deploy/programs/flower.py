@@ -36,10 +36,16 @@ from kinfed.deploy.transport.wire import (
     MessageError,
     Packet,
     arrays,
+    bundled,
+    unbundled,
 )  # fmt: skip
 from kinfed.errors import KinfedError
 
 _HEADER, _JSON = "header", "json"  # names of the record of a packet's header, and of the text in it
+# Flower stores, sends and confirms every array as an object of its own: forty figures of an evaluation took longer than
+# the training before it. More arrays than these travel as one for each type of number.
+_FEW_ARRAYS = 2
+_PACKED = "packed"  # in a header: this packet is one in another, and these groups of it are empty
 _QUERIES = (HELLO, SUMS, TOGETHER, JUDGE, WEIGH, SETTLE, DESCRIBE, SCORE, *SECURE_KINDS)
 _TYPES = {TRAIN: "train", EVALUATE: "evaluate"} | {kind: f"query.{kind}" for kind in _QUERIES}
 PULL_SECONDS = 0.02  # per message between looks for replies, which cost a superlink some milliseconds each
@@ -48,6 +54,8 @@ _GONE = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.RE
 
 
 def to_records(packet: Packet) -> RecordDict:
+    if sum(map(len, packet.groups.values())) > _FEW_ARRAYS:
+        packet = bundled([packet], **{_PACKED: [name for name, some in packet.groups.items() if not some]})
     records: dict[str, Any] = {_HEADER: ConfigRecord({_JSON: packet.header_json()})}
     for name, tensors in packet.groups.items():
         records[name] = ArrayRecord({key: Array(array) for key, array in arrays(tensors).items()})
@@ -61,7 +69,13 @@ def from_records(content: RecordDict) -> Packet:
         groups = {name: {key: a.numpy() for key, a in some.items()} for name, some in content.array_records.items()}
     except (ValueError, TypeError, EOFError, OSError) as error:  # what numpy says of an array it cannot read
         raise MessageError(f"an array that cannot be read ({error})") from None
-    return Packet.read(text, groups)
+    packet = Packet.read(text, groups)
+    if _PACKED not in packet.header:
+        return packet
+    parts, empty = unbundled(packet), packet.require(_PACKED, list)
+    if len(parts) != 1:
+        raise MessageError(f"a packed message holds one; got {len(parts)}")
+    return Packet(parts[0].header, {**{str(name): {} for name in empty}, **parts[0].groups})
 
 
 class _Pull:

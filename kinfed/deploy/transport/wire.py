@@ -23,7 +23,7 @@ from kinfed.core import MASKED_BY, Tree, count_bits, storage, unpacked
 from kinfed.deploy.operations.log_lines import ESCAPES
 from kinfed.errors import KinfedError
 
-FORMAT = 4  # of messages; both sides refuse any other
+FORMAT = 5  # of messages; both sides refuse any other
 
 # Kinds of requests to a node.
 HELLO, SUMS, TRAIN, EVALUATE = "hello", "sums", "train", "evaluate"
