@@ -100,6 +100,14 @@ def test_a_description_has_what_a_table_has_and_no_small_count(tmp_path: Path) -
     assert released(tmp_path)["describe: a description, counts from 5 on"] == 1
 
 
+def test_whom_rows_are_of_is_in_no_description(tmp_path: Path) -> None:
+    """A column of numbers of patients, of whom three have twenty rows each."""
+    net = make(tmp_path, {"person": "who"})
+    who = pa.array([f"p{k % 3}" for k in range(70)])
+    pa_csv.write_csv(table("west").append_column("who", who), tmp_path / "west.csv")
+    assert run(net, "describe")["sites"]["west"]["columns"].keys() == {"age", "chol", "ward", "sick", "extra"}
+
+
 def test_rare_codes_are_not_told_by_a_mean(tmp_path: Path) -> None:
     """Two of 60 patients have a 1: 60 times the mean would say so."""
     net = make(tmp_path)

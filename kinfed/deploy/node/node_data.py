@@ -232,6 +232,8 @@ def _with_own_roles(node: NodeSettings, rows: LabelledRows, named: tuple[bool, b
         assert rows.is_val is not None
         is_test = is_test & ~rows.is_val
     text = f"drawn by the node: test {test:g}, validation {validation:g}"
+    if node.person:
+        text += f", by {node.person}"
     return replace(rows, is_test=is_test, is_val=is_val), text
 
 

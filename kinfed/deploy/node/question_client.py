@@ -88,7 +88,8 @@ class QuestionClient(NodeClient):
         if not is_table(settings.data):
             raise Refused(f"{name} has arrays, and tables are what is described")
         options, table = settings.table_options, read_table(Path(settings.data))
-        left_out = {*options.ignored, options.split_column, options.weight_column, options.image_column}
+        roles = options.split_column, options.person_column, options.weight_column, options.image_column
+        left_out = {*options.ignored, *roles}
         names = [column for column in table.column_names if column not in left_out]
         return table, names, parse_kinds({column: "category" for column in codes_of(table, names)})
 
