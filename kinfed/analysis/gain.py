@@ -35,6 +35,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from kinfed.core import storage
 from kinfed.errors import ConfigError, DataError
 from kinfed.records import RunFiles
 from kinfed.theory import Numbers, Spread, TwoLevel, estimate_spread
@@ -137,7 +138,8 @@ def gain_from_run(
         for record in run.records()
         if (algorithm is None or record["algorithm"] == algorithm)
         and (seed is None or record["seed"] == seed)
-        and "sigma_m_sq" in (record["method"].get("clients") or {})
+        and isinstance(clients := record.get("method", {}).get("clients"), dict)
+        and "sigma_m_sq" in clients
         and (s0 is not None or "sigma0_sq" in record["method"])  # Self-FL's control estimates none
     ]
     if not records:
@@ -145,7 +147,8 @@ def gain_from_run(
         raise ConfigError(f"{folder} holds no evaluated round of {wanted} with client variances; run selffl first")
     algorithm, seed = records[0]["algorithm"], records[0]["seed"]
     last = [record for record in records if (record["algorithm"], record["seed"]) == (algorithm, seed)][-1]
-    variances = last["method"]["clients"]["sigma_m_sq"]
+    where = f"{folder}, round {last['round']}"
+    variances = storage.as_record(list[float | None], last["method"]["clients"]["sigma_m_sq"], f"{where}: sigma_m_sq")
     variance = torch.tensor([-1.0 if value is None else value for value in variances], dtype=torch.float64)
     known = (variance > 0).nonzero().squeeze(1)
     if len(known) < 2:
@@ -156,7 +159,7 @@ def gain_from_run(
     data = run.description(seed)
     count = torch.tensor(data.sizes(), dtype=torch.float64)
     models, names = run.models(algorithm, seed).personal[known], [data.names[int(k)] for k in known]
-    s0 = float(last["method"]["sigma0_sq"]) if s0 is None else s0
+    s0 = storage.as_record(float, last["method"]["sigma0_sq"], f"{where}: sigma0_sq") if s0 is None else s0
     return gain_from_arrays(models, (variance * count)[known], count[known], clients=names, s0=s0, margin=margin)
 
 

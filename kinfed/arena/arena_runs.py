@@ -13,7 +13,7 @@ from __future__ import annotations
 import secrets
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import comb, sqrt
 from pathlib import Path
 from typing import Any
@@ -66,10 +66,10 @@ def _run_entry(method: str, code: Code | None, whole: Suite, subset: str, out: P
         part = folder / f"{one.name}.json"
         record = storage.read_json(part, "a part of an entry") if part.exists() else {}
         if record.get("of") == made_of:
-            scores[one.name] = FederationScores.from_json(record["scores"])
+            scores[one.name] = storage.as_record(FederationScores, record.get("scores"), f"{part}: scores")
             continue
         scores[one.name] = enter(method, one, whole.budgets[subset])
-        storage.write_json(part, {"of": made_of, "scores": scores[one.name].to_json()})
+        storage.write_json(part, {"of": made_of, "scores": asdict(scores[one.name])})
         say(f"{method} in {one.name}: {_result(scores[one.name], one)}")
     title = ALGORITHMS[method].title
     ArenaEntry(method, title, whole.name, whole.digest(subset), subset, scores, machine, code).write(file)

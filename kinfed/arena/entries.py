@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -58,18 +58,6 @@ class FederationScores:
     refused: str = ""  # why the method cannot run here
     processor_seconds: float = 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> FederationScores:
-        trials = tuple(TriedSetting(**trial) for trial in record["trials"])
-        cells = {
-            int(seed): CellScores(cell["rounds"], cell["gradients"], _scores(cell["scores"]))
-            for seed, cell in record["cells"].items()
-        }
-        return cls(trials, cells, str(record["refused"]), float(record["processor_seconds"]))
-
 
 @dataclass(frozen=True)
 class Code:
@@ -117,15 +105,7 @@ def read_entry(file: Path | str) -> ArenaEntry:
     record = storage.read_json(Path(file), "the entry of a method")
     if record.get("format") != _FORMAT or record.get("version") != _VERSION:
         raise DataError(f"{file} is no entry of this version of the arena; it says {record.get('format')!r}")
-    try:
-        code = None if record["code"] is None else Code(**record["code"])
-        scores = {name: FederationScores.from_json(one) for name, one in record["federations"].items()}
-        names = ("method", "title", "suite", "suite_digest", "subset")
-        entry = ArenaEntry(
-            **{name: str(record[name]) for name in names}, federations=scores, machine=record["machine"], code=code
-        )
-    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        raise DataError(f"{file} is no entry: {error!r}") from error
+    entry: ArenaEntry = storage.as_record(ArenaEntry, record, f"{file} is no entry")
     if entry.digest != record.get("digest"):
         raise DataError(
             f"{file} was changed after it was made: its digest is {entry.digest}, not {record.get('digest')}"
@@ -178,7 +158,3 @@ def processor_name() -> str:
     if "model name" not in facts:
         return platform.machine()
     return f"{facts['model name']} (family {facts.get('cpu family')}, model {facts.get('model')})"
-
-
-def _scores(values: Sequence[float | None] | None) -> tuple[float | None, ...] | None:
-    return None if values is None else tuple(None if value is None else float(value) for value in values)

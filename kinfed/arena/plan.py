@@ -121,23 +121,6 @@ class StudyPlan:
         """The configuration in which one method of a cell is tuned."""
         return replace(cell.config, algorithms={label: cell.config.algorithms[label]}, seeds=self.tuning_seeds)
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "settings": self.settings, "federations": [list(entry) for entry in self.federations],
-            "models": [list(entry) for entry in self.models], "setting": self.setting, "values": list(self.values),
-            "trials": self.trials, "tuning_seeds": list(self.tuning_seeds),
-        }  # fmt: skip
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> StudyPlan:
-        federations, models = (
-            tuple((str(name), dict(values)) for name, values in record[part]) for part in ("federations", "models")
-        )
-        return cls(
-            dict(record["settings"]), federations, models, record["setting"], tuple(record["values"]), record["trials"],
-            tuple(record["tuning_seeds"]),
-        )  # fmt: skip
-
 
 def _record(value: Any, where: str, known: Sequence[str]) -> dict[str, Any]:
     if not isinstance(value, Mapping):

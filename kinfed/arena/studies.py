@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _FORMAT, _VERSION = "kinfed-study", 2
 _RECORD = "study.json"
+# Names of federation, model and value; labels of methods; seeds; rounds.
+_CellRecord = tuple[tuple[str, str, str], tuple[str, ...], tuple[int, ...], int]
 CELLS, TUNING = "cells", "tuning"
 
 
@@ -130,14 +132,10 @@ def open_study(folder: Path | str) -> StudyResult:
             f"{Path(folder) / _RECORD} is no study of this version of kinfed (format {record.get('format')!r}, version "
             f"{record.get('version')!r})"
         )
-    try:
-        cells = tuple(
-            Cell(str(federation), str(model), str(value), tuple(map(str, labels)), tuple(map(int, seeds)), int(rounds))
-            for (federation, model, value), labels, seeds, rounds in record["cells"]
-        )
-        return StudyResult(Path(folder), StudyPlan.from_json(record["plan"]), cells)
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{Path(folder) / _RECORD} is no record of a study: {error!r}") from error
+    where = f"{Path(folder) / _RECORD} is no record of a study"
+    cells = storage.as_record(list[_CellRecord], record.get("cells"), f"{where}: cells")
+    plan = storage.as_record(StudyPlan, record.get("plan"), f"{where}: plan")
+    return StudyResult(Path(folder), plan, tuple(Cell(*names, *others) for names, *others in cells))
 
 
 def _write_plan(folder: Path, plan: StudyPlan, cells: Sequence[Cell]) -> None:
@@ -146,7 +144,7 @@ def _write_plan(folder: Path, plan: StudyPlan, cells: Sequence[Cell]) -> None:
     storage.make_folder(folder)
     record = [[[one.federation, one.model, one.value], one.labels, one.seeds, one.rounds] for one in cells]
     storage.write_json(
-        folder / _RECORD, {"format": _FORMAT, "version": _VERSION, "plan": plan.to_json(), "cells": record}
+        folder / _RECORD, {"format": _FORMAT, "version": _VERSION, "plan": asdict(plan), "cells": record}
     )
 
 

@@ -5,6 +5,7 @@
 """
 
 import dataclasses
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -72,6 +73,8 @@ def _options(label: str, choice: Any) -> dict[str, Any]:
         options = {METHOD: choice}
     else:
         options = _described(choice)
+    if not isinstance(options[METHOD], str):
+        raise ValueError(f"the method of {label} is a name; got {reprlib.repr(options[METHOD])}")
     return {str(name): plain(option, f"{label}.{name}") for name, option in options.items()}
 
 

@@ -177,7 +177,7 @@ def convert(kind: type[Any], name: str, value: Any, owner: str = "") -> Any:
     several = isinstance(value, str) and get_origin(hint) is tuple
     parts = [part.strip() for part in value.split(",") if part.strip()] if several else value
     try:
-        result = _adapter(hint).validate_python(parts)
+        result = adapter_of(hint).validate_python(parts)
         wanted = "" if declaration.admits(result) else declaration.bounds
     except ValidationError as error:
         first = error.errors()[0]
@@ -225,7 +225,8 @@ def option_types(kind: type[Any]) -> dict[str, Any]:
 
 
 @cache
-def _adapter(hint: Any) -> TypeAdapter[Any]:
+def adapter_of(hint: Any) -> TypeAdapter[Any]:
+    """What makes values of a type, or says why it cannot."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(hint)

@@ -20,12 +20,14 @@ import json
 import math
 import os
 import re
+import reprlib
 import unicodedata
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kinfed.core.options import adapter_of
 from kinfed.errors import StorageError
 
 if TYPE_CHECKING:
@@ -42,6 +44,9 @@ _DTYPES = {  # by torch's names: storing no tensors waits for no torch
 }  # fmt: skip
 _DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 _PLAIN_TYPES = frozenset({int, str, bool, type(None)})
+# In a JSON file: whole numbers have 64 bits at most, others are finite, and no record is deeper than functions call.
+_LARGEST: dict[type, float] = {int: 2**63, float: math.inf}
+_DEEPEST = 60
 _FIRST_KEYS = {"algorithm": 0, "seed": 1, "round": 2, "client": 3}
 _draft_number = itertools.count()
 
@@ -117,12 +122,45 @@ def read_json(path: Path, content: str = "a JSON file of kinfed") -> dict[str, A
         raise StorageError(f"{path} does not exist; it should be {content}")
     try:
         with storage_errors("read", path):
-            value = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+            value = parse_json(path.read_bytes())
+    except ValueError as error:
         raise StorageError(f"{path} is damaged: not valid JSON ({error}); restore it or run again elsewhere") from None
     if not isinstance(value, dict):
         raise StorageError(f"{path} is not {content}: it holds a {type(value).__name__}, not an object")
     return value
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text as `to_json` writes it; ValueError for any other: no JSON, numbers that are not finite
+    or have more than 64 bits, lists in lists without an end."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("too many lists in lists") from None
+    level, depth = [value], 0
+    while level:
+        if any(type(one) in (int, float) and not abs(one) < _LARGEST[type(one)] for one in level):
+            raise ValueError("a number that is too large, or not finite")
+        if (depth := depth + 1) > _DEEPEST:
+            raise ValueError("too many lists in lists")
+        inner = [one if type(one) is list else one.values() for one in level if type(one) in (list, dict)]
+        level = list(itertools.chain.from_iterable(inner))
+    return value
+
+
+def as_record(kind: Any, value: Any, where: str) -> Any:
+    """What a file holds as a type: JSON's own, lists and tables of them, dataclasses. StorageError says what is wanted
+    and what came, with `where` as the name of the file."""
+    from pydantic import ValidationError  # where it is needed: a folder is listed without it
+
+    try:
+        return adapter_of(kind).validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        wanted = first["msg"].replace("Input should", "should").replace("Field required", "is missing")
+        came = "" if first["type"] == "missing" else f", and is {reprlib.repr(first['input'])}"
+        raise StorageError(f"{where}: {place} {wanted}{came}; restore the file, or have it written again") from None
 
 
 def write_tensors(

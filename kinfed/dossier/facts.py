@@ -6,7 +6,6 @@ A folder that is not finished, was changed after its end or has no seal over its
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from kinfed.dossier import group_gaps, sent_messages, threats
 from kinfed.errors import ConfigError, StorageError
 from kinfed.newcomers import FinishedRun
 from kinfed.records import JobFiles, RunFiles, RunRecord, load_run
-from kinfed.tabular import is_fit
+from kinfed.tabular import FitResult, is_fit
 from kinfed.version import __version__
 
 FORMAT = 1
@@ -209,6 +208,7 @@ def _gains(comparison: Comparison) -> list[Facts]:
 
 def _of_fit(path: Path, kind: str) -> Facts:
     record = storage.read_json(path / "fit.json", "the result of kinfed fit")
+    FitResult.from_json(record, path)  # which refuses values of other types
     sites = [{"name": one["site"], "train": one["train_rows"], "validation": 0, "test": one["test_rows"]}
              for one in record["sites"]]  # fmt: skip
     config = JobFiles(path).settings
@@ -233,7 +233,7 @@ def _of_fit(path: Path, kind: str) -> Facts:
         })  # fmt: skip
     searched = None
     if kind == SEARCH:
-        lines = [json.loads(line) for line in (path / "rounds.jsonl").read_text("utf-8").splitlines()]
+        lines = [storage.parse_json(line) for line in (path / "rounds.jsonl").read_text("utf-8").splitlines()]
         searched = {
             "runs": len({(line["algorithm"], line["try"], line["fold"]) for line in lines}),
             "rounds": max((line["round"] for line in lines), default=0),

@@ -76,7 +76,7 @@ class EndedRun(ABC):
         return pick("algorithm", name, list(self.config.algorithms))
 
     def algorithm(self, label: str) -> AnyAlgorithm:
-        options = dict(self.config.algorithms[label])
+        options = dict(self.config.algorithms[self.label(label)])
         training = replace(self.config.training, poisson=False)  # what a newcomer computes stays with it
         return make_algorithm(options.pop("method"), training, options)
 

@@ -45,7 +45,13 @@ class Curves:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Curves:
-        return cls(tuple(record["clients"]), **{name: np.asarray(record[name], float) for name in _SUMS})
+        curves = cls(tuple(map(str, record["clients"])), **{name: np.asarray(record[name], float) for name in _SUMS})
+        n = len(curves.clients)
+        wanted = {"roc": (n, len(cls.FALSE_POSITIVE_RATES)), "bins": (n, 10, 3)}
+        for name in _SUMS:
+            if (shape := getattr(curves, name).shape) != wanted.get(name, (n,)):
+                raise ValueError(f"{name} of {n} clients has the shape {wanted.get(name, (n,))}; got {shape}")
+        return curves
 
     @classmethod
     def joined(cls, parts: Sequence[Curves]) -> Curves:

@@ -5,7 +5,6 @@ together with notes that say what is missing. Only a folder that is no run at al
 that give them meaning, is an error. Single files are read by kinfed.records.run_files.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +15,7 @@ from kinfed.core import storage, unescape_formula
 from kinfed.data import Description
 from kinfed.errors import StorageError
 from kinfed.records.curves import Curves
-from kinfed.records.run_files import RunFiles, RunFolderError, client_rows
+from kinfed.records.run_files import RoundLine, RunFiles, RunFolderError, client_rows
 from kinfed.records.run_record import Baseline, ClientRecord, FinalRecord, Key, RoundRecord, RunRecord, TrialRecord
 
 
@@ -94,14 +93,15 @@ def _read_rounds(path: Path, folds: int, notes: list[str]) -> dict[Key, dict[int
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, text in enumerate(file, start=1):
             try:
-                line = json.loads(text)
-            except json.JSONDecodeError:
+                line = storage.parse_json(text)
+            except ValueError:
                 unreadable.append(number)
                 continue
             needs = "a round needs algorithm, seed and round, and numbers where numbers belong"
             with _refusing(f"{path}, line {number}", needs):
-                key, entry = (str(line["algorithm"]), int(line["seed"])), RoundRecord.from_json(line)
-                rounds.setdefault(key, {}).setdefault(entry.number, {})[int(line.get("fold") or 0)] = entry
+                storage.as_record(RoundLine, line, f"{path}, line {number}")
+                key, entry = (line["algorithm"], line["seed"]), RoundRecord.from_json(line)
+                rounds.setdefault(key, {}).setdefault(entry.number, {})[line.get("fold") or 0] = entry
     if unreadable == [number]:
         notes.append("The last line of rounds.jsonl is cut, as when a run is killed while writing; it was left out.")
     elif unreadable:

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +55,32 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+@dataclass(frozen=True)
+class Envelope:
+    """Types of what config.json holds, as far as readers rely on them."""
+
+    fingerprint: str
+    config: dict[str, Any]
+    kinfed: str = ""
+    versions: dict[str, str] | None = None
+    contents: dict[str, str] | None = None
+    files: dict[str, str] | None = None
+    continued: list[dict[str, Any]] | None = None
+    grown_from: tuple[str, ...] = ()
+    seal: str = ""
+
+
+@dataclass(frozen=True)
+class RoundLine:
+    """Types of what a line of rounds.jsonl holds, likewise; a method's own figures are its panel's."""
+
+    algorithm: str
+    seed: int
+    round: int
+    fold: int | None = None
+    method: dict[str, Any] = field(default_factory=dict)
+
+
 class RunFolderError(StorageError):
     """A folder that cannot be read as a run."""
 
@@ -89,6 +114,7 @@ class JobFiles:
         envelope = storage.read_json(path)
         if not isinstance(envelope.get("config"), dict) or "fingerprint" not in envelope:
             raise RunFolderError(f"{path} has no fingerprint and config; was it written by kinfed?")
+        storage.as_record(Envelope, envelope, str(path))
         if SEAL in envelope and sealed(envelope) != envelope:
             raise RunFolderError(
                 f"{path} was changed after kinfed had written it: its seal does not fit. A folder holds one run with "
@@ -122,10 +148,7 @@ class JobFiles:
     @property
     def contents(self) -> dict[str, str]:
         """Digests of data and code."""
-        contents = self.envelope.get("contents") or {}
-        if not isinstance(contents, dict) or not all(isinstance(digest, str) for digest in contents.values()):
-            raise RunFolderError(f"contents in {self.path / 'config.json'} are no digests; was it written by kinfed?")
-        return contents
+        return self.envelope.get("contents") or {}
 
     @property
     def trusted_settings(self) -> dict[str, Any]:
@@ -306,9 +329,9 @@ def read_journal(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
     entries = []
     for number, line in enumerate(lines, start=1):
         try:
-            record = json.loads(line)
-            trial_key(record), record["round"]
-        except (ValueError, LookupError, TypeError):
+            record = storage.parse_json(line)
+            storage.as_record(RoundLine, record, "")
+        except (ValueError, StorageError):
             if number == len(lines):
                 break
             raise StorageError(

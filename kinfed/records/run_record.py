@@ -234,7 +234,7 @@ class Baseline:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Baseline:
         clients = {str(name): value if value is None else float(value) for name, value in record["clients"].items()}
-        return cls(int(record["seed"]), str(record["name"]), dict(record["personal"]), clients)
+        return cls(int(record["seed"]), str(record["name"]), _numbers(record["personal"]), clients)
 
 
 @dataclass(frozen=True)

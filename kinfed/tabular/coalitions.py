@@ -80,14 +80,6 @@ class Received:
     gain: Contribution  # their sum
     test_rows: int
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Received:
-        parts = {name: Contribution(**one) for name, one in record["parts"].items()}
-        return cls(record["site"], parts, Contribution(**record["gain"]), record["test_rows"])
-
 
 @dataclass(frozen=True)
 class Contributions:
@@ -117,19 +109,13 @@ class Contributions:
         return Contribution(float(np.mean([one.value for one in parts])), error)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "algorithm": self.algorithm, "metric": self.metric, "settings": dict(self.settings),
-            "sites": [one.to_json() for one in self.sites],
-        }  # fmt: skip
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Contributions:
-        sites = tuple(map(Received.from_json, record["sites"]))
-        return cls(record["algorithm"], record["metric"], sites, record["settings"])
+        return asdict(self)
 
     @classmethod
     def read(cls, folder: Path | str) -> Contributions:
-        return cls.from_json(storage.read_json(Path(folder) / RECORD, "contributions"))
+        path = Path(folder) / RECORD
+        read: Contributions = storage.as_record(cls, storage.read_json(path, "contributions"), str(path))
+        return read
 
     def save(self, folder: Path | str) -> None:
         """Write contributions.json and the page contributions.html."""

@@ -7,22 +7,24 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import numpy as np
 
-from kinfed.core import storage
+from kinfed.core import make_options, storage
 from kinfed.data import Federation, Problem, encodings
 from kinfed.engine import METRICS, Metric
-from kinfed.errors import ConfigError, unknown_name
+from kinfed.errors import ConfigError, StorageError, unknown_name
 from kinfed.newcomers import RunInMemory, adopt, as_pipeline, learn_alone
 from kinfed.runs import MAJORITY
 from kinfed.serving import ModelPipeline
+from kinfed.tabular.fit_settings import FitSettings
 from kinfed.tabular.portfolio import ALONE, LOCAL, Contender
 
 RECORD, MODELS_FOLDER, SERVER_FILE, PAGE = "fit.json", "models", "server.safetensors", "fit.html"
 SITES_FOLDER, RUNS = "sites", "runs"
 FORMAT = 5
+_NOT_RECORDED = ("folder", "models", "server")
 _OVERALL = ("overall", "overall_by_rows", "overall_by_choice")
 
 
@@ -54,11 +56,6 @@ class Calibration:
     gap: Estimate  # mean truth less mean prediction
     predicted: float  # on average
     bins: tuple[tuple[float, float, float, int], ...]  # equal parts: mean prediction, mean truth, its error, rows
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Calibration:
-        bins = tuple((x, true, error, int(rows)) for x, true, error, rows in record["bins"])
-        return cls(Estimate(**record["gap"]), record["predicted"], bins)
 
 
 @dataclass(frozen=True)
@@ -222,8 +219,7 @@ class FitResult:
     # ---- files ----
 
     def to_json(self) -> dict[str, Any]:
-        left_out = ("folder", "models", "server")
-        record = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in left_out}
+        record = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _NOT_RECORDED}
         record["problem"] = self.problem.to_json()
         record["contenders"], record["sites"] = ([asdict(one) for one in record[n]] for n in ("contenders", "sites"))
         for name in ("references", "own_columns"):
@@ -245,29 +241,25 @@ class FitResult:
             raise ConfigError(
                 f"{'this' if folder is None else folder / RECORD} is of another version of kinfed; fit again"
             )
-        estimates = (
-            "baseline", "alone", "one_model", "with_others", "deployed", "gain", "gain_together", "gain_chosen",
-            "expected_gain",
-        )  # fmt: skip
-        sites = []
-        for one in record["sites"]:
-            typed: dict[str, Any] = {name: Estimate(**one[name]) for name in estimates}
-            if one["calibration"] is not None:
-                typed["calibration"] = Calibration.from_json(one["calibration"])
-            sites.append(SiteRecord(**(one | typed)))
-        contenders = [ContenderRecord(**{**one, "sends": tuple(one["sends"])}) for one in record["contenders"]]
-        whole = {
-            "problem": Problem.from_json(record["problem"]), "sites": tuple(sites), "contenders": tuple(contenders),
-            **{name: Estimate(**record[name]) for name in _OVERALL if name in record},
-            "notes": tuple(record["notes"]), "folder": folder,
-            "class_rows": tuple(record.get("class_rows", ())),
-            "own_columns": tuple(ColumnWorth(**one) for one in record.get("own_columns", ())),
-            "references": tuple(
-                ReferenceRecord(**{**one, "ahead": Estimate(**one["ahead"]), "sites": tuple(one["sites"])})
-                for one in record.get("references", ())
-            ),
-        }  # fmt: skip
-        return cls(**{name: value for name, value in {**record, **whole}.items() if name != "format"})
+        where = "the record" if folder is None else str(folder / RECORD)
+        kinds = get_type_hints(cls)
+        typed = {
+            name: storage.as_record(kinds[name], value, f"{where}: {name}")
+            for name, value in record.items()
+            if name in kinds.keys() - {*_NOT_RECORDED, "problem"}
+        }
+        try:
+            result = cls(**typed, problem=Problem.from_json(record["problem"]), folder=folder)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StorageError(f"{where} is no result of kinfed fit: {error}; restore the file, or fit again") from None
+        make_options(FitSettings, result.settings, f"{where}: settings")
+        names, sites = {one.name for one in result.contenders}, len(result.sites)
+        for one in result.sites:
+            if unknown := {one.chosen, one.together or one.chosen, *one.shares} - names:
+                raise StorageError(f"{where}: {one.site} has a model of {min(unknown)}, no contender; fit again")
+        if any(len(one.sites) != sites for one in result.references):
+            raise StorageError(f"{where}: references have a figure of each of the {sites} sites, and one has others")
+        return result
 
 
 def is_fit(folder: Path) -> bool:

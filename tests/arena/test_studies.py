@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 from command_line import kinfed
@@ -11,6 +12,7 @@ from kinfed import study
 from kinfed.analysis import metric_style, rankings
 from kinfed.arena import StudyPlan, open_study
 from kinfed.arena.study_table import _marks, _rank
+from kinfed.core.storage import as_record
 from kinfed.errors import ConfigError, DataError, StorageError
 from kinfed.runs import Interrupted
 
@@ -154,13 +156,13 @@ def test_reading_a_strangers_study_runs_no_code(tmp_path, place):
     with pytest.raises(ConfigError, match="no settings to run"):
         _ = open_study(result.folder).cells[0][0].config
     (result.folder / "study.json").write_text(json.dumps({**record, "cells": [["a"]]}))
-    with pytest.raises(DataError, match="no record of a study"):
+    with pytest.raises(StorageError, match="no record of a study: cells"):
         open_study(result.folder)
 
 
 def test_a_plan_is_read_as_it_was_written():
     plan = StudyPlan.read(SMALL)
-    assert StudyPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert as_record(StudyPlan, json.loads(json.dumps(asdict(plan))), "study.json") == plan
 
 
 # By hand: a leads b by 2, 3 and 4 points (t = 3 / (1 / sqrt 3) = 5.2), and c by 1, -1 and 3.

@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter, ValidationError
-
+from kinfed.core import storage
 from kinfed.data.examples.problem import IGNORED, HasProblem, Problem
 from kinfed.errors import DataError, StorageError
 
@@ -116,13 +115,9 @@ class Description(HasProblem):
         try:
             if "problem" not in fields and "num_classes" in record:  # written before there were regressions
                 fields["problem"] = Problem.of_classes(record["num_classes"], record.get("class_names"))
-            description = TypeAdapter(cls).validate_python(fields)
+            description: Description = storage.as_record(cls, fields, f"{where} does not describe a federation")
         except (DataError, TypeError) as error:
             raise StorageError(f"{where} does not describe a federation: problem: {error}") from None
-        except ValidationError as error:
-            problem = error.errors()[0]
-            place = ".".join(map(str, problem["loc"]))
-            raise StorageError(f"{where} does not describe a federation: {place}: {problem['msg']}") from None
         clients = len(description.names)
         classes = description.num_classes if description.problem.has_classes else 1
         for split in _SPLITS:
