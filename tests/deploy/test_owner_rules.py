@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
-import json
+import resource
+import signal
 import ssl
-import subprocess
-import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from kinfed.deploy.server.enrol import TooFewClients
 from kinfed.deploy.server.status import read_status
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.transport.wire import MessageError, Packet
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, StorageError
 from tests.deploy import test_gate
 from tests.deploy.test_gate import network
 
@@ -93,28 +94,23 @@ def test_data_that_have_shrunk_are_named_as_such(tmp_path: Path) -> None:
 
 # ---- nothing is paid for what cannot leave ----
 
-_SMALL_DISK = """
-import json, resource, sys
-sys.path.insert(0, sys.argv[1])
-from kinfed.errors import StorageError
-from tests.deploy import test_gate
-resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))  # no file may be larger
-import signal
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-try:
-    test_gate.ask(json.loads(sys.argv[2]), "train", {})
-except StorageError as error:
-    print(error)
-"""
+
+@contextlib.contextmanager
+def no_file_above(size: int) -> Iterator[None]:
+    """In this process, so that a planted bug is in it."""
+    most, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, most[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_a_disk_without_room_costs_no_epsilon(config: dict[str, Any]) -> None:
     """Six answers were paid for and one had arrived, where the disk was full."""
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", _SMALL_DISK, str(root), json.dumps(config)], check=True, capture_output=True, text=True
-    )
-    assert done.stdout.startswith("cannot find room to answer in (vault)"), done.stdout + done.stderr
+    with no_file_above(40_000), pytest.raises(StorageError, match=r"^cannot find room to answer in \(vault\)"):
+        test_gate.ask(config, "train", {})
     page = Vault(config["vault"]).privacy_log("a").read()
     assert page.answers == ()
     test_gate.ask(config, "train", {})
