@@ -75,6 +75,6 @@ def test_the_command_exits_with_one_where_there_is_an_alarm(result: FitResult, t
     done = command("watch", folder, "new.parquet", "--client", "north", cwd=tmp_path)
     assert done.returncode == 1
     assert "ALARM" in done.stdout
-    assert "which site?" in command("watch", folder, "new.parquet", cwd=tmp_path).stderr
+    assert "one of the sites of the fit" in command("watch", folder, "new.parquet", cwd=tmp_path).stderr
     model = Path(str(folder)) / "models" / "sites" / "north.safetensors"
     assert "--against FILE" in command("watch", model, "new.parquet", cwd=tmp_path).stderr
