@@ -43,7 +43,9 @@ def facts(recipe: Any, scale: str, settings_hash: Callable[[Any], str], results_
 
 
 def digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:16]
+    """Of numbers to twelve digits: from Python 3.12 on, sums of floats have other last ones."""
+    rounded = json.loads(json.dumps(value), parse_float=lambda text: float(f"{float(text):.12g}"))
+    return hashlib.sha256(json.dumps(rounded, sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:16]
 
 
 def _name(function: Any) -> str | None:

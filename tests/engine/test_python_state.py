@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 from collections import Counter, deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -60,13 +61,16 @@ GROWS: dict[str, tuple[Callable[[], Any], Step]] = {
     "a full deque": (lambda: deque([0], 1), lambda m, z: m.kept.append(m.kept[0] + 1)),
     "a list in a dict": (lambda: {"past": []}, lambda m, z: m.kept["past"].append(0)),
     "an object": (lambda: SimpleNamespace(calls=0), lambda m, z: setattr(m.kept, "calls", m.kept.calls + 1)),
-    "an iterator": (itertools.count, lambda m, z: next(m.kept)),
     "an array": (lambda: np.zeros(2), lambda m, z: m.kept.__iadd__(1)),
     "a running mean": (lambda: torch.zeros(3), assign(lambda kept, z: 0.9 * kept + 0.1 * z.detach().mean(0))),
     "a tensor in place": (lambda: torch.zeros(3), lambda m, z: m.kept.add_(1)),
 }
 
+if sys.version_info < (3, 14):  # which copies no iterator of itertools, so that such a model is refused before
+    GROWS["an iterator"] = (itertools.count, lambda m, z: next(m.kept))
 
+
+@pytest.mark.filterwarnings("ignore:Pickle, copy, and deepcopy support will be removed:DeprecationWarning")
 @pytest.mark.parametrize("name", GROWS)
 @pytest.mark.parametrize("path", ["auto", "rows"])
 def test_what_changes_in_every_call_is_refused_by_name(name: str, path: str) -> None:
