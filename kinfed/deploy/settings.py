@@ -18,13 +18,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from kinfed.algorithms import AnyAlgorithm, changes_data, make_algorithm
+from kinfed.algorithms import ALGORITHMS, AnyAlgorithm, changes_data, make_algorithm
 from kinfed.config import Named, RunConfig, make_config, refuse_exclusions
 from kinfed.core import convert_fields, convert_options, declared, option, option_of, storage
 from kinfed.data import Problem, example_weights
 from kinfed.engine import METRICS, MODELS, make_objective
 from kinfed.errors import ConfigError, DataError, unknown_name
-from kinfed.tabular import FitSettings, Try
+from kinfed.tabular import FitSettings, Try, make_try
 from kinfed.version import __version__
 
 STANDARD, NONE = "standard", "none"
@@ -194,12 +194,14 @@ class Deployment:
             if changed := [name for name in SEARCH if getattr(self, name) != self.__dataclass_fields__[name].default]:
                 raise ConfigError(f'{changed[0]} is of a search; set method = "fit", or leave it out')
             return
-        if used := [name for name in self._protections if not name.startswith("dp_")]:
+        if other := [name for name in self._protections if not name.startswith("dp_") and name != "secure_sum"]:
             raise ConfigError(
-                f"{used[0]}: a search chooses by figures of every single site, which sums of all and noise for whole "
-                "clients would hide; choose a method by fit under dp_noise, or on data that need none, and deploy it"
+                f"{other[0]}: a search chooses by figures of every single site, which noise for whole clients would "
+                "hide, and judges no updates; choose a method by fit under dp_noise or secure_sum, and deploy it"
             )
-        if self._protections:
+        if self.run.secure is not None:
+            self._check_secure_search()
+        if self.run.privacy is not None:
             self._check_private_search()
         if self.scaling != STANDARD:
             raise ConfigError('a search learns what columns become in every fold; leave scaling at "standard"')
@@ -221,6 +223,20 @@ class Deployment:
         if self.run_settings.get("class_weights", example_weights.NONE) != example_weights.NONE:
             raise ConfigError(
                 "dp_noise: a search chooses by log loss, of classes without weights; leave out class_weights"
+            )
+
+    def _check_secure_search(self) -> None:
+        """Refuse sums that would hide nothing, and what would hide less than it says."""
+        if self.run.privacy is not None:
+            raise ConfigError(
+                "secure_sum in a search under dp_noise: what an owner has paid for is kept answer by answer, and masks "
+                "are new in each; leave out one of the two"
+            )
+        assert self.run.secure is not None
+        if self.num_clients < self.run.secure.least:
+            raise ConfigError(
+                f"secure_sum adds up {self.run.secure.least} updates at least (secure_least), and the search has "
+                f"{self.num_clients} sites"
             )
 
     @property
@@ -295,11 +311,18 @@ class Deployment:
         """The question that is asked in place of a method; "": none."""
         return self.method.strip() if self.method.strip() in QUESTIONS else ""
 
+    def make_try(self, number: int, method: str, sites: int) -> Try:
+        """A try of a search as all sites run it: in secure sums a method learns from totals, where it can."""
+        assert self.search is not None
+        chosen = make_try(number, method, self.search.model_names, sites, self.search.seed)
+        can = "totals" in {one.name for one in ALGORITHMS[method].describe_options()}
+        return replace(chosen, options={**chosen.options, "totals": True}) if can and self.run.secure else chosen
+
     def of_try(self, chosen: Try, problem: Mapping[str, Any] | None) -> Deployment:
         """The deployment of one run of a search; `problem` is that of its training rows, where it has no classes."""
         assert self.search is not None
         options = " ".join(f"{name}={value!r}" for name, value in chosen.options.items())
-        target = self.target if problem is None else json.dumps(problem)
+        target = self.target if problem is None else json.dumps(problem, sort_keys=True)  # the same at all ends
         run = {
             **self.run_settings, "model": chosen.model, "steps": self.search.steps, "eval_every": 0,
             "metric": self.search.metric_for(self.problem).name,

@@ -259,7 +259,7 @@ def test_owners_who_keep_their_figures_stop_a_search(tmp_path: Path, rules: dict
     ("settings", "text"),
     [
         ({"dp-noise": 1.0, "target": "number", "classes": "2"}, "dp_noise"),
-        ({"secure-sum": True}, "secure_sum"), ({"scaling": "none"}, "scaling"),
+        ({"scaling": "none"}, "scaling"),
         ({"options": "lam=1"}, "options"), ({"participation": 0.5}, "participation"),
         ({"method": "ditto"}, "portfolio is of a search"),
     ],

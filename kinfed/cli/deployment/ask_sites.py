@@ -52,7 +52,9 @@ def fit_panels() -> Iterator[OptionPanel]:
     yield table_panel("label_column", "task", "split_column")
     names = ("algorithms", "models", "metric", "trials", "folds", "rounds", "steps", "test_fraction", "seed")
     yield OptionPanel("Search", FitSettings, names)
-    yield OptionPanel("Privacy", RunConfig, ("dp_noise", "dp_epsilon", "dp_budget", "dp_clip", "dp_delta"))
+    yield OptionPanel("Privacy", RunConfig, (
+        "dp_noise", "dp_epsilon", "dp_budget", "dp_clip", "dp_delta", "secure_sum", "secure_range", "secure_least",
+    ))  # fmt: skip
 
 
 def evaluate_panels() -> Iterator[OptionPanel]:
@@ -99,7 +101,7 @@ def fit(
 
     columns = dict(context.obj)
     typed = {name: columns.pop(name) for name in list(columns) if name in FitSettings.__dataclass_fields__}
-    private = {name: columns.pop(name) for name in list(columns) if name.startswith("dp_")}
+    private = {name: columns.pop(name) for name in list(columns) if name.startswith(("dp_", "secure_"))}
     deploy: Any = "certified" if certified else "chosen"
     search = FitSettings(**{"rounds": SEARCH_ROUNDS, **typed, "deploy": deploy})
     if (nodes := _nodes(at, certs, sites, tables, seconds)) is not None:

@@ -18,16 +18,19 @@ Under differential privacy (dp_noise, dp_epsilon) every run is private and has i
 update; before the first of them all that the search will cost is held against the owner's epsilon. Columns are learnt
 from all training rows at once, if the owner gives such sums; figures of tries are sums of bounded losses with the
 owner's noise, at a price; the gain on test rows stays.
+
+Under secure sums (secure_sum) updates leave masked, each run's in a sum of its own that all sites are in; all else
+leaves as it does without.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -61,7 +64,9 @@ from kinfed.tabular import (
     site_result,
     write_page,
 )  # fmt: skip
-from kinfed.tabular import make_try as try_of
+
+if TYPE_CHECKING:
+    from kinfed.deploy.secure.secure_session import SecureSession
 
 MOST_FOLDS = 100
 
@@ -127,7 +132,7 @@ class FitClient(NodeClient):
         self.gate.check_search()
         if kind == wire.SUMS:
             return self.statistics(order)
-        if kind in (wire.TRAIN, wire.EVALUATE):
+        if kind in (wire.TRAIN, wire.EVALUATE, *wire.SECURE_KINDS):
             return self.run_of(order).answer(kind, order)
         answers = {wire.JUDGE: self.judge, wire.WEIGH: self.weigh, wire.SETTLE: self.settle}
         if kind not in answers:
@@ -178,9 +183,7 @@ class FitClient(NodeClient):
         record = order.header.get("problem")
         key = json.dumps([number, method, record])
         if key not in self._runs:
-            chosen = try_of(
-                number, method, self.search.model_names, order.require("num_clients", int), self.search.seed
-            )
+            chosen = self.deployment.make_try(number, method, order.require("num_clients", int))
             self._runs[key] = RunClient(self, self.deployment.of_try(chosen, record))
         return self._runs[key]
 
@@ -292,7 +295,7 @@ class FitClient(NodeClient):
 
     def _keep_taken(self, entry: VaultEntry, order: Packet, taken: str, number: int, theta: Tensor) -> None:
         method = next(m for m in self._methods(order) if taken in {one.name for one in contenders_of(m)})
-        chosen = try_of(number, method, self.search.model_names, order.require("num_clients", int), self.search.seed)
+        chosen = self.deployment.make_try(number, method, order.require("num_clients", int))
         client = RunClient(self, self.deployment.of_try(chosen, order.header.get("problem")))
         enrolment = enrolment_of(order)
         own = self.part(order)
@@ -343,13 +346,35 @@ class RunClient(NodeClient):
         return prepare(self.gate, kind, order, self.run, self.fit.prepared(order, self.deployment))
 
     def _entry(self, order: Packet) -> Any:
-        number, method, part = (order.header[name] for name in ("try", "method", "part"))
+        if order.header["kind"] in wire.SECURE_KINDS:
+            return self._entry_apart(order)
         if self.fit.kept is None:
             raise MessageError("a request of one run of a search, which has to come with those of the others")
         if self.fit.is_private:  # answers that have a price are kept one by one
-            whole = self.fit.kept.entry
-            return VaultEntry(whole.folder / "runs" / f"{number}-{method}-{part}", whole.run, whole.client)
-        return SearchRunEntry(self.fit.kept, f"{number}/{method}/{part}/")
+            return self._entry_apart(order)
+        return SearchRunEntry(self.fit.kept, f"{_run_name(order, '/')}/")
+
+    def _entry_apart(self, order: Packet) -> VaultEntry:
+        """A folder of this run alone."""
+        whole = self.vault.entry(order.require("run", str), self.name)
+        return VaultEntry(whole.folder / "runs" / _run_name(order, "-"), whole.run, whole.client)
+
+    def train(self, order: Packet) -> Packet:
+        with nullcontext() if self.run.secure is None else self._entry_apart(order).locked():
+            return super().train(order)
+
+    def _session(self, order: Packet, entry: VaultEntry) -> SecureSession:
+        return super()._session(order, self._entry_apart(order))
+
+    def _least_in_sum(self) -> int:
+        """All sites: of two sums that begin with one model and differ by a site, the difference is its update."""
+        return max(super()._least_in_sum(), self.deployment.num_clients)
+
+    def _again(self, order: Packet, entry: Any) -> Packet | None:
+        answer = super()._again(order, entry)
+        if answer is not None and isinstance(entry, SearchRunEntry):
+            entry.runs.again.add(entry.prefix)
+        return answer
 
     def evaluate(self, order: Packet) -> Packet:
         """Make the models of this run, and keep what they say of the rows that validate or test them."""
@@ -395,6 +420,10 @@ def target_moments(data: Federation) -> ValueMoments:
 
 def row_counts(data: Federation) -> list[int]:
     return [int(data.split(name).count[0]) for name in ("train", "val", "test")]
+
+
+def _run_name(order: Packet, between: str) -> str:
+    return between.join((str(order.require("try", int)), order.require("method", str), str(order.require("part", int))))
 
 
 def _key(*parts: str | int) -> str:

@@ -122,12 +122,20 @@ def _added(answers: Sequence[Released]) -> Counter[str]:
     return total
 
 
+@dataclass
+class _Counted:
+    """What the ledger is to know of answers that leave in one message."""
+
+    rules: Counter[tuple[str, str]] = field(default_factory=Counter)  # how often, by run and rule
+    models: dict[str, str] = field(default_factory=dict)  # runs by digests of models, trained for secure sums
+
+
 class Gate:
     def __init__(self, settings: NodeSettings, deployment: Deployment) -> None:
         self.settings, self.deployment = settings, deployment
         self.client, self.rules, self.algorithm = settings.client, settings.rules, deployment.algorithm
         self.least_rate = 0.0  # at which samples count at least; a search gives its parts one rate
-        self._together: Counter[tuple[str, str]] | None = None
+        self._together: _Counted | None = None
         self.spent: dict[str, tuple[float, float]] = {}  # epsilon and the owner's limit, by what a new price is for
 
     def within(self, other: Gate) -> None:
@@ -147,7 +155,7 @@ class Gate:
     def release(self, kind: str, answer: Packet, rule: str, run: str = "") -> Released:
         """Let an answer out that costs nothing, by a rule; the ledger counts it first."""
         if self._together is not None:
-            self._together[run, f"{kind}: {rule}"] += 1
+            self._together.rules[run, f"{kind}: {rule}"] += 1
             return Released.of(answer, rule)
         with self.ledger.locked():
             self.ledger.count(run, f"{kind}: {rule}")
@@ -155,15 +163,18 @@ class Gate:
 
     @contextmanager
     def counted_together(self) -> Iterator[None]:
-        """Around answers that leave in one message: the ledger counts them at the end of the block, before they do."""
-        counter: Counter[tuple[str, str]] = Counter()
-        self._together = counter
+        """Around answers that leave in one message: the ledger counts them at the end of the block, before they do, and
+        has the models that they were trained from."""
+        self._together = counted = _Counted()
         try:
             yield
         finally:
             self._together = None
         with self.ledger.locked():
-            self.ledger.count_all(counter)
+            if counted.models:
+                self._check_models(counted.models)
+                self.ledger.note_models(counted.models)
+            self.ledger.count_all(counted.rules)
 
     @contextmanager
     def released_errors(self) -> Iterator[None]:
@@ -271,14 +282,21 @@ class Gate:
     def check_model(self, digest: str, run: str) -> None:
         """Refuse to train a model for a secure sum from which another run has had an update, under whatever server: one
         client that is in one of the two sums alone would stand in their difference."""
+        if self._together is not None:
+            self._together.models[digest] = run
+            return
         with self.ledger.locked():
-            before = self.ledger.read().summed.get(digest, run)
-            if before != run:
+            self._check_models({digest: run})
+            self.ledger.note_models({digest: run})
+
+    def _check_models(self, models: Mapping[str, str]) -> None:
+        summed = self.ledger.read().summed
+        for digest, run in models.items():
+            if (before := summed.get(digest, run)) != run:
                 raise Refused(
                     f"{self.client} has trained this model for a secure sum of run {before} already; a client that is "
                     "in one of two such sums alone would stand in their difference. Begin with another seed"
                 )
-            self.ledger.note_model(digest, run)
 
     def check_share(self, share: user_level.Share | None, run: str) -> None:
         """Refuse updates without noise from the nodes where the owner demands it, and sums beyond what the owner and

@@ -123,7 +123,7 @@ class Node:
                 with client.together(parts):
                     answers = [self._part(name, part) for part in parts]
                 return Released.bundled(answers)
-        return self._answered(name, kind, order)
+        return self._answered(name, kind, order, alone=True)
 
     def _part(self, name: str, order: Packet) -> Released:
         """The answer to one of several requests; an error is of this one alone."""
@@ -132,10 +132,15 @@ class Node:
         except Exception as error:
             return Released.of_error(error)
 
-    def _answered(self, name: str, kind: str, order: Packet) -> Released:
+    def _answered(self, name: str, kind: str, order: Packet, *, alone: bool = False) -> Released:
         if len(str(order.header.get("run", ""))) > LONGEST_RUN:
             raise MessageError(f"a run's name has {LONGEST_RUN} characters at most")
-        return self._passed(name, lambda client: client.answer(kind, order))
+
+        def answer(client: NodeClient) -> Packet:
+            with client.together([order]) if alone else nullcontext():  # the last run of a search comes by itself
+                return client.answer(kind, order)
+
+        return self._passed(name, answer)
 
     def _passed(self, name: str, answer: Callable[[NodeClient], Packet]) -> Released:
         """A client's answer, if it comes from the gate."""
@@ -216,6 +221,8 @@ class NodeClient:
         with self.gate.locked_if_private(), entry.locked():
             self._check_order(round, entry.newest_round)
             if self.deployment.run.secure is not None:
+                if (again := self._again(order, entry)) is not None:
+                    return self.gate.release(wire.TRAIN, again, "keys of a secure sum", entry.run)
                 self._session(order, entry).check_round(round)  # before anything is computed
             self.gate.check_share(self._share(order), entry.run)
             before = prepared.state(entry, accepted)
@@ -264,8 +271,8 @@ class NodeClient:
                 # Not by how much: a range near zero would ask every client for its largest number.
                 return Packet(answer.header | {"refused": "its update holds a number beyond secure_range"}), "no update"
             vector = sums.encode(update)
-        keys = self._session(order, entry).open(order, self.deployment.run, vector, terms)
-        return Packet(answer.header, keys.groups), "keys of a secure sum"
+        keys = self._session(order, entry).open(order, self.deployment.run, vector, terms, answer.header)
+        return keys, "keys of a secure sum"
 
     def _share(self, order: Packet) -> user_level.Share | None:
         """What the client adds to a secure sum under user-level privacy."""
@@ -287,15 +294,24 @@ class NodeClient:
                 self.gate.enter_sum(session.digest, entry.run, order.require("round", int), session.noise)
         return self.gate.release(kind, Packet(self._reply_header(order), answer.groups), "a secure sum", entry.run)
 
+    def _again(self, order: Packet, entry: VaultEntry) -> Packet | None:
+        """The keys of a secure sum that this very order has got before, where the state that it led to is kept: a
+        server that stopped within a round begins it again."""
+        return self._session(order, entry).again(order) if entry.newest_round == order.header["round"] else None
+
+    def _least_in_sum(self) -> int:
+        """The fewest clients in a sum that this one is in."""
+        assert self.deployment.run.secure is not None
+        return max(self.deployment.run.secure.least, self.settings.rules.least_clients)
+
     def _session(self, order: Packet, entry: VaultEntry) -> SecureSession:
         from kinfed.deploy.secure.secure_session import Owner, SecureSession
 
-        secure, rules = self.deployment.run.secure, self.settings.rules
-        if secure is None:
+        if self.deployment.run.secure is None:
             raise Refused(f"the run declares no secure_sum, so {self.name} takes part in none")
         owner = Owner(
-            order.require("number", int), self.name, self._identity(),
-            max(secure.least, rules.least_clients), self.deployment.secure_threshold, self.settings.peers,
+            order.require("number", int), self.name, self._identity(), self._least_in_sum(),
+            self.deployment.secure_threshold, self.settings.peers,
         )  # fmt: skip
         return SecureSession(entry, owner)
 

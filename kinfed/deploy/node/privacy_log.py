@@ -138,11 +138,11 @@ class PrivacyLog:
             of_run[rule] = of_run.get(rule, 0) + number
         self._write(replace(page, released=released))
 
-    def note_model(self, digest: str, run: str) -> None:
-        """Remember that a model was trained for a secure sum of a run."""
+    def note_models(self, models: Mapping[str, str]) -> None:
+        """Remember that models, by their digests, were trained for secure sums of runs."""
         page = self.read()
-        if digest not in page.summed:
-            self._write(replace(page, summed={**page.summed, digest: run}))
+        if models.keys() - page.summed.keys():
+            self._write(replace(page, summed={**page.summed, **models}))
 
     def _keep_count(self, entries: int) -> None:
         """Write the count, after the ledger: a crash in between leaves one that is too small, and no refused ledger."""

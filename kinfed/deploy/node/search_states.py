@@ -33,6 +33,7 @@ class KeptRuns:
     after: dict[str, Tensor] = field(default_factory=dict)
     newest_round: int = 0
     trained: set[str] = field(default_factory=set)  # prefixes of the runs that this message has trained
+    again: set[str] = field(default_factory=set)  # of those that it found trained by a message before it
 
     def open(self) -> None:
         with self.entry.locked():
@@ -42,9 +43,11 @@ class KeptRuns:
     def close(self, results: Mapping[str, Tensor]) -> None:
         with self.entry.locked():
             if self.trained:
-                others = {
-                    name: t for name, t in (self.before or {}).items() if not name.startswith(tuple(self.trained))
-                }
+                done = tuple(self.trained | self.again)
+                others = {name: t for name, t in (self.before or {}).items() if not name.startswith(done)}
+                if self.again:
+                    newest = (self.entry.state(self.round) or {}).items()
+                    others |= {name: t for name, t in newest if name.startswith(tuple(self.again))}
                 self.entry.keep(self.round, others | self.after, self.accepted, FIT)
             if results:
                 storage.write_tensors(self.entry.folder / MODELS, dict(results), {"run": self.entry.run}, private=True)

@@ -26,12 +26,12 @@ from kinfed.tabular import FitSettings, load_sites
 
 
 def fit_plan(tables: Sequence[str], columns: Mapping[str, Any], search: FitSettings, **private: Any) -> TrialPlan:
-    """Plan a trial of a search. `columns`: options of the table; `private`: settings of differential privacy, under
-    which the owners of all sites give sums of their columns."""
+    """Plan a trial of a search. `columns`: options of the table; `private`: settings of protection; under differential
+    privacy the owners of all sites give sums of their columns."""
     source = load_sites(list(tables) if len(tables) > 1 else tables[0], columns, None, search.seed)
     settings = {"method": FIT, **search_target(source.problem), **search_settings(search), **private}
     plan = _plan(tables, columns, list(source.owner_names or ()), settings)
-    return replace(plan, node={"sums": "yes"}) if private else plan
+    return replace(plan, node={"sums": "yes"}) if any(name.startswith("dp_") for name in private) else plan
 
 
 def question_plan(

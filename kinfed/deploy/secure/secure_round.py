@@ -213,7 +213,9 @@ class SecureNodePool(NodePool):
             mean, weight = self._mean(in_sum, total), float(total[-1])
             updates = replace(updates, ids=torch.tensor(in_sum), mean=mean, weight=weight)
         except NoSum as error:
-            self.exchange.say(f"round {round}: no secure sum: {error}; nothing was changed")
+            self.no_sum = str(error)
+            if self._about is None:
+                self.exchange.say(f"round {round}: no secure sum: {error}; nothing was changed")
         return replace(updates, nbytes=updates.nbytes + secure.nbytes_up, nbytes_down=secure.nbytes_down)
 
     def _member(self, k: int) -> Member:
@@ -225,7 +227,7 @@ class SecureNodePool(NodePool):
         orders = {}
         for k, request in requests.items():
             header = {"kind": kind, "run": self.run, "round": round, "number": k, "name": self.roster.names[k]}
-            orders[self.roster.names[k]] = Packet(header | request.header, request.groups)
+            orders[self.roster.names[k]] = Packet({**header, **(self._about or {}), **request.header}, request.groups)
         return self._ask(kind, orders, take, needed, f"round {round}, {kind}")
 
     def _mean(self, in_sum: list[int], total: Tensor) -> Tree:

@@ -1,9 +1,10 @@
 """A client's part in secure sums: what it remembers between requests, and what it refuses.
 
-A request may come twice, because an answer was lost on the way: the same one gets the same answer. Another one in its
-place is refused, and so is a round in which the client has masked an update already: in two sums of one update and
-different clients, a client in only one of them stands in the difference. So a server that stops between masks and
-its checkpoint loses that round.
+A request may come twice, because an answer was lost on the way, or from a server that begins a round again: the same
+one gets the same answer. Another one in its place is refused, and so is another round in which the client has masked an
+update already: in two sums of one update and different clients, a client in only one of them stands in the
+difference. So a server that stops between masks and its checkpoint loses that round only if other clients are there
+when it comes back.
 
 <vault>/<run>/<client>/sum.json                its secrets and the answers of the sum under way (mode 600)
                        sum-update.safetensors  the update as whole numbers, until the next one takes its place
@@ -50,6 +51,8 @@ class SumState:
     """Memory of one sum. Bytes are hexadecimal."""
 
     round: int
+    order: str = ""  # digest of the order to train that the sum is for
+    header: dict[str, Any] = field(default_factory=dict)  # of the answer to it
     sealing: str = ""  # private keys
     masking: str = ""
     seed: str = ""  # b
@@ -96,9 +99,15 @@ class SecureSession:
                 f"{round} is asked for: the same update in two sums could expose a single client; the round is lost"
             )
 
-    def open(self, order: Packet, run: RunConfig, vector: Tensor, noise: str) -> Packet:
-        """Keep the update that an order was for, encoded as int64 [W + 1], and publish keys for its sum. `noise`: what
-        all add to theirs (kinfed.updates.user_level.Share.terms)."""
+    def again(self, order: Packet) -> Packet | None:
+        """The answer to an order, if the present sum is for it."""
+        return self._published(self._state) if self._state.order == order.digest() else None
+
+    def open(
+        self, order: Packet, run: RunConfig, vector: Tensor, noise: str, header: Mapping[str, Any]
+    ) -> Packet:  # fmt: skip
+        """Keep the update that an order was for, encoded as int64 [W + 1], and publish keys for its sum in an answer
+        with this header. `noise`: what all add to theirs (kinfed.updates.user_level.Share.terms)."""
         round, terms = order.require("round", int), terms_of(order, run, noise)
         self.check_round(round)
         sealing, masking, seed = (masks.new_secret() for _ in range(3))
@@ -109,8 +118,14 @@ class SecureSession:
         update = {"update": vector}
         storage.write_tensors(self.entry.folder / _UPDATE, update, {"round": str(round)}, private=True)
         masked, keys = self._state.masked_round, (sealing.hex(), masking.hex(), seed.hex())
-        self._write(SumState(round, *keys, record.hex(), terms, masked_round=masked))
-        return Packet({}, {"keys": {"record": to_rows([record])}})
+        state = SumState(
+            round, order.digest(), dict(header), *keys, record=record.hex(), terms=terms, masked_round=masked
+        )
+        self._write(state)
+        return self._published(state)
+
+    def _published(self, state: SumState) -> Packet:
+        return Packet(state.header, {"keys": {"record": to_rows([bytes.fromhex(state.record)])}})
 
     @property
     def digest(self) -> str:

@@ -13,13 +13,11 @@ There are no models in it: personal ones are in the vaults of the nodes.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from kinfed.algorithms import check_algorithm_settings, sample_update
 from kinfed.config import RunConfig
@@ -30,7 +28,7 @@ from kinfed.deploy.operations.log_lines import place_lines
 from kinfed.deploy.server.enrol import Roster, TooFewClients, enrol_clients
 from kinfed.deploy.server.fit_server import FitServer
 from kinfed.deploy.server.membership import note_members, present, widen_checkpoint, with_newcomers
-from kinfed.deploy.server.node_pool import NodePool, made_up_cohort
+from kinfed.deploy.server.node_pool import NodePool, made_up_cohort, make_pool
 from kinfed.deploy.server.question_server import QuestionServer
 from kinfed.deploy.server.server_privacy import SecretSchedule, make_example_budget, make_user_level, notes
 from kinfed.deploy.server.status import DONE, RUNNING, STOPPED, WAITING, StatusWriter
@@ -220,7 +218,11 @@ def _make_loop(
     storage.write_json(folder / "messages.json", {deployment.method: sent if algorithm.sends else {}})
     members = present(deployment, roster.names)
     schedule = replace(config.schedule, members=members, evaluates=members)
-    pool = _make_pool(deployment, run, roster, exchange, task, up)
+    pool = make_pool(deployment, run, roster, exchange, task, up)
+    if config.secure is not None and algorithm.sends:
+        exchange.say(
+            f"secure sums: no update leaves a node but masked, in a sum of {config.secure.least} clients at least"
+        )
     user_level = make_user_level(deployment, run, folder, len(roster.names), task, up)
     if user_level is not None:
         if user_level.hides_absence:
@@ -233,19 +235,6 @@ def _make_loop(
         None if rule is None else RobustAverage(rule, algorithm, trained), user_level,
     )  # fmt: skip
     return pool, Loop(algorithm, task, pool, population, schedule, [stage for stage in stages if stage is not None])
-
-
-def _make_pool(
-    deployment: Deployment, run: str, roster: Roster, exchange: Exchange, task: Task, up: Mapping[str, Tensor]
-) -> NodePool:
-    secure, algorithm = deployment.run.secure, deployment.algorithm
-    if secure is None or not algorithm.sends:
-        return NodePool(deployment, run, roster, exchange, task, up)
-    from kinfed.deploy.secure.secure_round import SecureNodePool
-
-    secure.check_update(deployment.method, algorithm, up, deployment.run.schedule.size(len(roster.names)))
-    exchange.say(f"secure sums: no update leaves a node but masked, in a sum of {secure.least} clients at least")
-    return SecureNodePool(secure, deployment, run, roster, exchange, task, up)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from kinfed.data import Population, TablePreprocessing
 from kinfed.deploy.node.private_figures import SEARCHED
 from kinfed.deploy.server.answer_checks import check_same_request
 from kinfed.deploy.server.enrol import Roster, TooFewClients, enrol_clients
-from kinfed.deploy.server.node_pool import NodePool, made_up_cohort
+from kinfed.deploy.server.node_pool import NodePool, made_up_cohort, make_pool
 from kinfed.deploy.server.search_answers import (
     Figures,
     Part,
@@ -64,11 +64,14 @@ from kinfed.tabular import (
     methods_of,
     write_page,
 )  # fmt: skip
-from kinfed.tabular import make_try as try_of
 from kinfed.updates import ExampleLevel, Stage
 
 CHECKPOINT = "fit"
 AUTO = "auto"  # in place of names of methods
+SUMMED = (
+    "Updates leave sites in secure sums of all of them, and no single one is seen; statistics of columns and figures "
+    "of tries leave every site as they are. Methods that need single updates are left out."
+)
 OWN_ROUNDS = (
     "{} takes {} rounds of its own, each a message to every site, and this search has {}; name it (portfolio) to let "
     "the search take as many"
@@ -187,7 +190,7 @@ class FitServer:
             for method in self.methods:
                 if not is_tried(number, method):
                     continue
-                chosen = try_of(number, method, self.settings.model_names, sites, self.settings.seed)
+                chosen = self.deployment.make_try(number, method, sites)
                 try:
                     runs = [self._make_run(RunKey(number, method, part), chosen) for part in range(len(self.parts))]
                 except ConfigError as error:
@@ -197,10 +200,14 @@ class FitServer:
                     self._leave_out(method, number, OWN_ROUNDS.format(method, own, self.settings.rounds))
                     continue
                 self.alive |= {run.key: run for run in runs}
+        if not any(run.loop.algorithm.sends for run in self.alive.values()):
+            raise ConfigError(f"nothing is left to compare with learning alone: {self._reasons()}")
+        if self.deployment.run.secure is not None:
+            self.exchange.say(SUMMED)
         self.exchange.say(
-            f"search {self.run}: {len(self.methods)} methods, {self.settings.trials} tries each, "
+            f"search {self.run}: {len({key.method for key in self.alive})} methods, {self.settings.trials} tries each, "
             f"{len(self.parts) - 1} folds and all rows: {len(self.alive)} runs, {self.settings.rounds} rounds, "
-            "one message to each site in a round"
+            f"{'one message' if self.deployment.run.secure is None else 'five messages'} to each site in a round"
         )
 
     def _make_run(self, key: RunKey, chosen: Any) -> SearchRun:
@@ -226,15 +233,17 @@ class FitServer:
         cohort = made_up_cohort(roster, deployment.problem)
         up = sample_update(algorithm, plain, server, cohort, Population(len(roster.names), 0)).named()
         about = {
-            "try": key.number, "method": key.method, "part": key.part, "folds": len(self.parts) - 1, "problem": record
+            "try": key.number, "method": key.method, "part": key.part, "folds": len(self.parts) - 1, "problem": record,
+            "num_clients": len(roster.names),
         }  # fmt: skip
-        pool = NodePool(deployment, self.run, roster, self.exchange, task, up, about)
+        pool = make_pool(deployment, self.run, roster, self.exchange, task, up, about)
         loop = Loop(algorithm, task, pool, population, Schedule(1.0), stages)
         return SearchRun(key, loop, pool, algorithm.rounds_in(self.settings.rounds))
 
     def _leave_out(self, method: str, number: int, reason: str) -> None:
         """Leave a try out: it counts where all its folds do."""
-        if f"{number}/{method}" not in self.left_out:
+        said = {(name.partition("/")[2], why) for name, why in self.left_out.items()}
+        if f"{number}/{method}" not in self.left_out and (method, reason) not in said:
             self.exchange.say(f"{method}, try {number + 1}, is left out: {reason}")
         self.left_out.setdefault(f"{number}/{method}", reason)
         self.alive = {key: run for key, run in self.alive.items() if (key.number, key.method) != (number, method)}
@@ -279,17 +288,20 @@ class FitServer:
 
     def _check_answers(self, runs: list[SearchRun], what: str) -> None:
         """Leave out the tries that a site cannot run; stop where a site has answered nothing at all."""
-        asked = [(run.key, run.pool.reasons) for run in runs if run.pool.reasons is not None]
-        for name in self.roster.names:
-            reasons = [own.get(name) for _, own in asked]
+        asked = [(run, run.pool.reasons) for run in runs if run.pool.reasons is not None]
+        added_up = [pair for pair in asked if self.deployment.run.secure and pair[0].loop.algorithm.sends]
+        for name in self.roster.names:  # who goes away between the requests of a sum has answered those that send none
+            reasons = [own.get(name) for _, own in added_up or asked]
             if reasons and all(reasons):
                 raise TooFewClients(
                     f"{what}: {name}: {reasons[0]}. A search needs every site; start it again (flwr run) when {name} "
                     "is back, and it goes on from the last finished round"
                 )
-        for key, own in asked:
+        for run, own in asked:
             for name, reason in sorted(own.items()):
-                self._leave_out(key.method, key.number, f"{name}: {reason}")
+                self._leave_out(run.key.method, run.key.number, f"{name}: {reason}")
+            if run.pool.no_sum:
+                self._leave_out(run.key.method, run.key.number, f"{what}: no secure sum: {run.pool.no_sum}")
 
     # ---- choice ----
 
@@ -383,7 +395,9 @@ class FitServer:
             [answers[k] for k in range(len(self.roster.names))], self._reasons(),
             header["statistics_bytes"], header["target"],
         )  # fmt: skip
-        return result if self.deployment.run.privacy is None else replace(result, notes=(*result.notes, SEARCHED))
+        added = self.deployment.run
+        notes = [note for note, on in ((SEARCHED, added.privacy), (SUMMED, added.secure)) if on is not None]
+        return replace(result, notes=(*result.notes, *notes))
 
     def _reasons(self) -> dict[str, str]:
         """Methods of which no try was left, and why."""
@@ -396,9 +410,7 @@ class FitServer:
         return reasons
 
     def _contender(self, one: Any, best: ChosenTries, choice: SiteChoices) -> ContenderRecord:
-        chosen = try_of(
-            best.tries[one.name], one.method, self.settings.model_names, len(self.roster.names), self.settings.seed
-        )
+        chosen = self.deployment.make_try(best.tries[one.name], one.method, len(self.roster.names))
         advantage = choice.advantages.get(one.name)
         place = chosen.number, one.method, len(self.parts) - 1
         lines = [line for line in self.journal if (line["try"], line["algorithm"], line["fold"]) == place]

@@ -48,6 +48,7 @@ class NodePool:
         self.rounds_without_quorum = 0  # the last ones, in a row
         self.evaluations = torch.zeros(3, dtype=torch.float64)  # seconds, bytes down and up of all so far
         self.reasons: dict[str, str] | None = None  # by client, of the last request; None: there was none
+        self.no_sum = ""  # why the last round has none, where updates are added up at nodes
         self._about = about
         self._round = 0  # the last one that was asked for
         self._terms: set[tuple[str, str]] = set()  # on which clients' figures leave, as far as the log has them
@@ -253,6 +254,20 @@ class NodePool:
         """Gradients of every client that was called. One that did not answer may have computed them all the same, and
         its answer may yet be read: it is charged in full."""
         return _make_record({k: events.get(k) or list(self._checks.planned(k)[0]) for k in ids.tolist()}, TRAINING)
+
+
+def make_pool(
+    deployment: Deployment, run: str, roster: Roster, exchange: Exchange, task: Task, up: Mapping[str, Tensor],
+    about: Mapping[str, Any] | None = None,
+) -> NodePool:  # fmt: skip
+    """The pool of a run, with secure sums if it declares them; refuses updates that these could not hide."""
+    secure, algorithm = deployment.run.secure, deployment.algorithm
+    if secure is None or not algorithm.sends:
+        return NodePool(deployment, run, roster, exchange, task, up, about)
+    from kinfed.deploy.secure.secure_round import SecureNodePool
+
+    secure.check_update(deployment.method, algorithm, up, deployment.run.schedule.size(len(roster.names)))
+    return SecureNodePool(secure, deployment, run, roster, exchange, task, up, about)
 
 
 def made_up_cohort(roster: Roster, problem: Problem) -> Cohort:

@@ -23,7 +23,7 @@ from kinfed.deploy.node.private_figures import FIGURES
 from kinfed.deploy.settings import Deployment
 from kinfed.errors import ConfigError
 from kinfed.privacy import Events, merge, planned_costs
-from kinfed.tabular import FitSettings, is_tried, make_try
+from kinfed.tabular import FitSettings, is_tried
 
 USUAL_NOISE = 5.0  # evaluation_noise of an owner who says nothing
 
@@ -85,8 +85,7 @@ def _planned(
         for method in methods:
             if not is_tried(number, method):
                 continue
-            chosen = make_try(number, method, settings.model_names, len(total), settings.seed)
-            algorithm = deployment.of_try(chosen, None).algorithm
+            algorithm = deployment.of_try(deployment.make_try(number, method, len(total)), None).algorithm
             for part in counts:
                 try:
                     privacy.check_method(method, algorithm, part[:, 0])

@@ -89,8 +89,9 @@ class Packet:
         return value
 
     def digest(self) -> str:
-        """Digest of everything in it, whatever the order of its keys and tensors."""
-        groups = {name: storage.checksum(tensors) for name, tensors in self.groups.items()}
+        """Digest of everything in it, whatever the order of its keys and tensors, and however it has travelled: groups
+        without any are none."""
+        groups = {name: storage.checksum(tensors) for name, tensors in self.groups.items() if tensors}
         return storage.record_digest([self.header, groups])
 
     @property
