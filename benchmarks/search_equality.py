@@ -14,6 +14,7 @@ Exits with 1 where a table differs. Minutes to half an hour, by rounds and metho
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
@@ -32,15 +33,15 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from loopback import Loopback
 
 import kinfed
-from kinfed.data import make_federation
-from kinfed.data.sources import SITE_TABLES, TableOptions, site_rows
+from kinfed.data import Resplit, make_federation
+from kinfed.data.sources import SITE_TABLES, Source, TableOptions, site_rows
 from kinfed.deploy.node.vault import Vault
 from kinfed.deploy.operator.fit_trial import search_target
 from kinfed.deploy.server.deployment_server import serve
 from kinfed.deploy.settings import Deployment
 from kinfed.errors import KinfedError
 from kinfed.serving import ModelPipeline
-from kinfed.tabular import FitResult, load_sites
+from kinfed.tabular import FitResult, FitSettings, load_sites
 
 TABLES = (*(name for name in SITE_TABLES if name != "mdsd_amazon4"), "breast_cancer", "post_offices")
 CLOSE = 1e-5
@@ -84,13 +85,21 @@ def apart(
     }
     renamed = {"algorithms": "portfolio", "folds": "search_folds"}
     settings = {renamed.get(name, name): value for name, value in search.items()}
+    target = search_target(source.problem) if source.problem.kind != "survival" else known_periods(source)
     net = Loopback({
         "method": "fit", "clients": ",".join(names), "out": str(folder / "run"), "deadline": 60.0, "wait": 60.0,
-        **described, **search_target(source.problem), **settings,
+        **described, **target, **settings,
     }, nodes)  # fmt: skip
     result = FitResult.read(serve(Deployment.parse(net.run_config), net, net.log.append, **net.time))
     models = {node["client"]: ModelPipeline.read(Vault(node["vault"]).model_path()) for node in nodes.values()}
     return result, models, net
+
+
+def known_periods(source: Source) -> dict[str, Any]:
+    """The target of a search on survival, whose periods and hazards everybody has to know: those of a pooled fit."""
+    share = {"test_fraction": FitSettings().test_fraction}
+    pooled = make_federation(source, "column", None, share, 0, resplit=Resplit(), audit=False)
+    return {"target": json.dumps(pooled.problem.to_json()), "classes": "2"}
 
 
 def parameters(pipeline: ModelPipeline, rows: pa.Table) -> torch.Tensor:

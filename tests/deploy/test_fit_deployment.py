@@ -376,3 +376,41 @@ def test_a_site_learns_what_its_own_columns_add_at_home(tmp_path: Path, number: 
     assert "north, west lack it" in page
     own_page = Vault(str(tmp_path / "vault-north")).model_path().parent / "fit.html"
     assert "The site lacks it" in own_page.read_text()
+
+
+def test_sites_choose_for_survival_what_a_fit_of_all_rows_chooses(tmp_path: Path) -> None:
+    """Periods and hazards are known to everybody: those that the fit has learnt."""
+    rows = table()
+    draw = np.random.default_rng(9)
+    age = rows["age"].to_numpy()
+    time = draw.exponential(np.exp(-0.05 * (age - 50)))
+    rows = rows.drop_columns(["sick", "dose"]).append_column("time", pa.array(np.minimum(time, 1.5)))
+    rows = rows.append_column("event", pa.array((time < 1.5).astype(int)))
+    columns = {"time_column": "time", "event_column": "event"}
+    search = {**SEARCH, "trials": 1}
+    pooled = kinfed.fit(
+        rows,
+        client_column="site",
+        models="mlr",
+        deploy="chosen",
+        algorithms="cox",
+        references=False,
+        **columns,
+        **search,
+    )
+    record = {"target": json.dumps(pooled.problem.to_json()), "classes": "2", "label-column": "label"}
+    net = make(
+        tmp_path, portfolio="cox", trials=1, **record, **{name.replace("_", "-"): columns[name] for name in columns}
+    )
+    for name in NAMES:
+        own = rows.filter(pa.array([one == name for one in rows["site"].to_pylist()])).drop_columns(["site"])
+        pa_csv.write_csv(own, tmp_path / f"{name}.csv")
+    apart = run(net)
+    assert [site.chosen for site in apart.sites] == [site.chosen for site in pooled.sites]
+    assert [site.test_rows for site in apart.sites] == [site.test_rows for site in pooled.sites]
+    for one, wanted in zip(apart.contenders, pooled.contenders, strict=True):
+        assert (one.validation, one.mean) == pytest.approx((wanted.validation, wanted.mean), abs=1e-6)
+    for site in pooled.sites:
+        torch.testing.assert_close(
+            model_row(kept(net, site.site)), model_row(pooled.model(site.site)), rtol=0, atol=1e-5
+        )

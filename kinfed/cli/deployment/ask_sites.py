@@ -49,7 +49,7 @@ def fit_panels() -> Iterator[OptionPanel]:
     from kinfed.config import RunConfig
     from kinfed.tabular import FitSettings
 
-    yield table_panel("label_column", "task", "split_column")
+    yield table_panel("label_column", "task", "time_column", "event_column", "split_column")
     names = ("algorithms", "models", "metric", "trials", "folds", "rounds", "steps", "test_fraction", "seed")
     yield OptionPanel("Search", FitSettings, names)
     yield OptionPanel("Privacy", RunConfig, (
@@ -89,7 +89,9 @@ def fit(
     certified: Annotated[bool, Option(help="Sites take a federated model only where test rows show a gain.")] = False,
     at: At = "", certs: Certs = Path("certs"), sites: Names = "",
     classes: Annotated[str, Option(help="Names of the classes; or --target.", rich_help_panel=NODES)] = "",
-    target: Annotated[str, Option(help="number or counts, in place of classes.", rich_help_panel=NODES)] = "",
+    target: Annotated[
+        str, Option(help="number or counts in place of classes; of survival its record.", rich_help_panel=NODES)
+    ] = "",
     seconds: Seconds = 3600.0, cold: Cold = False,
 ) -> None:  # fmt: skip
     """Search for the method of every site: all are tried where the rows are, and models stay there.
@@ -104,12 +106,14 @@ def fit(
     private = {name: columns.pop(name) for name in list(columns) if name.startswith(("dp_", "secure_"))}
     deploy: Any = "certified" if certified else "chosen"
     search = FitSettings(**{"rounds": SEARCH_ROUNDS, **typed, "deploy": deploy})
+    known = {"target": target} if target else {}
     if (nodes := _nodes(at, certs, sites, tables, seconds)) is not None:
-        of_target = {name: text for name, text in (("classes", classes), ("target", target)) if text}
+        of_target = known | ({"classes": classes} if classes else {})
         show_gains(nodes.fit(search, out, **_described(columns), **of_target, **private), MOST_SENTENCES)
         say(f"page     {out / PAGE}, for all; every site has its model and a page of its own in its vault")
         return
-    trial = Trial(out, fit_plan(_some(tables), columns, search, **private), seconds, warm=not cold, resume=resume)
+    plan = fit_plan(_some(tables), columns, search, **known, **private)
+    trial = Trial(out, plan, seconds, warm=not cold, resume=resume)
     parts = run_trial(trial)
     show_gains(FitResult.read(trial.run_folder), MOST_SENTENCES)
     say(f"page     {trial.run_folder / PAGE}, for all; it holds one sentence per site")
@@ -171,7 +175,8 @@ def _nodes(at: str, certs: Path, sites: str, tables: list[str] | None, seconds: 
 
 
 def _described(typed: dict[str, Any]) -> dict[str, Any]:
-    return {name: typed[name] for name in ("label_column", "columns") if typed.get(name)}
+    names = ("label_column", "columns", "time_column", "event_column")
+    return {name: typed[name] for name in names if typed.get(name)}
 
 
 def _some(tables: list[str] | None) -> list[str]:

@@ -410,8 +410,9 @@ class RunClient(NodeClient):
 
 
 def target_moments(data: Federation) -> ValueMoments:
-    """Count, mean and squared distances of the target in training rows; nothing of classes."""
-    if data.problem.has_classes:
+    """Count, mean and squared distances of the target in training rows; nothing of other kinds than numbers and
+    counts, whose problem is known to everybody."""
+    if data.problem.kind not in ("regression", "counts"):
         return ValueMoments()
     values = data.labels[data.train.rows].double()
     mean = values.mean()

@@ -26,10 +26,11 @@ from kinfed.tabular import FitSettings, load_sites
 
 
 def fit_plan(tables: Sequence[str], columns: Mapping[str, Any], search: FitSettings, **private: Any) -> TrialPlan:
-    """Plan a trial of a search. `columns`: options of the table; `private`: settings of protection; under differential
-    privacy the owners of all sites give sums of their columns."""
+    """Plan a trial of a search. `columns`: options of the table; `private`: settings of protection, and what is
+    predicted as everybody knows it (target); under differential privacy all owners give sums of their columns."""
     source = load_sites(list(tables) if len(tables) > 1 else tables[0], columns, None, search.seed)
-    settings = {"method": FIT, **search_target(source.problem), **search_settings(search), **private}
+    target = {} if "target" in private else search_target(source.problem)
+    settings = {"method": FIT, **target, **search_settings(search), **private}
     plan = _plan(tables, columns, list(source.owner_names or ()), settings)
     return replace(plan, node={"sums": "yes"}) if any(name.startswith("dp_") for name in private) else plan
 
@@ -67,7 +68,8 @@ def _plan(
             sites.append(Site(name, place, "", f"{name}.csv", more))
         return sites
 
-    described = {name: columns[name] for name in ("label_column", "columns") if columns.get(name)}
+    names_of_columns = ("label_column", "columns", "time_column", "event_column")
+    described = {name: columns[name] for name in names_of_columns if columns.get(name)}
     return TrialPlan(names, {"clients": ",".join(names), **described, **settings}, write)
 
 
@@ -77,7 +79,14 @@ def search_target(problem: Problem) -> dict[str, Any]:
         return problem_settings(problem)
     if problem.kind in LEARNT and not problem.shape:
         return {"target": LEARNT[problem.kind]}
-    raise ConfigError(f"a search over sites predicts classes, one number or counts; this is {problem.in_words()}")
+    if problem.kind == "survival":
+        raise ConfigError(
+            "a search over sites learns no periods of survival: give them with the hazards as everybody knows them, "
+            "target = the problem's record (docs/targets.md)"
+        )
+    raise ConfigError(
+        f"a search over sites predicts classes, one number, counts or survival; this is {problem.in_words()}"
+    )
 
 
 def site_tables(
