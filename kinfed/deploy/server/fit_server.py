@@ -242,8 +242,8 @@ class FitServer:
 
     def _leave_out(self, method: str, number: int, reason: str) -> None:
         """Leave a try out: it counts where all its folds do."""
-        said = {(name.partition("/")[2], why) for name, why in self.left_out.items()}
-        if f"{number}/{method}" not in self.left_out and (method, reason) not in said:
+        known = {(name.partition("/")[2], why) for name, why in self.left_out.items()}
+        if f"{number}/{method}" not in self.left_out and (method, reason) not in known:
             self.exchange.say(f"{method}, try {number + 1}, is left out: {reason}")
         self.left_out.setdefault(f"{number}/{method}", reason)
         self.alive = {key: run for key, run in self.alive.items() if (key.number, key.method) != (number, method)}
