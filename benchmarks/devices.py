@@ -9,6 +9,7 @@ device and back, and waited for."""
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import warnings
 from pathlib import Path
@@ -43,9 +44,9 @@ def row(name: str, device: torch.device) -> str:
     gaps = []
     for part, here in method.usual.items():
         size = here.double().abs().clamp_min(1)
-        gaps.append(
-            float(((there[part].double() - here.double()).abs() / size).nan_to_num().max()) if here.numel() else 0.0
-        )
+        gap = (there[part].double() - here.double()).abs() / size
+        gap[there[part].isnan() & here.isnan()] = 0.0
+        gaps.append(float(gap.nan_to_num(math.inf).max()) if here.numel() else 0.0)
     return f"| `{name}` | {max(gaps):.0e} | {counter['to']} | {counter['from']} | {counter['waits']} |"
 
 

@@ -86,7 +86,7 @@ def _notes(standings: Standings, entry: ArenaEntry | None) -> tuple[str, ...]:
         "Student's over seeds. Federations of one data set are no independent draws. The critical difference is "
         "Nemenyi's.",
         "Every method has the same budget of gradients, counted by the engine, and tries the same shares of its ranges "
-        "on validation rows.",
+        "on validation rows. Those with 0 gradients, which learn by sums or grow trees, end by themselves.",
     ]
     machines = sorted(
         {", ".join(f"{name} {version}" for name, version in one.machine.items()) for one in standings.entries}

@@ -2,8 +2,8 @@
 
 Work is what the engine counts: gradients of single examples at a model, of all clients together. The budget of a run is
 what FedAvg's rounds take, and one round of local training more, for what a method does at the end. A method that takes
-more in a round has fewer rounds; none has more rounds than the suite says, but for those that take no gradients (sums,
-trees), which end by themselves and are told by their 0 gradients, rounds and processor time.
+more in a round has fewer rounds; none has more rounds than the suite says, but for those of kinfed's own that take no
+gradients (sums, trees), which end by themselves and are told by their 0 gradients, rounds and processor time.
 
 A method is tuned on the validation rows of the first seed: as configured, and with settings from its own ranges, every
 one within the same budget. The draws are the same for all methods. Test rows judge once, at the end.

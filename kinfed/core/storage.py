@@ -159,8 +159,12 @@ def as_record(kind: Any, value: Any, where: str) -> Any:
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"]))
         wanted = first["msg"].replace("Input should", "should").replace("Field required", "is missing")
+        if first["type"] == "dataclass_type":
+            wanted = "should be a table of names"
         came = "" if first["type"] == "missing" else f", and is {reprlib.repr(first['input'])}"
-        raise StorageError(f"{where}: {place} {wanted}{came}; restore the file, or have it written again") from None
+        raise StorageError(
+            f"{where}: {f'{place} ' if place else ''}{wanted}{came}; restore the file, or have it written again"
+        ) from None
 
 
 def write_tensors(

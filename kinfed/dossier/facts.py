@@ -96,6 +96,7 @@ def file_names(table: str) -> str:
 def _of_run(path: Path, kind: str) -> Facts:
     run, files = load_run(path, path.name), RunFiles(path)
     comparison, config = single_run(run), files.config
+    storage.as_record(dict[str, Any], run.config.get("dataset"), f"{path / 'config.json'}, dataset")
     roster = storage.read_json(path / "deployment.json") if kind == DEPLOYMENT else None
     seed = min(run.federations) if roster is None else config.seeds[0]
     about = run.federations[seed] if roster is None else None
@@ -213,7 +214,8 @@ def _of_fit(path: Path, kind: str) -> Facts:
              for one in record["sites"]]  # fmt: skip
     config = JobFiles(path).settings
     private = config.get("dp_noise") is not None or config.get("dp_epsilon") is not None
-    mode = threats.PLAIN if kind == FIT else threats.PRIVATE if private else threats.SEARCH
+    apart = threats.PRIVATE if private else threats.SEARCH_SECURE if config.get("secure_sum") else threats.SEARCH
+    mode = threats.PLAIN if kind == FIT else apart
     settings, taken = record["settings"], {one["chosen"] for one in record["sites"]}
     methods = []
     for one in record["contenders"]:

@@ -13,8 +13,8 @@ class Threat:
     trusts: str  # whom or what the owner trusts
 
 
-PLAIN, PRIVATE, SEARCH, SECURE, USER, AT_NODES, SECURE_PRIVATE = (
-    "plain", "private", "search", "secure", "user", "at_nodes", "secure_private",
+PLAIN, PRIVATE, SEARCH, SEARCH_SECURE, SECURE, USER, AT_NODES, SECURE_PRIVATE = (
+    "plain", "private", "search", "search_secure", "secure", "user", "at_nodes", "secure_private",
 )  # fmt: skip
 
 THREATS = {
@@ -35,6 +35,13 @@ THREATS = {
         'a search (method = "fit")',
         "as in plain; exact sums of columns and figures also of training rows, in divisions that the server chooses, "
         "so that every row can be solved for. Owners who demand anything below refuse it",
+        "the server with the data",
+    ),
+    SEARCH_SECURE: Threat(
+        'a search under secure sums (method = "fit" with secure-sum)',
+        "the exact sum of all sites' updates of every try, and no single one; beside it exact sums of columns and "
+        "figures of every site, also of training rows, in divisions that the server chooses, so that every row can be "
+        "solved for. Owners who demand anything below refuse it",
         "the server with the data",
     ),
     SECURE: Threat(

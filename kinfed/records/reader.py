@@ -99,9 +99,9 @@ def _read_rounds(path: Path, folds: int, notes: list[str]) -> dict[Key, dict[int
                 continue
             needs = "a round needs algorithm, seed and round, and numbers where numbers belong"
             with _refusing(f"{path}, line {number}", needs):
-                storage.as_record(RoundLine, line, f"{path}, line {number}")
-                key, entry = (line["algorithm"], line["seed"]), RoundRecord.from_json(line)
-                rounds.setdefault(key, {}).setdefault(entry.number, {})[line.get("fold") or 0] = entry
+                read = storage.as_record(RoundLine, line, f"{path}, line {number}")
+                key, entry = (read.algorithm, read.seed), RoundRecord.from_json(line)
+                rounds.setdefault(key, {}).setdefault(entry.number, {})[read.fold or 0] = entry
     if unreadable == [number]:
         notes.append("The last line of rounds.jsonl is cut, as when a run is killed while writing; it was left out.")
     elif unreadable:

@@ -120,7 +120,7 @@ def killed_processes(tmp_path: Path) -> Ending:
         net.wait_text(out, "1 of 2 updates")
         net.start_node("b", nodes[101])
         net.kill_program("superlink", "kinfed deploy server")  # the fork that does the server's part
-        net.wait_text(out, "the server's part of this run has died; it is started again, and resumes (try 1)")
+        net.wait_text(out, "the server's part of this run has died; it is started again and resumes (try 1)")
         net.wait_for(lambda: net.text(out).count("resumed after round") == 1, 120, "the run to resume")
         net.kill_program("superlink", "flower-superlink")
         net.wait_for(lambda: net.text(out).count("resumed after round") == 2, 240, "the run to resume again")

@@ -98,6 +98,16 @@ def test_a_search_that_is_stopped_within_a_sum_goes_on_to_the_same_result(tmp_pa
         torch.testing.assert_close(model_row(kept(net, name)), model_row(kept(whole, name)), rtol=0, atol=1e-5)
 
 
+def test_a_model_that_another_search_has_summed_stays_refused(tmp_path: Path) -> None:
+    """Also when the order comes again: the state that it led to was kept before it was refused."""
+    net = summed(tmp_path, portfolio="fedavg")
+    run(net)
+    net.run_config["out"] = str(tmp_path / "another")
+    for _ in range(3):
+        with pytest.raises(TooFewClients, match="for a secure sum of run"):
+            run(net)
+
+
 def test_all_sites_are_in_every_sum(tmp_path: Path) -> None:
     net = summed(tmp_path, clients=",".join((*NAMES, "south")))
     client = FitClient(NodeSettings.parse(net.nodes_[100]), Deployment.parse(net.run_config))

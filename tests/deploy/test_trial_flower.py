@@ -68,7 +68,7 @@ def test_one_command_does_it_all_and_leaves_no_process(tmp_path: Path) -> None:
     for client in ("client-0", "client-1"):
         assert Vault(folder / "sites" / client / "vault").entries()[0].has_model
         log = (folder / "logs" / f"node-{client}.log").read_text(errors="replace")
-        assert "warm worker: does what flwr-clientapp does" in log
+        assert "warm worker: does what flwr-clientapp" in log
         assert "cannot be reached" not in log
     config = make_config(None, DEFAULTS | SETTINGS | {"clients": 2})
     experiment.run(config, out=tmp_path / "simulation")

@@ -77,7 +77,7 @@ def test_a_run_that_died_is_started_again_and_no_other(tmp_path: Path, asked: Pa
             process.wait()
     (line,) = said  # run 8 lives, and 9 was stopped by the operator
     assert line.startswith(f"{tmp_path / 'out-7'}: the server's part of this run has died; it is started again")
-    assert "has died; it is started again, and resumes (try 1)" in (tmp_path / "out-7" / "log.txt").read_text()
+    assert "has died; it is started again and resumes (try 1)" in (tmp_path / "out-7" / "log.txt").read_text()
     (started,) = [words for words in asked.read_text().splitlines() if words.startswith("run ")]
     assert Path(started.split()[1], "pyproject.toml").exists()
     assert sorted(notes(folder)) == ["7", "8"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -240,6 +242,36 @@ def test_own_modules_with_an_embedding_train_in_lockstep(cell: str, read: str, p
 @pytest.mark.parametrize("cell", CELLS)
 def test_what_reads_anything_else_goes_row_by_row(cell: str, read: str) -> None:
     assert make_task(lambda: Own(cell, read)).backend == "rows"
+
+
+def held(module: nn.Module, x: Tensor) -> Any:
+    torch.set_grad_enabled(False)
+    answer = module(x)
+    torch.set_grad_enabled(True)
+    return answer
+
+
+MODES = {
+    "with no_grad": lambda module, x: torch.no_grad()(module)(x),
+    "set_grad_enabled": held,
+    "autocast": lambda module, x: torch.autocast("cpu", torch.bfloat16)(module)(x),
+}
+
+
+@pytest.mark.parametrize("part", ["words", "cell"])
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_called_under_a_mode_of_torch_goes_row_by_row(mode: str, part: str) -> None:
+    """A graph keeps the layers and forgets the mode: what a module freezes would be trained."""
+
+    class Moded(Own):
+        def forward(self, x: Tensor) -> Tensor:
+            called = MODES[mode]
+            words = called(self.words, x) if part == "words" else self.words(x)
+            out, _ = called(self.cell, words) if part == "cell" else self.cell(words)
+            z: Tensor = self.out(out[:, -1])
+            return z
+
+    assert RecurrentNet.from_module(Moded()) is None
 
 
 def test_a_trace_leaves_the_module_as_it_is() -> None:

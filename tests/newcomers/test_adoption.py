@@ -459,7 +459,7 @@ def test_bad_requests(in_order: Path, from_table: Path) -> None:
     with pytest.raises(ConfigError, match="no groups"):
         adopted(in_order, "cgpfl", group="phone")
     wide = Federation.from_arrays(np.zeros((4, 2)), [0, 1, 2, 3], [0] * 4)
-    with pytest.raises(ConfigError, match=r"shape \[6\] for classification, 4 classes; the newcomer has \[2\]"):
+    with pytest.raises(ConfigError, match=r"shape \[6\] for classification, 4 classes; the newcomer has shape \[2\]"):
         adopted(in_order, "cgpfl", wide)
     with pytest.raises(ModelError, match="model mlp, which the configuration names, has other parameters"):
         adopt(in_order, newcomer(), "cgpfl")

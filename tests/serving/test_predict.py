@@ -143,7 +143,7 @@ def test_a_model_without_a_description_is_refused(tmp_path: Path) -> None:
 def test_one_must_say_which_model(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["predict", str(tmp_path / "x.csv"), "--out", str(tmp_path / "y.csv")])
     assert isinstance(done.exception, KinfedError)
-    assert "which model? --model FILE, or --run DIR" in str(done.exception)
+    assert "name a model: --model FILE, --run DIR" in str(done.exception)
 
 
 # ---- tables as they are ----

@@ -144,7 +144,13 @@ class Packing:
             return None
         if not isinstance(record, list) or not 0 < len(record) <= MOST_INPUTS:
             raise DataError("several inputs are listed with name, shape and kind")
-        inputs = tuple(PackedInput(one["name"], tuple(one["shape"]), one["kind"]) for one in record)
+        try:
+            inputs = tuple(PackedInput(one["name"], tuple(one["shape"]), one["kind"]) for one in record)
+            known = all(isinstance(one.name, str | None) and one.kind in _TYPES for one in inputs)
+        except (KeyError, TypeError):
+            known = False
+        if not known:
+            raise DataError("several inputs are listed with name, shape and kind")
         for one in inputs:
             if one.kind not in _TYPES or not all(type(length) is int and length > 0 for length in one.shape):
                 raise DataError(f"an input has a shape and is one of {', '.join(_TYPES)}; got {one}")

@@ -118,6 +118,8 @@ def make_federation(
     if audit:
         findings = _findings(source, rule.name, assignment, labels, problem, preprocessing, names_test_rows)
     notes += [finding.sentence for finding in findings]
+    if source.persons is not None:
+        notes += _persons_apart(source.persons, assignment)
     untested = int((assignment.test.count == 0).sum())
     if untested and len(assignment.test.rows):
         notes.append(f"{untested} of {clients} clients have no test example")
@@ -165,6 +167,18 @@ def _findings(
         keeps_order=source.order is not None,
     )  # fmt: skip
     return [*findings, *audit_table(parts)]
+
+
+def _persons_apart(persons: Tensor, assignment: Assignment) -> list[str]:
+    """Clients draw their own persons: one who has rows at several may be for training here and for testing there."""
+    train, test = (torch.unique(persons[part.rows]) for part in (assignment.train, assignment.test))
+    both = int(torch.isin(test, train).sum())
+    if not both:
+        return []
+    return [
+        f"{both} of {len(test)} persons with test rows have training rows at other clients: what clients learn "
+        "together has seen them, so its test figures, and what is gained by learning together, are too good"
+    ]
 
 
 def _test_rows(source: Source, ties: RowTies, share: float, seed: int) -> Tensor:

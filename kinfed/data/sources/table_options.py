@@ -47,7 +47,8 @@ class TableOptions:
     time_column: str | None = option(None, "Column with the time of an event or of the end of follow-up (survival).")
     event_column: str | None = option(None, "Column that says whether the event happened: 1 or 0 (survival).")
     person_column: str | None = option(
-        None, "Column with the person (patient, case) of a row, all of whose rows stay in one part (own tables)."
+        None,
+        "Column with the person (patient, case) of a row; all rows of one at a client stay in one part (own tables).",
     )
     order_column: str | None = option(
         None, "Column with the date or number by which rows follow each other: tests and folds come last (own tables)."

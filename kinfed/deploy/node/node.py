@@ -296,8 +296,12 @@ class NodeClient:
 
     def _again(self, order: Packet, entry: VaultEntry) -> Packet | None:
         """The keys of a secure sum that this very order has got before, where the state that it led to is kept: a
-        server that stopped within a round begins it again."""
-        return self._session(order, entry).again(order) if entry.newest_round == order.header["round"] else None
+        server that stopped within a round begins it again. An order that was refused once, for its model, may have left
+        its state behind, so the model is held against what other runs have summed again."""
+        again = self._session(order, entry).again(order) if entry.newest_round == order.header["round"] else None
+        if again is not None:
+            self.gate.check_model(storage.checksum(order.group("down")), entry.run)
+        return again
 
     def _least_in_sum(self) -> int:
         """The fewest clients in a sum that this one is in."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from kinfed.core import convert_fields, declared, option, option_of
-from kinfed.data.sources import TableOptions
+from kinfed.data.sources import TableOptions, is_table
 from kinfed.deploy.settings import distinct
 from kinfed.errors import ConfigError, unknown_name
 from kinfed.privacy import Privacy
@@ -158,6 +158,11 @@ class NodeSettings:
             raise ConfigError(
                 f"text={self.text!r} in node.toml needs a tokenizer: a folder of this machine with "
                 "tokenizer.json or vocab.txt"
+            )
+        if self.person and not is_table(self.data):
+            raise ConfigError(
+                f"person={self.person!r} in node.toml is a column of a table, and {self.data} is none (CSV or "
+                "Parquet): its rows could not be kept together by person"
             )
         rules = self.rules
         if (rules.require_secure_aggregation or rules.hides_client) and not self.peers:

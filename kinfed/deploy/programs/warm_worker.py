@@ -110,7 +110,7 @@ class WarmWorker:
             connection.sendall(b"ok")
         self.num_tasks += 1
         if self.num_tasks == 1:
-            self._say(f"warm worker: does the work of {self._name} is asked for, without a new Python process")
+            self._say(f"warm worker: does what {self._name} is asked for, without a new Python process")
 
     def _be_the_program(self, arguments: list[str], task: Callable[[], Any]) -> None:
         """Do in the fork what Flower's own program does. Never returns."""

@@ -201,7 +201,10 @@ class FitServer:
                     continue
                 self.alive |= {run.key: run for run in runs}
         if not any(run.loop.algorithm.sends for run in self.alive.values()):
-            raise ConfigError(f"nothing is left to compare with learning alone: {self._reasons()}")
+            reasons = "; ".join(f"{method}: {reason}" for method, reason in self._reasons().items())
+            raise ConfigError(
+                f"nothing is left to compare with learning alone: {reasons or 'a single site has no others'}"
+            )
         if self.deployment.run.secure is not None:
             self.exchange.say(SUMMED)
         self.exchange.say(
@@ -294,8 +297,8 @@ class FitServer:
             reasons = [own.get(name) for _, own in added_up or asked]
             if reasons and all(reasons):
                 raise TooFewClients(
-                    f"{what}: {name}: {reasons[0]}. A search needs every site; start it again (flwr run) when {name} "
-                    "is back, and it goes on from the last finished round"
+                    f"{what}: {name}: {reasons[0]}. A search needs every site: mend that, and start it again (flwr "
+                    "run), and it goes on from the last finished round"
                 )
         for run, own in asked:
             for name, reason in sorted(own.items()):

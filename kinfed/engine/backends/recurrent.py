@@ -385,9 +385,22 @@ def _traced_chain(module: nn.Module) -> list[nn.Module] | None:
 def _layers_called(module: nn.Module, traced: nn.Module, last_output: LastOutput) -> list[nn.Module] | None:
     from torch import fx  # for modules of this kind alone
 
+    class Tracer(fx.Tracer):
+        """A graph does not say under which modes of torch a layer is called, such as `no_grad`."""
+
+        as_usual = True
+
+        def call_module(self, *arguments: Any) -> Any:
+            self.as_usual &= torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+            return super().call_module(*arguments)
+
+    tracer = Tracer()
     try:
-        graph = fx.Tracer().trace(traced)
+        with torch.enable_grad():
+            graph = tracer.trace(traced)
     except Exception:  # the code of a stranger that cannot be traced
+        return None
+    if not tracer.as_usual:
         return None
     for node in reversed(list(graph.nodes)):  # such as the state, taken apart from the outputs
         if node.target is operator.getitem and not node.users:
