@@ -81,7 +81,7 @@ def state_dict(run: RunFiles, row: Tensor) -> dict[str, Tensor]:
         buffers = {key.removeprefix(f"{name}."): t for key, t in buffers.items() if key.startswith(f"{name}.")}
     try:
         return named_parameters(row, layout["parameters"], lambda plain: _parameters(layout, plain) | buffers)
-    except (ModelError, AttributeError, KeyError, TypeError) as error:  # the file may be anybody's
+    except (ModelError, AttributeError, KeyError, TypeError) as error:  # a stranger's file
         raise StorageError(f"{run.path / 'model.json'} does not describe these models: {error}") from error
 
 
